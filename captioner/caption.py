@@ -19,7 +19,7 @@ from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError
 from captioner.record import WordRecord, read_record
 from captioner.trust.familiarity import UNFAMILIAR
-from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION
+from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION, DOUBTFUL_SUBJECT
 from captioner.vision.transform import Box
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Alternative", "Caption", "ModelName", "Word"]
 
-_DOUBTFUL = "doubtful: more likely wrong than right"
+_DOUBTFUL = "doubtful: may be wrong"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +43,8 @@ class Word:
     effect: how much further the word's log-probability falls without the cells that it looked at
         than without others, in nats; None where nobody checked it. See captioner.deletion.
     trust: the probability that it is right, see captioner.trust; None where the checkpoint does not
-        know, and for words that name nothing, such as "a".
+        know, and for words without a claim, such as "a", "group" or "next".
+    subject: whether it is the first noun of the caption, which is doubtful below a higher trust.
     """
 
     text: str
@@ -53,6 +54,7 @@ class Word:
     heads: Tensor | None = field(default=None, repr=False)
     effect: float | None = field(default=None, repr=False)
     trust: float | None = field(default=None, repr=False)
+    subject: bool = field(default=False, repr=False)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Word) and self._known() == other._known()
@@ -112,8 +114,9 @@ class Word:
 
     @property
     def doubtful(self) -> bool:
-        """Whether it is marked as rather wrong than right; never where its trust is not known."""
-        return self.trust is not None and self.trust < DOUBTFUL
+        """Whether it is marked as perhaps wrong; False if its trust is not known."""
+        limit = DOUBTFUL_SUBJECT if self.subject else DOUBTFUL
+        return self.trust is not None and self.trust < limit
 
     def record(self, *, box: Box | None = None) -> dict[str, Any]:
         """Give the word as a part of the caption's record; without a box, without its weights."""
@@ -475,6 +478,7 @@ def _read_word(read: WordRecord) -> Word:
         text=read.word,
         probability=read.probability,
         trust=read.trust,
+        subject=read.doubtful is True,  # served records mark a doubtful subject so
         gate=read.gate,
         effect=read.effect,
     )

@@ -380,8 +380,10 @@ class Captioner:
                 heads=heads,
                 effect=effect,
                 trust=trust,
+                subject=judgement is not None and at == judgement.subject,
             )
-            for text, log, gate, attention, heads, effect, trust in zip(
+            for at, text, log, gate, attention, heads, effect, trust in zip(
+                range(len(texts)),
                 texts,
                 hypothesis.log_probabilities[:-1].tolist(),  # the last is the end's
                 each(hypothesis.gate),

@@ -67,6 +67,7 @@ class WordRecord(_Part):
     trust: _Share | None = None
     gate: _Share | None = None
     effect: _Far | None = None
+    doubtful: bool | None = None
     attention: AttentionRecord | None = None
 
 

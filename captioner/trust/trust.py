@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DOUBTFUL",
     "DOUBTFUL_CAPTION",
+    "DOUBTFUL_SUBJECT",
     "Judgement",
     "Sight",
     "Trust",
@@ -47,13 +48,12 @@ __all__ = [
     "word_clues",
 ]
 
-DOUBTFUL = 0.5
-"""A word with less trust is marked. Of those marked 67 % are wrong, of the wrong ones 49 % are
-marked; 0.4 would make it 73 and 35 %, 0.6 61 and 64 %."""
+DOUBTFUL = 0.55
+"""A word with less trust is marked (docs/results.md#trust)."""
+DOUBTFUL_SUBJECT = 0.75
+"""The subject, the first noun of a caption, is marked below this trust."""
 DOUBTFUL_CAPTION = 0.01
-"""A caption with less trust is said to be perhaps wrong. One in nine is: of 61 % of these at least
-half of the words are wrong, as of 32 % of all. Most captions have a slip, and 0.18 is the median;
-0.05 would be one in four, and 52 %."""
+"""A caption with less trust has a warning."""
 
 T = TypeVar("T")
 
@@ -62,10 +62,14 @@ _LEAST = 1e-3  # of what a regression says, which may be below zero
 
 
 class Judgement(NamedTuple):
-    """The trust in each word of a sentence, and in all of it; None where nothing is named."""
+    """The trust in each word of a sentence and in all of it; None for words without a claim.
+
+    subject: the place of the first noun, or None.
+    """
 
     words: list[float | None]
     caption: float | None
+    subject: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,14 +77,16 @@ class Sight:
     """How often people would say a word of a photo, from the mean of its grid.
 
     kinds: (V,), which of C kinds of words, such as "dog" and "dogs", each of the vocabulary is; -1
-    for those that name nothing. middle: (D,); slopes: (D, C); shares: (C,), how often people say a
-    word of this kind of any photo.
+    for words without a claim, such as "the", "group" or "next". middle: (D,); slopes: (D, C);
+    shares: (C,), how often people say a word of this kind of any photo; nouns: (V,), 1 for nouns,
+    or None in files of version 0.1.
     """
 
     kinds: NDArray[Any]
     middle: NDArray[Any]
     slopes: NDArray[Any]
     shares: NDArray[Any]
+    nouns: NDArray[Any] | None = None
 
     def __call__(self, pooled: NDArray[Any]) -> NDArray[Any]:
         """Give the shares (B, C) of people from pooled grids (B, D + 1)."""
@@ -136,7 +142,11 @@ class Trust:
         if not named.any():
             return Judgement(words, None)
         whole = self.caption[0] + self.caption[1] * np.log(trusts[named]).sum()
-        return Judgement(words, min(float(_sigmoid(whole)), most))
+        subject = None
+        if self.sight.nouns is not None:
+            nouns = np.flatnonzero(named & (self.sight.nouns[hypothesis.tokens] > 0))
+            subject = int(nouns[0]) if len(nouns) else None
+        return Judgement(words, min(float(_sigmoid(whole)), most), subject)
 
     def save(self, path: Path) -> None:
         """Write the file.
@@ -146,7 +156,8 @@ class Trust:
         parts = {"word": self.word, "caption": self.caption}
         for part in ("familiarity", "sight", "consensus"):
             if (known := getattr(self, part)) is not None:
-                parts |= {f"{part}.{name}": one for name, one in asdict(known).items()}
+                fields = asdict(known).items()
+                parts |= {f"{part}.{name}": array for name, array in fields if array is not None}
         tensors = {name: np.ascontiguousarray(one) for name, one in parts.items()}
         with replace_file(path) as file:
             file.write(save(tensors, metadata={_KEY: json.dumps({"weights": self.weights})}))

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import nn
 
-from captioner import Captioner
+from captioner import Captioner, Word
 from captioner.errors import CheckpointFormatError, UntrustedError
 from captioner.generation.hypothesis import Hypothesis
 from captioner.trust.familiarity import Familiarity, pool
@@ -54,13 +54,29 @@ def test_trust_is_the_logistic_of_three_logarithms() -> None:
     assert judged.words == [None, *map(pytest.approx, words)]
     whole = 0.5 + 0.7 * math.log(words[0] * words[1])
     assert judged.caption == pytest.approx(1 / (1 + math.exp(-whole)))
-    assert empty == ([None], None)  # it names nothing
+    assert empty == ([None], None, None)  # it names nothing
     # Of a picture that is no photo a caption is hardly right, whatever its words say.
     flat = replace(trust.familiarity, spreads=np.array([0.9, 1.9]))
     for spread, most in ((0.5, 0.0), (0.9004, 0.004), (0.92, 1.0)):
         ((odd, _),) = replace(trust, familiarity=flat).judge(np.array([[3.0, spread]]), made)
         assert odd.words == judged.words
         assert odd.caption == pytest.approx(min(judged.caption or 0, most), rel=1e-3)
+
+
+def test_the_first_noun_is_doubtful_below_a_higher_trust(tiny_file: Path) -> None:
+    """Tokens 5 to 8 name something; 6 and 8 are nouns. The file keeps which."""
+    nouns = np.zeros(50, np.int8)
+    nouns[[6, 8]] = 1
+    known = make_trust(weights=digest_weights(tiny_file))
+    replace(known, sight=replace(known.sight, nouns=nouns)).save(trust_file(tiny_file))
+    trust = Trust.beside(tiny_file)
+    assert trust is not None
+    logs = torch.zeros(5)
+    for tokens, subject in (([5, 6, 7, 8], 1), ([5, 7, 8, 6], 2), ([5, 7, 5, 7], None)):
+        ((judged,),) = trust.judge(np.zeros((1, 577)), [[Hypothesis(tokens, 0.0, logs)]])
+        assert judged.subject == subject
+    words = [Word(text="bear", probability=1.0, trust=0.7, subject=it) for it in (True, False)]
+    assert [word.doubtful for word in words] == [True, False]
 
 
 def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:

@@ -100,7 +100,7 @@ def test_page_and_json_have_what_is_printed(evaluated: Evaluated) -> None:
     surprise = f"{printed['calibration']['cross_entropy']:.3f}"
     page = (evaluated.report / "report.html").read_text()
     assert f"{printed['nltk']['BLEU-1']:.1f}" in page and printed["split"]["hash"] in page
-    assert f"Cross-entropy: {surprise} [" in page and "Doubtful: " in page
+    assert f"Cross-entropy: {surprise} [" in page and "marked as doubtful" in page
     assert printed["trust"]["words"]["count"] >= 8
     assert "report.html" in evaluated.done.stderr
 

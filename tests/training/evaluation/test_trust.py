@@ -15,11 +15,12 @@ from captioner.vocabulary import Vocabulary
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.bootstrap import ranking_table
-from captioner_training.evaluation.content import right_words
+from captioner_training.evaluation.content import count_nouns, right_words
 from captioner_training.evaluation.trust import (
     fit_logistic,
     fit_sight,
     fit_trust,
+    measure_marks,
     measure_trust,
     review_curve,
 )
@@ -132,14 +133,48 @@ def test_what_is_trusted_is_compared_with_what_is_right() -> None:
     assert words["auroc"] == 1 and words["auroc_probability"] == pytest.approx(1 / 6)
     # Bins of one word each but that of 0.8 and 0.9: off by 0.1, 0.2, 0.3 and 0.4.
     assert words["error"] == pytest.approx(25)
-    assert (words["doubtful"], words["wrong_of_doubtful"], words["doubtful_of_wrong"]) == (
-        25, 100, 100,
-    )  # fmt: skip
     assert captions["right"] == 50 and captions["auroc"] == 1 and captions["auroc_score"] == 0
     assert objects["count"] == 2 and objects["right"] == 50 and objects["auroc"] == 1
-    # Of people's "dog runs" the other has one, whose "dog" is there; of "dog runs" and "cow
-    # stands" none is.
-    assert found["people"] == pytest.approx(100 * 2 / 7)
+    # "dog" of "dog runs" is in the other reference and the other way round; "runs" is not, nor are
+    # "dog", "runs" and "cow". "stands" makes no claim.
+    assert found["people"] == pytest.approx(100 * 2 / 6)
+
+
+def test_marks_are_compared_with_wrong_words_by_hand() -> None:
+    """Doubtful is a trust below 0.55, of the subject below 0.75."""
+    split = [
+        captioned("a lion runs", 0.5, "a cat runs"),  # subject wrong and marked
+        captioned("a lion runs", 0.5, "a cat runs"),  # subject wrong, "runs" marked
+        captioned("a dog runs", 0.5, "a dog runs"),  # right, not marked
+        captioned("a dog runs", 0.5, "a dog runs"),  # right, both marked
+    ]
+    judged = [
+        Judgement([None, 0.7, 0.6], 0.5, subject=1),
+        Judgement([None, 0.8, 0.5], 0.5, subject=1),
+        Judgement([None, 0.8, 0.6], 0.5, subject=1),
+        Judgement([None, 0.5, 0.5], 0.5, subject=1),
+    ]
+    marks = measure_marks(split, judged)
+    assert marks["wrong"] == pytest.approx(25) and marks["flawed"] == marks["right"] == 50
+    assert marks["per_right"] == 1
+
+
+def test_words_without_a_claim_are_neither_right_nor_wrong() -> None:
+    said = ["a", "group", "of", "dogs", "standing", "next", "to", "a", "bunch", "of", "cats"]
+    claims = [right is not None for right in right_words(said, [["a", "dog"]])]
+    assert [word for word, claim in zip(said, claims, strict=True) if claim] == ["dogs", "cats"]
+
+
+def test_nouns_follow_determiners_and_stand_before_function_words() -> None:
+    captions = [
+        "a brown dog runs through the snow",
+        "a dog in the snow",
+        "two men are sitting next to a red bench",
+        "the men ride a red bike",
+        "a group of men behind a bench and a bike",
+    ]
+    nouns = count_nouns(caption.split() for caption in captions)
+    assert nouns == {"dog", "snow", "men", "bench", "bike"}
 
 
 def test_those_where_most_is_expected_to_be_wrong_are_read_first() -> None:

@@ -1,20 +1,30 @@
-"""Words that name something, and whether a caption's words are right.
+"""Content words, claims and nouns of English captions, and whether a caption's words are right.
 
-A word is right where a reference of the photo has its stem, or that of a synonym, or, for a word of
-COCO's categories but people, names the same category. So a word that nobody happened to say counts
-as wrong: people's own words are right in two of three cases only, judged by the others of a photo.
+A word is right if a reference of the photo has its stem, that of a synonym, or, for a word of
+COCO's categories except people, names the same category. Words that nobody happened to use count as
+wrong: by this rule two thirds of people's own words are right.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import pairwise
 
 from nltk.stem.snowball import SnowballStemmer
 
 from captioner_training.evaluation.hallucination import mentions, named_categories, words_of
 
-__all__ = ["FUNCTION_WORDS", "right_words", "stem", "stems_of", "synonyms"]
+__all__ = [
+    "FUNCTION_WORDS",
+    "count_nouns",
+    "is_claim",
+    "right_words",
+    "stem",
+    "stems_of",
+    "synonyms",
+]
 
 _FUNCTION = """
 a an the this that these those its his her their it he she they them who which what there
@@ -22,58 +32,101 @@ of in on at to from by with without for as into onto over under near through up 
 and or but while is are was were be been being has have had do does did not n't 's 're
 some other another each very so than then also
 """
-# Words of English captions that name nothing to be seen; all others are content words.
 FUNCTION_WORDS = frozenset(_FUNCTION.split())
+"""Words that name nothing visible; all others are content words."""
+
+_NO_CLAIM = """
+group groups bunch couple pair pairs set row number lot lots piece pieces kind type bit several many
+various different others same top bottom front back side sides middle center centre end edge corner
+background foreground distance next close behind above below beside inside outside around along
+together left right standing stands stand picture pictures photo photos image view shot scene area
+thing things something way
+"""
+# Content words that a photo hardly ever contradicts, so they are neither right nor wrong.
+_WITHOUT_CLAIM = FUNCTION_WORDS | set(_NO_CLAIM.split())
+
+_DETERMINER = """
+a an the his her their its this that these those some two three four five six several many one of
+another
+"""
+_DETERMINERS = frozenset(_DETERMINER.split())
+_AFTER_DETERMINER, _BEFORE_FUNCTION_WORD = 0.1, 0.33  # least shares of a noun's occurrences
 
 _PERSON = "person"
 _SYNONYMS = "synonyms.yaml"
 
 
+def is_claim(word: str) -> bool:
+    """Whether a word says something about a photo that can be wrong."""
+    return word not in _WITHOUT_CLAIM
+
+
+def count_nouns(captions: Iterable[Sequence[str]]) -> set[str]:
+    """Return the words that captions use as nouns.
+
+    A noun often follows a determiner and often stands before a function word or at the end. An
+    adjective rarely does the second, a verb rarely the first.
+    """
+    total, first, last = Counter[str](), Counter[str](), Counter[str]()
+    for words in captions:
+        total.update(words)
+        first.update(b for a, b in pairwise(words) if a in _DETERMINERS)
+        last.update(a for a, b in pairwise(words) if b in FUNCTION_WORDS)
+        last.update(words[-1:])
+    return {
+        word
+        for word, count in total.items()
+        if is_claim(word)
+        and first[word] >= _AFTER_DETERMINER * count
+        and last[word] >= _BEFORE_FUNCTION_WORD * count
+    }
+
+
 @cache
 def stem(word: str) -> str:
-    """Give the stem of an English word; forms that no rule brings together are in the table."""
-    found: str = SnowballStemmer("english").stem(words_of(_SYNONYMS)["irregular"].get(word, word))
-    return found
+    """Return the stem of an English word; irregular forms are in a table."""
+    stemmed: str = SnowballStemmer("english").stem(words_of(_SYNONYMS)["irregular"].get(word, word))
+    return stemmed
 
 
 def stems_of(references: Iterable[Sequence[str]]) -> set[str]:
-    """Give the stems of all words of references."""
+    """Return the stems of all words of references."""
     return {stem(word) for words in references for word in words}
 
 
 def synonyms(of: str) -> frozenset[str]:
-    """Give the stems that a stem may stand for in a reference, itself among them."""
+    """Return the stems that a stem may stand for in a reference, including itself."""
     return _synonyms().get(of, frozenset([of]))
 
 
 def right_words(words: Sequence[str], references: Sequence[Sequence[str]]) -> list[bool | None]:
-    """Say of every word of a caption whether it is right; None for function words.
+    """Return whether each word of a caption is right; None for words without a claim.
 
     >>> right_words("a puppy on the grass".split(), ["a dog runs".split()])
     [None, True, None, None, False]
     """
-    said = stems_of(references)
-    named = {one for each in references for one in named_categories(each)}
-    there = {
+    present = stems_of(references)
+    named = {name for reference in references for name in named_categories(reference)}
+    right = {
         place
-        for one in mentions(words)
-        if one.category != _PERSON and one.category in named
-        for place in range(one.first, one.end)
+        for mention in mentions(words)
+        if mention.category != _PERSON and mention.category in named
+        for place in range(mention.first, mention.end)
     }
     return [
-        None if word in FUNCTION_WORDS else place in there or bool(said & synonyms(stem(word)))
+        place in right or bool(present & synonyms(stem(word))) if is_claim(word) else None
         for place, word in enumerate(words)
     ]
 
 
 @cache
 def _synonyms() -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
+    stems: dict[str, set[str]] = {}
     table, people = words_of(_SYNONYMS), words_of("categories.yaml")["people"]
     for line in table["same"]:
         group = {stem(word) for word in line.split()}
-        for one in group:
-            found.setdefault(one, set()).update(group)
+        for member in group:
+            stems.setdefault(member, set()).update(group)
     for word, others in {**table["general"], _PERSON: people}.items():
-        found.setdefault(stem(word), {stem(word)}).update(map(stem, others.split()))
-    return {one: frozenset(group) for one, group in found.items()}
+        stems.setdefault(stem(word), {stem(word)}).update(map(stem, others.split()))
+    return {word: frozenset(group) for word, group in stems.items()}

@@ -13,19 +13,27 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from captioner.errors import DataError
 from captioner.trust.consensus import Consensus
 from captioner.trust.familiarity import Familiarity
-from captioner.trust.trust import DOUBTFUL, Judgement, Sight, Trust, word_clues
+from captioner.trust.trust import (
+    DOUBTFUL,
+    DOUBTFUL_SUBJECT,
+    Judgement,
+    Sight,
+    Trust,
+    word_clues,
+)
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import Floats, mean_table, ranking_table, summary
 from captioner_training.evaluation.calibration import reliability
 from captioner_training.evaluation.content import (
-    FUNCTION_WORDS,
+    count_nouns,
+    is_claim,
     right_words,
     stem,
     stems_of,
@@ -39,6 +47,7 @@ __all__ = [
     "fit_logistic",
     "fit_sight",
     "fit_trust",
+    "measure_marks",
     "measure_trust",
     "review_curve",
 ]
@@ -64,7 +73,9 @@ def fit_sight(
 
     Raises DataError: the photos are all alike.
     """
-    stems = [None if word in FUNCTION_WORDS else stem(word) for word in _words(vocabulary)]
+    vocabulary_words = _words(vocabulary)
+    stems = [stem(word) if is_claim(word) else None for word in vocabulary_words]
+    nouns = count_nouns(words for image in images for words in image.words)
     columns = {kind: at for at, kind in enumerate(dict.fromkeys(filter(None, stems)))}
     shares = _reference_shares(images, columns)
     references = [len(image.words) for image in images]
@@ -82,6 +93,7 @@ def fit_sight(
         middle=ridge.middle.astype(np.float32),
         slopes=np.pad(ridge.slopes, ((0, 0), (0, 1))).astype(np.float16),
         shares=np.append(ridge.usual, rare).astype(np.float32),
+        nouns=np.array([word in nouns for word in vocabulary_words], np.int8),
     )
 
 
@@ -186,7 +198,7 @@ def fit_logistic(clues: Floats, right: Sequence[bool]) -> Floats:
 
 
 class _Predictions(NamedTuple):
-    """What was said of words or captions, and how right it was: (N,) each."""
+    """N words or captions: their trust, another score, whether they are right, their image."""
 
     trust: Floats
     score: Floats
@@ -197,81 +209,103 @@ class _Predictions(NamedTuple):
     def of(cls, rows: Sequence[tuple[float, float, bool, int]]) -> _Predictions:
         return cls(*np.array(rows, np.float64).reshape(-1, 4).T)
 
-    def measure(self, images: int, plain: str, *, marks: bool = False) -> dict[str, object]:
-        """Say how well trust tells right from wrong, beside the plain score.
-
-        With `marks` also of what DOUBTFUL marks.
-        """
+    def measure(self, images: int, plain: str) -> dict[str, object]:
+        """Return how well trust tells right from wrong, beside the score called `plain`."""
         image = self.image.astype(int)
         count = np.bincount(image, minlength=images)
+        right = np.bincount(image, self.right, minlength=images)
         error, bins = reliability(self.trust, self.right, image, images=images)
-
-        def many(which: ArrayLike) -> Floats:
-            found = np.bincount(image, np.asarray(which, np.float64), minlength=images)
-            return found.astype(np.float64)
-
         tables = {
-            "right": mean_table(many(self.right), count, scale=100),
+            "right": mean_table(right, count, scale=100),
             "auroc": ranking_table(self.trust, self.right, image, images=images),
             f"auroc_{plain}": ranking_table(self.score, self.right, image, images=images),
             "error": error,
         }
-        if marks:
-            wrong, doubtful = 1 - self.right, self.trust < DOUBTFUL
-            both = many(wrong * doubtful)
-            tables["doubtful"] = mean_table(many(doubtful), count, scale=100)
-            tables["wrong_of_doubtful"] = mean_table(both, many(doubtful), scale=100)
-            tables["doubtful_of_wrong"] = mean_table(both, many(wrong), scale=100)
         return {"count": len(image), **summary(tables), "bins": bins}
 
 
 def measure_trust(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -> dict[str, object]:
-    """Ask whether words and captions are right as often as they are trusted, and which are not.
+    """Measure whether words and captions are right as often as they are trusted.
 
     Args:
         captioned: a split.
-        judged: its captions.
+        judged: the trust in its captions.
 
     Returns:
-        `words`, `captions` (right: all their words are) and `objects` (words for one of COCO's
-        categories; right: a reference names it): how many, what share is right, the AUROC of trust
-        and of the plain probability or score, the calibration error, and what DOUBTFUL marks, in
-        percent; `people`, the share of people's words that another of the photo has; `review`, see
+        `words`, `captions` (right: all their words are) and `objects` (words for COCO's categories;
+        right: a reference names the category): their number, the share that is right, the AUROC of
+        trust and of the probability or score, the calibration error; `marks`, see measure_marks;
+        `people`, the share of people's words that another reference of the photo has; `review`, see
         review_curve.
     """
     words, captions, objects = [], [], []
     expected, wrong = [], []
     people = np.zeros((len(captioned), 2))
-    for at, (one, known) in enumerate(zip(captioned, judged, strict=True)):
-        references = one.image.words
-        right = right_words(one.words, references)
-        probabilities = one.hypothesis.log_probabilities.exp().tolist()
-        for trust, probability, true in zip(known.words, probabilities, right, strict=False):
-            if trust is not None and true is not None:
-                words.append((trust, probability, true, at))
-        if known.caption is not None:
-            captions.append((known.caption, one.hypothesis.score, False not in right, at))
-            expected.append(sum(1 - trust for trust in known.words if trust is not None))
+    for at, (caption, judgement) in enumerate(zip(captioned, judged, strict=True)):
+        references, trusts = caption.image.words, judgement.words
+        right = right_words(caption.words, references)
+        probabilities = caption.hypothesis.log_probabilities.exp().tolist()
+        for trust, probability, is_right in zip(trusts, probabilities, right, strict=False):
+            if trust is not None and is_right is not None:
+                words.append((trust, probability, is_right, at))
+        if judgement.caption is not None:
+            all_right = False not in right
+            captions.append((judgement.caption, caption.hypothesis.score, all_right, at))
+            expected.append(sum(1 - trust for trust in trusts if trust is not None))
             wrong.append(right.count(False))
-        there = {name for each in references for name in named_categories(each)}
-        for thing in mentions(one.words):
-            said = range(thing.first, thing.end)
-            trusts = [trust for place in said if (trust := known.words[place]) is not None]
-            sure = min(probabilities[place] for place in said)
-            if trusts:
-                objects.append((min(trusts), sure, thing.category in there, at))
-        for place, each in enumerate(references):
-            others = [*references[:place], *references[place + 1 :]]
-            own = [true for true in right_words(each, others) if true is not None] if others else []
-            people[at] += sum(own), len(own)
+        named = {name for words in references for name in named_categories(words)}
+        for mention in mentions(caption.words):
+            places = range(mention.first, mention.end)
+            known = [trust for place in places if (trust := trusts[place]) is not None]
+            probability = min(probabilities[place] for place in places)
+            if known:
+                objects.append((min(known), probability, mention.category in named, at))
+        for place, reference in enumerate(references):
+            if others := [*references[:place], *references[place + 1 :]]:
+                own = [x for x in right_words(reference, others) if x is not None]
+                people[at] += sum(own), len(own)
     predicted, images = _Predictions.of(captions), len(captioned)
     return {
-        "words": _Predictions.of(words).measure(images, "probability", marks=True),
+        "words": _Predictions.of(words).measure(images, "probability"),
         "captions": predicted.measure(images, "score"),
         "objects": _Predictions.of(objects).measure(images, "probability"),
+        "marks": measure_marks(captioned, judged),
         **summary({"people": mean_table(people[:, 0], people[:, 1], scale=100)}),
         "review": review_curve(np.array(expected), predicted.score, np.array(wrong, np.float64)),
     }
+
+
+def measure_marks(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -> dict[str, object]:
+    """Measure whether doubtful words are the wrong ones.
+
+    Returns:
+        In percent with `intervals`: `wrong`, the share of marked words that are wrong; `flawed`,
+        the share of captions with a wrong word in which a wrong word is marked; `right`, the share
+        of captions without a wrong word in which a word is marked. `per_right`, marks per caption
+        without a wrong word.
+    """
+    counts = np.zeros((len(captioned), 7))
+    for row, caption, judgement in zip(counts, captioned, judged, strict=True):
+        right = right_words(caption.words, caption.image.words)
+        marked = [
+            trust is not None
+            and trust < (DOUBTFUL_SUBJECT if place == judgement.subject else DOUBTFUL)
+            for place, trust in enumerate(judgement.words)
+        ]
+        hits = sum(mark and is_right is False for mark, is_right in zip(marked, right, strict=True))
+        is_flawed, marks = False in right, sum(marked)
+        row[:2] = hits, marks
+        row[2:4] = is_flawed and hits > 0, is_flawed
+        row[4:] = not is_flawed and marks > 0, not is_flawed, 0 if is_flawed else marks
+    hits, marks, found, flawed, doubted, right_captions, wasted = counts.T
+    return summary(
+        {
+            "wrong": mean_table(hits, marks, scale=100),
+            "flawed": mean_table(found, flawed, scale=100),
+            "right": mean_table(doubted, right_captions, scale=100),
+            "per_right": mean_table(wasted, right_captions),
+        }
+    )
 
 
 def review_curve(expected: Floats, score: Floats, wrong: Floats) -> list[dict[str, float]]:

@@ -4,7 +4,7 @@ import { likely, percent, placeOf } from "./sentence.js";
 
 const MEANINGS = {
   trust: "How likely the word is right: that one of five people who describe the photo says it, or a synonym. Below 50 % "
-    + "it is doubtful, and underlined in dashes: more likely wrong than right.",
+    + "it is doubtful, and underlined in dashes: it may be wrong.",
   sure: "How likely the model found this word, given the photo and the words before it. A small number "
     + "can still be the best of thousands of words.",
   looked: "Where most of the model's attention lay when it chose the word. The colours on the photo show all of it.",
