@@ -292,11 +292,11 @@ def measure_marks(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -
             and trust < (DOUBTFUL_SUBJECT if place == judgement.subject else DOUBTFUL)
             for place, trust in enumerate(judgement.words)
         ]
-        hits = sum(mark and is_right is False for mark, is_right in zip(marked, right, strict=True))
-        is_flawed, marks = False in right, sum(marked)
-        row[:2] = hits, marks
-        row[2:4] = is_flawed and hits > 0, is_flawed
-        row[4:] = not is_flawed and marks > 0, not is_flawed, 0 if is_flawed else marks
+        hit = sum(mark and is_right is False for mark, is_right in zip(marked, right, strict=True))
+        is_flawed, count = False in right, sum(marked)
+        row[:2] = hit, count
+        row[2:4] = is_flawed and hit > 0, is_flawed
+        row[4:] = not is_flawed and count > 0, not is_flawed, 0 if is_flawed else count
     hits, marks, found, flawed, doubted, right_captions, wasted = counts.T
     return summary(
         {
