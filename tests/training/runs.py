@@ -19,6 +19,7 @@ from captioner_training.distributed import Processes
 from captioner_training.evaluation.split import validate
 from captioner_training.recipe_file import load_recipe
 from captioner_training.train import train
+from tests.conftest import MEAN, STD
 
 MODEL = """
 encoder_weights: random
@@ -53,18 +54,19 @@ def write_own(place: Path, **splits: int) -> Path:
     return place
 
 
-OWN = """
+# As the shared tiny model, which these runs may start from (--weights).
+OWN = f"""
 name: own
 encoder_weights: random
-encoder: {name: mobilenet_v3_small, stride: 32}
-transform: {mode: squash, size: 64}
-decoder: {embedding_dim: 16, hidden_dim: 24, attention_dim: 8, dropout: 0.0}
-data: {train: [data], validation: [data], minimum_count: 1, workers: 0}
-generation: {beam_size: 1}
+encoder: {{name: mobilenet_v3_small, stride: 32}}
+transform: {{mode: squash, size: 64, mean: {list(MEAN)}, std: {list(STD)}}}
+decoder: {{embedding_dim: 16, hidden_dim: 24, attention_dim: 8, dropout: 0.0}}
+data: {{train: [data], validation: [data], minimum_count: 1, workers: 0}}
+generation: {{beam_size: 1}}
 log_every: 1
 stages:
-  - {epochs: 1, batch_size: 10, warmup: 2}
-  - {epochs: 1, batch_size: 10, fine_tune_from: 5, warmup: 2}
+  - {{epochs: 1, batch_size: 10, warmup: 2}}
+  - {{epochs: 1, batch_size: 10, fine_tune_from: 5, warmup: 2}}
 """
 
 

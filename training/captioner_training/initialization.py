@@ -52,6 +52,10 @@ def _differences(recipe: Recipe, origin: Checkpoint) -> Iterator[str]:
         for name, value in asdict(getattr(recipe, part)).items():
             if name != "dropout" and there[name] != value:
                 yield f"{part}.{name} is {value!r} here and {there[name]!r} there"
+    for name in ("mean", "std"):
+        here, there = getattr(recipe.transform, name), getattr(origin.transform, name)
+        if here != there:
+            yield f"transform.{name} is {list(here)} here and {list(there)} there"
     if (tokenizer := origin.vocabulary.tokenizer) != recipe.data.tokenizer:
         yield f"data.tokenizer is {recipe.data.tokenizer!r} here and {tokenizer!r} there"
     if origin.vocabulary.lowercase != recipe.data.lowercase:
