@@ -23,6 +23,7 @@ from captioner_training.initialization import build_model, load_encoder, load_or
 from captioner_training.losses.objective import Objective, TeacherForcedOutput
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_file import load_recipe
+from tests.conftest import MEAN, STD
 from tests.launcher import Run, start
 from tests.training.runs import MODEL, records, train_here, write_photos
 
@@ -143,6 +144,7 @@ def test_a_step_that_fails_ends_the_run_and_its_workers(
 TINY = {
     "encoder.stride": "32", "decoder.embedding_dim": "16", "decoder.hidden_dim": "24",
     "decoder.attention_dim": "8", "decoder.value_dim": "null",
+    "transform.mean": str(list(MEAN)), "transform.std": str(list(STD)),
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from captioner import Captioner, ImageNotFoundError
@@ -226,6 +227,24 @@ def test_an_address_in_another_form_is_refused(host: str) -> None:
 )  # fmt: skip
 def test_an_ipv4_address_in_an_ipv6_address_is_looked_at(address: str, public: bool) -> None:
     assert networks._is_public(ipaddress.ip_address(address)) is public
+
+
+@pytest.mark.parametrize("private_at", [0, 1, 2])
+def test_every_address_of_a_host_is_checked(
+    monkeypatch: pytest.MonkeyPatch, private_at: int
+) -> None:
+    addresses = ["1.1.1.1", "2606:4700::1111"]
+    addresses.insert(private_at, "10.0.0.1")
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda *_, **__: [(0, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses],
+    )
+    request = httpx.Request("GET", "http://several.example/photo.jpg")
+    with pytest.raises(httpx.ConnectError, match=r"private address, 10\.0\.0\.1"):
+        networks.public_addresses(request, own=None)
+    addresses.remove("10.0.0.1")
+    assert networks.public_addresses(request, own=None) == addresses
 
 
 def test_the_address_that_is_looked_at_is_the_one_that_is_connected_to(

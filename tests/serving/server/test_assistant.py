@@ -37,6 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cup.jpg").write_bytes(PHOTO)
     (folder / "large.jpg").write_bytes(bytes(300_000))
     (folder.parent / "secret.jpg").write_bytes(PHOTO)
+    (folder.parent / "mine-private").mkdir()
+    (folder.parent / "mine-private" / "cup.jpg").write_bytes(PHOTO)
     (folder / "link.jpg").symlink_to("../secret.jpg")
     os.mkfifo(folder / "pipe.jpg")
     return folder
@@ -100,6 +102,7 @@ def test_an_assistant_is_told_sentence_doubt_and_places(asked: Callable[..., Any
         ({"image": base64.b64encode(bytes(200_001)).decode()}, "more than the 0.2 MB"),
         ({"image_url": "https://example.org/a.jpg"}, "--allow-urls"),
         ({"image_path": "../secret.jpg"}, "does not lie in the folder"),
+        ({"image_path": "../mine-private/cup.jpg"}, "does not lie in the folder"),
         ({"image_path": "/etc/hostname"}, "does not lie in the folder"),
         ({"image_path": "link.jpg"}, "does not lie in the folder"),
         ({"image_path": "pipe.jpg"}, "there is no file"),

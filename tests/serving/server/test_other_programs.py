@@ -203,6 +203,8 @@ def test_a_token_opens_what_the_password_opens_and_no_other_does(shared: str) ->
     ("text", "mode", "said"),
     [
         (f"shop:{TOKEN}", 0o644, "others on this machine can read"),
+        (f"shop:{TOKEN}", 0o640, "others on this machine can read"),
+        (f"shop:{TOKEN}", 0o604, "others on this machine can read"),
         ("shop:short", 0o600, "line 1 of --token-file"),
         (f"shop:{TOKEN}\nshop:{TOKEN[::-1]}", 0o600, "has the name shop twice"),
         ("\n", 0o600, "has no line NAME:TOKEN"),

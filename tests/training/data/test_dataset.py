@@ -18,7 +18,7 @@ from captioner.vocabulary import END, PAD, START
 from captioner_training.data.batches import BucketSampler
 from captioner_training.data.captions import collate
 from captioner_training.data.dataset import Augmentation, ImageDataset
-from captioner_training.data.images import ImageStore
+from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.loader import PixelSource, split_loader
 from captioner_training.data.reading import read_coco, read_dataset
 
@@ -201,3 +201,23 @@ def test_captions_with_sides_keep_their_photo_from_being_mirrored(
 ) -> None:
     image = read_coco(data / "captions.json", data / "images")[0]
     assert replace(image, captions=(*image.captions, caption)).sided == sided
+
+
+def test_random_crops_of_a_tall_photo_move_along_both_sides(tmp_path: Path) -> None:
+    """Red is the place from left to right and green from top to bottom, 50 to 200."""
+    photo = Image.new("RGB", (20, 60))
+    for x in range(20):
+        for y in range(60):
+            photo.putpixel((x, y), (50 + 150 * x // 19, 50 + 150 * y // 59, 0))
+    photo.save(tmp_path / "tall.png")
+    image = CaptionedImage(name="tall.png", id=1, store=ImageStore(tmp_path), captions=(), words=())
+    transform = Transform(TransformConfig(mode="squash", size=8))
+    dataset = ImageDataset([image], transform, augmentation=Augmentation(crop=0.5))
+    centres = []
+    for dataset.epoch in range(200):
+        pixels = dataset[0][:2].float()
+        assert pixels.min() >= 50  # nothing from beyond the photo
+        centres.append(((pixels.mean((1, 2)) - 50) / 150).tolist())
+    for across in zip(*centres, strict=True):  # in fractions of width and of height
+        assert min(across) < 0.38 and max(across) > 0.62
+        assert abs(sum(across) / len(across) - 0.5) < 0.03

@@ -121,3 +121,14 @@ def test_a_picture_replaced_under_its_name_is_encoded_again(
     assert len(more) == 6
     changed = [not torch.equal(one, two) for one, two in zip(before, other, strict=True)]
     assert changed == [False, False, True, False, False]
+
+
+def test_other_statistics_of_a_norm_are_another_cache(
+    tiny_checkpoint: Checkpoint, images: list[CaptionedImage], tmp_path: Path
+) -> None:
+    before = computed(tiny_checkpoint, images, tmp_path / "cache", torch.float32)
+    norms = [part for part in tiny_checkpoint.model.modules() if isinstance(part, nn.BatchNorm2d)]
+    assert norms[0].running_mean is not None
+    norms[0].running_mean.add_(1)  # a buffer: no parameter has changed
+    after = computed(tiny_checkpoint, images, tmp_path / "cache", torch.float32)
+    assert not torch.allclose(before, after)
