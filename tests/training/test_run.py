@@ -225,7 +225,7 @@ def test_a_run_that_learns_nothing_hands_out_its_origin_which_is_scored_once(
     still = command(
         place, out, "--weights", tiny_file, "--name", "kept", "--stages.1.learning_rate", 0,
         "--stages.2.learning_rate", 0, "--stages.2.encoder_learning_rate", 0,
-        "--data.minimum_count", 99,
+        "--data.minimum_count", 99, "--transform.size", 96,
     )  # fmt: skip
 
     def stop(*_: object, **__: object) -> None:
