@@ -1,27 +1,30 @@
-"""The one way to open an image.
+"""Opening images: `open_image` is the only place where a photo is decoded.
 
-Whatever a photo is (JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF or TIFF; turned by EXIF, transparent,
-CMYK, 16 bits deep), `open_image` gives the 8-bit RGB picture that a viewer would see, or one error
-that says what is wrong and what to do about it.
+It takes JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF and TIFF; turned by EXIF, transparent, with a colour
+profile, CMYK, 16 bits deep. It returns the 8-bit sRGB picture that a viewer shows, or raises an
+error that names the problem and the remedy.
 """
 
 from __future__ import annotations
 
 import errno
 import io
-import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import BinaryIO, cast
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
 
-from PIL import ExifTags, Image, ImageCms
+from PIL import Image, ImageFile
 
 from captioner import errors
 from captioner.paths import is_web_address
+from captioner.vision.colour import to_srgb
 from captioner.vision.header import check_size, read_header
-from captioner.vision.metadata import shorten_exif
+from captioner.vision.jpeg import JpegReader, with_end
+from captioner.vision.orientation import orientation, turned
+from captioner.vision.tiff import TiffReader, codec_missing
 
 __all__ = ["LARGEST_FILE", "MAX_PIXELS", "FileSource", "image_bytes", "open_image", "source_name"]
 
@@ -33,16 +36,6 @@ MAX_PIXELS = 100_000_000
 LARGEST_FILE = 1 << 30
 """Bytes; more is a disk image, a film, or has no end, and would take all memory."""
 
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
 
 def open_image(
     source: FileSource | Image.Image,
@@ -52,11 +45,11 @@ def open_image(
     max_pixels: int = MAX_PIXELS,
     admit: Callable[[int], None] | None = None,
 ) -> Image.Image:
-    """Open an image as the 8-bit RGB picture that a viewer would see.
+    """Open an image as the 8-bit sRGB picture that a viewer shows.
 
-    The EXIF turn is applied, transparency is laid over white, and every colour mode and bit depth
-    becomes RGB. Of several frames or pages it is the first. The picture is fully loaded, holds no
-    file open and carries no metadata.
+    The EXIF orientation and the colour profile are applied, transparency is laid over white, and
+    every colour mode and bit depth becomes RGB. Of several frames or pages it is the first. The
+    picture is fully loaded, holds no file open and carries no metadata.
 
     Args:
         source: a path (a str is always one; links are never followed), the bytes of a file, or a
@@ -80,11 +73,23 @@ def open_image(
         image = read_header(stream, name, max_pixels)
         if admit is not None:
             admit(image.width * image.height)
+        return _picture(_loaded(image, at_least), name)
+
+
+def _loaded(image: ImageFile.ImageFile, at_least: int | None) -> ImageFile.ImageFile:
+    """Decode the pixels; a JPEG that lacks only its end marker is sound."""
+    data = image.fp.getvalue() if isinstance(image.fp, io.BytesIO) else b""
+    try:
         if at_least is not None:
             image.draft(None, (at_least, at_least))
-        image.load()  # before the turn is asked for: a PNG may have its EXIF behind its pixels
-        shorten_exif(image)
-        return _picture(image, name)
+        image.load()
+    except OSError as error:
+        if isinstance(image, TiffReader) and (codec := codec_missing(image)):
+            raise OSError(f"TIFF with {codec} inside is not supported") from error
+        if not isinstance(image, JpegReader) or (whole := with_end(data)) is None:
+            raise
+        return _loaded(JpegReader(io.BytesIO(whole)), at_least)
+    return image
 
 
 def image_bytes(source: FileSource) -> bytes:
@@ -123,18 +128,25 @@ def _stream(source: FileSource, name: str) -> BinaryIO:
             return io.BytesIO(file.read(LARGEST_FILE + 1))
     except (OSError, ValueError) as error:  # ValueError: a path with NUL
         reason = getattr(error, "strerror", None) or error
-        raise errors.ImageNotFoundError(
-            f"{name} cannot be read ({reason}): check the path"
-        ) from error
+        remedy = "download it from iCloud first" if _is_in_icloud(source) else "check the path"
+        raise errors.ImageNotFoundError(f"{name} cannot be read ({reason}): {remedy}") from error
+
+
+def _is_in_icloud(source: str | os.PathLike[str]) -> bool:
+    """Whether macOS has replaced a photo by a placeholder, `.photo.jpg.icloud`."""
+    path = Path(os.fsdecode(source))
+    try:
+        return path.with_name(f".{path.name}.icloud").exists()
+    except (OSError, ValueError):  # no name, a name with NUL, too long
+        return False
 
 
 @contextmanager
 def _as_image_error(name: str) -> Iterator[None]:
     """Turn what the decoders raise into an ImageError.
 
-    Damaged data takes Pillow's readers along paths that nobody planned, and they end in almost any
-    exception (SyntaxError, struct.error, zlib.error, EOFError, OverflowError, AssertionError, ...),
-    so the list is "all but those that are not about the image".
+    On damaged data Pillow's readers raise almost any exception (SyntaxError, struct.error,
+    zlib.error, EOFError, OverflowError, AssertionError), so all but MemoryError are caught.
     """
     try:
         yield
@@ -154,80 +166,18 @@ def _diagnosis(error: Exception, name: str) -> errors.ImageError:
         return errors.ImageTooLargeError(f"{name} has too many pixels ({reason}): make it smaller")
     if "not identified by this driver" in reason:
         return errors.ImageEmptyError(f"{name} has no pixels: save or export it again")
-    if re.search("unknown|unsupported|not supported", reason, re.IGNORECASE):
+    if re.search("unknown|unsupported|not supported|cannot handle", reason, re.IGNORECASE):
         return errors.ImageFormatError(
-            f"{name} has pixels of a kind that is not read ({reason}): convert it to JPEG or PNG"
+            f"{name} has pixels ({reason}) that are not supported: convert it to JPEG or PNG"
         )
     return errors.ImageTruncatedError(f"{name} is cut off or damaged: copy or download it again")
 
 
 def _picture(image: Image.Image, name: str) -> Image.Image:
     """Convert and turn what is loaded; the result shares nothing with `image`."""
-    turn = _turn(image)
-    picture = _to_rgb(image, name)
-    if turn is not None:
-        picture = picture.transpose(turn)
-    elif picture is image:
+    upright = 1 if isinstance(image, TiffReader) else orientation(image)  # turned by its reader
+    picture = turned(to_srgb(image, name), upright)
+    if picture is image:
         picture = image.copy()
     picture.info = {}  # or the picture, opened or saved again, would be turned twice
-    return picture
-
-
-def _turn(image: Image.Image) -> Image.Transpose | None:
-    with suppress(Exception):  # damaged metadata, sound pixels: show them as they are
-        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    return None
-
-
-def _to_rgb(image: Image.Image, name: str) -> Image.Image:
-    if image.mode == "CMYK":
-        return _cmyk_to_rgb(image)
-    if image.mode == "F" or image.mode.startswith("I"):
-        return _deep_to_rgb(image, name)
-    if image.has_transparency_data:
-        return _over_white(image)
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
-    """Go by the embedded profile where it is sound: inks differ a lot between presses."""
-    with suppress(ImageCms.PyCMSError, ImportError, KeyError, OSError, TypeError, ValueError):
-        inks, screen = io.BytesIO(image.info["icc_profile"]), ImageCms.createProfile("sRGB")
-        if converted := ImageCms.profileToProfile(image, inks, screen, outputMode="RGB"):
-            return converted
-    return image.convert("RGB")
-
-
-def _deep_to_rgb(image: Image.Image, name: str) -> Image.Image:
-    """Grey of 16 or 32 bits; Pillow's own conversion would clip all above 255 to white."""
-    deep = image if image.mode == "F" else image.convert("I")
-    low, high = cast(tuple[float, float], deep.getextrema())
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise errors.ImageFormatError(f"{name} has NaN or infinite pixels: convert it to 8 bits")
-    if deep.mode == "F" or low < 0 or high > 65535:
-        scale = 255 / (high - low) if high > low else 0.0
-        offset = 0.5 - low * scale
-        return deep.convert("F").point(lambda value: value * scale + offset).convert("RGB")
-    if image.mode == "I" and high <= 255:
-        return image.convert("RGB")  # 8-bit values in a wide array, as numpy users have them
-    grey = deep.point([(value + 128) // 257 for value in range(65536)], "L")
-    if isinstance(hidden := image.info.get("transparency"), int):
-        shown = deep.point([255 * (value != hidden) for value in range(65536)], "L")
-        grey = Image.composite(grey, Image.new("L", grey.size, 255), shown)
-    return grey.convert("RGB")
-
-
-def _over_white(image: Image.Image) -> Image.Image:
-    transparent = image.info.get("transparency")
-    if image.mode == "P":
-        image = image.copy()  # Pillow writes the transparency into the palette it converts from
-    elif image.mode == "RGB" and isinstance(transparent, tuple) and max(transparent) > 255:
-        # A 16-bit PNG: Pillow has brought the pixels down to 8 bits, but not this colour.
-        image = image.copy()
-        image.info["transparency"] = tuple(value >> 8 for value in transparent)
-    elif image.mode == "La":
-        image = image.convert("LA")
-    layered = image.convert("RGBA")
-    picture = Image.new("RGB", layered.size, "white")
-    picture.paste(layered, mask=layered.getchannel("A"))
     return picture

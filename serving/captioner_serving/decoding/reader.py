@@ -20,8 +20,8 @@ from PIL import Image
 
 from captioner.closing import Closing
 from captioner.errors import ConfigError
-from captioner.vision.header import is_ordinary
 from captioner.vision.image import MAX_PIXELS, FileSource, image_bytes, source_name
+from captioner.vision.jpeg import is_ordinary
 from captioner.vision.transform import TransformConfig
 from captioner_serving.decoding.child import Limits
 from captioner_serving.decoding.decoded import Decoded, EncodedPhoto, Readable, decode

@@ -25,13 +25,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import ExifTags, Image
+from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
 from captioner.errors import DataError, ImageError, OutputError
 from captioner.files import file_digest, replace_file
 from captioner.vision.header import read_header
 from captioner.vision.image import MAX_PIXELS, open_image
+from captioner.vision.orientation import orientation
 from captioner_training.data.manifest import ImageFormat, IndexRow, ShardFile
 from captioner_training.prepare.locations import read_location
 from captioner_training.prepare.selection import SelectedImage
@@ -123,10 +124,7 @@ def _measure(data: bytes, picture: Image.Image) -> tuple[int, int, bool]:
     # `picture` may be a half or a quarter as large.
     header = read_header(io.BytesIO(data), "the image", MAX_PIXELS)
     width, height = header.size
-    turn = 1
-    with suppress(Exception):  # damaged metadata, sound pixels
-        turn = header.getexif().get(ExifTags.Base.Orientation, 1)
-    if turn in (5, 6, 7, 8):
+    if orientation(header) >= 5:
         width, height = height, width
     return width, height, header.mode == "RGB" and "exif" not in header.info
 

@@ -1,0 +1,151 @@
+"""Colours of any kind to 8-bit sRGB: embedded profiles, inks, deep grey, transparency."""
+
+from __future__ import annotations
+
+import io
+import math
+from contextlib import suppress
+from functools import lru_cache
+from typing import cast
+
+from PIL import Image, ImageCms
+
+from captioner import errors
+
+__all__ = ["depth_limit", "to_srgb"]
+
+_SPACES = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}  # what a profile calls the colours of a mode
+_STEP = 51  # between the levels of the colours that decide whether a profile is sRGB's own
+
+
+def to_srgb(image: Image.Image, name: str) -> Image.Image:
+    """Convert an image of any mode to RGB, laid over white where it is transparent.
+
+    An embedded ICC profile is applied with its perceptual intent, as browsers do; one that is
+    damaged, or of another kind of colours than the pixels, is ignored.
+
+    Args:
+        image: loaded.
+        name: what errors call it.
+
+    Raises ImageFormatError: its pixels are NaN or infinite.
+    """
+    if image.mode == "F" or image.mode.startswith("I"):
+        grey, hidden = _grey(image, name)
+        picture = _apply_profile(grey, image) or grey.convert("RGB")
+        return picture if hidden is None else _composite(picture, hidden)
+    if image.has_transparency_data and not _is_unused(image):
+        return _over_white(image)
+    plain = image
+    if image.mode not in ("L", "RGB", "CMYK", "LAB"):
+        plain = image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
+    return _apply_profile(plain, image) or plain.convert("RGB")
+
+
+def _apply_profile(plain: Image.Image, source: Image.Image) -> Image.Image | None:
+    """Convert to sRGB by the profile of `source`; None where that changes nothing."""
+    profile = source.info.get("icc_profile")
+    if not profile or plain.mode not in _SPACES:
+        return None
+    transform = _transform(bytes(profile), plain.mode)
+    return None if transform is None else ImageCms.applyTransform(plain, transform)
+
+
+@lru_cache(maxsize=8)
+def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """Build the transform of a profile to sRGB; None for sRGB's own and for a damaged one."""
+    with suppress(ImageCms.PyCMSError, ImportError, OSError, TypeError, ValueError):
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        if source.profile.xcolor_space != _SPACES[mode]:
+            return None
+        transform = ImageCms.buildTransform(
+            source,
+            ImageCms.createProfile("sRGB"),
+            mode,
+            "RGB",
+            ImageCms.Intent.PERCEPTUAL,
+        )
+        return None if mode == "RGB" and _is_identity(transform) else transform
+    return None
+
+
+def _is_identity(transform: ImageCms.ImageCmsTransform) -> bool:
+    """Whether no colour changes by more than the rounding of a level."""
+    levels = range(0, 256, _STEP)
+    colours = bytes(v for r in levels for g in levels for b in levels for v in (r, g, b))
+    probe = Image.frombytes("RGB", (len(colours) // 3, 1), colours)
+    after = ImageCms.applyTransform(probe, transform)
+    if after is None:
+        return False
+    return all(abs(a - b) <= 1 for a, b in zip(colours, after.tobytes(), strict=True))
+
+
+def depth_limit(high: float) -> int:
+    """Return the white level of integer pixels, from the largest: that of 8, 10, 12, 14 or 16 bits.
+
+    Cameras and scanners store 10 to 14 bits in 16 without scaling them.
+    """
+    return next((1 << bits) - 1 for bits in (8, 10, 12, 14, 16) if high < 1 << bits)
+
+
+def _grey(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | None]:
+    """Reduce grey of 16 or 32 bits to 8; the second is the opacity, where it has a hidden level.
+
+    Pillow's own conversion clips every level above 255 to white.
+    """
+    deep = image if image.mode == "F" else image.convert("I")
+    low, high = cast(tuple[float, float], deep.getextrema())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise errors.ImageFormatError(f"{name} has NaN or infinite pixels: convert it to 8 bits")
+    if deep.mode == "F" or low < 0 or high > 65535:
+        scale = 255 / (high - low) if high > low else 0.0
+        offset = 0.5 - low * scale
+        return deep.convert("F").point(lambda value: value * scale + offset).convert("L"), None
+    white = _white(image, high)
+    levels = [min(255, (value * 510 + white) // (2 * white)) for value in range(65536)]
+    grey = deep.point(levels, "L")
+    hidden = image.info.get("transparency")
+    if not isinstance(hidden, int):
+        return grey, None
+    return grey, deep.point([255 * (value != hidden) for value in range(65536)], "L")
+
+
+def _white(image: Image.Image, high: float) -> int:
+    """Return the white level of grey integers."""
+    bits = getattr(image, "tag_v2", {}).get(258)  # TIFF's BitsPerSample
+    return 4095 if bits == (12,) else depth_limit(high)
+
+
+def _is_unused(image: Image.Image) -> bool:
+    """Whether the opacity of a BMP is 0 everywhere: programs leave the fourth byte empty."""
+    return (
+        image.format == "BMP"
+        and image.mode == "RGBA"
+        and image.getchannel("A").getextrema() == (0, 0)
+    )
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    transparent = image.info.get("transparency")
+    source = image
+    if image.mode == "P":
+        image = image.copy()  # Pillow writes the transparency into the palette it converts from
+    elif image.mode == "RGB" and isinstance(transparent, tuple) and max(transparent) > 255:
+        # A 16-bit PNG: Pillow has brought the pixels down to 8 bits, but not this colour.
+        image = image.copy()
+        image.info["transparency"] = tuple(value >> 8 for value in transparent)
+    elif image.mode == "La":
+        image = image.convert("LA")
+    layered = image.convert("RGBA")
+    plain = layered.convert("RGB")
+    if source.mode in ("L", "LA", "La"):
+        plain = layered.getchannel("R")
+    picture = _apply_profile(plain, source) or plain.convert("RGB")
+    return _composite(picture, layered.getchannel("A"))
+
+
+def _composite(picture: Image.Image, opacity: Image.Image) -> Image.Image:
+    """Lay a picture over white."""
+    white = Image.new("RGB", picture.size, "white")
+    white.paste(picture, mask=opacity)
+    return white

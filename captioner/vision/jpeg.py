@@ -1,0 +1,148 @@
+"""JPEG files: their segments, what is refused before decoding, and files without an end marker."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+import struct
+from collections.abc import Iterator
+
+from PIL import Image, ImageChops
+from PIL.JpegImagePlugin import JpegImageFile
+
+from captioner import errors
+
+__all__ = ["MAX_SCANS", "JpegReader", "check_jpeg", "is_ordinary", "segments", "with_end"]
+
+MAX_SCANS = 100
+"""A progressive JPEG has about ten; each takes as long as decoding the whole picture."""
+
+_SEGMENTS = 10_000  # before the pixels; Pillow joins those of one kind, each time with a copy
+
+_RESOURCES = 10_000  # of Photoshop; it writes about 30
+
+_ORDINARY_PIXELS = 30_000_000  # phones write 12 to 24 million
+_ORDINARY_SEGMENTS = 1000  # before the pixels; cameras write a few
+_ORDINARY_BYTES = 4_000_000  # before the pixels; a profile has one to three
+
+_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)
+_START_OF_SCAN, _PHOTOSHOP, _END = 0xDA, 0xED, b"\xff\xd9"
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+
+
+class JpegReader(JpegImageFile):
+    """Pillow's reader, which does not read EXIF values to find the resolution."""
+
+    def getexif(self) -> Image.Exif:
+        """Return no entries; captioner.vision.orientation reads the block in `info`."""
+        return Image.Exif()
+
+
+def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Iterate over the segments of a JPEG until the picture ends.
+
+    Yields:
+        The marker, and the begin and end of what follows it.
+    """
+    place = 2
+    while (found := _MARKER.search(data, place)) and found[1] != _END[1:]:
+        begin = found.end() + 2
+        place = found.end() + int.from_bytes(data[found.end() : begin], "big")
+        yield found[1][0], begin, place
+
+
+def check_jpeg(data: bytes, name: str) -> None:
+    """Refuse a JPEG that takes a decoder too long, or that Pillow's decoder does not read.
+
+    Raises:
+        ImageTooLargeError: too many segments or scans.
+        ImageFormatError: its samples do not have 8 bits.
+    """
+    resources = 0
+    for number, (marker, begin, end) in enumerate(segments(data)):
+        if marker in _FRAMES and data[begin : begin + 1] not in (b"\x08", b""):
+            raise errors.ImageFormatError(
+                f"{name} is a JPEG of {data[begin]} bits per sample, which is not supported: "
+                "convert it to JPEG or PNG"
+            )
+        resources += data.count(b"8BIM", begin, end) if marker == _PHOTOSHOP else 0
+        if number > _SEGMENTS or resources > _RESOURCES:
+            raise errors.ImageTooLargeError(
+                f"{name} has more than {_SEGMENTS:,} metadata entries: export it again"
+            )
+        if marker == _START_OF_SCAN:
+            break
+    # These bytes may also stand in metadata and behind the picture: walk only if there are many.
+    if data.count(b"\xff\xda") > MAX_SCANS:
+        scans = sum(marker == _START_OF_SCAN for marker, _, _ in segments(data))
+        if scans > MAX_SCANS:
+            raise errors.ImageTooLargeError(
+                f"{name} has its pixels in {scans:,} scans, more than the limit of {MAX_SCANS}: "
+                "export it again"
+            )
+
+
+def with_end(data: bytes) -> bytes | None:
+    """Return a JPEG with an end marker where it lacks only that; None where it lacks pixels.
+
+    A decoder fills missing pixels from whatever bits follow. So the file is decoded twice, with
+    different bytes behind its end: the pictures are equal only if no pixel needed them.
+    """
+    place = 2
+    for _, _, end in segments(data):
+        if end > len(data):  # cut inside a segment
+            return None
+        place = end
+    if b"\xff\xd9" in data[place:] or not _has_all_coefficients(data):
+        return None
+    noise = random.Random(0)
+    padding = [bytes(noise.randrange(1, 255) for _ in range(64)) for _ in range(8)]
+    # A decoder that waits for a restart marker takes the one it needs.
+    more = b"".join(part + bytes((0xFF, 0xD0 + index)) for index, part in enumerate(padding))
+    pictures: list[Image.Image] = []
+    for behind in (b"", more):
+        pictures.append(picture := JpegReader(io.BytesIO(data + behind + _END)))
+        picture.load()
+    same = ImageChops.difference(*pictures).getbbox(alpha_only=False) is None
+    return data + _END if same else None
+
+
+def _has_all_coefficients(data: bytes) -> bool:
+    """Whether the scans hold every coefficient of every component to its last bit."""
+    components: set[int] = set()
+    complete: set[tuple[int, int]] = set()
+    for marker, begin, _ in segments(data):
+        if marker in _FRAMES:
+            count = data[begin + 5]
+            components = {data[begin + 6 + 3 * index] for index in range(count)}
+        elif marker == _START_OF_SCAN:
+            count = data[begin]
+            names = [data[begin + 1 + 2 * index] for index in range(count)]
+            first, last, approximation = data[begin + 1 + 2 * count : begin + 4 + 2 * count]
+            if approximation & 15 == 0:
+                complete |= {(name, at) for name in names for at in range(first, last + 1)}
+    return complete >= {(name, at) for name in components for at in range(64)}
+
+
+def is_ordinary(data: bytes) -> bool:
+    """Whether a file is a JPEG whose decoding time depends on its pixels alone.
+
+    That is: baseline, grey or RGB, not very large, with one scan and little metadata. A CMYK
+    profile may take seconds to apply.
+    """
+    components = 0
+    if not data.startswith(b"\xff\xd8"):
+        return False
+    for number, (marker, begin, _) in enumerate(segments(data[:_ORDINARY_BYTES])):
+        if marker == _START_OF_SCAN:
+            return 0 < components == int.from_bytes(data[begin : begin + 1])
+        if number == _ORDINARY_SEGMENTS:
+            return False
+        if marker == 0xC0 and begin + 6 <= len(data):
+            height, width, components = struct.unpack_from(">xHHB", data, begin)
+            if width * height > _ORDINARY_PIXELS or components not in (1, 3):
+                return False
+        elif not (marker >= 0xE0 or marker in (0xC4, 0xDB, 0xDD)):
+            return False  # progressive, lossless, arithmetic
+    return False

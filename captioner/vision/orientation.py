@@ -1,0 +1,66 @@
+"""The EXIF orientation of an image: the only metadata that turns a photo.
+
+XMP may carry an orientation too. Browsers and photo viewers ignore it, and so does this module,
+which is why it does not call Pillow's `getexif` where a file's own block is at hand.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+
+from PIL import ExifTags, Image
+
+__all__ = ["exif_orientation", "orientation", "turned"]
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def exif_orientation(block: bytes) -> int:
+    """Read the orientation, 1 to 8, from an EXIF block; 1 where it has none or is damaged.
+
+    Only the first directory's entries are read, not the values they point to: a small file can
+    hold entries whose values take gigabytes.
+    """
+    with suppress(struct.error):
+        while block.startswith(b"Exif\0\0"):
+            block = block[6:]
+        order = "<" if block[:2] == b"II" else ">"
+        (place,) = struct.unpack_from(order + "I", block, 4)
+        (count,) = struct.unpack_from(order + "H", block, place)
+        for at in range(place + 2, place + 2 + 12 * count, 12):
+            tag, kind, values = struct.unpack_from(order + "HHI", block, at)
+            if tag == ExifTags.Base.Orientation and values == 1 and kind in (3, 4):
+                (value,) = struct.unpack_from(order + " HI"[kind - 2], block, at + 8)
+                return int(value) if 1 <= value <= 8 else 1
+    return 1
+
+
+def orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of an image, 1 to 8.
+
+    Args:
+        image: from one of Pillow's readers, or made in memory with an orientation in `getexif()`.
+    """
+    block = image.info.get("exif", b"")
+    stored = exif_orientation(block) if isinstance(block, bytes) else 1
+    if stored != 1 or image.info.keys() & {"xmp", "XML:com.adobe.xmp"}:
+        return stored
+    with suppress(Exception):  # damaged metadata does not cost the photo
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+        return value if value in _TURNS else 1
+    return 1
+
+
+def turned(image: Image.Image, orientation: int) -> Image.Image:
+    """Turn an image as its orientation says; 1 returns it unchanged."""
+    turn = _TURNS.get(orientation)
+    return image if turn is None else image.transpose(turn)

@@ -1,0 +1,86 @@
+"""PNG files: the chunks that decide the pixels, apart from all others.
+
+Pillow checks every chunk alike: it refuses a photo for a bad checksum in a comment, or for more
+than a megabyte of text, and accepts a bad checksum on pixels. The PNG specification (section 13)
+asks for the opposite.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+from captioner import errors
+
+__all__ = ["read_png"]
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_CHUNKS = 100_000  # more take a reader longer than the pixels; encoders write 8 kB per chunk
+_PROFILE = 1 << 24  # bytes of a colour profile; the largest in use have 3 MB
+
+
+def read_png(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
+    """Split a PNG into its pixels and what is needed of its metadata.
+
+    Args:
+        data: the file.
+        name: what errors call it.
+
+    Returns:
+        A PNG of critical chunks and transparency alone, and Pillow's `info` entries `exif` and
+        `icc_profile` where the file has them.
+
+    Raises:
+        ImageTooLargeError: it has too many chunks.
+        ImageTruncatedError: a checksum of pixels is wrong.
+    """
+    chunks, pixels, info = [], [], {}
+    place, number = len(_SIGNATURE), 0
+    while place + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, place)
+        body = data[place + 8 : place + 8 + length]
+        place += 12 + length
+        if (number := number + 1) > _CHUNKS:
+            raise errors.ImageTooLargeError(
+                f"{name} has more than {_CHUNKS:,} chunks: export it again"
+            )
+        if kind == b"IEND":
+            break
+        is_sound = place <= len(data) and _checksum(kind, body) == data[place - 4 : place]
+        if kind == b"IDAT":
+            if not is_sound and place <= len(data):
+                raise errors.ImageTruncatedError(
+                    f"{name} is damaged (checksum of its pixels): copy or download it again"
+                )
+            pixels.append(body)
+        elif kind[:1].isupper() or (kind == b"tRNS" and is_sound):
+            chunks.append(data[place - 12 - length : place])
+        elif is_sound and kind == b"eXIf":
+            info["exif"] = body
+        elif is_sound and kind == b"iCCP" and (profile := _profile(body)):
+            info["icc_profile"] = profile
+    stream = io.BytesIO()
+    stream.write(b"".join([_SIGNATURE, *chunks]))
+    for kind, body in ((b"IDAT", b"".join(pixels)), (b"IEND", b"")):
+        stream.write(struct.pack(">I", len(body)) + kind)
+        stream.write(body)
+        stream.write(_checksum(kind, body))
+    stream.seek(0)
+    return stream, info
+
+
+def _checksum(kind: bytes, body: bytes) -> bytes:
+    return zlib.crc32(body, zlib.crc32(kind)).to_bytes(4, "big")
+
+
+def _profile(body: bytes) -> bytes | None:
+    """Unpack a colour profile; None where it is damaged or too large."""
+    _, _, packed = body.partition(b"\0")
+    try:
+        unpacking = zlib.decompressobj()
+        profile = unpacking.decompress(packed[1:], _PROFILE)
+        return profile if unpacking.eof else None
+    except zlib.error:
+        return None

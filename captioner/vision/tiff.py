@@ -1,0 +1,147 @@
+"""TIFF files: checks of the first directory before Pillow reads it, and big-endian BigTIFF."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import BinaryIO, NamedTuple
+
+from PIL import ExifTags, Image
+from PIL.TiffImagePlugin import COMPRESSION_INFO, TiffImageFile
+
+from captioner import errors
+
+__all__ = ["TiffReader", "codec_missing", "open_tiff"]
+
+_COMPRESSION, _TILE_WIDTH, _TILE_LENGTH = 259, 322, 323
+_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4,
+          16: 8, 17: 8, 18: 8}  # fmt: skip
+_NARROW = {16: 4, 17: 9, 18: 13}  # types of 8 bytes in BigTIFF, and those of 4 bytes
+_USUAL_TILE = 1 << 20  # pixels; a tile may be larger than the picture
+_NAMES = {33003: "JPEG 2000", 33004: "JPEG 2000", 33005: "JPEG 2000", 34712: "JPEG 2000",
+          22610: "JPEG XR", 34934: "JPEG XR", 34887: "LERC", 34933: "PNG", 50002: "JPEG XL",
+          52546: "JPEG XL"}  # fmt: skip
+_OPTIONAL = {34925: "lzma", 50000: "zstd", 50001: "webp"}  # parts that libtiff may be built without
+
+
+class TiffReader(TiffImageFile):
+    """Pillow's reader, which turns the photo by its own tag and reads no other metadata."""
+
+    def getexif(self) -> Image.Exif:
+        """Return the orientation alone."""
+        exif = Image.Exif()
+        if value := self.tag_v2.get(ExifTags.Base.Orientation):
+            exif[ExifTags.Base.Orientation] = value
+        return exif
+
+
+class _Entry(NamedTuple):
+    tag: int
+    kind: int
+    length: int
+    value: bytes  # packed; 4 bytes, or 8 in BigTIFF: itself or its place
+
+
+def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
+    """Open a TIFF, classic or BigTIFF, in either byte order.
+
+    Args:
+        stream: stands at the beginning.
+        name: what errors call the file.
+        max_pixels: of the largest tile that a decoder holds at once.
+
+    Raises:
+        ImageFormatError: its compression is not supported.
+        ImageTooLargeError: its tiles are too large, or its directory repeats the same bytes.
+        Exception: as Pillow raises on damaged files.
+    """
+    order, big, entries = _directory(stream)
+    size = stream.seek(0, io.SEEK_END)
+    values = sum(entry.length * _SIZES.get(entry.kind, 1) for entry in entries)
+    if values > size:  # entries that share bytes: each would be copied
+        raise errors.ImageTooLargeError(
+            f"{name} has {values:,} bytes of metadata in a file of {size:,}: export it again"
+        )
+    compression = _number(entries, order, _COMPRESSION)
+    if compression not in COMPRESSION_INFO:
+        kind = _NAMES.get(compression, f"compression {compression}")
+        raise errors.ImageFormatError(
+            f"{name} is a TIFF with {kind} inside, which is not supported: "
+            "convert it to JPEG or PNG"
+        )
+    across, down = _number(entries, order, _TILE_WIDTH), _number(entries, order, _TILE_LENGTH)
+    if across * down > max(max_pixels, _USUAL_TILE):
+        raise errors.ImageTooLargeError(
+            f"{name} has tiles of {across} x {down} pixels, more than the limit of "
+            f"{max_pixels:,}: export it again"
+        )
+    if big and order == ">":  # Pillow's reader takes its places for those of a classic TIFF
+        stream = _classic(stream, entries)
+    stream.seek(0)
+    return TiffReader(stream)
+
+
+def codec_missing(image: TiffImageFile) -> str | None:
+    """Name the compression of a TIFF that libtiff was built without, or None."""
+    compression = _OPTIONAL.get(image.tag_v2.get(_COMPRESSION, 1))
+    if compression is None:
+        return None
+    try:
+        Image.new("L", (8, 8)).save(io.BytesIO(), "TIFF", compression=compression)
+    except (OSError, ValueError):
+        return compression
+    return None
+
+
+def _directory(stream: BinaryIO) -> tuple[str, bool, list[_Entry]]:
+    """Read the byte order, whether it is BigTIFF, and the entries of the first directory."""
+    stream.seek(0)
+    head = stream.read(16)
+    order = "<" if head[:2] == b"II" else ">"
+    big = 43 in head[2:4]
+    number, entry = (order + "Q", order + "HHQ8s") if big else (order + "H", order + "HHI4s")
+    (place,) = struct.unpack_from(order + ("Q" if big else "I"), head, 8 if big else 4)
+    stream.seek(place)
+    (count,) = struct.unpack(number, stream.read(struct.calcsize(number)))
+    width = struct.calcsize(entry)
+    data = stream.read(min(count, 1 << 16) * width)
+    whole = data[: len(data) // width * width]
+    return order, big, [_Entry(*fields) for fields in struct.iter_unpack(entry, whole)]
+
+
+def _number(entries: list[_Entry], order: str, tag: int) -> int:
+    """Return the first number of a tag, 1 where there is none: the default of all that we read."""
+    for entry in entries:
+        if entry.tag == tag and entry.kind in (3, 4, 16):
+            layout = {3: "H", 4: "I", 16: "Q"}[entry.kind]
+            (value,) = struct.unpack_from(order + layout, entry.value)
+            return int(value)
+    return 1
+
+
+def _classic(stream: BinaryIO, entries: list[_Entry]) -> BinaryIO:
+    """Copy a big-endian BigTIFF with a classic directory of the first picture at its end."""
+    stream.seek(0)
+    data = bytearray(stream.read())
+    directory = b""
+    for entry in entries:
+        kind, value = entry.kind, _value(data, entry)
+        if kind in _NARROW:
+            wide = struct.unpack(f">{entry.length}Q", value)
+            kind, value = _NARROW[kind], struct.pack(f">{entry.length}I", *wide)
+        if len(value) > 4:
+            place, data = len(data), data + value + bytes(len(value) % 2)
+            value = struct.pack(">I", place)
+        directory += struct.pack(">HHI4s", entry.tag, kind, entry.length, value)
+    data += bytes(len(data) % 2)
+    data[:8] = struct.pack(">2sHI", b"MM", 42, len(data))
+    data += struct.pack(">H", len(entries)) + directory + bytes(4)
+    return io.BytesIO(data)
+
+
+def _value(data: bytearray, entry: _Entry) -> bytes:
+    size = entry.length * _SIZES.get(entry.kind, 1)
+    if size <= 8:
+        return entry.value[:size]
+    (place,) = struct.unpack(">Q", entry.value)
+    return bytes(data[place : place + size])
