@@ -21,10 +21,11 @@ from PIL import Image, ImageFile
 from captioner import errors
 from captioner.paths import is_web_address
 from captioner.vision.colour import to_srgb
+from captioner.vision.deep import load_deep
 from captioner.vision.header import check_size, read_header
 from captioner.vision.jpeg import JpegReader, with_end
 from captioner.vision.orientation import orientation, turned
-from captioner.vision.tiff import TiffReader, codec_missing
+from captioner.vision.tiff import TiffReader, optional_codec
 
 __all__ = ["LARGEST_FILE", "MAX_PIXELS", "FileSource", "image_bytes", "open_image", "source_name"]
 
@@ -73,22 +74,25 @@ def open_image(
         image = read_header(stream, name, max_pixels)
         if admit is not None:
             admit(image.width * image.height)
-        return _picture(_loaded(image, at_least), name)
+        return _picture(_loaded(image, name, at_least), name)
 
 
-def _loaded(image: ImageFile.ImageFile, at_least: int | None) -> ImageFile.ImageFile:
+def _loaded(image: ImageFile.ImageFile, name: str, at_least: int | None) -> ImageFile.ImageFile:
     """Decode the pixels; a JPEG that lacks only its end marker is sound."""
     data = image.fp.getvalue() if isinstance(image.fp, io.BytesIO) else b""
     try:
         if at_least is not None:
             image.draft(None, (at_least, at_least))
-        image.load()
+        load_deep(image)
     except OSError as error:
-        if isinstance(image, TiffReader) and (codec := codec_missing(image)):
-            raise OSError(f"TIFF with {codec} inside is not supported") from error
+        if isinstance(image, TiffReader) and (codec := optional_codec(image)):
+            raise errors.ImageFormatError(
+                f"{name} is a TIFF with {codec} inside, which is not supported: "
+                "convert it to JPEG or PNG"
+            ) from error
         if not isinstance(image, JpegReader) or (whole := with_end(data)) is None:
             raise
-        return _loaded(JpegReader(io.BytesIO(whole)), at_least)
+        return _loaded(JpegReader(io.BytesIO(whole)), name, at_least)
     return image
 
 

@@ -89,7 +89,7 @@ def with_end(data: bytes) -> bytes | None:
     A decoder fills missing pixels from whatever bits follow. So the file is decoded twice, with
     different bytes behind its end: the pictures are equal only if no pixel needed them.
     """
-    place = 2
+    place, data = 2, data.rstrip(b"\xff")
     for _, _, end in segments(data):
         if end > len(data):  # cut inside a segment
             return None

@@ -7,11 +7,11 @@ import struct
 from typing import BinaryIO, NamedTuple
 
 from PIL import ExifTags, Image
-from PIL.TiffImagePlugin import COMPRESSION_INFO, TiffImageFile
+from PIL.TiffImagePlugin import COMPRESSION_INFO, OPEN_INFO, TiffImageFile
 
 from captioner import errors
 
-__all__ = ["TiffReader", "codec_missing", "open_tiff"]
+__all__ = ["TiffReader", "open_tiff", "optional_codec"]
 
 _COMPRESSION, _TILE_WIDTH, _TILE_LENGTH = 259, 322, 323
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4,
@@ -21,7 +21,10 @@ _USUAL_TILE = 1 << 20  # pixels; a tile may be larger than the picture
 _NAMES = {33003: "JPEG 2000", 33004: "JPEG 2000", 33005: "JPEG 2000", 34712: "JPEG 2000",
           22610: "JPEG XR", 34934: "JPEG XR", 34887: "LERC", 34933: "PNG", 50002: "JPEG XL",
           52546: "JPEG XL"}  # fmt: skip
-_OPTIONAL = {34925: "lzma", 50000: "zstd", 50001: "webp"}  # parts that libtiff may be built without
+_OPTIONAL = {34925: "LZMA", 50000: "Zstandard", 50001: "WebP"}  # libtiff may lack these
+
+# Grey of 12 bits is packed alike in both byte orders; Pillow lists it for one.
+OPEN_INFO.setdefault((b"MM", 1, (1,), 1, (12,), ()), ("I;16", "I;12"))
 
 
 class TiffReader(TiffImageFile):
@@ -81,16 +84,9 @@ def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
     return TiffReader(stream)
 
 
-def codec_missing(image: TiffImageFile) -> str | None:
-    """Name the compression of a TIFF that libtiff was built without, or None."""
-    compression = _OPTIONAL.get(image.tag_v2.get(_COMPRESSION, 1))
-    if compression is None:
-        return None
-    try:
-        Image.new("L", (8, 8)).save(io.BytesIO(), "TIFF", compression=compression)
-    except (OSError, ValueError):
-        return compression
-    return None
+def optional_codec(image: TiffImageFile) -> str | None:
+    """Name the compression of a TIFF where libtiff may be built without it, or None."""
+    return _OPTIONAL.get(image.tag_v2.get(_COMPRESSION, 1))
 
 
 def _directory(stream: BinaryIO) -> tuple[str, bool, list[_Entry]]:

@@ -57,3 +57,33 @@ def png(
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     chunks = [header, *more, b"IDAT" + zlib.compress(rows), b"IEND"]
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(chunk, chunks))
+
+
+def profile(*primaries: tuple[float, float, float], gamma: float, space: bytes = b"RGB ") -> bytes:
+    """An ICC profile of a display, or of grey where no primaries are given.
+
+    Its tags are written out by hand (ICC.1:2001-04): the XYZ of the primaries, adapted to D50, and
+    one gamma for all of them.
+    """
+
+    def fixed(value: float) -> bytes:
+        return struct.pack(">i", round(value * 65536))
+
+    white = (0.9642, 1.0, 0.8249)
+    curve = b"curv" + bytes(4) + struct.pack(">IH", 1, round(gamma * 256)) + bytes(2)
+    tags = {b"wtpt": b"XYZ " + bytes(4) + b"".join(map(fixed, white))}
+    for letter, xyz in zip((b"r", b"g", b"b"), primaries, strict=False):
+        tags[letter + b"XYZ"] = b"XYZ " + bytes(4) + b"".join(map(fixed, xyz))
+        tags[letter + b"TRC"] = curve
+    if not primaries:
+        tags[b"kTRC"] = curve
+    table, body, place = b"", b"", 128 + 4 + 12 * len(tags)
+    for name, data in tags.items():
+        table += struct.pack(">4sII", name, place + len(body), len(data))
+        body += data
+    header = struct.pack(
+        ">I4sI4s4s4s12s4s4sI4s4s8sI3I4s44s",
+        *(place + len(body), b"", 0x02400000, b"mntr", space, b"XYZ ", b"", b"acsp", b"", 0, b""),
+        *(b"", b"", 0, 0xF6D6, 0x10000, 0xD32D, b"", b""),
+    )
+    return header + struct.pack(">I", len(tags)) + table + body

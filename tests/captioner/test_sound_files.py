@@ -1,0 +1,266 @@
+"""Files with all their pixels that readers refuse or show wrongly, and files that stand in for one.
+
+The expected pixels are those that the files were written from.
+"""
+
+from __future__ import annotations
+
+import plistlib
+import random
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, PngImagePlugin
+
+from captioner.errors import ImageError, ImageFormatError, ImageNotFoundError, ImageTruncatedError
+from captioner.vision.image import open_image
+from tests.captioner.pictures import draw, encode, png
+
+
+def pixels(source: object) -> np.ndarray:
+    return np.asarray(open_image(source), int)  # type: ignore[arg-type]
+
+
+def grey() -> np.ndarray:
+    return np.asarray(draw().convert("L"), int)
+
+
+# JPEG
+
+
+def textured(mode: str = "RGB") -> Image.Image:
+    """A picture in which every block differs, drawn from a seed."""
+    noise = np.random.default_rng(0).integers(0, 256, (19, 25, 3), np.uint8)
+    return Image.fromarray(noise).resize((203, 150), Image.Resampling.BICUBIC).convert(mode)
+
+
+JPEGS = {
+    "baseline": encode(textured(), "JPEG"),
+    "progressive": encode(textured(), "JPEG", progressive=True),
+    "grey": encode(textured("L"), "JPEG"),
+    "inks": encode(textured("CMYK"), "JPEG"),
+    "restarts": encode(textured(), "JPEG", restart_marker_rows=1),
+    "coarse": encode(textured(), "JPEG", quality=5),
+}
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_a_jpeg_without_its_end_marker_has_all_its_pixels(kind: str) -> None:
+    data = JPEGS[kind]
+    for cut in (data[:-2], data[:-1], data[:-2] + bytes(500)):
+        assert (pixels(cut) == pixels(data)).all()
+    assert open_image(data[:-2], at_least=20).size == open_image(data, at_least=20).size
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_a_jpeg_that_lacks_pixels_is_truncated(kind: str) -> None:
+    data, chance = JPEGS[kind], random.Random(kind)
+    cuts = [5, 20, *(chance.randrange(20, len(data) // 2) for _ in range(20))]
+    for cut in cuts:
+        with pytest.raises(ImageTruncatedError):
+            open_image(data[:-cut])
+
+
+def test_a_jpeg_of_12_bits_is_not_supported() -> None:
+    data = bytearray(JPEGS["baseline"])
+    data[data.index(b"\xff\xc0") + 4] = 12
+    with pytest.raises(ImageFormatError, match=r"12 bits .*not supported: convert it to JPEG or P"):
+        open_image(bytes(data))
+
+
+# PNG
+
+
+def commented(mode: str) -> bytes:
+    """Three megabytes of text, packed and not, two of XMP and three of profile."""
+    info = PngImagePlugin.PngInfo()
+    info.add_text("plain", "b" * 3_000_000)
+    info.add_text("packed", "c" * 3_000_000, zip=True)
+    info.add_itxt("XML:com.adobe.xmp", "x" * 2_000_000, zip=True)
+    return encode(
+        draw().convert(mode), "PNG", pnginfo=info, icc_profile=bytes(3_000_000), dpi=(72, 72)
+    )
+
+
+@pytest.mark.parametrize("mode", ["RGB", "P", "LA"])
+def test_a_png_is_judged_by_the_checksums_of_its_pixels(mode: str) -> None:
+    data, plain = commented(mode), pixels(encode(draw().convert(mode), "PNG"))
+    assert (pixels(data) == plain).all()
+    assert (pixels(data[:-12]) == plain).all()  # without its IEND
+    for kind in (b"tEXt", b"zTXt", b"iTXt", b"pHYs", b"iCCP", b"IHDR", b"IDAT"):
+        place = data.index(kind)
+        damaged = bytearray(data)
+        damaged[place + 4 + int.from_bytes(data[place - 4 : place])] ^= 1
+        if kind[:1].islower():
+            assert (pixels(bytes(damaged)) == plain).all(), kind
+        else:
+            with pytest.raises(ImageTruncatedError):
+                open_image(bytes(damaged))
+
+
+def test_exif_behind_the_pixels_of_a_png_counts() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(draw(), "PNG", exif=exif)
+    start = data.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(data[start : start + 4])
+    behind = data[:start] + data[end:-12] + data[start:end] + data[-12:]
+    assert open_image(behind).size == (48, 64)
+
+
+# Deep pixels
+
+
+def test_grey_is_scaled_to_the_depth_that_it_uses() -> None:
+    for bits in (10, 12, 14, 16):
+        white = (1 << bits) - 1
+        deep = np.round(grey() * white / 255).astype(np.uint16)
+        deep[0, 0] = white
+        wanted = np.round(deep * 255.0 / white)
+        image = Image.fromarray(deep)
+        for source in (image, encode(image, "PNG"), encode(image, "TIFF")):
+            assert abs(pixels(source)[..., 0] - wanted).max() <= 1, bits
+
+
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+def test_red_green_and_blue_are_too(bits: int) -> None:
+    white = (1 << bits) - 1
+    deep = np.round(np.asarray(draw()) * (white / 255)).astype(np.uint16)
+    deep[0, 0] = white
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in deep)
+    sources = [png(64, 48, rows, depth=16)]
+    sources += [tiff(deep, order=order, big=big) for order in "<>" for big in (False, True)]
+    for source in sources:
+        assert abs(pixels(source) - np.round(deep * 255.0 / white)).max() <= 1
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_tiff_of_12_bits(order: str) -> None:
+    """Two pixels in three bytes (TIFF 6.0, section 4); white is 4095 however dark the photo is."""
+    for deep in (np.round(grey() * 4095 / 255).astype(int), grey()):
+        left, right = deep.reshape(-1, 2).T
+        packed = np.stack([left >> 4, (left & 15) << 4 | right >> 8, right & 255], axis=1)
+        data = tiff(deep, order=order, packed=packed.astype(np.uint8).tobytes(), bits=12)
+        assert abs(pixels(data)[..., 0] - np.round(deep * 255.0 / 4095)).max() <= 1
+
+
+def tiff(
+    array: np.ndarray,
+    *,
+    order: str,
+    big: bool = False,
+    packed: bytes | None = None,
+    bits: int | None = None,
+    compression: int = 1,
+) -> bytes:
+    """A TIFF or BigTIFF of one strip, in either byte order, written by hand."""
+    height, width, *channels = array.shape
+    samples = channels[0] if channels else 1
+    layout, entry = ("Q", "HHQ") if big else ("I", "HHI")
+    body = packed or array.astype(array.dtype.newbyteorder(order)).tobytes()
+    start, room = (16, 8) if big else (8, 4)
+    depth = struct.pack(order + "H", bits or 8 * array.itemsize) * samples
+    body += bytes(len(body) % 2) + depth
+    numbers = [(256, 4, width), (257, 4, height), (258, 3, None), (259, 3, compression),
+               (262, 3, 2 if samples == 3 else 1), (273, 4, start), (277, 3, samples),
+               (278, 4, height), (279, 4, len(body) - len(depth))]  # fmt: skip
+    directory = b""
+    for tag, kind, value in numbers:
+        if value is None:
+            inline = len(depth) <= room
+            place = struct.pack(order + layout, start + len(body) - len(depth))
+            directory += struct.pack(order + entry, tag, kind, samples)
+            directory += depth.ljust(room, b"\0") if inline else place
+        else:
+            number = struct.pack(order + ("H" if kind == 3 else "I"), value)
+            directory += struct.pack(order + entry, tag, kind, 1) + number.ljust(room, b"\0")
+    place = start + len(body)
+    mark = b"II" if order == "<" else b"MM"
+    if big:
+        head = mark + struct.pack(order + "HHHQ", 43, 8, 0, place)
+        return head + body + struct.pack(order + "Q", len(numbers)) + directory + bytes(8)
+    head = mark + struct.pack(order + "HI", 42, place)
+    return head + body + struct.pack(order + "H", len(numbers)) + directory + bytes(4)
+
+
+# TIFF and BMP
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("big", [False, True])
+def test_every_kind_of_tiff_header(order: str, big: bool) -> None:
+    for array in (np.asarray(draw()), np.asarray(draw().convert("L"))):
+        found = pixels(tiff(array, order=order, big=big))
+        assert (found == (array if array.ndim == 3 else array[..., None])).all()
+
+
+@pytest.mark.parametrize(
+    ("compression", "kind"), [(34712, "JPEG 2000"), (34887, "LERC"), (50002, "JPEG XL")]
+)
+def test_formats_inside_tiff_that_are_not_read(compression: int, kind: str) -> None:
+    data = tiff(np.asarray(draw()), order="<", compression=compression)
+    with pytest.raises(ImageFormatError, match=f"{kind} inside.*not supported: convert it to JPEG"):
+        open_image(data)
+
+
+@pytest.mark.parametrize("compression", [34925, 50000, 50001])
+def test_codecs_that_libtiff_may_lack(compression: int) -> None:
+    """They are not called damaged, since nobody can tell."""
+    with pytest.raises(ImageFormatError, match="not supported: convert it to JPEG or PNG"):
+        open_image(tiff(np.asarray(draw()), order="<", compression=compression))
+
+
+def bmp(opacity: int, *, header: int, masks: bool) -> bytes:
+    """A BMP of 32 bits with the header of some version of Windows."""
+    array = np.asarray(draw())
+    fourth = np.full((*array.shape[:2], 1), opacity, np.uint8)
+    body = np.concatenate([array[..., ::-1], fourth], axis=2)[::-1].tobytes()
+    fields = (header, 64, 48, 1, 32, 3 if masks else 0, len(body), 2835, 2835, 0, 0)
+    head = struct.pack("<IiiHHIIiiII", *fields)
+    if masks:
+        head += struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    head = head.ljust(header, b"\0")
+    return b"BM" + struct.pack("<IHHI", 14 + header + len(body), 0, 0, 14 + header) + head + body
+
+
+@pytest.mark.parametrize(("header", "masks"), [(40, False), (56, True), (108, True), (124, True)])
+def test_a_bmp_whose_fourth_byte_is_empty_is_opaque(header: int, masks: bool) -> None:
+    assert (pixels(bmp(0, header=header, masks=masks)) == np.asarray(draw())).all()
+    assert (pixels(bmp(255, header=header, masks=masks)) == np.asarray(draw())).all()
+    if masks:  # an opacity that is used counts
+        half = (np.asarray(draw()) * 128.0 + 255 * 127) / 255
+        assert abs(pixels(bmp(128, header=header, masks=masks)) - half).max() <= 1
+
+
+# What stands in a photo's place
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "run git lfs pull"),
+        (b"<!DOCTYPE html><html><body>not here</body></html>", "is an HTML page"),
+        (b"\xef\xbb\xbf\n<!-- login -->\n<HTML lang='en'><head>", "is an HTML page"),
+        (plistlib.dumps({"NSURLNameKey": "photo.jpg"}), "is an iCloud placeholder"),
+        (
+            plistlib.dumps({"NSURLFileSizeKey": 9, "NSURLNameKey": "p"}, fmt=plistlib.FMT_BINARY),
+            "is an iCloud placeholder",
+        ),
+    ],
+    ids=["lfs", "html", "html, later", "icloud", "icloud, binary"],
+)
+def test_stand_ins_are_named(data: bytes, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(data)
+    with pytest.raises(ImageFormatError, match=rf"photo\.jpg .*{sentence}"):
+        open_image(path)
+
+
+def test_a_photo_that_is_still_in_icloud(tmp_path: Path) -> None:
+    (tmp_path / ".photo.jpg.icloud").write_bytes(b"bplist00")
+    with pytest.raises(ImageNotFoundError, match=r"photo\.jpg.*download it from iCloud first"):
+        open_image(tmp_path / "photo.jpg")
+    with pytest.raises(ImageError, match="check the path"):
+        open_image(tmp_path / "other.jpg")
