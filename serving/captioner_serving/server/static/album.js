@@ -33,22 +33,46 @@ async function use(mode, ask) {
 let last = 0;
 export const newKey = () => (last = Math.max(Date.now(), Math.floor(last) + 1) + Math.random());
 
+// Keep a visit; false where this browser cannot.
 export async function put(key, visit) {
-  await use("readwrite", (store) => [store.put(visit, key)]);
+  const stored = await use("readwrite", (store) => [store.put(visit, key)]);
+  if (stored && draftOf(key).text === visit.text) forgetDraft(key);
   await sweep();
+  return Boolean(stored);
+}
+
+export const remove = (key) => use("readwrite", (store) => [store.delete(key)]);
+
+// What is being written is kept at once: the database takes a moment, and a reload does not wait.
+const draftName = (key) => "captioner-draft-" + key;
+
+export function putDraft(key, draft) {
+  try { localStorage.setItem(draftName(key), JSON.stringify(draft)); } catch { /* this browser keeps nothing */ }
+}
+
+function forgetDraft(key) {
+  try { localStorage.removeItem(draftName(key)); } catch { /* it has none */ }
+}
+
+function draftOf(key) {
+  try { return JSON.parse(localStorage.getItem(draftName(key))) ?? {}; } catch { return {}; }
 }
 
 // All that is kept, oldest first, with its key.
 export async function all() {
   await sweep();
   const [keys, visits] = await use("readonly", (store) => [store.getAllKeys(), store.getAll()]) ?? [[], []];
-  return visits.map((visit, at) => ({ sentence: 0, head: null, ...visit, key: keys[at] }));
+  return visits.map((visit, at) => ({ sentence: 0, head: null, ...visit, ...draftOf(keys[at]), key: keys[at], stored: true }));
 }
 
-export const clear = () => use("readwrite", (store) => [store.clear()]);
+export async function clear() {
+  const [keys] = await use("readwrite", (store) => [store.getAllKeys(), store.clear()]) ?? [[]];
+  keys.forEach(forgetDraft);
+}
 
 export async function sweep() {
   const [keys] = await use("readonly", (store) => [store.getAllKeys()]) ?? [[]];
   const old = keys.filter((key, index) => key < Date.now() - AGE || index < keys.length - MOST);
+  old.forEach(forgetDraft);
   if (old.length) await use("readwrite", (store) => [store.delete(IDBKeyRange.upperBound(old.at(-1)))]);
 }

@@ -2,40 +2,44 @@
 // strip, one is open on the stage; Back and a reload show it again.
 import * as album from "./album.js";
 import { listen } from "./intake.js";
+import { copyToSend } from "./photo.js";
+import { isToReview } from "./record.js";
 import { likely, percent } from "./sentence.js";
 import * as server from "./server.js";
 import { Strip } from "./strip.js";
 import { Viewer } from "./viewer.js";
 
-// A server says so of a record whose trust is below the least one that was asked for.
-const abstained = ({ trust }, least) => ({
-  type: "untrusted",
-  title: "No caption that could be trusted",
-  detail: `The best one ${trust === undefined ? "names nothing" : `is ${likely(trust)} likely to be right`}, and the search settings ask for ${percent(least)} at least.`,
-});
+// Why the sentence of a record is not shown: its trust is below the least one that was asked for.
+const reasonToWithhold = ({ trust, review }, least) => review ? "No caption that could be trusted. "
+  + `The best one ${trust === undefined ? "names nothing" : `is ${likely(trust)} likely to be right`}, and the search settings ask for ${percent(least)} at least.` : "";
 const NOT_KEPT = "This browser has not kept the photo, and the server keeps none: choose it again.";
-const TOO_MANY = `The first ${album.MOST} are taken. For more there is captioner batch on the command line.`;
+const TOO_MANY = `The first ${album.MOST} are taken. Add the others when these are done.`;
 const AT_ONCE = 4;  // photos under way: the server has other visitors
 
 export function start(element, props) {
   const settings = { ...props.settings };  // beam_size, captions, style, minimum_trust, check_attention: of the next request
   // What came in, oldest first: { key, name, file, sample or address, settings, records and record, or
-  // problem, sentence, head, text }. `key` is its place in the album; `record` is that of `records`, one
-  // of each model, whose words are open; the last three are what the visitor has chosen and written.
-  // What has neither record nor problem waits for one: `job` takes its request back, once it is under
-  // way, and `phase` says how far it is.
+  // problem, sentence, head, text, aside, looked, accepted, stored }. `key` is its place in the album; `record` is that
+  // of `records`, one of each model, whose words are open; then what the visitor has chosen, written, set aside and
+  // reviewed, and whether the browser has kept all of it. What has neither record nor problem waits for one: `job` takes
+  // its request back, once it is under way, and `phase` says how far it is.
   let visits = [];
   let visit = null;     // the one on the stage; a sample that nobody has touched is in no list
   let checking = null;  // takes back a check of words
+  let removed = null;   // the last photo that was removed, and its place: it can be brought back
 
   const [first] = props.value;
   const viewer = new Viewer(element.querySelector(".viewer"), props.drawing, {
     onModel: (number) => { change({ record: visit.records[number], sentence: 0, head: null }); show(); },
     onChoose: (sentence, head) => { change({ sentence, head }); check(); },
-    onCorrect: (text) => { change({ text }, { soon: true }); },
-    draw: async (kind, { chosen, head }, word, look) => server.draw(kind, await fileOf(visit), chosen, { word, head, look }),
+    onCorrect: (text, aside) => { change({ text, aside }, { soon: true }); },
+    onAccept: accept,
+    draw: async (kind, { chosen, head }, word, look) => server.draw(kind, await readable(visit), chosen, { word, head, look }),
   });
-  const strip = new Strip(element.querySelector(".strip"), { onOpen: (key) => open(visits.find((each) => each.key === key)), onClear: clear });
+  const strip = new Strip(element.querySelector(".strip"), {
+    onOpen: (key) => open(visits.find((each) => each.key === key)), onClear: clear, onRemove: remove, onUndo: bringBack,
+  });
+  const allAgain = element.querySelector(".search .all");
   const showSettings = listenToSettings(element.querySelector(".search"), settings, props, again, check);
   const { explain } = listen(element, take, (sample) => add([ofSample(sample)]), props.allow_urls ? (address) => add([ofAddress(address)]) : null);
 
@@ -43,7 +47,10 @@ export function start(element, props) {
   const here = () => history.state?.captioner ?? {};
   const stateOf = (key) => ({ ...history.state, captioner: { key } });
 
-  const list = () => strip.show(visits.map((each) => ({ ...each, photo: photoOf(each) })), visit?.key);
+  function list() {
+    strip.show(visits.map((each) => ({ ...each, photo: photoOf(each) })), visit?.key);
+    allAgain.hidden = visits.length < 2;
+  }
 
   function take(files) {
     add(files.slice(0, album.MOST).map((file) => ({ name: file.name, file })));
@@ -55,6 +62,7 @@ export function start(element, props) {
     explain("");
     const came = photos.map((photo) => ({ sentence: 0, head: null, ...photo, key: album.newKey(), settings: { ...settings } }));
     visits.push(...came);
+    came.forEach(keep);  // before they are sent: a reload goes on with them
     open(came[0]);
     pump();
   }
@@ -74,11 +82,16 @@ export function start(element, props) {
 
   // What is known of the photo on the stage, and the strip.
   function show({ quiet } = {}) {
-    const { name, address, record, records, problem, phase, sentence, head, text } = visit, photo = photoOf(visit);
+    const { name, address, record, records, problem, phase, sentence, head, text, aside } = visit, photo = photoOf(visit);
+    if (record && !visit.looked && visits.includes(visit)) {
+      visit.looked = true;
+      keep(visit);
+    }
     list();
-    if (problem) viewer.fail(problem, problem.again ? retry : null);
+    const { key } = visit, withheld = record ? reasonToWithhold(record, visit.settings.minimum_trust) : "";
+    if (problem) viewer.fail(problem, problem.again ? retry : null, visits.includes(visit) ? () => remove(key) : null);
     else if (!record) viewer.wait({ photo, name, text: phase ?? "Waits its turn …", quiet });
-    else { viewer.show({ photo, name, address, record, sentence, head, text, compared: compared(records) }); check(); }
+    else { viewer.show({ photo, name, address, record, sentence, head, text, aside, withheld, compared: compared(records) }); check(); }
   }
 
   // What each model says, where there are several.
@@ -92,17 +105,62 @@ export function start(element, props) {
       history.replaceState(stateOf(visit.key), "");
     }
     clearTimeout(mine.writing);
-    if (soon) mine.writing = setTimeout(() => keep(mine), 300);  // somebody is typing
-    else keep(mine);
+    if (soon) {  // the visitor is typing
+      album.putDraft(mine.key, { text: mine.text, aside: mine.aside });
+      mine.writing = setTimeout(() => keep(mine), 300);
+    } else keep(mine);
     list();
+  }
+
+  // The alt text is right as it stands: on to the next photo that is left to review.
+  function accept() {
+    change({ accepted: true });
+    const at = visits.indexOf(visit), rest = [...visits.slice(at + 1), ...visits.slice(0, at)];
+    const next = rest.find(isToReview) ?? visits[at + 1];
+    if (!next) return viewer.say("This was the last photo to review.");
+    open(next);
+    viewer.write();
+  }
+
+  async function remove(key) {
+    const at = visits.findIndex((each) => each.key === key);
+    if (at < 0) return;
+    const [mine] = visits.splice(at, 1), next = visits[at] ?? visits[at - 1];
+    removed = { mine, at };
+    mine.job?.abort();
+    mine.job = null;
+    clearTimeout(mine.writing);
+    album.remove(key);
+    strip.offerUndo(mine.name);
+    if (mine !== visit) list();
+    else if (next) { open(next); strip.focus(next.key); } else { visit = null; list(); viewer.empty(); }
+    pump();
+  }
+
+  function bringBack() {
+    if (!removed) return;
+    const { mine, at } = removed;
+    removed = null;
+    strip.offerUndo(null);
+    visits.splice(at, 0, mine);
+    keep(mine);
+    open(mine);
+    strip.focus(mine.key);
+    pump();
   }
 
   // The same photo with other settings; what was written of it stays.
   function again() {
     if (!visit) return;
-    visit.job?.abort();
     checking?.abort();
-    change({ job: null, record: undefined, records: undefined, problem: undefined, sentence: 0, head: null, settings: { ...settings } });
+    change(renewed(visit, settings));
+    pump();
+  }
+
+  function againWithAll() {
+    checking?.abort();
+    for (const each of visits) { Object.assign(each, renewed(each, settings)); keep(each); }
+    if (visit) show();
     pump();
   }
 
@@ -131,10 +189,9 @@ export function start(element, props) {
     try {
       const file = mine.address ? null : await readable(mine);
       if (signal.aborted) return;
-      keep(mine);
-      const ask = (model, number) => server.caption({ ...mine, file }, number ? { ...searchOf(mine.settings), model } : mine.settings, { signal, follow });
-      const records = await Promise.all(props.models.map(ask)), [record] = records;
-      found = record.review ? { problem: abstained(record, mine.settings.minimum_trust) } : { record, records };
+      const settings = { ...mine.settings, all_models: props.models.length > 1 };
+      const records = await server.caption({ ...mine, file }, settings, { signal, follow }), [record] = records;
+      found = { record, records };
     } catch (problem) {
       found = { problem };
     }
@@ -145,19 +202,25 @@ export function start(element, props) {
     pump();
   }
 
-  function keep({ key, name, file, sample, address, settings, record, records, problem, sentence, head, text }) {
-    if (key) album.put(key, { name, file: sample || address ? undefined : file, sample, address, settings, record, records, problem, sentence, head, text });
+  async function keep(mine) {
+    const { key, name, file, sample, address, settings, record, records, problem, sentence, head, text, aside, looked, accepted } = mine;
+    if (!key) return;
+    mine.stored = false;
+    mine.stored = await album.put(key, {
+      name, file: sample || address ? undefined : file, sample, address, settings, record, records, problem, sentence, head, text, aside, looked, accepted,
+    });
   }
 
   async function fileOf(mine) {
     return mine.file ??= mine.sample ? await server.fetchSample(mine.sample) : await server.fileOf(mine);
   }
 
-  // The file, if it may be sent.
+  // The file, or a smaller copy, if it may be sent.
   async function readable(mine) {
-    const file = await fileOf(mine);
+    const whole = await fileOf(mine);
+    await whole.slice(0, 1).arrayBuffer().catch(() => { throw server.problems.unreadable(whole.name); });
+    const file = await copyToSend(whole);
     if (file.size > props.max_upload) throw server.problems.tooLarge(file.name, props.max_upload);
-    await file.slice(0, 1).arrayBuffer().catch(() => { throw server.problems.unreadable(file.name); });
     return file;
   }
 
@@ -170,7 +233,7 @@ export function start(element, props) {
     const { signal } = (checking = new AbortController());
     viewer.say("Checking each word …");
     try {
-      const { words, note } = await server.check(await fileOf(mine), shown.chosen, signal);
+      const { words, note } = await server.check(await readable(mine), shown.chosen, signal);
       if (signal.aborted) return;
       const { record } = mine, { sentence } = shown;
       Object.assign(sentence ? record.alternatives[sentence - 1] : record, { words, note });
@@ -185,6 +248,8 @@ export function start(element, props) {
   async function clear() {
     for (const each of visits) { each.job?.abort(); clearTimeout(each.writing); }
     checking?.abort();
+    removed = null;
+    strip.offerUndo(null);
     visits = [];
     visit = null;
     await album.clear();  // before it is said: a reload would bring them back
@@ -212,6 +277,22 @@ export function start(element, props) {
   });
   setInterval(album.sweep, 3600 * 1000);
   addEventListener("popstate", restore);
+  addEventListener("beforeunload", (event) => { if (visits.some((each) => !each.stored)) event.preventDefault(); });
+  addEventListener("keydown", (event) => {
+    const step = { j: 1, k: -1 }[event.key.toLowerCase()];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select, dialog")) return;
+    const key = strip.neighbour(step);
+    if (key === undefined) return;
+    open(visits.find((each) => each.key === key));
+    strip.focus(key);
+  });
+  allAgain.onclick = againWithAll;
+}
+
+// A photo that is to be captioned once more, with these settings.
+function renewed(mine, settings) {
+  mine.job?.abort();
+  return { job: null, record: undefined, records: undefined, problem: undefined, sentence: 0, head: null, accepted: undefined, settings: { ...settings } };
 }
 
 // The settings of the search, which are changed in place. again: for another caption; check: for the
@@ -254,9 +335,6 @@ function known(kept, { settings, styles }) {
   const values = Object.keys(settings).map((name) => [name, kept?.[name] ?? settings[name]]);
   return { ...Object.fromEntries(values), ...(styles.includes(kept?.style) ? {} : { style: settings.style }) };
 }
-
-// Of the settings what every model has: not a style, nor a trust.
-const searchOf = ({ beam_size, captions, check_attention }) => ({ beam_size, captions, check_attention });
 
 const ofSample = (name) => ({ name, sample: name, sentence: 0, head: null });
 

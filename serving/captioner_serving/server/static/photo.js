@@ -1,6 +1,7 @@
 // A photo on the stage. A large one is made small before it is drawn: 48 megapixels would take the
 // browser 200 MB, and no screen shows them.
 const LARGEST = 2048;  // pixels
+const SENT = 4e6;      // bytes of a file that is sent as it is
 const SMALL = 160;     // of a thumbnail's longer side
 
 // Show a photo, a Blob or an address or none yet, in an image, unless it is no longer wanted; false where the
@@ -38,22 +39,30 @@ export async function thumbnail(photo) {
   }
 }
 
-async function fit(photo) {
+// What is sent of a photo: a copy of at most 2,048 pixels of a large file, upright and in sRGB, where the browser can
+// decode it; else the file itself. The model sees a few hundred pixels.
+export async function copyToSend(file) {
+  if (file.size <= SENT) return file;
+  const copy = await fit(file, { type: "image/jpeg", quality: 0.95 }).catch(() => file);
+  return copy.size < file.size ? new File([copy], file.name, { type: copy.type }) : file;
+}
+
+async function fit(photo, as) {
   const image = new Image(), address = URL.createObjectURL(photo);
   try {
     // Until it is drawn, an image is read and not decoded.
     await new Promise((done, failed) => Object.assign(image, { onload: done, onerror: failed, src: address }));
     const { naturalWidth, naturalHeight } = image, scale = LARGEST / Math.max(naturalWidth, naturalHeight);
-    return scale < 1 ? await shrink(photo, Math.round(naturalWidth * scale), Math.round(naturalHeight * scale)) : photo;
+    return scale < 1 ? await shrink(photo, Math.round(naturalWidth * scale), Math.round(naturalHeight * scale), as) : photo;
   } finally {
     URL.revokeObjectURL(address);
   }
 }
 
-async function shrink(photo, width, height) {
+async function shrink(photo, width, height, { type, quality } = { type: "image/webp", quality: 0.9 }) {
   const bitmap = await createImageBitmap(photo, { resizeWidth: width, resizeHeight: height, resizeQuality: "high" });
   const canvas = Object.assign(document.createElement("canvas"), { width, height });
   canvas.getContext("2d").drawImage(bitmap, 0, 0);
   bitmap.close();
-  return new Promise((done) => canvas.toBlob(done, "image/webp", 0.9));
+  return new Promise((done) => canvas.toBlob(done, type, quality));
 }

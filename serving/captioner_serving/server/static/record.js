@@ -10,9 +10,24 @@ export function chooseSentence(record, number) {
 
 export const altText = (caption) => caption.charAt(0).toUpperCase() + caption.slice(1) + ".";
 
-// Of a photo as the strip has it: { name, address where it has one, record or problem, sentence, text }. `text` is what somebody
-// made of the sentence, "" of a picture that only decorates, undefined where nobody touched it.
-export const textOf = ({ record, sentence, text }) => text ?? altText(chooseSentence(record, sentence).caption);
+// The alt text of a sentence that nobody has corrected: none where the model is not to be trusted.
+export const defaultText = (record, caption) => (record.review || record.unfamiliar ? "" : altText(caption));
+
+// A photo as the strip has it: { name, address where it has one, record or problem, sentence, text }. `text` is what the
+// visitor wrote, "" for a decorative picture, undefined where nothing was written.
+export const textOf = ({ record, sentence, text }) => text ?? defaultText(record, chooseSentence(record, sentence).caption);
+
+// Why a person should look at a photo: "failed", "untrusted", "unfamiliar", "doubtful".
+export function marksOf({ record, sentence, problem }) {
+  if (problem) return ["failed"];
+  if (!record) return [];
+  const { doubt, words } = chooseSentence(record, sentence);
+  const is = { untrusted: record.review, unfamiliar: record.unfamiliar, doubtful: doubt || words.some((word) => word.doubtful) };
+  return Object.keys(is).filter((mark) => is[mark]);
+}
+
+// What is left to review: failures, and photos with marks or not yet looked at, until they are accepted.
+export const isToReview = (photo) => Boolean(photo.problem || (photo.record && !photo.accepted && (!photo.looked || marksOf(photo).length)));
 
 export function recordOf({ name, address, record, problem, sentence, text }) {
   if (problem) return { image: address ?? name, error: { type: problem.type, title: problem.title, detail: problem.detail } };
@@ -20,21 +35,23 @@ export function recordOf({ name, address, record, problem, sentence, text }) {
   return { ...chosen, image: address ?? name, ...(text === undefined ? {} : { corrected: text }) };
 }
 
-const COLUMNS = ["image", "alt", "caption", "score", "trust", "error"];
+const COLUMNS = ["image", "alt", "caption", "score", "trust", "marks", "error"];
 
 // A spreadsheet would run a cell that begins with one of these.
 const cellOf = (value) => `"${String(value ?? "").replace(/^(?=[=+\-@\t\r＝＋－＠])/, "'").replaceAll('"', '""')}"`;
 
 function rowOf(photo) {
   const { image, caption, score, trust, error } = recordOf(photo);
-  const cells = [image, error ? "" : textOf(photo), caption, score, trust, error?.detail];
+  const cells = [image, error ? "" : textOf(photo), caption, score, trust, error ? "" : marksOf(photo).join(" "), error?.detail];
   return cells.map((cell) => (typeof cell === "number" ? cell : cellOf(cell))).join(",");
 }
 
 const escaped = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
 
 const imageOf = (photo) => photo.problem ? `<!-- ${escaped(photo.name).replaceAll("--", "&#45;&#45;")} has no caption -->`
-  : `<img src="${escaped(photo.address ?? encodeURIComponent(photo.name))}" alt="${escaped(textOf(photo))}">`;
+  : `<img src="${escaped(photo.address ?? encodeURIComponent(photo.name))}" alt="${escaped(textOf(photo))}"${dataOf(marksOf(photo))}>`;
+
+const dataOf = (marks) => (marks.length ? ` data-marks="${marks.join(" ")}"` : "");
 
 // All photos as one file: its name's end, its type, and how it is made.
 export const FORMATS = {

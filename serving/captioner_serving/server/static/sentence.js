@@ -7,15 +7,22 @@ export const likely = (trust) => trust < 0.01 ? "less than 1 %" : Math.floor(100
 
 const PLAY = "M4 2.5v11l9-5.5z", PAUSE = "M3.5 2.5h3v11h-3zM9.5 2.5h3v11h-3z";
 
-// Where the word's attention is strongest, in words, for those who do not see the heat.
-export function placeOf({ rows, columns, weights }) {
-  const best = weights.indexOf(Math.max(...weights));
-  if (weights[best] * weights.length < 2) return "nowhere in particular";
-  const third = (at, count) => Math.min(2, Math.floor((3 * (at + 0.5)) / count));
-  const row = ["upper", "middle", "lower"][third(Math.floor(best / columns), rows)];
-  const column = ["left", "", "right"][third(best % columns, columns)];
-  if (row === "middle") return column ? "at the " + column : "in the middle";
-  return column ? "at the " + row + " " + column : { upper: "at the top", lower: "at the bottom" }[row];
+const PLACES = [["top left", "top", "top right"], ["left", "middle", "right"], ["bottom left", "bottom", "bottom right"]];
+
+// The ninth of the photo that has most of a word's attention, named as the server names it to assistants.
+export function placeOf({ rows, columns, box = [0, 0, 1, 1], weights }) {
+  const [left, top, right, bottom] = box, shares = [[0, 0, 0], [0, 0, 0], [0, 0, 0]];
+  const overlap = (from, to, third) => Math.max(0, Math.min(to, (third + 1) / 3) - Math.max(from, third / 3)) / (to - from);
+  weights.forEach((weight, at) => {
+    const row = Math.floor(at / columns), column = at % columns;
+    const y = [row, row + 1].map((edge) => top + ((bottom - top) * edge) / rows);
+    const x = [column, column + 1].map((edge) => left + ((right - left) * edge) / columns);
+    for (const r of [0, 1, 2]) for (const c of [0, 1, 2]) shares[r][c] += weight * overlap(...y, r) * overlap(...x, c);
+  });
+  const most = Math.max(...shares.flat());
+  if (most < 2 / 9) return "spread over the photo";  // less than twice an even share
+  const row = shares.findIndex((line) => line.includes(most));
+  return PLACES[row][shares[row].indexOf(most)];
 }
 
 export class Sentence {
@@ -32,7 +39,7 @@ export class Sentence {
 
   get buttons() { return [...this.row.children]; }
 
-  // words: { text, probability, doubtful, told }, the last what a screen reader says of the word.
+  // words: { text, tint, doubtful, told }: the tint from 0 to 1, and what a screen reader says of the word.
   set(words) {
     this.stop();
     this.pinned = this.current = -1;
@@ -65,7 +72,7 @@ export class Sentence {
     button.type = "button";
     button.className = word.doubtful ? "word doubtful" : "word";
     button.textContent = word.text;
-    button.style.setProperty("--p", word.probability);
+    button.style.setProperty("--p", word.tint);
     button.setAttribute("aria-label", word.text + ", " + word.told);
     button.onpointerenter = (event) => {
       if (event.pointerType !== "mouse" || this.timer) return;

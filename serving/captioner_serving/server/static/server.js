@@ -1,6 +1,7 @@
 // The server, asked over its HTTP API: the same that other programs have. What goes wrong is thrown as
 // a problem in words for people: { title, detail, again }, the last where trying again can help.
 const at = (path) => new URL(path, document.baseURI).href;
+const LINES = "application/x-ndjson";
 const megabytes = (bytes) => Math.round(bytes / 1e5) / 10 + " MB";
 
 export const problems = {
@@ -14,6 +15,11 @@ export const problems = {
     detail: `${name} is a folder, or has been moved or changed meanwhile. Choose the photo again.`,
   }),
   unreachable: { title: "The server does not answer", detail: "It may have been stopped, or the network is down.", again: true },
+  unexpected: {
+    title: "Something else answered in the server's place",
+    detail: "Perhaps you have to sign in again. Reload the page; what you wrote stays.",
+    again: true,
+  },
   interrupted: { title: "The server stopped before it had finished", detail: "There is no caption of this photo yet.", again: true },
 };
 
@@ -23,9 +29,9 @@ const WORDS = {
   "upload-too-slow": { title: "The photo took too long to arrive", detail: "The connection is slow. A smaller photo arrives sooner.", again: true },
 };
 
-// The server's own problem document; null of a proxy's page.
+// JSON as an object; null where it is anything else, such as a proxy's page.
 function parse(text) {
-  try { return JSON.parse(text); } catch { return null; }
+  try { return Object(JSON.parse(text)); } catch { return null; }
 }
 
 function problemOf(problem, status) {
@@ -45,7 +51,7 @@ function formOf(file, fields) {
   return form;
 }
 
-// A record of a photo: its file, or its address, which the server fetches. `follow` hears how far it is: { sent: 0..1 }, then { ahead: n } while n photos
+// The records of a photo, one of each model: its file, or its address, which the server fetches. `follow` hears how far it is: { sent: 0..1 }, then { ahead: n } while n photos
 // come first. XMLHttpRequest alone knows how much of an upload has been sent.
 export function caption({ name, file, address }, settings, { signal, follow }) {
   return new Promise((done, failed) => {
@@ -55,10 +61,11 @@ export function caption({ name, file, address }, settings, { signal, follow }) {
     const take = () => {
       const line = request.responseText.split("\n").at(-2);  // the last that is whole
       if (request.status !== 200 || !line) return;
-      const news = JSON.parse(line), [record] = news.records ?? [];
-      if (record?.error) failed(named(problemOf(record.error, 200)));
-      else if (record) done(record);
-      else follow(news);
+      const news = parse(line), records = news?.records ?? [], bad = records.find((record) => record.error);
+      if (bad) failed(named(problemOf(bad.error, 200)));
+      else if (records.length) done(records);
+      else if (typeof news?.ahead === "number") follow(news);
+      else failed(problems.unexpected);
     };
     request.upload.onprogress = ({ loaded, total }) => follow({ sent: loaded / total });
     request.upload.onload = () => follow({ ahead: 0 });
@@ -66,37 +73,43 @@ export function caption({ name, file, address }, settings, { signal, follow }) {
     request.onerror = () => failed(problems.unreachable);
     request.onload = () => {
       take();
-      failed(request.status === 200 ? problems.interrupted : problemOf(parse(request.responseText), request.status));
+      if (request.status !== 200) return failed(problemOf(parse(request.responseText), request.status));
+      const isOurs = request.getResponseHeader("Content-Type")?.startsWith(LINES);
+      failed(isOurs ? problems.interrupted : problems.unexpected);
     };
     signal.addEventListener("abort", () => request.abort());
     request.open("POST", at("api/caption"));
-    request.setRequestHeader("Accept", "application/x-ndjson");
+    request.setRequestHeader("Accept", LINES);
     request.send(formOf(file, { ...settings, image_url: address, attention: true, preview: true }));
   });
 }
 
-async function answer(path, options) {
+// type: how the Content-Type of the answer begins.
+async function answer(path, type, options) {
   const response = await fetch(at(path), options).catch(() => { throw problems.unreachable; });
   if (!response.ok) throw problemOf(parse(await response.text()), response.status);
+  if (!response.headers.get("Content-Type")?.startsWith(type)) throw problems.unexpected;
   return response;
 }
 
 // What a photo and the record of one sentence of it are posted for once more.
-function post(path, file, { preview, ...record }, fields, signal) {
+function post(path, type, file, { preview, ...record }, fields, signal) {
   const form = formOf(file, { record: JSON.stringify({ ...record, alternatives: [] }), ...fields });
-  return answer(path, { method: "POST", body: form, signal });
+  return answer(path, type, { method: "POST", body: form, signal });
 }
 
 // The same sentence, with the effect of each word.
 export async function check(file, record, signal) {
-  const response = await post("api/effect", file, record, {}, signal);
-  return (await response.json()).records[0];
+  const response = await post("api/effect", "application/json", file, record, {}, signal);
+  const news = parse(await response.text());
+  if (!news?.records?.length) throw problems.unexpected;
+  return news.records[0];
 }
 
 // A picture of it as a Blob: kind is overlay (of a word, from 1), sheet or animation.
 export async function draw(kind, file, record, { word, head, look }) {
   const fields = { ...look, ...(head ? { head } : {}), ...(kind === "overlay" ? { word } : {}) };
-  return (await post("api/" + kind, file, record, fields)).blob();
+  return (await post("api/" + kind, "image/", file, record, fields)).blob();
 }
 
 // What the server showed of a photo that it had fetched, as a file.
@@ -108,6 +121,6 @@ export async function fileOf({ name, record }) {
 export const addressOf = (sample) => at("page/samples/" + encodeURIComponent(sample));
 
 export async function fetchSample(name) {
-  const response = await answer(addressOf(name));
+  const response = await answer(addressOf(name), "image/");
   return new File([await response.blob()], name, { type: response.headers.get("Content-Type") ?? "" });
 }

@@ -13,8 +13,6 @@ const MEANINGS = {
   effect: "How much less likely the word becomes when the places that it looked at are hidden, beyond what hiding "
     + "as many other places does. Below 5 % they did not matter: the model finds the word in the rest of the photo, or in "
     + "the words before it. That does not make it wrong.",
-  average: "How sure the model was of each word of the sentence, on average. "
-    + "The sentences are in its own order, which also counts their length.",
   heat: "Colour (with Spotlight, light) begins where a place had more than an even share of the attention, and is full at eight times "
     + "that share. The scale is the same for every word and every photo, so that two pictures can be compared.",
 };
@@ -28,12 +26,12 @@ export function attentionOf({ attention }, head) {
 export function facts(word, head) {
   const attention = attentionOf(word, head), known = [];
   if (word.trust !== undefined) known.push(["trust", (word.doubtful ? "doubtful, " : "") + likely(word.trust) + " likely right"]);
-  known.push(["sure", percent(word.probability) + " sure"]);
-  if (attention) known.push(["looked", "looked " + placeOf(attention)]);
-  if (word.gate !== undefined) known.push(["drew", "drew " + percent(word.gate) + " on the photo"]);
+  known.push(["sure", "probability " + percent(word.probability)]);
+  if (attention) known.push(["looked", "focus: " + placeOf(attention)]);
+  if (word.gate !== undefined) known.push(["drew", "visual " + percent(word.gate)]);
   if (word.effect !== undefined) {
     const lost = 1 - Math.exp(-word.effect);
-    known.push(["effect", word.effect < 0.05 ? "the rest of the photo says it too" : "these places mattered: " + percent(lost) + " less likely unseen"]);
+    known.push(["effect", word.effect < 0.05 ? "also visible elsewhere" : percent(lost) + " less likely when this area is hidden"]);
   }
   return known;
 }

@@ -2,7 +2,7 @@
 // and when it is there. It draws what it is given, and knows of no server.
 import { colorAt, Heat } from "./heat.js";
 import { loadPhoto } from "./photo.js";
-import { altText, chooseSentence, recordOf, save } from "./record.js";
+import { altText, chooseSentence, defaultText, recordOf, save } from "./record.js";
 import { percent, Sentence } from "./sentence.js";
 import { attentionOf, explainTerms, facts, term } from "./terms.js";
 
@@ -11,12 +11,12 @@ const ENDS = { waiting: ".ghosts", failed: ".failure", shown: ".sentence" };
 const touch = matchMedia("(hover: none)");
 
 export class Viewer {
-  // root: viewer.html. drawing: the library's colours. onModel hears of another model, by its place in
-  // `compared`; onChoose of another sentence or head, onCorrect
-  // what the visitor makes of the sentence ("" of a decoration, undefined: nothing any more);
-  // draw(kind, shown, word, look) gives a picture to take home, where there is somebody to draw it.
-  constructor(root, drawing, { onModel = () => {}, onChoose = () => {}, onCorrect = () => {}, draw = null } = {}) {
-    Object.assign(this, { root, drawing, onModel, onChoose, onCorrect, draw, shown: null, photo: null });
+  // root: viewer.html. drawing: the library's colours. onModel gets another model, by its place in `compared`;
+  // onChoose another sentence or head; onCorrect the text that the visitor wrote ("" of a decoration, undefined: none)
+  // and the one that Decorative or Undo set aside; onAccept is called for Enter in the alt text. draw(kind, shown, word,
+  // look) returns a picture to download, where there is a server.
+  constructor(root, drawing, { onModel = () => {}, onChoose = () => {}, onCorrect = () => {}, onAccept = null, draw = null } = {}) {
+    Object.assign(this, { root, drawing, onModel, onChoose, onCorrect, onAccept, draw, shown: null, photo: null, isMore: false });
     this.look = { strength: drawing.default_strength, colors: drawing.default_colors, smooth: true };
     this.image = this.find(".photo");
     this.status = this.find('[role="status"]');
@@ -61,43 +61,49 @@ export class Viewer {
     this.heat.show(words.length - 1);
   }
 
-  // problem: { title, detail }; again: called when it is to be tried again, null where that cannot help.
-  fail({ title, detail }, again) {
+  // problem: { title, detail }; again: tries again, null where that cannot help; dismiss: removes the photo.
+  fail({ title, detail }, again, dismiss = null) {
     this.#become("failed");
-    const heading = document.createElement("strong"), retry = document.createElement("button");
+    const heading = document.createElement("strong"), bar = document.createElement("p");
     heading.textContent = title;
-    Object.assign(retry, { type: "button", className: "control retry", textContent: "Try again", onclick: again });
-    this.find(".failure").replaceChildren(heading, detail.replace(/\.?$/, "."), ...(again ? [retry] : []));
+    bar.className = "bar";
+    for (const [name, textContent, onclick] of [["retry", "Try again", again], ["dismiss", "Remove it from the list", dismiss]]) {
+      if (onclick) bar.append(Object.assign(document.createElement("button"), { type: "button", className: "control " + name, textContent, onclick }));
+    }
+    this.find(".failure").replaceChildren(heading, detail.replace(/\.?$/, "."), ...(bar.childElementCount ? [bar] : []));
     this.status.textContent = "";
   }
 
-  // sentence: 0 for the caption, 1 for the first alternative; head: from 1, or the mean of all; text:
-  // what the visitor made of the sentence; compared: { name, record } of each model, where there are
-  // several; word: the one to begin with, if not the first that names something.
-  async show({ photo, name, address, record, sentence = 0, head = null, text, compared = [], word }) {
+  // sentence: 0 for the caption, 1 for the first alternative; head: from 1, or the mean of all; text: what the visitor
+  // wrote; aside: a text that can be brought back; withheld: why the sentence is not shown; compared: { name, record } of
+  // each model, where there are several; word: the one to begin with, if not the first that names something.
+  async show({ photo, name, address, record, sentence = 0, head = null, text, aside, withheld = "", compared = [], word }) {
     const same = this.shown?.record === record && this.shown.sentence === sentence;  // another head of it
     const focused = same ? this.sentence.buttons.indexOf(document.activeElement) : -1;
     this.#become("shown");
     const chosen = chooseSentence(record, sentence);
-    const shown = this.shown = { photo, name, address, record, sentence, head, text, compared, chosen };
-    this.root.toggleAttribute("data-unfamiliar", Boolean(record.unfamiliar));
+    const shown = this.shown = { photo, name, address, record, sentence, head, text, aside, withheld, compared, chosen };
+    this.root.toggleAttribute("data-unfamiliar", Boolean(record.unfamiliar) && !withheld);
+    this.root.toggleAttribute("data-withheld", Boolean(withheld));
+    Object.assign(this.find(".withheld"), { hidden: !withheld, textContent: withheld });
     this.find(".doubt").textContent = chosen.doubt ? chosen.doubt + "." : "";
-    this.sentence.set(chosen.words.map((each) => ({ ...each, text: each.word, told: tell(each, head) })));
+    this.sentence.set(chosen.words.map((each) => ({ ...each, text: each.word, told: tell(each, head), tint: tintOf(each, chosen.words) })));
     this.heat.attentions = [];
     this.#listModels();
     this.#listSentences();
     this.#listHeads();
     this.#showWord(-1);
+    this.find(".copied").textContent = "";
     this.#showText();
     const warnings = [record.unfamiliar && this.find(".unlike").textContent, chosen.doubt].filter(Boolean);
-    if (!same) this.status.textContent = ["Caption: " + chosen.caption, ...warnings].join(". ");
+    if (!same) this.status.textContent = withheld || ["Caption: " + chosen.caption, ...warnings].join(". ");
     this.find(".unseen").textContent = "Your browser cannot show this photo; its words are below.";
     const picture = record.preview?.image ?? photo, isNew = picture !== this.photo, seen = await this.#stage(picture);
     if (this.shown !== shown) return;
     // On a phone a photo that came with its words would lie over them.
     if (isNew && getComputedStyle(this.find(".stage")).position === "sticky" && this.root.getBoundingClientRect().top < 0) this.root.scrollIntoView();
-    if (seen) this.heat.attentions = chosen.words.map((each) => attentionOf(each, head));
-    this.sentence.pin(word ?? firstShown(chosen.words));
+    if (seen && !withheld) this.heat.attentions = chosen.words.map((each) => attentionOf(each, head));
+    this.sentence.pin(withheld ? -1 : word ?? firstShown(chosen.words));
     this.sentence.buttons[focused]?.focus({ preventScroll: true });
   }
 
@@ -125,6 +131,9 @@ export class Viewer {
     }
     const ready = await this.staged;
     if (this.photo !== photo) return false;
+    const { naturalWidth, naturalHeight } = this.image, { style } = this.find(".frame");
+    style.setProperty("--ratio", naturalHeight ? naturalWidth / naturalHeight : 1.5);
+    style.setProperty("--wide", naturalWidth);
     this.root.removeAttribute("data-coming");
     this.root.toggleAttribute("data-unseen", !ready);
     return ready;
@@ -136,12 +145,17 @@ export class Viewer {
     if (!chosen) return;
     if (index < 0) {
       this.about.textContent = (touch.matches ? "Tap" : "Point at") + " a word, or press Play. "
-        + "The stronger the colour behind a word, the surer the model was.";
+        + "The stronger the colour behind a word, the likelier it is right.";
       return;
     }
     const name = document.createElement("b");
     name.textContent = chosen.words[index].word;
-    this.about.replaceChildren(name, ...facts(chosen.words[index], head).map(([key, text]) => term(key, text)));
+    const [first, ...rest] = facts(chosen.words[index], head).map(([key, text]) => term(key, text));
+    const isAsked = (fact) => fact.dataset.term === "effect", more = document.createElement("button");
+    Object.assign(more, { type: "button", className: "term more", textContent: this.isMore ? "less" : "more", ariaExpanded: String(this.isMore) });
+    more.onclick = () => { this.isMore = !this.isMore; this.#showWord(index); this.find(".more").focus(); };
+    for (const fact of rest) fact.hidden = !this.isMore && !isAsked(fact);
+    this.about.replaceChildren(name, first, ...rest, ...(rest.length ? [more] : []));
   }
 
   #choose(sentence, head) {
@@ -160,7 +174,7 @@ export class Viewer {
     list.replaceChildren(...compared.map(({ name, record: each }, number) => {
       const button = document.createElement("button"), title = document.createElement("b"), trust = document.createElement("span");
       title.textContent = name;
-      trust.textContent = each.trust === undefined ? "" : percent(Math.max(0.01, each.trust)) + " likely right";
+      trust.textContent = each.trust === undefined ? "trust unknown" : percent(Math.max(0.01, each.trust)) + " likely right";
       Object.assign(button, { type: "button", ariaPressed: String(each === record), onclick: () => this.onModel(number) });
       button.append(title, each.caption, trust);
       return button;
@@ -174,10 +188,10 @@ export class Viewer {
     this.find(".hint").textContent = (touch.matches ? "Tap" : "Click") + " one to see its words.";
     if (this.listed !== record) {
       this.listed = record;
-      list.replaceChildren(...sentences.map(({ caption, words }, number) => {
+      list.replaceChildren(...sentences.map(({ caption }, number) => {
         const item = document.createElement("li"), button = document.createElement("button");
         Object.assign(button, { type: "button", textContent: caption, onclick: () => this.#choose(number, this.shown.head) });
-        item.append(button, term("average", percent(average(words)) + " a word"));
+        item.append(button);
         return item;
       }));
     }
@@ -234,27 +248,54 @@ export class Viewer {
   }
 
   #listenToText() {
-    const field = this.find(".text"), decorative = this.find(".decorative");
-    const correct = (text) => {
-      this.shown.text = text === altText(this.shown.chosen.caption) ? undefined : text;
+    const field = this.find(".text"), decorative = this.find(".decorative"), copied = this.find(".copied");
+    // aside: what is set aside by Decorative and Undo, so that nothing written is lost.
+    const correct = (text, aside = this.shown.aside) => {
+      const { record, chosen } = this.shown, isPlain = text === defaultText(record, chosen.caption) && !decorative.checked;
+      Object.assign(this.shown, { text: isPlain ? undefined : text, aside });
+      copied.textContent = "";
       this.#showText();
-      this.onCorrect(this.shown.text);
+      this.onCorrect(this.shown.text, aside);
     };
-    field.oninput = () => correct(field.value);
-    decorative.onchange = () => correct(decorative.checked ? "" : undefined);
-    this.find(".undo").onclick = () => { correct(undefined); field.focus(); };
+    const setAside = () => this.shown.text || this.shown.aside;
+    field.oninput = () => { decorative.checked = false; correct(field.value); };
+    field.onkeydown = (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing || !this.onAccept) return;
+      event.preventDefault();
+      this.onAccept();
+    };
+    decorative.onchange = () => (decorative.checked ? correct("", setAside()) : correct(this.shown.aside));
+    this.find(".undo").onclick = () => {
+      const { text, aside } = this.shown;
+      decorative.checked = false;
+      if (text === undefined) correct(aside);
+      else correct(undefined, setAside());
+      field.focus();
+    };
+    this.find(".use").onclick = () => { correct(altText(this.shown.chosen.caption)); field.focus(); };
     this.find(".copy").onclick = async () => {
       const text = field.value;
       await copy(text);
-      this.say(text ? "Copied: " + text : "Copied: an empty text, as of a picture that only decorates.");
+      copied.textContent = "Copied";
+      this.status.textContent = text ? "Copied: " + text : "Copied: an empty text.";
     };
+    this.find(".enter").hidden = !this.onAccept || touch.matches;
+  }
+
+  // Put the cursor into the alt text, where there is one.
+  write() {
+    if (this.shown) this.find(".text").focus();
   }
 
   #showText() {
-    const { chosen, text } = this.shown, field = this.find(".text"), now = text ?? altText(chosen.caption);
+    const { record, chosen, text, aside, withheld } = this.shown, field = this.find(".text");
+    const plain = defaultText(record, chosen.caption), now = text ?? plain, undo = this.find(".undo");
     if (field.value !== now) field.value = now;
+    field.placeholder = plain || withheld ? "" : "Perhaps: " + altText(chosen.caption);
+    this.find(".use").hidden = Boolean(now || withheld || text === "");
     this.find(".decorative").checked = text === "";
-    this.find(".undo").hidden = text === undefined;
+    undo.hidden = text === undefined && !aside;
+    undo.textContent = text === undefined ? "Redo the correction" : "Undo the correction";
     this.image.alt = text ?? chosen.caption;
   }
 }
@@ -281,10 +322,9 @@ function firstShown(words) {
   return drawn.indexOf(Math.max(...drawn));
 }
 
-// The geometric mean of the words' probabilities, which a record rounds to four digits.
-function average(words) {
-  const logs = words.map((word) => Math.log(Math.max(word.probability, 5e-5)));
-  return Math.exp(logs.reduce((sum, log) => sum + log, 0) / Math.max(words.length, 1));
+// How strongly a word is tinted: as likely as it is right. A word without trust claims nothing, where others have one.
+function tintOf({ trust, probability }, words) {
+  return words.some((word) => word.trust !== undefined) ? trust ?? 0 : probability;
 }
 
 // What a screen reader says of a word.
