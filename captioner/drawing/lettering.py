@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -64,16 +65,21 @@ def _is_turned(words: Sequence[str]) -> bool:
 def shorten(word: str, size: int, width: float, *, beside: str = "") -> tuple[str, _Font]:
     """Make a word fit: set it smaller, down to two thirds, then cut it off with "…".
 
-    Its font has the letters of all the text that it stands `beside`.
+    Its font has the letters of all the text that it stands `beside`. Widths are searched by
+    bisection, so the time does not grow with the length of the word.
     """
     text = word + beside
-    for smaller in range(size, size * 2 // 3, -1):
-        if font_of(smaller, text).getlength(word) <= width:
-            return word, font_of(smaller, text)
+    sizes = range(size, size * 2 // 3, -1)
+    fits = bisect_left(
+        sizes, x=True, key=lambda smaller: font_of(smaller, text).getlength(word) <= width
+    )
+    if fits < len(sizes):
+        return word, font_of(sizes[fits], text)
     font = font_of(size * 2 // 3, text)
-    while word and font.getlength(f"{word}…") > width:
-        word = word[:-1]
-    return f"{word}…", font
+    count = bisect_left(
+        range(1, len(word) + 1), x=True, key=lambda n: font.getlength(f"{word[:n]}…") > width
+    )
+    return f"{word[:count]}…", font
 
 
 class Text(NamedTuple):

@@ -16,21 +16,22 @@ import socket
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import AvifImagePlugin
 
-from captioner.vision.transform import TransformConfig
 from captioner_serving.decoding.decoded import decode
 
-__all__ = ["READY", "Limits", "Line", "serve"]
+__all__ = ["READY", "Limits", "Line", "StoppedError", "serve"]
 
 READY = b"ready"
 """The first message of a process."""
 
 _PIECE = 1 << 20  # bytes that are read at once
+_POLL = 0.2  # seconds between two looks at whether the result is still wanted
 _UNASKED = 4_000_000  # pixels that need no room; a photo of this size takes 50 MB at most
 _BYTES_A_PIXEL = 32  # that Pillow and the decoders take for the oddest formats, and then some
 _BYTES_BESIDE = 1 << 30  # for the file itself
@@ -50,16 +51,21 @@ class Limits:
     nice: int = 0
 
 
+class StoppedError(Exception):
+    """The result is no longer wanted."""
+
+
 class Line:
-    """Messages over a socket, each after its length, until a time that may be set."""
+    """Messages over a socket, each after its length, with a deadline that may be set."""
 
     def __init__(self, own: socket.socket) -> None:
         self.socket = own
         self._end: float | None = None
+        self._is_stopped: Callable[[], bool] = lambda: False
 
-    def end_in(self, seconds: float) -> None:
-        """Raise TimeoutError from what is not sent and received by then."""
-        self._end = time.monotonic() + seconds
+    def end_in(self, seconds: float, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Raise TimeoutError from sending and receiving then, or StoppedError once stopped."""
+        self._end, self._is_stopped = time.monotonic() + seconds, is_stopped
 
     def send(self, message: bytes) -> None:
         """Send a message."""
@@ -82,17 +88,23 @@ class Line:
     def _read(self, count: int) -> bytes:
         data = io.BytesIO()
         while (left := count - data.tell()) > 0:
-            self._count_down()
-            if not (piece := self.socket.recv(min(left, _PIECE))):
+            self._count_down(most=_POLL)
+            try:
+                piece = self.socket.recv(min(left, _PIECE))
+            except TimeoutError:
+                continue
+            if not piece:
                 raise EOFError
             data.write(piece)
         return data.getvalue()
 
-    def _count_down(self) -> None:
+    def _count_down(self, most: float = math.inf) -> None:
+        if self._is_stopped():
+            raise StoppedError
         if self._end is not None:
             if (left := self._end - time.monotonic()) <= 0:
                 raise TimeoutError
-            self.socket.settimeout(left)
+            self.socket.settimeout(min(left, most))
 
 
 def serve(descriptor: int) -> None:
@@ -105,33 +117,38 @@ def serve(descriptor: int) -> None:
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     line = Line(socket.socket(fileno=descriptor))
     with suppress(EOFError, ConnectionError):
-        config, limits = pickle.loads(line.receive(sys.maxsize))
+        limits = pickle.loads(line.receive(sys.maxsize))
         line.send(READY)
         _silence()
         _bound_memory(_BYTES_A_PIXEL * limits.max_pixels + _BYTES_BESIDE)
         if limits.nice:
             os.nice(limits.nice)
-        _answer(line, config, limits)
+        _answer(line, limits)
 
 
-def _answer(line: Line, config: TransformConfig, limits: Limits) -> None:
+def _answer(line: Line, limits: Limits) -> None:
     # Ends this process after a while, even inside a decoder; for when the parent cannot.
     most = math.ceil(limits.seconds) + 5
+    granted = _UNASKED  # pixels of the photo under way that there is room for
 
     def admit(pixels: int) -> None:
-        if pixels > _UNASKED:
+        nonlocal granted
+        if pixels > granted:
             signal.alarm(0)
             line.send(json.dumps(pixels).encode())
             line.receive(0)
             signal.alarm(most)
+            granted = pixels
 
     while True:
-        photo, longest = pickle.loads(line.receive(sys.maxsize))
+        photo, outputs = pickle.loads(line.receive(sys.maxsize))
+        granted = _UNASKED
         signal.alarm(most)
-        answer = decode(photo, config, longest=longest, max_pixels=limits.max_pixels, admit=admit)
+        answers = decode(photo, outputs, max_pixels=limits.max_pixels, admit=admit)
         signal.alarm(0)
-        line.send(answer.head())
-        line.send(answer.pixels)
+        for answer in answers:
+            line.send(answer.head())
+            line.send(answer.pixels)
 
 
 def _silence() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +17,16 @@ from captioner.vision.image import MAX_PIXELS, open_image
 from captioner.vision.prepared import PreparedImage
 from captioner.vision.transform import Box, Transform, TransformConfig
 
-__all__ = ["Decoded", "EncodedPhoto", "Readable", "decode"]
+__all__ = [
+    "Decoded",
+    "EncodedPhoto",
+    "Output",
+    "Readable",
+    "Square",
+    "Whole",
+    "decode",
+    "shrink",
+]
 
 _KINDS: dict[object, type[errors.CaptionerError]] = {
     kind.type: kind for kind in (getattr(errors, name) for name in errors.__all__)
@@ -45,13 +55,70 @@ class EncodedPhoto(NamedTuple):
         return self.data
 
 
+class Output(Protocol):
+    """Something that is made of a photo in the decoding process. Travels there by pickle."""
+
+    @property
+    def at_least(self) -> int | None:
+        """The shorter side in pixels that suffices; None: the photo in full."""
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the result is an image file and not pixels."""
+
+    def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
+        """Return the result, its width and height, and the part of the photo that it shows."""
+
+
+@dataclass(frozen=True)
+class Square:
+    """The pixels that an encoder sees."""
+
+    config: TransformConfig
+    is_encoded = False
+
+    @property
+    def at_least(self) -> int | None:
+        """See Output."""
+        return Transform(self.config).at_least
+
+    def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
+        """See Output."""
+        framing = Transform(self.config)
+        square = framing.square(photo)
+        return square.tobytes(), square.size, framing.box(*photo.size)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The pixels of the whole photo, neither side longer than this."""
+
+    longest: int
+    at_least = None
+    is_encoded = False
+
+    def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
+        """See Output."""
+        picture = shrink(photo, self.longest)
+        return picture.tobytes(), picture.size, Box(0.0, 0.0, 1.0, 1.0)
+
+
+def shrink(photo: Image.Image, longest: int) -> Image.Image:
+    """Return a photo with neither side longer than this; one that fits is returned as it is."""
+    scale = longest / max(photo.size)
+    if scale >= 1:
+        return photo
+    size = (max(1, round(photo.width * scale)), max(1, round(photo.height * scale)))
+    return photo.resize(size, Image.Resampling.LANCZOS, reducing_gap=3)
+
+
 class Decoded(NamedTuple):
     """What became of a photo.
 
     content: digest of the file's bytes, b"" where they could not be read.
     size: width and height of the photo as the viewer sees it; (0, 0) where it failed.
-    pixels: uint8, height x width x 3 bytes, row by row: the square that the encoder sees, or the
-        picture that was asked for. b"" where it failed.
+    pixels: uint8, height x width x 3 bytes, row by row; or an image file, where the output is
+        encoded. b"" where it failed.
     shape: width and height of `pixels`.
     box: the part of the photo that the pixels show.
     error: type, title and detail, where it failed.
@@ -86,10 +153,10 @@ class Decoded(NamedTuple):
         (width, height), (across, down) = head["size"], head["shape"]
         count, content, box = head["pixels"], bytes.fromhex(head["content"]), Box(*head["box"])
         numbers = (width, height, across, down, count)
-        if not all(type(each) is int and each >= 0 for each in numbers) or len(content) > 16:
+        if not all(type(number) is int and number >= 0 for number in numbers) or len(content) > 16:
             raise ValueError(f"sizes {numbers} of {len(content)}")
-        if count != 3 * across * down or not all(map(math.isfinite, box)):
-            raise ValueError(f"{count} bytes for {across} x {down} pixels in {box}")
+        if not all(map(math.isfinite, box)):
+            raise ValueError(f"box {box}")
         error = head["error"]
         if error is not None:
             kind = _KINDS.get(error["type"], errors.ImageError)
@@ -103,8 +170,8 @@ class Decoded(NamedTuple):
         """
         if self.error is not None:
             kind = _KINDS.get(self.error["type"], errors.ImageError)
-            is_image = issubclass(kind, errors.ImageError)
-            raise (kind if is_image else errors.ImageError)(self.error["detail"])
+            is_known = issubclass(kind, errors.ImageError | errors.ConfigError)
+            raise (kind if is_known else errors.ImageError)(self.error["detail"])
 
     def prepared(
         self, *, image: str | None = None, open_photo: Callable[[], Image.Image] | None = None
@@ -124,47 +191,41 @@ class Decoded(NamedTuple):
 
 def decode(
     photo: Readable,
-    config: TransformConfig,
+    outputs: Sequence[Output],
     *,
-    longest: int | None = None,
     max_pixels: int = MAX_PIXELS,
     admit: Callable[[int], None] | None = None,
-) -> Decoded:
-    """Read a photo, decode it, make it small; every failure is an error record.
+) -> list[Decoded]:
+    """Read a photo once and make the outputs; every failure is an error record of all of them.
 
     Args:
         photo: what to read.
-        config: how a photo becomes the encoder's square.
-        longest: None makes the encoder's square; a number of pixels the whole picture, with
-            neither side longer than this.
+        outputs: what to make of it.
         max_pixels: larger photos are refused.
         admit: called with the number of pixels before they are decoded; it may wait until there
             is room for them.
     """
-    content, framing = b"", Transform(config)
+    content = b""
     try:
         data = photo.read()
         content = digest(data)
-        image = open_image(
-            data,
-            name=photo.name,
-            at_least=framing.at_least if longest is None else None,
-            max_pixels=max_pixels,
-            admit=admit,
-        )
-        size = image.size
-        if longest is None:
-            box = framing.box(*size)
-            image = framing.square(image)
-        else:
-            box = Box(0.0, 0.0, 1.0, 1.0)
-            image.thumbnail((longest, longest), Image.Resampling.LANCZOS, reducing_gap=3)
+        made = []
+        for output in outputs:
+            image = open_image(
+                data,
+                name=photo.name,
+                at_least=output.at_least,
+                max_pixels=max_pixels,
+                admit=admit,
+            )
+            made.append(Decoded(content, image.size, *output.make(image)))
+        return made
     except errors.CaptionerError as error:
-        return Decoded.failed(error, content)
+        problem = error
     except MemoryError:
-        reason = f"{photo.name} needs too much memory: make it smaller"
-        return Decoded.failed(errors.ImageTooLargeError(reason), content)
+        problem = errors.ImageTooLargeError(f"{photo.name} needs too much memory: make it smaller")
     except Exception as error:
-        reason = f"{photo.name} cannot be decoded ({error!r}): copy or export it again"
-        return Decoded.failed(errors.ImageTruncatedError(reason), content)
-    return Decoded(content, size, image.tobytes(), image.size, box)
+        problem = errors.ImageTruncatedError(
+            f"{photo.name} cannot be decoded ({error!r}): copy or export it again"
+        )
+    return [Decoded.failed(problem, content)] * len(outputs)

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,15 +28,15 @@ from captioner.errors import (
     ImageTooLargeError,
     ImageTruncatedError,
 )
-from captioner.vision.transform import TransformConfig
 from captioner_serving.decoding import child
-from captioner_serving.decoding.child import READY, Limits, Line
-from captioner_serving.decoding.decoded import Decoded, Readable
-from captioner_serving.decoding.turns import Budget
+from captioner_serving.decoding.child import READY, Limits, Line, StoppedError
+from captioner_serving.decoding.decoded import Decoded, Output, Readable, Square
+from captioner_serving.decoding.fair_queue import Budget
 
 __all__ = ["DecodeProcess", "closed_error"]
 
 _START_SECONDS = 60.0
+_LARGEST_FILE = 1 << 26  # bytes of an encoded result
 _HEAD = 1 << 20  # bytes of an answer beside the pixels: a detail may name a photo
 _KILLS = 3  # by the system, of one photo's processes, before memory is called short
 # Of the environment, what an interpreter may need to start and to decode names; no secrets.
@@ -47,7 +47,6 @@ class DecodeProcess:
     """Decodes photos one by one in a process, and in a fresh one when a photo has ended the last.
 
     Args:
-        config: how a photo becomes a square.
         limits: what one photo may cost.
         budget: pixels under way in all processes that share it.
         environment: variables that it needs to read photos, beside those of any interpreter.
@@ -55,13 +54,12 @@ class DecodeProcess:
 
     def __init__(
         self,
-        config: TransformConfig,
         limits: Limits,
         *,
         budget: Budget,
         environment: Mapping[str, str],
     ) -> None:
-        self._config, self._limits, self._budget = config, limits, budget
+        self._limits, self._budget = limits, budget
         self._environment = environment
         self._running: tuple[subprocess.Popen[bytes], Line] | None = None
         self._closed = False
@@ -79,7 +77,7 @@ class DecodeProcess:
                 _, line = self._running = self._popen(words.fileno())
                 with suppress(OSError, EOFError, ValueError):
                     line.end_in(_START_SECONDS)
-                    line.send(pickle.dumps((self._config, self._limits)))
+                    line.send(pickle.dumps(self._limits))
                     if line.receive(len(READY)) == READY:
                         return
                 status = self.end()
@@ -119,21 +117,39 @@ class DecodeProcess:
                 raise
         return process, Line(ours)
 
-    def decode(self, photo: Readable, longest: int | None) -> Decoded:
+    def decode(
+        self,
+        photo: Readable,
+        outputs: Sequence[Output],
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> list[Decoded]:
         """Decode a photo, in fresh processes as long as it may not be its own fault.
 
         A photo that is too slow, or ends two processes, is a result with an `error`.
 
-        Raises CaptionerError: no process can be started, memory is short, or this is closed.
+        Args:
+            photo: what to decode.
+            outputs: what to make of it; there are as many results.
+            is_stopped: asked a few times a second; the process is killed once it returns True.
+
+        Raises CaptionerError: it was stopped, no process can be started, memory is short, or this
+            is closed.
         """
+
+        def failed(error: CaptionerError) -> list[Decoded]:
+            return [Decoded.failed(error)] * len(outputs)
+
         crashes = kills = 0
         while not self._closed:
             self.start()
             try:
-                return self._ask(photo, longest)
+                return self._ask(photo, outputs, is_stopped)
             except TimeoutError:
                 self.end(kill=True)
-                return Decoded.failed(_too_slow(photo, self._limits.seconds))
+                return failed(_too_slow(photo, self._limits.seconds))
+            except StoppedError as error:
+                self.end(kill=True)
+                raise CaptionerError(f"{photo.name} is no longer wanted") from error
             except (EOFError, OSError):
                 status = self.end()
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
@@ -145,7 +161,7 @@ class DecodeProcess:
                 crashes += 1
                 if crashes > 1:
                     reason = f"{photo.name} crashed the image decoder (status {status})"
-                    return Decoded.failed(ImageTruncatedError(f"{reason}: copy or export it again"))
+                    return failed(ImageTruncatedError(f"{reason}: copy or export it again"))
                 continue
             kills += 1  # by the system, which is out of memory
             if kills == _KILLS:
@@ -156,26 +172,38 @@ class DecodeProcess:
             time.sleep(kills)
         raise closed_error()
 
-    def _ask(self, photo: Readable, longest: int | None) -> Decoded:
+    def _ask(
+        self, photo: Readable, outputs: Sequence[Output], is_stopped: Callable[[], bool]
+    ) -> list[Decoded]:
         """Send a photo, and read what became of it; a large one waits until there is room."""
         if self._running is None or self._closed:
             raise EOFError
         _, line = self._running
-        line.end_in(self._limits.seconds)
-        line.send(pickle.dumps((photo, longest)))
+        line.end_in(self._limits.seconds, is_stopped)
+        line.send(pickle.dumps((photo, tuple(outputs))))
         answer = json.loads(line.receive(_HEAD))
         if type(answer) is int and answer >= 0:
             with self._budget.hold(answer):
-                line.end_in(self._limits.seconds)
+                line.end_in(self._limits.seconds, is_stopped)
                 line.send(b"")
-                return self._decoded(line, json.loads(line.receive(_HEAD)), longest)
-        return self._decoded(line, answer, longest)
+                return self._answers(line, json.loads(line.receive(_HEAD)), outputs)
+        return self._answers(line, answer, outputs)
 
-    def _decoded(self, line: Line, head: object, longest: int | None) -> Decoded:
+    def _answers(self, line: Line, head: object, outputs: Sequence[Output]) -> list[Decoded]:
+        answers = [self._answer(line, head, outputs[0])]
+        for output in outputs[1:]:
+            answers.append(self._answer(line, json.loads(line.receive(_HEAD)), output))
+        return answers
+
+    def _answer(self, line: Line, head: object, output: Output) -> Decoded:
         decoded, count = Decoded.of_head(head)
-        most = self._config.size**2 if longest is None else self._limits.max_pixels
-        if count > 3 * most:
-            raise ValueError(f"{count} bytes of pixels")
+        width, height = decoded.shape
+        wanted = _LARGEST_FILE if output.is_encoded else 3 * width * height
+        most = _LARGEST_FILE if output.is_encoded else 3 * self._limits.max_pixels
+        if isinstance(output, Square):
+            most = 3 * output.config.size**2
+        if count > min(wanted, most) or (count < wanted and not output.is_encoded):
+            raise ValueError(f"{count} bytes for {width} x {height} pixels")
         decoded = decoded._replace(pixels=line.receive(count))
         if len(decoded.pixels) < count:
             raise ValueError(f"{len(decoded.pixels)} of {count} bytes of pixels")

@@ -1,4 +1,4 @@
-"""The one way to photos that anybody may have made: photos in, pixels out, whatever a file does.
+"""The decoding pool: untrusted photos in, pixels or pictures out.
 
 Decoders written in C can be brought down by a damaged file, made to run for hours, or to take all
 memory. Here each photo has a deadline, a limit of memory and a budget of pixels, in a process that
@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -24,9 +24,17 @@ from captioner.vision.image import MAX_PIXELS, FileSource, image_bytes, source_n
 from captioner.vision.jpeg import is_ordinary
 from captioner.vision.transform import TransformConfig
 from captioner_serving.decoding.child import Limits
-from captioner_serving.decoding.decoded import Decoded, EncodedPhoto, Readable, decode
+from captioner_serving.decoding.decoded import (
+    Decoded,
+    EncodedPhoto,
+    Output,
+    Readable,
+    Square,
+    Whole,
+    decode,
+)
+from captioner_serving.decoding.fair_queue import Budget, FairThreads
 from captioner_serving.decoding.process import DecodeProcess, closed_error
-from captioner_serving.decoding.turns import Budget, FairThreads
 
 __all__ = ["SECONDS", "Reader"]
 
@@ -36,20 +44,20 @@ SECONDS = 120.0
 _LONGEST = 86_400  # seconds; a day
 _CARRIED = 1 << 28  # bytes of files, with which a stream of photos takes in no more of them
 _Photo = TypeVar("_Photo", bound=Readable)
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 _Lanes = list[FairThreads[DecodeProcess]]
 
 
 class Reader(Closing):
     """Opens photos in processes of its own, which start with the first photos.
 
-    They import no script, and end with this process, or when this object is closed or forgotten.
-    They can be left out: then a file that brings a decoder down, or takes all memory, takes this
-    process with it.
+    The processes import no script, and end with this process, or when this object is closed or
+    collected.
 
     Args:
         transform: how a photo becomes a square.
         workers: processes.
+        fetching: further processes for photos with a `url`: slow hosts keep no other photo waiting.
         quick: further processes, for JPEGs whose time their header tells (`is_ordinary`): these
             never wait behind what may take longer.
         max_pixels: larger photos are refused.
@@ -70,6 +78,7 @@ class Reader(Closing):
         *,
         workers: int = 1,
         quick: int = 0,
+        fetching: int = 0,
         max_pixels: int = MAX_PIXELS,
         seconds: float = SECONDS,
         budget: int | None = None,
@@ -84,7 +93,7 @@ class Reader(Closing):
                 f"seconds {seconds:g} is out of range: use above 0, at most {_LONGEST}"
             )
         self._transform, self._max_pixels, self._seconds = transform, max_pixels, seconds
-        self._workers, self._quick, self._nice = workers, quick, nice
+        self._workers, self._quick, self._fetching, self._nice = workers, quick, fetching, nice
         self._budget = 2 * max_pixels if budget is None else budget
         self._environment = environment or {}
         self._in_process = in_process or os.name != "posix"
@@ -103,13 +112,12 @@ class Reader(Closing):
                     lane.submit(DecodeProcess.start)  # what fails will fail with a photo, too
 
     def _lanes(self) -> _Lanes:
-        """The threads, each with its process: of all photos, and of ordinary ones alone."""
+        """Return the threads, each with its process: for all photos, ordinary ones, and links."""
         with _starting:
             # A fork has the memory of its parent, but none of its threads.
             if self._running[0] != os.getpid():
-                lanes = [self._lane(self._workers, self._nice)]
-                if self._quick:
-                    lanes.append(self._lane(self._quick, 0))
+                counts = ((self._workers, self._nice), (self._quick, 0), (self._fetching, 0))
+                lanes = [self._lane(count, nice) for count, nice in counts]
                 self._running = os.getpid(), lanes
                 weakref.finalize(self, _close, *self._running)
             return self._running[1]
@@ -118,52 +126,72 @@ class Reader(Closing):
         limits = Limits(max_pixels=self._max_pixels, seconds=self._seconds, nice=nice)
         budget, environment = Budget(self._budget), self._environment
         return FairThreads(
-            [
-                DecodeProcess(self._transform, limits, budget=budget, environment=environment)
-                for _ in range(count)
-            ],
+            [DecodeProcess(limits, budget=budget, environment=environment) for _ in range(count)],
             name="decoding",
         )
 
     def submit(
         self, photo: Readable, *, longest: int | None = None, client: str = ""
     ) -> Future[Decoded]:
-        """Have a photo decoded.
-
-        A photo that cannot be decoded is a result with an `error`. The future raises CaptionerError
-        where the photo is not to blame: no process can be started, memory is short, the reader is
-        closed. A future that is cancelled before its turn costs nothing.
+        """Decode a photo; see `produce`.
 
         Args:
             photo: a name and a way to read it; EncodedPhoto, where the bytes are at hand.
             longest: None makes the encoder's square; a number of pixels the whole picture, with
                 neither side longer than this.
-            client: whose photo it is; one client's photos do not keep another's waiting (see
-                `Turns`). "": photos come in their order.
+            client: as for `produce`.
         """
-        return self.make(photo, lambda decoded: decoded, longest=longest, client=client)
+        return self._submit(photo, self._output(longest), client, lambda results: results[0])
 
-    def make(
+    def produce(
         self,
         photo: Readable,
-        work: Callable[[Decoded], _Made],
+        outputs: Sequence[Output],
         *,
-        longest: int | None = None,
         client: str = "",
-    ) -> Future[_Made]:
-        """Have something made of a decoded photo, in the same turn; arguments as for `submit`."""
-        done: Future[_Made] = Future()
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> Future[list[Decoded]]:
+        """Read a photo once and make the outputs in a decoding process.
+
+        A photo that cannot be decoded gives results with an `error`. The future raises
+        CaptionerError where the photo is not to blame: no process can be started, memory is short,
+        the reader is closed. A future that is cancelled before its turn costs nothing.
+
+        Args:
+            photo: a name and a way to read it.
+            outputs: what to make of it.
+            client: whose photo it is; clients take turns (see `FairQueue`). "": photos come in
+                their order.
+            is_stopped: asked while a process works; True kills the process.
+        """
+        return self._submit(photo, outputs, client, lambda results: results, is_stopped)
+
+    def _submit(
+        self,
+        photo: Readable,
+        outputs: Sequence[Output],
+        client: str,
+        finish: Callable[[list[Decoded]], _Result],
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> Future[_Result]:
+        done: Future[_Result] = Future()
         if self._closed:
             done.set_exception(closed_error())
             return done
         if self._in_process:
-            decoded = decode(photo, self._transform, longest=longest, max_pixels=self._max_pixels)
-            done.set_result(work(decoded))
+            done.set_result(finish(decode(photo, outputs, max_pixels=self._max_pixels)))
             return done
-        lane, *quick = self._lanes()
-        if quick and longest is None and is_ordinary(getattr(photo, "data", b"")):
-            (lane,) = quick
-        return lane.submit(lambda process: work(process.decode(photo, longest)), client)
+        lane, quick, fetching = self._lanes()
+        if self._fetching and hasattr(photo, "url"):
+            lane = fetching
+        elif self._quick and all(isinstance(output, Square) for output in outputs):
+            lane = quick if is_ordinary(getattr(photo, "data", b"")) else lane
+        return lane.submit(
+            lambda process: finish(process.decode(photo, outputs, is_stopped)), client
+        )
+
+    def _output(self, longest: int | None) -> list[Output]:
+        return [Square(self._transform) if longest is None else Whole(longest)]
 
     def stream(
         self, photos: Iterator[_Photo], *, ahead: int = 1

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import suppress
-from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
-from PIL import Image
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from captioner import __version__
 from captioner.caption import Caption
-from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH
-from captioner.drawing.saving import encode_animation
-from captioner.errors import CaptionerError, ConfigError, ImageError
+from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH, Panel
+from captioner.errors import ConfigError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner.predictor import Captioner
 from captioner_serving.server.batcher import Place
@@ -35,15 +31,11 @@ from captioner_serving.server.description import (
     form,
     picture,
 )
-from captioner_serving.server.links import fetch
+from captioner_serving.server.drawing import Drawing
+from captioner_serving.server.links import WebPhoto
+from captioner_serving.server.photos import SharedPhoto
 from captioner_serving.server.problems import RefusedError, problem
-from captioner_serving.server.records import (
-    LONGEST_PREVIEW,
-    make_preview,
-    needs_preview,
-    read_posted,
-    served_record,
-)
+from captioner_serving.server.records import needs_preview, read_posted, served_record
 from captioner_serving.server.request import client_of, request_info
 from captioner_serving.server.service import CaptionService
 
@@ -58,8 +50,6 @@ LINES = "application/x-ndjson"
 """The media type of an answer that comes line by line; who accepts it hears of the queue."""
 
 _NEWS = 0.2  # seconds between two looks at a photo's place
-# Sharp on any screen; a 100-megapixel PNG would be of use to nobody.
-_LONGEST_SIDE = 2400
 
 router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartition("/")[2])
 """The routes, around the service of the application that they are included in."""
@@ -88,6 +78,7 @@ class CaptionFields(BaseModel):
 
     image_url: str | None = None
     model: str | None = None
+    all_models: bool = False
     beam_size: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] | None = None
     captions: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
     style: str | None = None
@@ -96,13 +87,18 @@ class CaptionFields(BaseModel):
     minimum_trust: Annotated[float, Field(ge=0, le=1)] | None = None
     preview: bool = False
 
-    def settings(self, captioner: Captioner) -> GenerationConfig:
-        """Give what is asked as a captioner takes it; ConfigError: it cannot do that."""
-        config = captioner.generation.asked(
-            beam_size=self.beam_size, captions=self.captions, style=self.style
+    def settings(self, captioner: Captioner, *, shared: bool = False) -> GenerationConfig:
+        """Return the settings for a captioner; without style and trust where they are another's.
+
+        Raises ConfigError: the captioner does not have the style, or no trust.
+        """
+        if not shared:
+            captioner.check_trust(self.minimum_trust)
+        return captioner.generation.asked(
+            beam_size=self.beam_size,
+            captions=self.captions,
+            style=None if shared else self.style,
         )
-        captioner.check_trust(self.minimum_trust)
-        return config
 
 
 class RecordFields(BaseModel):
@@ -122,13 +118,16 @@ class DrawingFields(RecordFields):
     @property
     def look(self) -> dict[str, Any]:
         """How it is drawn, as Caption's own functions call it."""
-        return self.model_dump(include={"smooth", "strength", "colors", "head"})
+        return self.model_dump(include={"smooth", "strength", "colors"})
 
 
 class OverlayFields(DrawingFields):
     """The fields of an overlay: one word, by its position from 1; None is the most looked-at."""
 
     word: Annotated[int, Field(ge=1)] | None = None
+
+
+Drawn = TypeVar("Drawn", bound=DrawingFields)
 
 
 async def _read(
@@ -167,8 +166,7 @@ async def _read_photos(
         raise RefusedError(
             "forbidden", "this server fetches no addresses (--allow-urls): send the photo itself"
         )
-    address = fields.image_url
-    return [*files, Upload(address, await fetch(address, most=most), fetched=True)], fields
+    return [*files, Upload(fields.image_url, address=fields.image_url)], fields
 
 
 async def _read_posted(
@@ -209,27 +207,39 @@ async def caption(request: Request, service: Service) -> Response:
     `curl -F image=@photo.jpg http://127.0.0.1:7860/api/caption`.
     """
     files, fields = await _read_photos(request, service)
-    if fields.model is not None:
-        named = _services(request)
-        if fields.model not in named:
-            known = ", ".join(named)
-            raise ConfigError(f"there is no model {fields.model[:40]!r}: this server has {known}")
-        service = named[fields.model]
-    config = fields.settings(service.captioner)
+    services = _asked(request, fields)
+    configs = [
+        fields.settings(service.captioner, shared=number > 0)
+        for number, service in enumerate(services)
+    ]
     client = client_of(request.scope)
-
     place = Place()
 
     async def work() -> _Answered:
-        results = await service.caption(
-            [file.data for file in files],
-            config,
-            client=client,
-            place=place,
-            check_attention=fields.check_attention,
-        )
+        photos = [_share(file, fields, services, client) for file in files]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(
+                        service.caption(
+                            photos,
+                            config,
+                            client=client,
+                            place=None if number else place,
+                            check_attention=fields.check_attention,
+                        )
+                    )
+                    for number, (service, config) in enumerate(zip(services, configs, strict=True))
+                ]
+        except BaseExceptionGroup as group_error:  # one model refused; its reason is the answer
+            raise group_error.exceptions[0] from None
+        finally:
+            for photo in photos:
+                photo.cancel()
         request_info(request.scope).is_reported = True
-        return results, await _records(service, client, files, results, fields)
+        answers = zip(*(task.result() for task in tasks), strict=True)  # by photo, then by model
+        results = [result for answer in answers for result in answer]
+        return results, _records(files, photos, results, fields)
 
     if LINES in request.headers.get("accept", ""):
         return await _stream(work(), place)
@@ -240,33 +250,55 @@ async def caption(request: Request, service: Service) -> Response:
     return _Records(records)
 
 
-async def _records(
-    service: CaptionService,
-    client: str,
+def _asked(request: Request, fields: CaptionFields) -> list[CaptionService]:
+    """Return the services of the models that are asked for.
+
+    Raises ConfigError: there is no such model.
+    """
+    named = _services(request)
+    if fields.all_models:
+        return [*named.values()]
+    if fields.model is None:
+        return [_service(request)]
+    if fields.model not in named:
+        known = ", ".join(named)
+        raise ConfigError(f"there is no model {fields.model[:40]!r}: this server has {known}")
+    return [named[fields.model]]
+
+
+def _share(
+    file: Upload, fields: CaptionFields, services: list[CaptionService], client: str
+) -> SharedPhoto:
+    first, *others = services
+    if file.address is None:
+        has_preview = fields.preview and needs_preview(file.data)
+        return first.share(file.data, *others, client=client, has_preview=has_preview)
+    photo = WebPhoto(file.address, first.config.max_upload)
+    return first.share(photo, *others, client=client, has_preview=fields.preview)
+
+
+def _records(
     files: list[Upload],
+    photos: list[SharedPhoto],
     results: list[Caption | ImageError],
     fields: CaptionFields,
 ) -> list[dict[str, Any]]:
+    """Return the records of all photos; those of one photo are adjacent, one of each model."""
     records: list[dict[str, Any]] = []
-    for file, result in zip(files, results, strict=True):
-        if isinstance(result, Caption):
-            preview = None
-            if fields.preview and (file.fetched or needs_preview(file.data)):
-                with suppress(CaptionerError):  # the server is busy: there is the caption at least
-                    preview = await service.with_photo(
-                        file.data, make_preview, longest=LONGEST_PREVIEW, client=client
-                    )
-            records.append(
-                served_record(
-                    result,
-                    name=file.name,
-                    attention=fields.attention,
-                    minimum_trust=fields.minimum_trust,
-                    preview=preview,
-                )
-            )
-        else:
+    models = len(results) // len(files)
+    for number, result in enumerate(results):
+        file, photo = files[number // models], photos[number // models]
+        if not isinstance(result, Caption):
             records.append({"image": file.name, "error": result.record()})
+            continue
+        record = served_record(
+            result,
+            name=file.name,
+            attention=fields.attention,
+            minimum_trust=None if number % models else fields.minimum_trust,
+            preview=None if number % models else photo.preview,
+        )
+        records.append(record)
     return records
 
 
@@ -355,9 +387,16 @@ async def effect(request: Request, service: Service) -> Response:
 )
 async def overlay(request: Request, service: Service) -> Response:
     """Draw the attention of one word over the photo, as a PNG."""
-    return await _draw(
-        request, service, OverlayFields, lambda one, asked: one.overlay(asked.word, **asked.look)
-    )
+
+    def drawing(posted: Caption, fields: OverlayFields) -> Drawing:
+        count = len(posted.words)
+        if fields.word is not None and fields.word > count:
+            raise ConfigError(f"word is {fields.word}; the caption has {count} words")
+        index = posted.find_word() if fields.word is None else fields.word - 1
+        panel = _panels(posted, fields.head)[index]
+        return Drawing(kind="overlay", panels=[panel], box=posted.box, look=fields.look)
+
+    return await _draw(request, service, OverlayFields, drawing)
 
 
 @router.post(
@@ -369,9 +408,18 @@ async def overlay(request: Request, service: Service) -> Response:
 )
 async def sheet(request: Request, service: Service) -> Response:
     """Draw every word's attention side by side, as a PNG."""
-    return await _draw(
-        request, service, DrawingFields, lambda one, asked: one.contact_sheet(**asked.look)
-    )
+
+    def drawing(posted: Caption, fields: DrawingFields) -> Drawing:
+        return Drawing(
+            kind="sheet",
+            panels=_panels(posted, fields.head),
+            title=f"{posted.text} {_shown(posted, fields.head)}".strip(),
+            note=posted.note,
+            box=posted.box,
+            look=fields.look,
+        )
+
+    return await _draw(request, service, DrawingFields, drawing)
 
 
 @router.post(
@@ -383,35 +431,45 @@ async def sheet(request: Request, service: Service) -> Response:
 )
 async def animation(request: Request, service: Service) -> Response:
     """Run through the words, as an animated WebP."""
-    return await _draw(
-        request, service, DrawingFields, lambda one, asked: one.animation(**asked.look)
-    )
+
+    def drawing(posted: Caption, fields: DrawingFields) -> Drawing:
+        return Drawing(
+            kind="animation",
+            panels=_panels(posted, fields.head),
+            note=_shown(posted, fields.head),
+            box=posted.box,
+            look=fields.look,
+        )
+
+    return await _draw(request, service, DrawingFields, drawing)
 
 
-Drawing = TypeVar("Drawing", bound=DrawingFields)
+def _panels(posted: Caption, head: int | None) -> list[Panel]:
+    """Return the words with their weights as lists, which the decoding process reads."""
+    return [
+        panel._replace(weights=np.asarray(panel.weights).tolist()) for panel in posted.panels(head)
+    ]
+
+
+def _shown(posted: Caption, head: int | None) -> str:
+    """Name, in brackets, the head that a picture of all words shows."""
+    shown = posted.words[0].shown(head) if posted.words else ""
+    return f"({shown})" if shown else ""
 
 
 async def _draw(
     request: Request,
     service: CaptionService,
-    fields: type[Drawing],
-    make: Callable[[Caption, Drawing], Image.Image | list[Image.Image]],
+    fields: type[Drawn],
+    make: Callable[[Caption, Drawn], Drawing],
 ) -> Response:
     file, posted, given = await _read_posted(request, service, fields)
     if any(word.attention is None for word in posted.words):
         raise ConfigError("the words of the record carry no attention: ask for attention=true")
-    posted.panels(given.head)  # refused before anything is opened
-
-    def work(photo: Image.Image) -> Response:
-        drawn = make(replace(posted, open_photo=photo.copy), given)
-        if isinstance(drawn, list):
-            return Response(encode_animation(drawn, ".webp"), media_type="image/webp")
-        # The fastest compression: twice the bytes, a fifth of the wait.
-        drawn.save(buffer := io.BytesIO(), "PNG", compress_level=1)
-        return Response(buffer.getvalue(), media_type="image/png")
-
-    client = client_of(request.scope)
-    return await service.with_photo(file.data, work, longest=_LONGEST_SIDE, client=client)
+    drawing = make(posted, given)
+    work = service.draw(file.data, drawing, client=client_of(request.scope))
+    kind = "image/webp" if drawing.kind == "animation" else "image/png"
+    return Response(await _while_connected(request, work), media_type=kind)
 
 
 # Operation

@@ -3,7 +3,7 @@
     RequestLimits -> AccessLog -> TrustedHostMiddleware -> CORSMiddleware -> Access -> BodyLimits
                                                                                 |
                                     FastAPI: /api, /metrics, /docs, /page/... <-'
-                                       `-> OwnUploads -> Gradio: /
+                                       `-> GradioGuard -> Gradio: /
 
 Nothing of a request is kept when it is answered: any number of such servers stand behind one
 address.
@@ -11,6 +11,7 @@ address.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -41,17 +42,21 @@ from captioner_serving.server.assistant import add_assistant_function
 from captioner_serving.server.body import BodyLimits
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import describe
-from captioner_serving.server.endpoint import OwnUploads, add_endpoint, mount
+from captioner_serving.server.endpoint import GradioGuard, add_endpoint, mount
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.page import PREVIEW, SENTENCES, draw_preview, make_page
 from captioner_serving.server.parts import STATIC
+from captioner_serving.server.photos import PhotoPool
 from captioner_serving.server.problems import bad_call, http_problem, problem
 from captioner_serving.server.records import served_record
 from captioner_serving.server.request import RequestLimits
 from captioner_serving.server.service import CaptionService
+from captioner_serving.server.uploads import Uploads
 
 __all__ = ["Application"]
+
+_GRADIO = {"GRADIO_ANALYTICS_MAX_EVENTS": "100", "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000"}
 
 _DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.
 
@@ -84,8 +89,9 @@ class Application:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.metrics, self._config = Metrics(), config
+        self._pool = PhotoPool(captioners[0], config, self.metrics)
         services = [
-            CaptionService(captioner, config, self.metrics, threads=threads, say=say)
+            CaptionService(captioner, config, self.metrics, self._pool, threads=threads, say=say)
             for captioner in captioners
         ]
         self.services = {service.captioner.name: service for service in services}
@@ -96,11 +102,14 @@ class Application:
             for service in services
         ]
         self._folder = tempfile.mkdtemp(prefix="captioner-")  # readable by us only
-        os.environ["GRADIO_TEMP_DIR"] = self._folder  # before Gradio makes anything
+        # Before Gradio makes anything; its statistics of calls would grow with their number.
+        os.environ |= {"GRADIO_TEMP_DIR": self._folder, **_GRADIO}
         blocks = self._page(samples, first)
         self._gradio = mount(blocks, config)
         api = self._api(samples, first)
-        api.mount("/", OwnUploads(self._gradio, Path(self._folder), blocks))
+        uploads = Uploads(Path(self._folder), capacity=config.max_bodies, ttl=config.upload_ttl)
+        self._guard = GradioGuard(self._gradio, uploads, blocks, config)
+        api.mount("/", self._guard)
         for app in (api, self._gradio, *self._pages):
             for kind in (CaptionerError, HTTPException, RequestValidationError):
                 app.add_exception_handler(kind, self._answer)
@@ -172,6 +181,7 @@ class Application:
         """Finish what was accepted, and delete what gradio_client uploaded."""
         for service in self.services.values():
             service.close()
+        self._pool.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
@@ -183,7 +193,11 @@ class Application:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         async with self._gradio.router.lifespan_context(self._gradio):
-            yield
+            watching = asyncio.create_task(self._guard.watch())
+            try:
+                yield
+            finally:
+                watching.cancel()
 
     def _answer(self, _: Request, error: Exception) -> Response:
         """Answer every error in one form."""

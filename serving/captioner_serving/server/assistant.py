@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 from gradio.events import api
 from starlette.concurrency import run_in_threadpool
 
+from captioner import __version__
 from captioner.caption import Caption, Word
 from captioner.errors import (
     ConfigError,
@@ -21,14 +23,15 @@ from captioner.errors import (
     MissingExtraError,
 )
 from captioner.vision.transform import Box
+from captioner_serving.decoding.decoded import Readable
 from captioner_serving.server.body import decode_photo
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.links import fetch
+from captioner_serving.server.links import WebPhoto
 from captioner_serving.server.problems import RefusedError
 from captioner_serving.server.request import client_key
 from captioner_serving.server.service import CaptionService
 
-__all__ = ["add_assistant_function", "check_installed", "close_other_ways", "describe", "place_of"]
+__all__ = ["add_assistant_function", "check_installed", "describe", "limit_to_function", "place_of"]
 
 _NAME = "describe_image"
 _ANSWERED = ("InitializeRequest", "PingRequest", "ListToolsRequest", "CallToolRequest")
@@ -62,22 +65,15 @@ def add_assistant_function(blocks: gr.Blocks, service: CaptionService) -> None:
             image_url: the photo's http or https address
             image_path: the photo's file on the machine of this server
         """
-        data = await _photo(config, image, image_url, image_path)
+        photo = await _photo(config, image, image_url, image_path)
         client = client_key(request.client.host if request.client else "")
         asked = service.captioner.generation.asked(captions=2)
-        (caption,) = await service.caption([data], asked, client=client)
-        if not isinstance(caption, Caption):
-            raise caption
-        return describe(caption)
+        return describe(await service.caption_one(photo, asked, client=client))
 
-    ways = ["`image`"]
-    if config.allow_urls:
-        ways.append("`image_url`, of a public host")
-    if config.mcp_folder is not None:
-        ways.append(f"`image_path`, in the folder {config.mcp_folder}")
+    ways = [f"`{name}`, {text[0].lower()}{text[1:]}" for name, text in _ways(config).items()]
     said = (
         "Say in a sentence what a photo shows, how likely that is right, and where in the photo "
-        f"each thing lies. Give one of {', '.join(ways)}; this server takes nothing else."
+        f"each thing lies. Give one of {'; '.join(ways)}."
     )
     # It would repeat the names that strangers call.
     logging.getLogger("mcp").setLevel(logging.ERROR)
@@ -86,8 +82,18 @@ def add_assistant_function(blocks: gr.Blocks, service: CaptionService) -> None:
         api(describe_image, api_name=_NAME, api_description=said, queue=False)
 
 
-def close_other_ways(blocks: gr.Blocks) -> None:
-    """Leave Gradio's server of the protocol nothing but `describe_image`."""
+def _ways(config: ServerConfig) -> dict[str, str]:
+    """Return the arguments that this server takes, with their descriptions."""
+    ways = {"image": "The photo's file in base64, or as a data URL"}
+    if config.allow_urls:
+        ways["image_url"] = "The photo's http or https address, on a public host"
+    if config.mcp_folder is not None:
+        ways["image_path"] = f"The photo's file in the folder {config.mcp_folder} of this server"
+    return ways
+
+
+def limit_to_function(blocks: gr.Blocks, config: ServerConfig) -> None:
+    """Leave Gradio's MCP server nothing but `describe_image`, with an exact schema."""
     server = blocks.mcp_server_obj
     if server is None:
         raise ConfigError(f"--mcp does not work with this version of Gradio: {blocks.mcp_error}")
@@ -96,9 +102,22 @@ def close_other_ways(blocks: gr.Blocks) -> None:
     handlers = server.mcp_server.request_handlers
     for kind in [kind for kind in handlers if kind.__name__ not in _ANSWERED]:
         del handlers[kind]
+    server.mcp_server.version = __version__
+    ways = _ways(config)
+    properties = {name: {"type": "string", "description": text} for name, text in ways.items()}
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if len(ways) == 1:
+        schema["required"] = [*ways]
+
+    def input_schema(*_: object, **__: object) -> tuple[dict[str, Any], list[list[str | int]]]:
+        return schema, []  # no place of a file: an argument is text
+
+    server.get_input_schema = input_schema  # type: ignore[method-assign]
 
 
-async def _photo(config: ServerConfig, image: str, image_url: str, image_path: str) -> bytes:
+async def _photo(
+    config: ServerConfig, image: str, image_url: str, image_path: str
+) -> bytes | Readable:
     """Get the photo that is named in one of three ways.
 
     Raises:
@@ -111,7 +130,7 @@ async def _photo(config: ServerConfig, image: str, image_url: str, image_path: s
     if image_url:
         if not config.allow_urls:
             raise RefusedError("forbidden", "this server fetches no addresses (--allow-urls)")
-        return await fetch(image_url, most=most)
+        return WebPhoto(image_url, most)
     if image_path:
         if config.mcp_folder is None:
             raise RefusedError("forbidden", "this server opens no files (--mcp-folder)")

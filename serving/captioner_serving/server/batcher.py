@@ -1,7 +1,7 @@
 """One model, one queue: what waits for the same at the same moment is captioned together.
 
 Nothing waits for company. The model takes what is there, be it one image; while it works, others
-gather, and those of one order are the next batch. Clients take turns (see `Turns`), and a batch of
+gather, and those of one order are the next batch. Clients take turns (see `FairQueue`). A batch of
 costly images has fewer of them, so that nobody waits for all that somebody else has sent.
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from captioner.caption import Caption
 from captioner.generation.config import GenerationConfig
 from captioner.vision.prepared import PreparedImage
-from captioner_serving.decoding.turns import Turns
+from captioner_serving.decoding.fair_queue import FairQueue
 from captioner_serving.server.problems import BusyError, ClosedError
 
 __all__ = ["Batcher", "Order", "Place"]
@@ -81,7 +81,7 @@ class Batcher:
     def __init__(self, caption_batch: CaptionBatch, *, max_batch: int, capacity: int) -> None:
         self._caption_batch = caption_batch
         self._max_batch, self._capacity = max_batch, capacity
-        self._turns: Turns[_Job] = Turns(1)
+        self._turns: FairQueue[_Job] = FairQueue(1)
         self._changed = threading.Condition()
         self._held: Counter[str] = Counter()  # places taken, by client
         self._due = 0  # what is admitted costs, for Retry-After

@@ -108,7 +108,7 @@ class BodyLimits:
             # A proxy may have believed the other one: what follows is not what it took it for.
             detail = "the request tells its length in two ways"
             raise RefusedError("bad-request", detail, {"Connection": "close"})
-        if length.isdigit() and int(length) > self._config.max_upload + _SLACK:
+        if length.isdecimal() and int(length) > self._config.max_upload + _SLACK:
             raise _too_large(self._config.max_upload)
 
     async def _next(self, body: _Body, receive: Receive) -> Message:
@@ -141,14 +141,14 @@ class BodyLimits:
 
 
 class Upload(NamedTuple):
-    """One file of a request: the name as the client gave it, never opened, and the bytes.
+    """One photo of a request: the name as the client gave it, never opened, and the bytes.
 
-    fetched: from an address, so that the client has not got it.
+    address: where the photo lies instead, so that neither client nor server has its bytes.
     """
 
     name: str | None
-    data: bytes
-    fetched: bool = False
+    data: bytes = b""
+    address: str | None = None
 
 
 async def read_form(

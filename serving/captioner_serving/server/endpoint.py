@@ -6,6 +6,7 @@ back to the same server. What a call names must lie in that folder: Gradio would
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,25 +16,25 @@ import gradio as gr
 from fastapi import FastAPI
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner.caption import Caption
 from captioner.errors import CaptionerError
 from captioner_serving.server.api import CaptionFields
-from captioner_serving.server.assistant import close_other_ways
+from captioner_serving.server.assistant import limit_to_function
 from captioner_serving.server.body import parse_object
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.page import page_head, put_preview
 from captioner_serving.server.problems import RefusedError, bad_fields
-from captioner_serving.server.request import client_key, request_info
+from captioner_serving.server.request import client_key, client_of, request_info
 from captioner_serving.server.service import CaptionService
+from captioner_serving.server.uploads import Results, Uploads
 
-__all__ = ["OwnUploads", "add_endpoint", "mount"]
+__all__ = ["GradioGuard", "add_endpoint", "mount"]
 
 _NAME = "caption"
 _LONGEST_CALL = 16_000  # bytes: numbers and paths
-_SWEEP = 30.0  # seconds between two looks for uploads that are old
 
 
 def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
@@ -97,11 +98,9 @@ async def _record(
     except ValidationError as error:
         raise bad_fields(error.errors()) from error
     config = fields.settings(service.captioner)
-    (caption,) = await service.caption(
-        [data], config, client=client, check_attention=fields.check_attention
+    caption = await service.caption_one(
+        data, config, client=client, check_attention=fields.check_attention
     )
-    if not isinstance(caption, Caption):
-        raise caption
     said = caption.record(attention=fields.attention, minimum_trust=fields.minimum_trust)
     return {**said, "image": image.get("orig_name")}
 
@@ -111,7 +110,7 @@ def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
     # Without this, Gradio takes itself for not launched and does not check the paths of files
     # that clients name.
     blocks.has_launched = True
-    blocks.delete_cache = int(min(_SWEEP, config.upload_ttl)), int(config.upload_ttl)
+    blocks.delete_cache = int(min(30, config.upload_ttl)), int(config.upload_ttl)
     put_preview()
     app = FastAPI(openapi_url=None)
     gr.mount_gradio_app(
@@ -136,44 +135,81 @@ def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
         head=page_head(),
     )
     if config.mcp:
-        close_other_ways(blocks)
+        limit_to_function(blocks, config)
     return app
 
 
-class OwnUploads:
-    """Stands before Gradio: calls are small, of our function, and name no files but uploads.
+class GradioGuard:
+    """Middleware before Gradio: small calls of our function that name no files but uploads.
 
     Args:
         app: Gradio.
-        folder: of its uploads.
+        uploads: its uploads.
         blocks: that have the function.
+        config: how much the server takes.
     """
 
-    def __init__(self, app: ASGIApp, folder: Path, blocks: gr.Blocks) -> None:
+    def __init__(
+        self, app: ASGIApp, uploads: Uploads, blocks: gr.Blocks, config: ServerConfig
+    ) -> None:
         self.app = app
-        self._folder = folder.resolve()
-        (ours,) = [one for one in blocks.fns.values() if one.api_name == _NAME]
+        self._uploads = uploads
+        self._results = Results(blocks, limit=4 * config.queue)
+        (ours,) = [function for function in blocks.fns.values() if function.api_name == _NAME]
         self._function, self._values = ours._id, len(ours.inputs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on.
 
-        Raises CaptionerError: a call that no client of ours makes; the application answers.
+        Raises CaptionerError: a call that gradio_client does not make, or no room for it.
         """
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        # Gradio would tell any origin that it may read the answer.
+        # Gradio would allow any origin to read the answer.
         headers = [header for header in scope["headers"] if header[0] != b"origin"]
         scope = {**scope, "headers": headers}
-        route = request_info(scope).route
-        if scope["method"] == "POST" and route != "/gradio_api/upload":
-            # An assistant's photo comes within its call; what it may name, its function sees to.
-            mine = route == "/gradio_api/mcp"
-            receive = await self._checked(Request(scope, receive), assistant=mine)
+        route, client = request_info(scope).route, client_of(scope)
+        if scope["method"] == "POST" and route == "/gradio_api/upload":
+            return await self.app(scope, self._counted(receive, scope, client), send)
+        if scope["method"] == "POST":
+            # The photo of an assistant is in its call, and its function checks what it names.
+            is_assistant = route == "/gradio_api/mcp"
+            call, receive = await self._checked(Request(scope, receive), assistant=is_assistant)
+            session = call.get("session_hash")
+            if request_info(scope).path.rstrip("/").endswith("/queue/join"):
+                if not isinstance(session, str):
+                    raise RefusedError("bad-request", "session_hash is missing: use gradio_client")
+                self._results.admit(session, client)
+        elif route == "/gradio_api/queue":
+            with self._results.reading(Request(scope).query_params.get("session_hash", "")):
+                return await self.app(scope, receive, send)
         return await self.app(scope, receive, send)
 
-    async def _checked(self, request: Request, *, assistant: bool) -> Receive:
-        """Read a call, and give the application what was checked, then what comes after it."""
+    async def watch(self) -> None:
+        """Delete old uploads and drop unread results, until cancelled."""
+        while True:
+            await asyncio.sleep(self._uploads.interval)
+            self._results.drop_stale()
+            await run_in_threadpool(self._uploads.sweep)
+
+    def _counted(self, receive: Receive, scope: Scope, client: str) -> Receive:
+        length = Headers(scope=scope).get("content-length", "")
+        upload = self._uploads.begin(client, int(length) if length.isdecimal() else 0)
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            self._uploads.grow(upload, size)
+            return message
+
+        return counted
+
+    async def _checked(
+        self, request: Request, *, assistant: bool
+    ) -> tuple[dict[str, Any], Receive]:
+        """Read and check a call; return it, and a `receive` that yields it and what follows."""
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
@@ -191,13 +227,13 @@ class OwnUploads:
         async def again() -> Message:
             return pending.pop() if pending else await request.receive()
 
-        return again
+        return call, again
 
     def _check(self, call: dict[str, Any]) -> None:
         data = call.get("data", [])
         if not isinstance(data, list) or (data and not isinstance(data[0], dict | None)):
             raise RefusedError("bad-request", "the first value of a call is a file: upload it")
-        if not all(map(self._owns, _paths(call))):
+        if not all(map(self._uploads.owns, _paths(call))):
             raise RefusedError(
                 "forbidden", "the call names a file that was not uploaded: use handle_file"
             )
@@ -205,12 +241,6 @@ class OwnUploads:
         if "data" in call and (call.get("fn_index"), len(data)) != (self._function, self._values):
             detail = f"only /{_NAME} can be called, with {self._values} values: use gradio_client"
             raise RefusedError("bad-request", detail)
-
-    def _owns(self, path: object) -> bool:
-        try:
-            return isinstance(path, str) and Path(path).resolve().is_relative_to(self._folder)
-        except (OSError, ValueError):  # no path of any system
-            return False
 
 
 def _paths(value: object) -> Iterator[object]:
@@ -225,7 +255,7 @@ def _paths(value: object) -> Iterator[object]:
 
 def _read(path: str) -> bytes:
     try:
-        return Path(path).read_bytes()  # one of our uploads, see OwnUploads
+        return Path(path).read_bytes()  # an upload: see GradioGuard
     except OSError as error:
         raise RefusedError(
             "forbidden", "photos are deleted within ten minutes: send it again"

@@ -34,6 +34,7 @@ PROBLEMS = {
     "unauthorized": (401, "A user and a password are needed"),
     "cross-site": (403, "The request comes from another site"),
     "forbidden": (403, "Forbidden"),
+    "no-such-session": (404, "The session has ended"),
     "no-such-route": (404, "There is nothing at this path"),
     "wrong-method": (405, "The route has another method"),
     "upload-too-slow": (408, "The upload took too long"),

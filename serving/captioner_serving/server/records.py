@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from typing import Any
 
@@ -16,10 +14,8 @@ from captioner.record import CaptionRecord, SentenceRecord, WordRecord
 from captioner_serving.server.problems import RefusedError
 
 __all__ = [
-    "LONGEST_PREVIEW",
     "FailedRecord",
     "ServedRecord",
-    "make_preview",
     "needs_preview",
     "read_posted",
     "served_record",
@@ -73,10 +69,8 @@ class FailedRecord(BaseModel):
     error: PhotoError
 
 
-_MOST_WORDS = 64  # of a posted record: a panel or a frame each
-
-LONGEST_PREVIEW = 1440
-"""Pixels of a preview's longer side: sharp at 720 points on a high-density screen."""
+# Of a posted record: a panel or a frame for each word, and the letters of a word and of all.
+_MOST_WORDS, _LONGEST_WORD, _LONGEST_TEXT = 64, 40, 3000
 
 
 def served_record(
@@ -129,14 +123,6 @@ def needs_preview(data: bytes) -> bool:
     return False
 
 
-def make_preview(photo: Image.Image) -> dict[str, Any]:
-    """Give width and height of a photo, and a JPEG of it in a data URL."""
-    photo.save(buffer := io.BytesIO(), "JPEG", quality=90)
-    data = base64.b64encode(buffer.getvalue()).decode()
-    image = f"data:image/jpeg;base64,{data}"
-    return {"width": photo.width, "height": photo.height, "image": image}
-
-
 def read_posted(text: str) -> Caption:
     """Make a caption of a posted record; its photo is not opened.
 
@@ -162,6 +148,13 @@ def read_posted(text: str) -> Caption:
     caption = Caption.from_record(record, open_photo=_no_photo)
     if len(caption.words) > _MOST_WORDS:
         raise ConfigError(f"the record has more than {_MOST_WORDS} words")
+    for word in caption.words:
+        if len(word.text) > _LONGEST_WORD:
+            raise ConfigError(
+                f"a word of the record has {len(word.text)} letters; {_LONGEST_WORD} are the most"
+            )
+    if len(caption.text) > _LONGEST_TEXT:
+        raise ConfigError(f"the record's caption has more than {_LONGEST_TEXT} letters")
     return caption
 
 

@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
 
 from captioner.caption import Caption
 from captioner.errors import CaptionerError, ConfigError, ImageError
@@ -22,12 +20,12 @@ from captioner.predictor import Captioner
 from captioner.vision.prepared import PreparedImage
 from captioner.vision.transform import Box
 from captioner.vocabulary import Vocabulary
-from captioner_serving.decoding.decoded import EncodedPhoto
-from captioner_serving.decoding.reader import Reader
+from captioner_serving.decoding.decoded import EncodedPhoto, Output, Readable, Square
 from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.batcher import Batcher, Order, Place
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
+from captioner_serving.server.photos import PhotoPool, SharedPhoto
 from captioner_serving.server.problems import (
     ClosedError,
     MemoryShortError,
@@ -37,18 +35,11 @@ from captioner_serving.server.problems import (
 
 __all__ = ["CaptionService", "check_sentence"]
 
-T = TypeVar("T")
-
 _LOGGER = logging.getLogger("captioner.server")
 # Seconds. /api/health believes an answer of the last few, or a batch that is under way for as long
 # as any can take; a model that has nothing to do is asked, and has a while to answer.
 _FRESH, _AT_WORK, _PATIENCE = 5.0, 120.0, 10.0
-# A photo is opened in a process that holds nothing but the photo: so many seconds at most (the
-# largest PNG takes five), behind the model and ordinary photos, and beside the largest of all there
-# is room for a usual one.
-_SECONDS, _NICE, _BESIDE = 20.0, 5, 30_000_000
-_OPENED = 2  # such photos at once; a picture takes up to 100 MB while it is drawn
-_NAME = "the image"  # in messages: what its owner calls it is nobody else's
+_NAME = "the image"  # in messages, in place of a name that only its owner knows
 
 
 class CaptionService:
@@ -58,6 +49,7 @@ class CaptionService:
         captioner: the model.
         config: sizes of the queue and of batches.
         metrics: where images, batches and errors are counted.
+        pool: where photos are decoded, shared with other models.
         threads: of torch, for the thread that runs the model.
         say: told in words for people what became of photos.
     """
@@ -67,6 +59,7 @@ class CaptionService:
         captioner: Captioner,
         config: ServerConfig,
         metrics: Metrics,
+        pool: PhotoPool,
         *,
         threads: int,
         say: Callable[[str], None] = lambda _: None,
@@ -80,28 +73,60 @@ class CaptionService:
         self._batcher = Batcher(
             self._caption_batch, max_batch=config.max_batch, capacity=config.queue
         )
-        self.reader = Reader(
-            captioner.transform.config,
-            workers=_OPENED,
-            quick=1,
-            max_pixels=captioner.max_pixels,
-            seconds=_SECONDS,
-            budget=captioner.max_pixels + _BESIDE,
-            nice=_NICE,
-        )
-        self.reader.start()
+        self.pool = pool
 
     def sample(self, name: str, path: Path, *, captions: int) -> Caption:
-        """Caption a photo of our own, before anybody sends one; ImageError: it cannot be opened."""
-        image = self.reader.read(path).prepared(
-            image=name, open_photo=partial(self.reader.picture, path)
-        )
+        """Caption a photo of our own at the start; ImageError: it cannot be opened."""
+        square = Square(self.captioner.transform.config)
+        photo = EncodedPhoto(str(path), path.read_bytes())
+        (decoded,) = self.pool.reader.produce(photo, [square]).result()
+        decoded.check()
+        image = decoded.prepared(image=name, open_photo=partial(self.pool.reader.picture, path))
         config = self.captioner.generation.asked(captions=captions)
         return self._batcher.submit(image, Order(config)).result()
 
+    async def caption_one(
+        self,
+        photo: bytes | Readable,
+        config: GenerationConfig,
+        *,
+        client: str,
+        check_attention: bool = False,
+    ) -> Caption:
+        """Caption one photo; arguments as for `caption`.
+
+        Raises: what `caption` raises, and ImageError: it cannot be opened.
+        """
+        shared = self.share(photo, client=client)
+        try:
+            (result,) = await self.caption(
+                [shared], config, client=client, check_attention=check_attention
+            )
+        finally:
+            shared.cancel()
+        if isinstance(result, Caption):
+            return result
+        try:
+            raise result
+        finally:
+            del result  # or its traceback would keep the photo alive
+
+    def share(
+        self,
+        photo: bytes | Readable,
+        *services: CaptionService,
+        client: str,
+        has_preview: bool = False,
+    ) -> SharedPhoto:
+        """Return a photo that this service and others caption; it is decoded once."""
+        if isinstance(photo, bytes):
+            photo = EncodedPhoto(_NAME, photo)
+        configs = [service.captioner.transform.config for service in (self, *services)]
+        return SharedPhoto(self.pool, photo, configs, client=client, has_preview=has_preview)
+
     async def caption(
         self,
-        images: Sequence[bytes],
+        images: Sequence[SharedPhoto],
         config: GenerationConfig,
         *,
         client: str = "",
@@ -128,7 +153,7 @@ class CaptionService:
         config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
         start = time.monotonic()
         results = await self._order(images, Order(config, check_attention), client, place)
-        self._tell(results, time.monotonic() - start)
+        self._report(results, time.monotonic() - start)
         return results
 
     async def check_words(self, image: bytes, caption: Caption, *, client: str = "") -> Caption:
@@ -147,35 +172,34 @@ class CaptionService:
         )
         _require_known(caption, self.captioner.vocabulary)
         order = Order(config, check_attention=True, sentence=caption)
-        (result,) = await self._order([image], order, client)
+        shared = self.share(image, client=client)
+        try:
+            (result,) = await self._order([shared], order, client)
+        finally:
+            shared.cancel()
         if not isinstance(result, Caption):
             raise result
         if not result.checked:
             raise ConfigError("the model captions without attention: there is nothing to check")
         return result
 
-    async def with_photo(
-        self, image: bytes, work: Callable[[Image.Image], T], *, longest: int, client: str = ""
-    ) -> T:
-        """Open a whole photo and make something of it, two at a time; clients take turns.
-
-        Meanwhile photos that are no ordinary JPEGs wait to be opened.
+    async def draw(self, image: bytes, drawing: Output, *, client: str = "") -> bytes:
+        """Open a whole photo and draw on it, in the pool; a caller that is cancelled stops that.
 
         Raises:
-            ImageError: the photo cannot be opened.
+            ImageError: the photo cannot be opened, or takes too long to draw.
+            ConfigError: an option of the drawing is out of range.
             BusyError, ClosedError: as for `caption`.
         """
-        photo = EncodedPhoto(_NAME, image)
         with self._batcher.admit(1, client):
-            return await asyncio.wrap_future(
-                self.reader.make(
-                    photo, lambda decoded: work(decoded.picture()), longest=longest, client=client
-                )
-            )
+            photo = EncodedPhoto(_NAME, image)
+            (result,) = await self.pool.produce(photo, [drawing], client=client)
+        result.check()
+        return result.pixels
 
     async def _order(
         self,
-        images: Sequence[bytes],
+        images: Sequence[SharedPhoto],
         order: Order,
         client: str,
         place: Place | None = None,
@@ -257,21 +281,17 @@ class CaptionService:
     def close(self) -> None:
         """Finish what was accepted, then stop."""
         self._batcher.close()
-        self.reader.close()
 
     async def _caption_one(
         self,
-        image: bytes,
+        image: SharedPhoto,
         order: Order,
         client: str,
         place: Place | None,
     ) -> Caption | ImageError:
         result: Caption | ImageError
         try:
-            photo = EncodedPhoto(_NAME, image)
-            with self.metrics.photo.labels("opening").time():
-                decoded = await asyncio.wrap_future(self.reader.submit(photo, client=client))
-            decoded.check()
+            decoded = await image.square(self.captioner.transform.config)
             with self.metrics.photo.labels("model").time():
                 future = self._batcher.submit(decoded.prepared(), order, client, place)
                 result = await asyncio.wrap_future(future)
@@ -310,7 +330,7 @@ class CaptionService:
         self._answered = time.monotonic()
         return captions
 
-    def _tell(self, results: Sequence[Caption | ImageError], seconds: float) -> None:
+    def _report(self, results: Sequence[Caption | ImageError], seconds: float) -> None:
         captions = sum(isinstance(result, Caption) for result in results)
         self.metrics.captions.inc(captions)
         if captions:

@@ -24,8 +24,8 @@ from captioner.vision.image import open_image
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_serving.decoding.child import Line
 from captioner_serving.decoding.decoded import Decoded, EncodedPhoto
+from captioner_serving.decoding.fair_queue import Budget
 from captioner_serving.decoding.reader import Reader
-from captioner_serving.decoding.turns import Budget
 from tests.process_tree import children
 
 SMALL = TransformConfig(mode="crop", size=96)

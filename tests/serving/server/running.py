@@ -18,6 +18,9 @@ from starlette.types import ASGIApp
 from captioner.predictor import Captioner
 from captioner_serving.server.access import Credentials
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.metrics import Metrics
+from captioner_serving.server.photos import PhotoPool
+from captioner_serving.server.service import CaptionService
 from tests.serving.server.conftest import run_async
 
 
@@ -73,6 +76,21 @@ def serving(
         os.environ.pop("GRADIO_TEMP_DIR")
         if before is not None:
             os.environ["GRADIO_TEMP_DIR"] = before
+
+
+@contextlib.contextmanager
+def service_of(
+    captioner: Captioner, metrics: Metrics | None = None, *, threads: int = 1
+) -> Iterator[CaptionService]:
+    """A service with a pool of its own, and no HTTP."""
+    metrics, config = metrics or Metrics(), ServerConfig()
+    pool = PhotoPool(captioner, config, metrics)
+    service = CaptionService(captioner, config, metrics, pool, threads=threads)
+    try:
+        yield service
+    finally:
+        service.close()
+        pool.close()
 
 
 @contextlib.contextmanager

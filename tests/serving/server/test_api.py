@@ -154,7 +154,7 @@ def test_the_documentation_asks_no_other_host(api: httpx.Client) -> None:
     body = schema["paths"]["/api/caption"]["post"]["requestBody"]["content"]
     assert set(body["multipart/form-data"]["schema"]["properties"]) == {
         "preview", "image", "image_url", "beam_size", "captions", "style", "attention",
-        "check_attention", "minimum_trust", "model",
+        "check_attention", "minimum_trust", "model", "all_models",
     }  # fmt: skip
 
 

@@ -18,11 +18,10 @@ from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner_serving.decoding.decoded import EncodedPhoto
 from captioner_serving.server.batcher import Batcher, Order
-from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError, ClosedError
-from captioner_serving.server.service import CaptionService
 from tests.serving.server.conftest import run_async
+from tests.serving.server.running import service_of
 from tests.serving.server.test_api import jpeg
 
 ANY: Any = None
@@ -75,11 +74,8 @@ def test_the_model_has_all_cores(tiny_checkpoint: Checkpoint) -> None:
             return super().caption_prepared(*images, **options)
 
     model = Model(tiny_checkpoint, device="cpu")
-    service = CaptionService(model, ServerConfig(), Metrics(), threads=3)
-    try:
-        run_async(service.caption([jpeg()], model.generation))
-    finally:
-        service.close()
+    with service_of(model, threads=3) as service:
+        run_async(service.caption_one(jpeg(), model.generation, client=""))
     assert seen == [3]
 
 
@@ -102,50 +98,51 @@ def test_a_client_with_a_full_queue_leaves_room_for_others() -> None:
 
 def test_however_many_ask_for_health_the_model_is_asked_once(tiny_checkpoint: Checkpoint) -> None:
     metrics = Metrics()
-    service = CaptionService(Captioner(tiny_checkpoint), ServerConfig(), metrics, threads=1)
 
     async def probes() -> None:
         await asyncio.gather(*(service.check() for _ in range(30)))
 
-    try:
+    with service_of(Captioner(tiny_checkpoint), metrics) as service:
         run_async(probes())
-    finally:
-        service.close()
     assert "captioner_batch_images_sum 1.0" in metrics.exposition().decode()
 
 
 def test_a_photo_that_fails_unexpectedly_is_that_photo_s_error(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    service = CaptionService(Captioner(tiny_checkpoint), ServerConfig(), Metrics(), threads=1)
-    submit = service.reader.submit
-
-    def failing(photo: EncodedPhoto, **options: Any) -> Any:
+    def failing(photo: EncodedPhoto, *options: Any, **more: Any) -> Any:
         if photo.data == b"bad":
             raise KeyError
-        return submit(photo, **options)
+        return produce(photo, *options, **more)
 
-    monkeypatch.setattr(service.reader, "submit", failing)
-    config = service.captioner.generation
-    try:
-        good, bad = run_async(service.caption([jpeg(), b"bad"], config))
-    finally:
-        service.close()
+    with service_of(Captioner(tiny_checkpoint)) as service:
+        produce = service.pool.reader.produce
+        monkeypatch.setattr(service.pool.reader, "produce", failing)
+        config = service.captioner.generation
+
+        async def both() -> Any:
+            shared = [service.share(photo, client="") for photo in (jpeg(), b"bad")]
+            return await service.caption(shared, config)
+
+        good, bad = run_async(both())
     assert good.text
     assert bad.record()["type"] == "internal-error"
 
 
 def test_nothing_holds_an_upload_that_was_refused(tiny_checkpoint: Checkpoint) -> None:
     """Not even until Python next looks for cycles, when a hundred more may have come."""
-    service = CaptionService(Captioner(tiny_checkpoint), ServerConfig(), Metrics(), threads=1)
     upload = bytes(1_000_000)
     alone = sys.getrefcount(upload)
     gc.disable()
     try:
-        (refused,) = run_async(service.caption([upload], service.captioner.generation))
-        service.close()
+        with service_of(Captioner(tiny_checkpoint)) as service:
+
+            async def ask() -> Any:
+                shared = service.share(upload, client="")
+                return await service.caption([shared], service.captioner.generation)
+
+            (refused,) = run_async(ask())
         held = sys.getrefcount(upload) - alone
     finally:
         gc.enable()
-        service.close()
     assert isinstance(refused, ImageError) and held == 0

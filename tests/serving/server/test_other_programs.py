@@ -21,11 +21,11 @@ import pytest
 from pydantic import TypeAdapter
 
 from captioner.predictor import Captioner
-from captioner_serving.server import links
+from captioner_serving.server import api, photos
 from captioner_serving.server.access import Credentials
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import Records
-from captioner_serving.server.links import AsyncPublicTransport
+from captioner_serving.server.links import WebPhoto
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.running import serving
 
@@ -33,6 +33,7 @@ PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 CODED = base64.b64encode(PHOTO).decode()
 TOKEN = "0123456789abcdef"
 SITE, OTHER = "https://example.org", "https://example.com"
+HERE = partial(WebPhoto, own="127.0.0.1")  # a photo on this machine may be fetched
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +102,7 @@ def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
             answer = shop.post("/api/caption", json={"image_url": refused})
             assert answer.status_code == 422 and answer.json()["type"] == "image-not-found"
             assert said in answer.json()["detail"]
-        monkeypatch.setattr(
-            links, "AsyncPublicTransport", lambda: AsyncPublicTransport("127.0.0.1")
-        )
+        monkeypatch.setattr(api, "WebPhoto", HERE)
         for answer in (
             shop.post("/api/caption", json={"image_url": address}),
             shop.post("/api/caption", files={"image_url": (None, address)}),
@@ -113,10 +112,6 @@ def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
         answer = shop.post("/api/caption", json={"image_url": f"{address}.no"})
         assert "the answer is 404" in answer.json()["detail"]
         web.shutdown()
-
-
-def reach_this_machine() -> AsyncPublicTransport:
-    return AsyncPublicTransport("127.0.0.1")
 
 
 class Endless(BaseHTTPRequestHandler):
@@ -141,12 +136,17 @@ class Endless(BaseHTTPRequestHandler):
 
 
 def test_an_address_takes_neither_memory_nor_more_than_its_time(
-    shop: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    saved_tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "AsyncPublicTransport", reach_this_machine)
-    monkeypatch.setattr(links, "_SECONDS", 3.0)
-    late = "it did not come within 3 s"
-    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as web:
+    monkeypatch.setattr(api, "WebPhoto", HERE)
+    monkeypatch.setattr(photos, "_SECONDS", 3.0)
+    late = "takes more than 3 s to fetch and decode"
+    config, captioner = ServerConfig(allow_urls=True), Captioner.from_pretrained(saved_tiny)
+    with (
+        serving(captioner, config) as url,
+        httpx.Client(base_url=url, timeout=300) as shop,
+        ThreadingHTTPServer(("127.0.0.1", 0), Endless) as web,
+    ):
         web.daemon_threads = True
         threading.Thread(target=web.serve_forever, daemon=True).start()
         # What stands in a redirect is not read.

@@ -12,7 +12,7 @@ import socket
 
 import httpx
 
-__all__ = ["PublicTransport", "Transport", "check_address", "public_addresses", "without_body"]
+__all__ = ["PrivateAddressError", "PublicTransport", "Transport", "check_address"]
 
 # Without their last 32 bits, which are an IPv4 address: ::/96, ::ffff:0:0:0/96 (RFC 2765) and
 # 64:ff9b::/96 (RFC 6052).
@@ -20,6 +20,10 @@ _TRANSLATED = (0, 0xFFFF << 16, 0x64FF9B << 64)
 _LOCALLY = ipaddress.IPv6Network("64:ff9b:1::/48")  # to this network's own IPv4, RFC 8215
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class PrivateAddressError(ValueError):
+    """An address is private, or written so that it may be."""
 
 
 class Transport(httpx.HTTPTransport):
@@ -30,7 +34,7 @@ class Transport(httpx.HTTPTransport):
         response = super().handle_request(request)
         if response.has_redirect_location:
             response.close()
-            return without_body(response)
+            return _without_body(response)
         return response
 
 
@@ -49,7 +53,7 @@ class PublicTransport(Transport):
         request.extensions["sni_hostname"] = host
         url = request.url
         problem: httpx.TransportError = httpx.ConnectError(f"{host} has no address")
-        for address in public_addresses(request, own=self._own):
+        for address in _public_addresses(request, own=self._own):
             request.url = url.copy_with(host=address)
             try:
                 return super().handle_request(request)
@@ -60,13 +64,13 @@ class PublicTransport(Transport):
         raise problem
 
 
-def without_body(response: httpx.Response) -> httpx.Response:
+def _without_body(response: httpx.Response) -> httpx.Response:
     """Give a redirect without what stands in it: httpx would read and unpack all of that."""
     headers = [pair for pair in response.headers.raw if pair[0].lower() != b"content-encoding"]
     return httpx.Response(response.status_code, headers=headers)
 
 
-def public_addresses(request: httpx.Request, *, own: str | None) -> list[str]:
+def _public_addresses(request: httpx.Request, *, own: str | None) -> list[str]:
     """Look the host of a request up; any address is good of the host `own`.
 
     Raises httpx.ConnectError: there is none, or one is private.
@@ -80,7 +84,7 @@ def public_addresses(request: httpx.Request, *, own: str | None) -> list[str]:
         if host != own:
             for address in addresses:
                 check_address(host, address)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise httpx.ConnectError(str(reason), request=request) from error
     return list(dict.fromkeys(addresses))
@@ -89,17 +93,17 @@ def public_addresses(request: httpx.Request, *, own: str | None) -> list[str]:
 def check_address(host: str, text: str) -> None:
     """Look at an address of a host, or at the host where it may be one itself.
 
-    Raises ValueError: it is private, or not written in full.
+    Raises PrivateAddressError: it is private, or not written in full.
     """
     try:
         address = ipaddress.ip_address(text.split("%")[0])
     except ValueError:
         # The system takes 2130706433, 127.1 and 0177.0.0.1 for 127.0.0.1.
         if text.replace(".", "").isdigit():
-            raise ValueError(f"{text} is not an IPv4 address in full") from None
+            raise PrivateAddressError(f"{text} is not an IPv4 address in full") from None
         return  # a name
     if not _is_public(address):
-        raise ValueError(
+        raise PrivateAddressError(
             f"it leads to {host}, which has a private address, {address}; if you trust the link, "
             "add --allow-private"
         )

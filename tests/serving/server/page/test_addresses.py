@@ -17,9 +17,9 @@ from PIL import Image
 from captioner.paths import sample_photos
 from captioner.predictor import Captioner
 from captioner.vision.image import open_image
-from captioner_serving.server import links
+from captioner_serving.server import api
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.links import AsyncPublicTransport
+from captioner_serving.server.links import WebPhoto
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit, visiting
 from tests.serving.server.running import serving
@@ -55,7 +55,7 @@ def paste(visit: Visit, text: str, selector: str = "body") -> None:
 def test_a_pasted_address_is_fetched_by_the_server_alone(
     desk: Any, captioner: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "AsyncPublicTransport", lambda: AsyncPublicTransport("127.0.0.1"))
+    monkeypatch.setattr(api, "WebPhoto", partial(WebPhoto, own="127.0.0.1"))
     with (
         samples() as web,
         serving(captioner, ServerConfig(allow_urls=True), samples=sample_photos()) as url,

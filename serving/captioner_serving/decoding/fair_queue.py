@@ -1,8 +1,7 @@
-"""Whose turn it is: a queue that is fair to many clients, threads that work it off, and a budget.
+"""A queue that is fair to many clients, threads that work it off, and a shared budget.
 
-Of those who wait, the one who has taken the least of late is next. Photos that take long are no
-reason to let others wait for all of them: whoever sent them waits longest, and leaves the last free
-worker to the others.
+Clients take turns, so one heavy client cannot block the others: the client that has used the least
+time lately is next, and a client that has used much leaves the last free worker to the others.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from captioner.closing import Closing
 
-__all__ = ["Budget", "FairThreads", "Turns"]
+__all__ = ["Budget", "FairQueue", "FairThreads"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -29,7 +28,7 @@ _MUCH = 10.0  # seconds of work; who has taken more does not get the last free w
 _CLIENTS = 1000  # whose past is remembered
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """A queue for a few workers, fair to many clients.
 
     Args:
@@ -126,7 +125,7 @@ class FairThreads(Closing, Generic[T]):
 
     def __init__(self, values: Sequence[T], *, name: str) -> None:
         self.values = values
-        self._turns: Turns[tuple[Callable[[T], Any], Future[Any]]] = Turns(len(values))
+        self._queue: FairQueue[tuple[Callable[[T], Any], Future[Any]]] = FairQueue(len(values))
         self._threads = [
             threading.Thread(target=self._attend, args=[value], name=name, daemon=True)
             for value in values
@@ -140,18 +139,18 @@ class FairThreads(Closing, Generic[T]):
         After `close` it comes back cancelled.
         """
         future: Future[R] = Future()
-        if not self._turns.put((work, future), client):
+        if not self._queue.put((work, future), client):
             future.cancel()
         return future
 
     def close(self) -> None:
         """Do what waits, and end."""
-        self._turns.close()
+        self._queue.close()
         for thread in self._threads:
             thread.join()
 
     def _attend(self, value: T) -> None:
-        while (turn := self._turns.take()) is not None:
+        while (turn := self._queue.take()) is not None:
             (work, future), client = turn
             start = time.monotonic()
             if future.set_running_or_notify_cancel():
@@ -159,7 +158,7 @@ class FairThreads(Closing, Generic[T]):
                     future.set_result(work(value))
                 except BaseException as error:
                     future.set_exception(error)
-            self._turns.done(client, time.monotonic() - start)
+            self._queue.done(client, time.monotonic() - start)
             del work, future, turn  # what they hold: a picture, maybe
 
 

@@ -6,17 +6,17 @@ import threading
 
 import pytest
 
-from captioner_serving.decoding import turns
-from captioner_serving.decoding.turns import FairThreads, Turns
+from captioner_serving.decoding import fair_queue
+from captioner_serving.decoding.fair_queue import FairQueue, FairThreads
 
 
-def put_all(queue: Turns[str], **clients: int) -> None:
+def put_all(queue: FairQueue[str], **clients: int) -> None:
     for client, count in clients.items():
         for number in range(count):
             queue.put(f"{client}{number}", client)
 
 
-def take(queue: Turns[str]) -> str:
+def take(queue: FairQueue[str]) -> str:
     turn = queue.take()
     assert turn is not None
     queue.done(turn[1], 0.1)
@@ -24,7 +24,7 @@ def take(queue: Turns[str]) -> str:
 
 
 def test_clients_take_turns_and_each_keeps_its_order() -> None:
-    queue: Turns[str] = Turns(1)
+    queue: FairQueue[str] = FairQueue(1)
     put_all(queue, a=4, b=2)
     taken = [take(queue) for _ in range(6)]
     assert sorted(taken[:4]) == ["a0", "a1", "b0", "b1"]
@@ -32,7 +32,7 @@ def test_clients_take_turns_and_each_keeps_its_order() -> None:
 
 
 def test_who_has_taken_much_comes_last_and_leaves_a_worker_free() -> None:
-    queue: Turns[str] = Turns(2)
+    queue: FairQueue[str] = FairQueue(2)
     queue.done("slow", 20.0)
     put_all(queue, slow=3)
     assert queue.take() == ("slow0", "slow")  # nobody else is there
@@ -47,17 +47,17 @@ def test_who_has_taken_much_comes_last_and_leaves_a_worker_free() -> None:
 
 
 def test_what_was_taken_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue: Turns[str] = Turns(2)
+    queue: FairQueue[str] = FairQueue(2)
     queue.done("slow", 30.0)
     put_all(queue, slow=2)
     queue.take()
-    now = turns.time.monotonic()
-    monkeypatch.setattr(turns.time, "monotonic", lambda: now + 120)
+    now = fair_queue.time.monotonic()
+    monkeypatch.setattr(fair_queue.time, "monotonic", lambda: now + 120)
     assert queue.take() == ("slow1", "slow")
 
 
 def test_a_closed_queue_gives_what_is_left_and_ends() -> None:
-    queue: Turns[str] = Turns(1)
+    queue: FairQueue[str] = FairQueue(1)
     put_all(queue, a=1)
     queue.close()
     assert take(queue) == "a0"

@@ -1,0 +1,78 @@
+"""What the server has made of photos in the decoding processes: previews, and pictures of captions.
+
+Imported there, so without torch.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from PIL import Image
+
+from captioner.drawing.animation import animation
+from captioner.drawing.overlay import Panel, overlay
+from captioner.drawing.saving import encode_animation
+from captioner.drawing.sheet import contact_sheet
+from captioner.vision.transform import Box
+from captioner_serving.decoding.decoded import shrink
+
+__all__ = ["Drawing", "Preview"]
+
+_LONGEST_SIDE = 2400
+"""Pixels of a drawn photo's longer side: sharp on any screen."""
+
+_WHOLE = Box(0.0, 0.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A JPEG of a photo that browsers do not show, neither side longer than this."""
+
+    longest: int
+    at_least = None
+    is_encoded = True
+
+    def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
+        """See captioner_serving.decoding.decoded.Output."""
+        small = shrink(photo, self.longest)
+        small.save(buffer := io.BytesIO(), "JPEG", quality=90)
+        return buffer.getvalue(), small.size, _WHOLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A picture of a caption: PNG of a word or of all words, or an animated WebP.
+
+    panels: the words with their weights, as nested lists. An overlay has one.
+    title, note: for `contact_sheet` and `animation`.
+    box: the part of the photo that the weights cover.
+    look: smooth, strength and colors.
+    """
+
+    kind: Literal["overlay", "sheet", "animation"]
+    panels: Sequence[Panel]
+    title: str = ""
+    note: str | None = None
+    box: Box
+    look: Mapping[str, Any]
+    at_least = None
+    is_encoded = True
+
+    def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
+        """See captioner_serving.decoding.decoded.Output."""
+        photo, look = shrink(photo, _LONGEST_SIDE), self.look
+        if self.kind == "animation":
+            frames = animation(photo, self.panels, note=self.note or "", box=self.box, **look)
+            return encode_animation(frames, ".webp"), frames[0].size, _WHOLE
+        if self.kind == "overlay":
+            picture = overlay(photo, self.panels[0].weights, box=self.box, **look)
+        else:
+            picture = contact_sheet(
+                photo, self.panels, title=self.title, note=self.note, box=self.box, **look
+            )
+        # The fastest compression: twice the bytes, a fifth of the time.
+        picture.save(buffer := io.BytesIO(), "PNG", compress_level=1)
+        return buffer.getvalue(), picture.size, _WHOLE

@@ -1,0 +1,225 @@
+"""Attacks that reporters ran against the server, over sockets: each has a bound now."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from PIL import Image
+
+from captioner.predictor import Captioner
+from captioner_serving.server import api as routes
+from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.links import WebPhoto
+from tests.process_tree import children
+from tests.serving.server.conftest import SAMPLES, Server
+from tests.serving.server.running import Clock, serving, until
+from tests.serving.server.test_api import jpeg, recorded
+from tests.serving.server.test_endpoint import USUAL, call, file_data, result, upload
+
+PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
+
+
+def words_of(record: dict[str, Any], *texts: str) -> dict[str, Any]:
+    """A record with these words in place of its own."""
+    words = [{**record["words"][0], "word": text} for text in texts]
+    return {**record, "words": words, "caption": " ".join(texts), "alternatives": []}
+
+
+def at(server: Server, address: str) -> httpx.Client:
+    """A client with an address of its own."""
+    return server.client(transport=httpx.HTTPTransport(local_address=address))
+
+
+def test_words_of_a_posted_record_have_40_letters_at_most(api: httpx.Client) -> None:
+    record = recorded(api, jpeg())
+    for texts, status, said in (
+        (["w" * 40] * 64, 200, ""),
+        (["w" * 41], 422, "a word of the record has 41 letters; 40 are the most"),
+        (["w" * 200] * 64, 422, "200 letters"),
+    ):
+        form = {"record": json.dumps(words_of(record, *texts))}
+        start = time.monotonic()
+        answer = api.post("/api/animation", files={"image": jpeg()}, data=form)
+        assert answer.status_code == status, answer.text[:300]
+        assert said in answer.text
+        assert time.monotonic() - start < 20  # two minutes and more before
+    title = {**record, "caption": "a " * 1501}
+    answer = api.post("/api/sheet", files={"image": jpeg()}, data={"record": json.dumps(title)})
+    assert answer.status_code == 422 and "3000 letters" in answer.json()["detail"]
+
+
+def test_a_client_that_leaves_stops_its_drawing(server: Server, api: httpx.Client) -> None:
+    noise = Image.frombytes("RGB", (4000, 3000), os.urandom(4000 * 3000 * 3))
+    noise.save(buffer := io.BytesIO(), "WEBP", lossless=True, quality=0, method=0)
+    photo = buffer.getvalue()[:19_000_000]
+    record = words_of(recorded(api, jpeg()), *["seen"] * 64)
+    fields = httpx.Request(
+        "POST",
+        f"{server.url}/api/animation",
+        files={"image": ("x.webp", photo)},
+        data={"record": json.dumps(record)},
+    )
+    where = urlsplit(server.url)
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.headers.items())
+    before = set(children(server.process.pid))
+    with socket.create_connection((where.hostname, where.port)) as peer:
+        peer.sendall(f"POST /api/animation HTTP/1.1\r\n{head}\r\n".encode() + fields.read())
+        time.sleep(0.5)
+    # The process that drew is killed, and there is a fresh one for the next photo.
+    assert until(lambda: set(children(server.process.pid)) != before, 15)
+    assert api.post("/api/caption", files={"image": PHOTO}).status_code == 200
+
+
+def test_uploads_are_limited_by_address_and_in_total(start: Callable[..., Server]) -> None:
+    server = start("--max-upload", "1MB", "--max-bodies", "2MB", "--upload-ttl", 2)
+
+    def send(client: httpx.Client) -> int:
+        files = {"files": ("x.jpg", os.urandom(480_000))}
+        return client.post("/gradio_api/upload", files=files).status_code
+
+    with at(server, "127.0.0.1") as greedy, at(server, "127.0.0.2") as modest:
+        assert [send(greedy) for _ in range(6)] == [200, 200, 503, 503, 503, 503]
+        assert [send(modest) for _ in range(2)] == [200, 200]
+        assert sum(path.stat().st_size for path in server.uploads()) < 3_000_000
+        assert until(lambda: not server.uploads(), 30)  # those that broke off, too
+        assert until(lambda: send(greedy) == 200, 30)
+
+
+@pytest.fixture
+def few(saved_tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[httpx.Client, Clock]]:
+    """A server with room for four unread results of one client, and a clock to put forward."""
+    clock = Clock(monkeypatch)
+    captioner = Captioner.from_pretrained(saved_tiny)
+    with (
+        serving(captioner, ServerConfig(queue=4)) as url,
+        httpx.Client(base_url=url, timeout=300) as client,
+    ):
+        yield client, clock
+
+
+def test_unread_results_are_limited_and_dropped_after_a_minute(
+    few: tuple[httpx.Client, Clock],
+) -> None:
+    client, clock = few
+    image = file_data(upload(client))
+    calls = [call(client, image, *USUAL) for _ in range(6)]
+    assert [answer.status_code for answer in calls] == [200] * 4 + [503] * 2
+    assert result(client, calls[0])["data"][0]["caption"]
+    assert call(client, image, *USUAL).status_code == 200  # in the place of the one that was read
+    assert call(client, image, *USUAL).status_code == 503
+    clock.ahead += 61
+    again = call(client, image, *USUAL)
+    assert result(client, again)["data"][0]["caption"]
+    query = {"session_hash": calls[1].extensions["session"]}
+    answer = client.get("/gradio_api/queue/data", params=query)
+    assert (answer.status_code, answer.json()["type"]) == (404, "no-such-session")
+
+
+class Slow(BaseHTTPRequestHandler):
+    """Hosts of photos: one that answers, one that does not, one that leads elsewhere."""
+
+    def do_GET(self) -> None:
+        if self.path == "/slow":
+            time.sleep(8)
+        if self.path == "/file":
+            self.send_response(302)
+            self.send_header("Location", "file:///etc/passwd")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(PHOTO)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def web() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as running:
+        running.daemon_threads = True
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_address[1]}"
+        running.shutdown()
+
+
+@pytest.fixture
+def fetching(saved_tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(routes, "WebPhoto", partial(WebPhoto, own="127.0.0.1"))
+    captioner = Captioner.from_pretrained(saved_tiny)
+    with serving(captioner, ServerConfig(allow_urls=True)) as url:
+        yield url
+
+
+def test_a_slow_host_starves_nobody_else(fetching: str, web: str) -> None:
+    def ask(address: str, path: str, done: list[int]) -> None:
+        transport = httpx.HTTPTransport(local_address=address)
+        with httpx.Client(base_url=fetching, transport=transport, timeout=300) as client:
+            answer = client.post("/api/caption", json={"image_url": f"{web}/{path}"})
+            done.append(answer.status_code)
+
+    slow: list[int] = []
+    quick: list[int] = []
+    threads = [
+        threading.Thread(target=ask, args=("127.0.0.2", "slow", slow), daemon=True)
+        for _ in range(18)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(10)  # the attacker has taken more than ten seconds of work
+    ask("127.0.0.3", "quick", quick)
+    assert quick == [200] and len(slow) < 18
+    for thread in threads:
+        thread.join()
+
+
+def test_an_address_that_cannot_be_fetched_has_the_right_reason(fetching: str, web: str) -> None:
+    with httpx.Client(base_url=fetching, timeout=300) as client:
+        for address, said in {
+            "http://host:99999/": "its host name or port is not valid",
+            f"http://{'a' * 80}.example/": "its host name or port is not valid",
+            "http://[::1/": "its host name or port is not valid",
+            f"{web}/file": "redirected to an address that is not http or https",
+            "http://10.0.0.1/": "it leads to a private address",
+            "http://no.such.host.invalid/": "its host is not known",
+            "http://127.0.0.1:9/": "its server does not answer",
+        }.items():
+            answer = client.post("/api/caption", json={"image_url": address})
+            assert answer.status_code == 422, address
+            assert said in answer.json()["detail"], address
+
+
+def test_two_checkpoints_read_a_photo_once(
+    start: Callable[..., Server], saved_tiny: Path, tmp_path: Path
+) -> None:
+    (other := tmp_path / "other.safetensors").write_bytes(saved_tiny.read_bytes())
+    server = start("--checkpoint", saved_tiny, "--checkpoint", other)
+
+    def opened(client: httpx.Client) -> float:
+        lines = client.get("/metrics").text.splitlines()
+        start = 'captioner_photo_seconds_count{stage="opening"} '
+        return float(next(line for line in lines if line.startswith(start)).removeprefix(start))
+
+    with server.client() as client:
+        photos = [("image", ("a.jpg", PHOTO)), ("image", ("b.jpg", jpeg()))]
+        client.post("/api/caption", files=photos)
+        before = opened(client)
+        answer = client.post("/api/caption", files=photos, data={"all_models": "true"})
+        assert opened(client) == before + 2
+    records = answer.json()["records"]
+    assert [record["image"] for record in records] == ["a.jpg", "a.jpg", "b.jpg", "b.jpg"]
+    names = [record["model"]["name"] for record in records]
+    assert names == [str(saved_tiny), str(other)] * 2
+    assert records[0]["caption"] == records[1]["caption"]
