@@ -18,9 +18,9 @@ export const defaultText = (record, caption) => (record.review || record.unfamil
 export const textOf = ({ record, sentence, text }) => text ?? defaultText(record, chooseSentence(record, sentence).caption);
 
 // Why a person should look at a photo: "failed", "untrusted", "unfamiliar", "doubtful".
-export function marksOf({ record, sentence, problem }) {
+export function marksOf({ record, sentence, text, problem }) {
   if (problem) return ["failed"];
-  if (!record) return [];
+  if (!record || text !== undefined) return [];  // a text that a person wrote is theirs
   const { doubt, words } = chooseSentence(record, sentence);
   const is = { untrusted: record.review, unfamiliar: record.unfamiliar, doubtful: doubt || words.some((word) => word.doubtful) };
   return Object.keys(is).filter((mark) => is[mark]);

@@ -282,8 +282,9 @@ export class Viewer {
     this.find(".enter").hidden = !this.onAccept || touch.matches;
   }
 
-  // Put the cursor into the alt text, where there is one.
-  write() {
+  // Put the cursor into the alt text, once it is there.
+  async write() {
+    await this.staged;  // until then it is hidden
     if (this.shown) this.find(".text").focus();
   }
 

@@ -73,10 +73,16 @@ class Visit:
         self.tab.on("request", self._note)
         self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
         self.tab.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
+        self.dialogs: list[str] = []  # such as the question before a page is left
+        self.tab.on("dialog", self._accept)
         self.tab.goto(server.url)
         self.settled()
         for other in context.pages[:-1]:
             other.close()
+
+    def _accept(self, dialog: Any) -> None:
+        self.dialogs.append(dialog.type)
+        dialog.accept()
 
     def _note(self, request: Any) -> None:
         self.requests.append(request.url)
@@ -113,7 +119,7 @@ class Visit:
     def strip(self) -> list[str]:
         """What the strip says of each photo, once all are done."""
         self.tab.wait_for_function("!document.querySelector('.strip [data-state=waiting]')")
-        return self.tab.locator(".strip li").all_inner_texts()
+        return self.tab.locator(".strip li > button > span").all_inner_texts()
 
     def taken_home(self, format: str) -> str:
         """All photos as one file."""

@@ -40,11 +40,12 @@ def test_both_say_their_sentence_and_one_its_words(
         photo = SAMPLES / "rocket.jpg"
         said = [each.caption(photo).text for each in (captioner, tiny)]
         visit.choose(photo)
-        assert models.count() == 2 and visit.posts() == 2
+        assert models.count() == 2 and visit.posts() == 1
         for number, name in enumerate(("bundled", "tiny")):
             text = models.nth(number).inner_text().split("\n")
             assert text[:2] == [name, said[number]]
         assert models.nth(0).inner_text().endswith("likely right")
+        assert models.nth(1).inner_text().endswith("trust unknown")
         heats = []
         for number in (1, 0):
             visit.tab.evaluate("document.querySelector('.heat').dataset.word = -1")

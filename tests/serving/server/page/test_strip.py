@@ -64,7 +64,7 @@ def test_what_is_corrected_is_copied_kept_and_in_every_download(
     assert tab.input_value(".text") == said.capitalize() + "."
     tab.fill(".text", 'A "cup" <on> a plate.')
     tab.click(".copy")
-    tab.wait_for_selector(".about >> text=Copied")
+    tab.wait_for_selector(".copied >> text=Copied")
     assert tab.evaluate("navigator.clipboard.readText()") == 'A "cup" <on> a plate.'
     record = visit.record()
     assert (record["caption"], record["corrected"]) == (said, 'A "cup" <on> a plate.')

@@ -1,0 +1,185 @@
+"""Looking through many photos: what is written stays, what is left to review, and the keyboard."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.serving.server.conftest import SAMPLES
+from tests.serving.server.page.conftest import Visit, visiting
+
+LOGIN = "<!doctype html><title>Sign in</title><form><input name=user></form>\n"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    """A cup that is no doubt one, a rocket unlike all photos, and a file that is no photo."""
+    (tmp_path / "notes.jpg").write_bytes(b"no photo")
+    return [SAMPLES / "coffee.jpg", SAMPLES / "rocket.jpg", tmp_path / "notes.jpg"]
+
+
+def current(visit: Visit) -> str:
+    return str(visit.tab.locator(".strip [aria-current=true]").get_attribute("title"))
+
+
+def test_decorative_and_undo_set_a_correction_aside(visit: Visit) -> None:
+    tab = visit.tab
+    said = tab.input_value(".text")
+    tab.fill(".text", "My own words.")
+    tab.check(".decorative")
+    assert tab.input_value(".text") == ""
+    tab.uncheck(".decorative")
+    assert tab.input_value(".text") == "My own words."
+    tab.click(".undo")
+    assert tab.input_value(".text") == said
+    tab.click("text=Redo the correction")
+    assert tab.input_value(".text") == "My own words."
+    tab.check(".decorative")
+    tab.reload()  # at once: what is written does not wait for the database
+    visit.settled()
+    assert tab.is_checked(".decorative")
+    tab.uncheck(".decorative")
+    assert tab.input_value(".text") == "My own words."
+
+
+def test_a_reload_in_the_middle_of_a_drop_loses_no_photo(visit: Visit, tmp_path: Path) -> None:
+    paths = []
+    for number in range(20):
+        paths.append(tmp_path / f"{number}.jpg")
+        with Image.open(SAMPLES / "coffee.jpg") as photo:
+            photo.resize((300 + number, 200)).save(paths[-1])
+    visit.tab.set_input_files(".intake .file", paths)
+    visit.tab.wait_for_selector(".strip li:nth-child(20)")
+    visit.tab.reload()
+    visit.tab.wait_for_selector(".strip li:nth-child(20)")
+    assert len(visit.strip()) == 20
+    assert not visit.tab.locator(".strip [data-state=failed]").count()
+
+
+def test_a_browser_that_keeps_nothing_asks_before_photos_are_lost(desk: Any, server: Any) -> None:
+    refuses = "IDBFactory.prototype.open = () => { throw new Error('nothing is kept here'); }"
+    with visiting(desk, server, script=refuses) as visit:
+        visit.tab.click(".choose", trial=True)
+        visit.choose(SAMPLES / "rocket.jpg")
+        visit.tab.click(".text")  # browsers ask only whoever has touched the page
+        visit.tab.reload()
+        assert visit.dialogs == ["beforeunload"]
+
+
+def test_doubt_is_in_the_list_and_in_every_download(visit: Visit, photos: list[Path]) -> None:
+    tab = visit.tab
+    visit.choose(*photos)
+    cup, rocket, _ = visit.strip()
+    assert cup.endswith(".") and rocket.startswith("Perhaps: ")
+    marks = tab.locator(".strip .marks").all_inner_texts()
+    assert "unfamiliar" in marks[1] and marks[2] == ""
+    tab.locator(".strip button").nth(1).click()
+    tab.wait_for_selector(".viewer[data-unfamiliar]")
+    assert tab.input_value(".text") == ""
+    assert tab.get_attribute(".text", "placeholder") == rocket
+    rows = list(csv.DictReader(visit.taken_home("csv").lstrip("\ufeff").splitlines()))
+    assert rows[1]["alt"] == "" and "unfamiliar" in rows[1]["marks"].split()
+    assert 'data-marks="unfamiliar' in visit.taken_home("html")
+    tab.click(".use")
+    assert tab.input_value(".text") == rocket.removeprefix("Perhaps: ")
+    rows = list(csv.DictReader(visit.taken_home("csv").lstrip("\ufeff").splitlines()))
+    assert rows[1]["alt"] == rocket.removeprefix("Perhaps: ") and rows[1]["marks"] == ""
+
+
+def test_the_keyboard_is_enough_to_review(visit: Visit, photos: list[Path]) -> None:
+    tab = visit.tab
+    visit.choose(*photos)
+    visit.strip()
+    assert tab.inner_text(".review") in ("To review 2", "To review 3")
+    tab.keyboard.press("j")
+    assert current(visit) == "rocket.jpg"
+    tab.keyboard.press("ArrowDown")  # the focus is in the list
+    assert current(visit) == "notes.jpg"
+    tab.keyboard.press("k")
+    tab.keyboard.press("ArrowUp")
+    assert current(visit) == "coffee.jpg"
+    visit.settled()
+    tab.focus(".text")
+    tab.keyboard.type("jk ")  # text, and no way through the photos
+    tab.keyboard.press("Enter")
+    assert current(visit) == "rocket.jpg"
+    tab.wait_for_function("document.activeElement.matches('.text')")
+    tab.keyboard.type("A rocket on its pad.")
+    tab.keyboard.press("Enter")
+    assert current(visit) == "notes.jpg"
+    assert tab.inner_text(".review") == "To review 1"
+    tab.click(".review")
+    assert tab.locator(".strip li:visible").count() == 1
+    tab.click(".dismiss")
+    assert tab.locator(".strip li").count() == 2 and "notes.jpg" in tab.inner_text(".removed")
+    tab.click(".removed button")
+    assert tab.locator(".strip li").count() == 3 and current(visit) == "notes.jpg"
+    tab.keyboard.press("Delete")
+    tab.reload()
+    visit.settled()
+    assert len(visit.strip()) == 2
+    tab.locator(".strip button[title='rocket.jpg']").click()
+    assert tab.input_value(".text") == "A rocket on its pad."
+
+
+def test_caption_all_again_keeps_corrections(visit: Visit, photos: list[Path]) -> None:
+    tab = visit.tab
+    visit.choose(*photos[:2])
+    visit.strip()
+    tab.fill(".text", "My own cup.")
+    tab.click("text=Search settings")
+    before = visit.posts()
+    tab.click("text=Caption all again")
+    visit.strip()
+    assert visit.posts() == before + 2 and tab.input_value(".text") == "My own cup."
+
+
+@pytest.mark.parametrize("kind", ["text/html", "application/x-ndjson", "application/json"])
+def test_an_answer_of_somebody_else_is_an_error_in_its_photo_s_place(
+    visit: Visit, kind: str
+) -> None:
+    """As of a login proxy, which answers everything with 200 and its form."""
+    body = "{}\n" if kind == "application/json" else LOGIN
+    visit.tab.route(
+        "**/api/caption", lambda route: route.fulfill(status=200, content_type=kind, body=body)
+    )
+    visit.choose(SAMPLES / "rocket.jpg", state="failed")
+    assert "Something else answered" in visit.failure()
+    visit.tab.unroute("**/api/caption")
+    visit.tab.click(".retry")
+    visit.settled()
+
+
+def test_a_file_over_the_limit_is_sent_as_a_smaller_copy(visit: Visit, tmp_path: Path) -> None:
+    """24 MB of a JPEG on its side; the server takes 20 MB."""
+    path, exif = tmp_path / "large.jpg", Image.Exif()
+    exif[0x0112] = 8
+    with Image.open(SAMPLES / "coffee.jpg") as photo:
+        photo.resize((3000, 2000)).transpose(Image.Transpose.ROTATE_270).save(path, exif=exif)
+    path.write_bytes(path.read_bytes() + bytes(24_000_000))
+    visit.choose(path)
+    visit.forget()
+    large = visit.words()
+    visit.choose(SAMPLES / "coffee.jpg")
+    assert visit.words() == large  # upright
+
+
+def test_text_and_play_are_in_view_and_small_photos_are_enlarged(
+    visit: Visit, tmp_path: Path
+) -> None:
+    tab = visit.tab
+    tab.set_viewport_size({"width": 1366, "height": 650})
+    with Image.open(SAMPLES / "chelsea.jpg") as photo:
+        photo.resize((200, 260)).save(tmp_path / "portrait.jpg")
+        photo.resize((128, 96)).save(tmp_path / "small.jpg")
+    for name in ("portrait.jpg", "small.jpg"):
+        visit.choose(tmp_path / name)
+        for part in (".play", ".text"):
+            box = tab.locator(part).bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= 650, (name, part)
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    assert tab.locator(".photo").bounding_box()["width"] > 400
