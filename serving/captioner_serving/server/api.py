@@ -163,9 +163,7 @@ async def _read_photos(
     if fields.image_url is None:
         return files, fields
     if not service.config.allow_urls:
-        raise RefusedError(
-            "forbidden", "this server fetches no addresses (--allow-urls): send the photo itself"
-        )
+        raise RefusedError("forbidden", "this server fetches no addresses: send the photo itself")
     return [*files, Upload(fields.image_url, address=fields.image_url)], fields
 
 

@@ -129,11 +129,11 @@ async def _photo(
     most = config.max_upload
     if image_url:
         if not config.allow_urls:
-            raise RefusedError("forbidden", "this server fetches no addresses (--allow-urls)")
+            raise RefusedError("forbidden", "this server fetches no addresses")
         return WebPhoto(image_url, most)
     if image_path:
         if config.mcp_folder is None:
-            raise RefusedError("forbidden", "this server opens no files (--mcp-folder)")
+            raise RefusedError("forbidden", "this server opens no files")
         return await run_in_threadpool(_read, image_path, config.mcp_folder, most)
     data = decode_photo(image)
     if len(data) > most:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from mcp.client.streamable_http import streamable_http_client
 
+from captioner import __version__
 from captioner.caption import Word
 from captioner.drawing.overlay import WHOLE
 from captioner.predictor import Captioner
@@ -58,10 +59,10 @@ def asked(saved_tiny: Path, folder: Path) -> Iterator[Callable[..., Any]]:
                 streamable_http_client(
                     f"{url}/gradio_api/mcp/", http_client=client, terminate_on_close=False
                 ) as streams,
-                mcp.ClientSession(*streams[:2]) as info,
+                mcp.ClientSession(*streams[:2]) as session,
             ):
-                await info.initialize()
-                return await work(info)
+                await session.initialize()
+                return await work(session)
 
         def run(work: Callable[[mcp.ClientSession], Coroutine[Any, Any, Any]]) -> Any:
             return run_async(ask(work))
@@ -72,7 +73,7 @@ def asked(saved_tiny: Path, folder: Path) -> Iterator[Callable[..., Any]]:
 
 def described(asked: Callable[..., Any], **arguments: str) -> tuple[str, bool]:
     """What the assistant is told, and whether it is told so as an error."""
-    answer = asked(lambda info: info.call_tool("describe_image", arguments))
+    answer = asked(lambda session: session.call_tool("describe_image", arguments))
     (content,) = answer.content
     return content.text, answer.isError
 
@@ -120,18 +121,18 @@ def test_what_an_assistant_cannot_have_is_a_sentence(
 
 
 def test_nothing_of_gradio_is_offered_beside_the_one_function(asked: Callable[..., Any]) -> None:
-    offered = asked(lambda info: info.list_tools()).tools
+    offered = asked(lambda session: session.list_tools()).tools
     assert [each.name for each in offered] == ["describe_image"]
     assert "folder" in offered[0].description and "public host" not in offered[0].description
     properties = offered[0].inputSchema["properties"]
-    assert properties.keys() == {"image", "image_url", "image_path"}
+    assert properties.keys() == {"image", "image_path"}  # what is off is not offered
     for name in ("record", "caption", "/caption"):
-        answer = asked(lambda info, name=name: info.call_tool(name, {"image": "http://a/"}))
+        answer = asked(lambda session, name=name: session.call_tool(name, {"image": "http://a/"}))
         assert answer.isError and "Unknown" in answer.content[0].text
     for work in (
-        lambda info: info.read_resource("http://127.0.0.1:1/"),
-        lambda info: info.get_prompt("caption"),
-        lambda info: info.list_resources(),
+        lambda session: session.read_resource("http://127.0.0.1:1/"),
+        lambda session: session.get_prompt("caption"),
+        lambda session: session.list_resources(),
     ):
         with pytest.raises(BaseException, match=r"Method not found|unhandled errors"):
             asked(work)
@@ -155,6 +156,29 @@ def test_what_is_no_call_is_refused(asked: Callable[..., Any], body: bytes, stat
     unknown = httpx.post(address, content=body, headers=headers)
     assert unknown.status_code == 401 and unknown.headers["www-authenticate"] == "Bearer"
     assert httpx.get(address, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 405
+
+
+def test_the_schema_has_what_is_on_and_the_version_is_the_product_s(saved_tiny: Path) -> None:
+    captioner = Captioner.from_pretrained(saved_tiny)
+    for config, names, required in (
+        (ServerConfig(mcp=True), {"image"}, ["image"]),
+        (ServerConfig(mcp=True, allow_urls=True), {"image", "image_url"}, None),
+    ):
+        with serving(captioner, config) as url:
+
+            async def ask(url: str = url) -> tuple[Any, Any]:
+                async with (
+                    streamable_http_client(
+                        f"{url}/gradio_api/mcp/", terminate_on_close=False
+                    ) as streams,
+                    mcp.ClientSession(*streams[:2]) as session,
+                ):
+                    return await session.initialize(), await session.list_tools()
+
+            about, offered = run_async(ask())
+        assert about.serverInfo.version == __version__
+        schema = offered.tools[0].inputSchema
+        assert schema["properties"].keys() == names and schema.get("required") == required
 
 
 def test_no_server_has_it_unasked(api: httpx.Client) -> None:

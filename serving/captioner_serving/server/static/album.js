@@ -33,10 +33,10 @@ async function use(mode, ask) {
 let last = 0;
 export const newKey = () => (last = Math.max(Date.now(), Math.floor(last) + 1) + Math.random());
 
-// Keep a visit; false where this browser cannot.
-export async function put(key, visit) {
-  const stored = await use("readwrite", (store) => [store.put(visit, key)]);
-  if (stored && draftOf(key).text === visit.text) forgetDraft(key);
+// Keep visits, [key, visit] each, all or none; false where this browser cannot.
+export async function put(visits) {
+  const stored = await use("readwrite", (store) => visits.map(([key, visit]) => store.put(visit, key)));
+  if (stored) for (const [key, { text }] of visits) if (draftOf(key).text === text) forgetDraft(key);
   await sweep();
   return Boolean(stored);
 }

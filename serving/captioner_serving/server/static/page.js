@@ -62,7 +62,7 @@ export function start(element, props) {
     explain("");
     const came = photos.map((photo) => ({ sentence: 0, head: null, ...photo, key: album.newKey(), settings: { ...settings } }));
     visits.push(...came);
-    came.forEach(keep);  // before they are sent: a reload goes on with them
+    keep(...came);  // before they are sent: a reload goes on with them
     open(came[0]);
     pump();
   }
@@ -105,7 +105,7 @@ export function start(element, props) {
       history.replaceState(stateOf(visit.key), "");
     }
     clearTimeout(mine.writing);
-    if (soon) {  // the visitor is typing
+    if (soon && mine.stored) {  // the visitor is typing
       album.putDraft(mine.key, { text: mine.text, aside: mine.aside });
       mine.writing = setTimeout(() => keep(mine), 300);
     } else keep(mine);
@@ -202,13 +202,14 @@ export function start(element, props) {
     pump();
   }
 
-  async function keep(mine) {
-    const { key, name, file, sample, address, settings, record, records, problem, sentence, head, text, aside, looked, accepted } = mine;
-    if (!key) return;
-    mine.stored = false;
-    mine.stored = await album.put(key, {
+  async function keep(...photos) {
+    const mine = photos.filter(({ key }) => key);
+    for (const each of mine) each.stored = false;
+    const stored = await album.put(mine.map(({ key, name, file, sample, address, settings, record, records, problem, sentence, head, text, aside, looked, accepted }) => [key, {
       name, file: sample || address ? undefined : file, sample, address, settings, record, records, problem, sentence, head, text, aside, looked, accepted,
-    });
+    }]));
+    if (!stored && mine.length > 1) for (const each of mine) keep(each);  // one of them may be a folder
+    else for (const each of mine) each.stored = stored;
   }
 
   async function fileOf(mine) {

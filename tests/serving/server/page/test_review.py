@@ -14,6 +14,14 @@ from tests.serving.server.page.conftest import Visit, visiting
 
 LOGIN = "<!doctype html><title>Sign in</title><form><input name=user></form>\n"
 
+KEPT = """new Promise((done) => { indexedDB.open("captioner", 3).onsuccess = ({ target }) => {
+  target.result.transaction("visits").objectStore("visits").count().onsuccess = (event) => {
+    target.result.close();
+    done(event.target.result);
+  };
+}; }).then((count) => count"""
+"""How many photos the browser has kept; a comparison and a bracket follow."""
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> list[Path]:
@@ -52,12 +60,15 @@ def test_a_reload_in_the_middle_of_a_drop_loses_no_photo(visit: Visit, tmp_path:
         paths.append(tmp_path / f"{number}.jpg")
         with Image.open(SAMPLES / "coffee.jpg") as photo:
             photo.resize((300 + number, 200)).save(paths[-1])
-    visit.tab.set_input_files(".intake .file", paths)
-    visit.tab.wait_for_selector(".strip li:nth-child(20)")
-    visit.tab.reload()
-    visit.tab.wait_for_selector(".strip li:nth-child(20)")
+    tab = visit.tab
+    tab.route("**/api/caption", lambda route: None)  # the server has answered none of them
+    tab.set_input_files(".intake .file", paths)
+    tab.wait_for_function(KEPT + " === 20)")
+    tab.unroute("**/api/caption")
+    tab.reload()
+    tab.wait_for_selector(".strip li:nth-child(20)")
     assert len(visit.strip()) == 20
-    assert not visit.tab.locator(".strip [data-state=failed]").count()
+    assert not tab.locator(".strip [data-state=failed]").count()
 
 
 def test_a_browser_that_keeps_nothing_asks_before_photos_are_lost(desk: Any, server: Any) -> None:
@@ -77,7 +88,7 @@ def test_doubt_is_in_the_list_and_in_every_download(visit: Visit, photos: list[P
     assert cup.endswith(".") and rocket.startswith("Perhaps: ")
     marks = tab.locator(".strip .marks").all_inner_texts()
     assert "unfamiliar" in marks[1] and marks[2] == ""
-    tab.locator(".strip button").nth(1).click()
+    tab.locator(".strip li button").nth(1).click()
     tab.wait_for_selector(".viewer[data-unfamiliar]")
     assert tab.input_value(".text") == ""
     assert tab.get_attribute(".text", "placeholder") == rocket
