@@ -101,7 +101,7 @@ def test_an_assistant_is_told_sentence_doubt_and_places(asked: Callable[..., Any
         ({"image": "%"}, "not base64"),
         ({"image": "bm9uZQ=="}, "the image is not"),
         ({"image": base64.b64encode(bytes(200_001)).decode()}, "more than the 0.2 MB"),
-        ({"image_url": "https://example.org/a.jpg"}, "--allow-urls"),
+        ({"image_url": "https://example.org/a.jpg"}, "fetches no addresses"),
         ({"image_path": "../secret.jpg"}, "does not lie in the folder"),
         ({"image_path": "../mine-private/cup.jpg"}, "does not lie in the folder"),
         ({"image_path": "/etc/hostname"}, "does not lie in the folder"),
