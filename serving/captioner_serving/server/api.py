@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Annotated, Any, TypeVar
 
-import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -16,7 +15,6 @@ from pydantic_core import to_json
 
 from captioner import __version__
 from captioner.caption import Caption
-from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH, Panel
 from captioner.errors import ConfigError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner.predictor import Captioner
@@ -29,9 +27,7 @@ from captioner_serving.server.description import (
     Records,
     caption_body,
     form,
-    picture,
 )
-from captioner_serving.server.drawing import Drawing
 from captioner_serving.server.links import WebPhoto
 from captioner_serving.server.photos import SharedPhoto
 from captioner_serving.server.problems import RefusedError, problem
@@ -39,7 +35,7 @@ from captioner_serving.server.records import needs_preview, read_posted, served_
 from captioner_serving.server.request import client_of, request_info
 from captioner_serving.server.service import CaptionService
 
-__all__ = ["router"]
+__all__ = ["RecordFields", "Service", "read_with_record", "router", "while_connected"]
 
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -107,29 +103,6 @@ class RecordFields(BaseModel):
     record: str = ""
 
 
-class DrawingFields(RecordFields):
-    """The fields of a picture: how it is drawn."""
-
-    smooth: bool = True
-    strength: Annotated[float, Field(ge=0, le=1)] = DEFAULT_STRENGTH
-    colors: str = DEFAULT_COLORS
-    head: Annotated[int, Field(ge=1)] | None = None
-
-    @property
-    def look(self) -> dict[str, Any]:
-        """How it is drawn, as Caption's own functions call it."""
-        return self.model_dump(include={"smooth", "strength", "colors"})
-
-
-class OverlayFields(DrawingFields):
-    """The fields of an overlay: one word, by its position from 1; None is the most looked-at."""
-
-    word: Annotated[int, Field(ge=1)] | None = None
-
-
-Drawn = TypeVar("Drawn", bound=DrawingFields)
-
-
 async def _read(
     request: Request, service: CaptionService, fields: type[Fields], *, max_files: int = 1
 ) -> tuple[list[Upload], Fields]:
@@ -167,7 +140,7 @@ async def _read_photos(
     return [*files, Upload(fields.image_url, address=fields.image_url)], fields
 
 
-async def _read_posted(
+async def read_with_record(
     request: Request, service: CaptionService, fields: type[Posted]
 ) -> tuple[Upload, Caption, Posted]:
     """Read a form with a photo and its record."""
@@ -241,7 +214,7 @@ async def caption(request: Request, service: Service) -> Response:
 
     if LINES in request.headers.get("accept", ""):
         return await _stream(work(), place)
-    results, records = await _while_connected(request, work())
+    results, records = await while_connected(request, work())
     errors = [result for result in results if isinstance(result, ImageError)]
     if len(errors) == len(results):
         return problem(errors[0], records=records)
@@ -329,7 +302,7 @@ async def _stream(work: Coroutine[Any, Any, _Answered], place: Place) -> Respons
     return StreamingResponse(lines(), media_type=LINES, headers={"X-Accel-Buffering": "no"})
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Do the work unless the client goes away, which takes its images out of the queue.
 
     Raises CaptionerError: what the work raises, or that it has gone, which nobody reads.
@@ -368,106 +341,12 @@ async def effect(request: Request, service: Service) -> Response:
 
     Answers with the record, its words with their `effect`.
     """
-    file, posted, _ = await _read_posted(request, service, RecordFields)
+    file, posted, _ = await read_with_record(request, service, RecordFields)
     service = _services(request).get(posted.model.name, service)  # whose words they are
     work = service.check_words(file.data, posted, client=client_of(request.scope))
-    checked = await _while_connected(request, work)
+    checked = await while_connected(request, work)
     request_info(request.scope).is_reported = True
     return _Records([served_record(checked, name=file.name, attention=True)])
-
-
-@router.post(
-    "/api/overlay",
-    openapi_extra=form(OverlayFields, PHOTO, "record"),
-    responses=picture("image/png"),
-    response_class=Response,
-    tags=["pictures"],
-)
-async def overlay(request: Request, service: Service) -> Response:
-    """Draw the attention of one word over the photo, as a PNG."""
-
-    def drawing(posted: Caption, fields: OverlayFields) -> Drawing:
-        count = len(posted.words)
-        if fields.word is not None and fields.word > count:
-            raise ConfigError(f"word is {fields.word}; the caption has {count} words")
-        index = posted.find_word() if fields.word is None else fields.word - 1
-        panel = _panels(posted, fields.head)[index]
-        return Drawing(kind="overlay", panels=[panel], box=posted.box, look=fields.look)
-
-    return await _draw(request, service, OverlayFields, drawing)
-
-
-@router.post(
-    "/api/sheet",
-    openapi_extra=form(DrawingFields, PHOTO, "record"),
-    responses=picture("image/png"),
-    response_class=Response,
-    tags=["pictures"],
-)
-async def sheet(request: Request, service: Service) -> Response:
-    """Draw every word's attention side by side, as a PNG."""
-
-    def drawing(posted: Caption, fields: DrawingFields) -> Drawing:
-        return Drawing(
-            kind="sheet",
-            panels=_panels(posted, fields.head),
-            title=f"{posted.text} {_shown(posted, fields.head)}".strip(),
-            note=posted.note,
-            box=posted.box,
-            look=fields.look,
-        )
-
-    return await _draw(request, service, DrawingFields, drawing)
-
-
-@router.post(
-    "/api/animation",
-    openapi_extra=form(DrawingFields, PHOTO, "record"),
-    responses=picture("image/webp"),
-    response_class=Response,
-    tags=["pictures"],
-)
-async def animation(request: Request, service: Service) -> Response:
-    """Run through the words, as an animated WebP."""
-
-    def drawing(posted: Caption, fields: DrawingFields) -> Drawing:
-        return Drawing(
-            kind="animation",
-            panels=_panels(posted, fields.head),
-            note=_shown(posted, fields.head),
-            box=posted.box,
-            look=fields.look,
-        )
-
-    return await _draw(request, service, DrawingFields, drawing)
-
-
-def _panels(posted: Caption, head: int | None) -> list[Panel]:
-    """Return the words with their weights as lists, which the decoding process reads."""
-    return [
-        panel._replace(weights=np.asarray(panel.weights).tolist()) for panel in posted.panels(head)
-    ]
-
-
-def _shown(posted: Caption, head: int | None) -> str:
-    """Name, in brackets, the head that a picture of all words shows."""
-    shown = posted.words[0].shown(head) if posted.words else ""
-    return f"({shown})" if shown else ""
-
-
-async def _draw(
-    request: Request,
-    service: CaptionService,
-    fields: type[Drawn],
-    make: Callable[[Caption, Drawn], Drawing],
-) -> Response:
-    file, posted, given = await _read_posted(request, service, fields)
-    if any(word.attention is None for word in posted.words):
-        raise ConfigError("the words of the record carry no attention: ask for attention=true")
-    drawing = make(posted, given)
-    work = service.draw(file.data, drawing, client=client_of(request.scope))
-    kind = "image/webp" if drawing.kind == "animation" else "image/png"
-    return Response(await _while_connected(request, work), media_type=kind)
 
 
 # Operation
