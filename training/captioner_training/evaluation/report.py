@@ -85,20 +85,20 @@ def describe_data(
     references = sum(len(one.references) for one in split)
     if scored is not None and scored < len(split):
         comparable = (
-            f"Captions are missing for {len(split) - scored:,} of {len(split):,} images: these are "
-            "no scores of the split, and nothing may be compared with them."
+            f"Captions are missing for {len(split) - scored:,} of {len(split):,} images; do not "
+            "compare these scores with others."
         )
     elif corpus is not None:
         comparable = (
-            f"This is a part, {digest}, of a split of {len(corpus):,} images, with CIDEr's "
-            "document frequencies of the whole: to be compared with scores of the same part, "
-            "counted alike."
+            f"This is a part ({digest}) of a split of {len(corpus):,} images, with CIDEr's "
+            "document frequencies of the whole. Compare only with scores of the same part and "
+            "frequencies."
         )
     else:
         comparable = (
-            f"To be compared with scores on the split {digest} alone, the same images and "
-            "references. Where these images are a part of a larger split, their CIDEr is none of "
-            "the whole, whose document frequencies --corpus would give."
+            f"Compare only with scores on the split {digest}: the same images and references. If "
+            "they are part of a larger split, --corpus gives CIDEr the document frequencies of the "
+            "whole."
         )
     return {
         "data": str(data),
