@@ -57,9 +57,9 @@ class CaptionActor:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Outcome]]:
         """Caption the photos in batch["photo"]."""
-        done = [one for part in self._engine.run(iter(batch["photo"])) for one in part]
+        done = [outcome for part in self._engine.run(iter(batch["photo"])) for outcome in part]
         # Neither the bytes of a file nor a captioner travels back.
-        return {"done": [replace(one, photo=one.photo.light(), caption=None) for one in done]}
+        return {"done": [replace(o, photo=o.photo.without_data(), caption=None) for o in done]}
 
 
 class RayEngine:
@@ -130,9 +130,9 @@ class RayEngine:
             waiting = iter(window)
             for part in self._outcomes(window):
                 pairs = list(zip(islice(waiting, len(part)), part, strict=True))
-                if lost := [ours for ours, one in pairs if ours.name != one.photo.name]:
+                if lost := [photo for photo, outcome in pairs if photo.name != outcome.photo.name]:
                     raise CaptionerError(f"Ray lost track of {lost[0].name}: run it again")
-                yield [replace(one, photo=ours) for ours, one in pairs]
+                yield [replace(outcome, photo=photo) for photo, outcome in pairs]
 
     def _outcomes(self, window: list[Photo]) -> Iterator[list[Outcome]]:
         """Caption on the cluster, in the order of the photos."""

@@ -173,7 +173,7 @@ class LocalEngine(Closing):
         try:
             for photo, decoded in self._reader.stream(photos, ahead=2 * self.batch_size):
                 if self._config.maps is None or decoded.error is not None:
-                    photo = photo.light()
+                    photo = photo.without_data()
                 elif isinstance(photo, MemoryPhoto):
                     carried += len(photo.data)
                 batch.append(_Entry(photo, decoded))
@@ -189,7 +189,7 @@ class LocalEngine(Closing):
             yield batch
 
     def _caption(self, batch: _Batch) -> list[Caption]:
-        return self._caption_fitting([each for each in batch if each.decoded.error is None])
+        return self._caption_fitting([entry for entry in batch if entry.decoded.error is None])
 
     def _caption_fitting(self, entries: _Batch) -> list[Caption]:
         """Caption as one batch, or as two where memory does not suffice."""
@@ -210,7 +210,7 @@ class LocalEngine(Closing):
         return self._caption_fitting(entries[:half]) + self._caption_fitting(entries[half:])
 
     def _caption_together(self, entries: _Batch) -> list[Caption]:
-        images = [one.decoded.prepared(image=one.photo.name) for one in entries]
+        images = [entry.decoded.prepared(image=entry.photo.name) for entry in entries]
         check = self._config.check_attention
         return self.captioner.caption_prepared(images, self.generation, check_attention=check)
 
@@ -243,9 +243,9 @@ class LocalEngine(Closing):
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         self._caption_together([_Entry(LostPhoto(name="", reason=""), noise)] * few)
-        each = (torch.cuda.max_memory_allocated(device) - before) / few
+        photo_bytes = (torch.cuda.max_memory_allocated(device) - before) / few
         free, _ = torch.cuda.mem_get_info(device)
         size = 1
-        while 2 * size <= min(_GPU_LARGEST, free * _GPU_SHARE / each):
+        while 2 * size <= min(_GPU_LARGEST, free * _GPU_SHARE / photo_bytes):
             size *= 2
         return size

@@ -121,7 +121,7 @@ class Journal(Closing):
             try:
                 for number in _COMMITTED:
                     file = self._files[number]
-                    lines = b"".join(line for each, line in self._pending if each == number)
+                    lines = b"".join(line for target, line in self._pending if target == number)
                     if file is not None and lines:
                         write_all(file, lines)
                         os.fsync(file.fileno())

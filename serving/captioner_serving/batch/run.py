@@ -215,9 +215,9 @@ class BatchRun(Closing):
             more = self._unlike - len(self._unlike_names)
             names = ", ".join(map(in_a_line, self._unlike_names))
             lines.append(
-                f"{self._unlike:,} {noun} unlike those that the model has learned from "
-                f"(familiarity below {UNFAMILIAR}), and a caption of such may be wrong altogether: "
-                f"{names}{f' and {more:,} more' if more else ''}"
+                f"{self._unlike:,} {noun} unlike the training data (familiarity below "
+                f"{UNFAMILIAR}); check the captions of {names}"
+                f"{f' and {more:,} more' if more else ''}"
             )
         if again := len(self._again):
             lines.append(f"{again:,} of these failed in an earlier run: --retry-errors tries again")

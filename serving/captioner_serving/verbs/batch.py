@@ -20,7 +20,7 @@ from captioner_serving.verbs.texts import (
     refuse_windows,
 )
 
-HELP = "Caption any number of photos. The same command goes on where a run was interrupted."
+HELP = "Caption any number of photos. The same command resumes an interrupted run."
 EXAMPLES = """examples:
   captioner batch photos --output captions.jsonl
   captioner batch 'shards/*.tar' --output captions.parquet --shard 1/8
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Caption; 1 if any photo of the inputs failed, now or in a run that this one goes on from."""
+    """Caption; 1 if any photo of the inputs failed, now or in the run that it resumes."""
     refuse_windows("batch")
     from captioner.predictor import Captioner
     from captioner_serving.batch.config import BatchConfig, Shard
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
                 progress.update(record)
         except KeyboardInterrupt:  # or SIGTERM
             if output is not None:
-                progress.say("interrupted: the same command goes on from here")
+                progress.say("interrupted: the same command resumes here")
             raise
         progress.say(batch.summary())
     return int(batch.failed > 0)

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     named = [Path(name) for name in arguments.records]
     # A pattern such as captions-*.jsonl takes along the other files of the runs.
     outputs = {str(path).removesuffix(".journal.jsonl") for path in named}
-    beside = {other for each in outputs for other in RunFiles(Path(each)).beside}
+    beside = {path for output in outputs for path in RunFiles(Path(output)).beside}
     _check(arguments, named, beside)
     paths = [path for path in named if path not in beside]
 

@@ -68,7 +68,7 @@ def test_an_interrupted_run_keeps_what_it_has_finished(
     process.send_signal(number)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
-    assert said.splitlines()[-1] == "interrupted: the same command goes on from here"
+    assert said.splitlines()[-1] == "interrupted: the same command resumes here"
     assert output.read_bytes().endswith(b"}\n")
 
 

@@ -79,8 +79,8 @@ def _public_addresses(request: httpx.Request, *, own: str | None) -> list[str]:
     try:
         if host != own:
             check_address(host, host)
-        found = socket.getaddrinfo(host, request.url.port, type=socket.SOCK_STREAM)
-        addresses = [str(each[4][0]) for each in found]
+        infos = socket.getaddrinfo(host, request.url.port, type=socket.SOCK_STREAM)
+        addresses = [str(info[4][0]) for info in infos]
         if host != own:
             for address in addresses:
                 check_address(host, address)

@@ -35,8 +35,8 @@ class Photo(ABC):
         """The file itself, for what is written beside it; None where there is no such place."""
         return None
 
-    def light(self) -> Photo:
-        """Give the photo without bytes that it carries, for those who only want its name."""
+    def without_data(self) -> Photo:
+        """Return the photo without the bytes that it carries."""
         return self
 
     @abstractmethod
@@ -82,7 +82,7 @@ class MemoryPhoto(Photo):
 
     data: bytes = field(repr=False)
 
-    def light(self) -> Photo:
+    def without_data(self) -> Photo:
         """See Photo."""
         return replace(self, data=b"")
 

@@ -77,17 +77,17 @@ def merge_xmp(
         own = [_add(rdf, "rdf:Description")]
         own[0].set(_tag("rdf:about"), "")
     for name in map(_tag, _PROPERTIES):
-        found = next((child for each in own for child in each.findall(name)), None)
-        if found is None:
+        element = next((child for part in own for child in part.findall(name)), None)
+        if element is None:
             # A text may be an attribute too, which has no place for languages.
-            holder = next((each for each in own if name in each.attrib), own[0])
+            holder = next((part for part in own if name in part.attrib), own[0])
             text = combine(holder.get(name), caption, existing)
             if text is None or text == holder.get(name):
                 continue
             holder.attrib.pop(name, None)
             _fill(_add(holder, name), text, language=language, existing=existing, path=path)
         else:
-            _fill(found, caption, language=language, existing=existing, path=path)
+            _fill(element, caption, language=language, existing=existing, path=path)
     new = _written(root)
     return None if old is not None and new == before else new
 
