@@ -19,6 +19,7 @@ from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.manifest import Manifest
 from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import write_scenes
+from captioner_training.lock import locked
 from tests import launcher
 from tests.conftest import read_tree
 from tests.launcher import Run
@@ -203,11 +204,7 @@ def test_files_of_something_else_are_left_alone(
 def test_two_at_work_in_one_folder_are_one_too_many(
     run_captioner: Run, scenes: Path, tmp_path: Path
 ) -> None:
-    import fcntl
-
-    (tmp_path / "to" / ".prepare").mkdir(parents=True)
-    with (tmp_path / "to" / ".prepare" / "lock").open("w") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)
+    with locked(tmp_path / "to" / ".prepare" / "lock", verb="prepare", what=tmp_path):
         result = run_captioner(*command(scenes, tmp_path / "to"))
     assert result.returncode == 1 and "another `captioner prepare` is at work" in result.stderr
 
