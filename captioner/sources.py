@@ -15,6 +15,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
+from captioner.vision.colour import depth_limit
 from captioner.vision.image import FileSource
 
 if TYPE_CHECKING:
@@ -175,8 +176,10 @@ def _from_array(values: Any, kind: str, shape: tuple[int, ...]) -> Image.Image:
         raise ImageEmptyError(f"{what} has no pixels")
     if values.dtype.kind not in "uif":
         raise ImageTypeError(f"{what} does not hold numbers: {_RANGES}")
-    most = 1 if values.dtype.kind == "f" else 65535 if values.dtype == np.uint16 else 255
     low, high = values.min(), values.max()
+    most = 1 if values.dtype.kind == "f" else 255
+    if values.dtype == np.uint16:
+        most = depth_limit(high)
     if not (low >= 0 and high <= most):  # so written, it refuses nan too
         raise ImageTypeError(f"{what} runs from {low} to {high}: {_RANGES}")
     pixels = (values if most == 255 else (values * (255 / most)).round()).astype("uint8")

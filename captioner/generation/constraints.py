@@ -47,7 +47,7 @@ class Constraints:
         self.maximum_length, self.minimum_length = maximum_length, minimum_length
         self.no_repeat_ngram, self.must_end = no_repeat_ngram, must_end
         self.no_repeat_word, self.conjunction = no_repeat_word, conjunction
-        self._never = torch.tensor([END, *silent, UNK], device=device)
+        self._never = torch.tensor([END, *silent, UNK]).to(device, non_blocking=True)
 
     def apply(self, logs: Tensor, history: Tensor) -> Tensor:
         """Set what is not allowed to -inf.

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from captioner.errors import ImageError, ImageFormatError, ImageNotFoundError, ImageTruncatedError
+from captioner.sources import as_source
 from captioner.vision.image import open_image
 from tests.captioner.pictures import draw, encode, png
 
@@ -120,7 +121,7 @@ def test_grey_is_scaled_to_the_depth_that_it_uses() -> None:
         deep[0, 0] = white
         wanted = np.round(deep * 255.0 / white)
         image = Image.fromarray(deep)
-        for source in (image, encode(image, "PNG"), encode(image, "TIFF")):
+        for source in (image, encode(image, "PNG"), encode(image, "TIFF"), as_source(deep)):
             assert abs(pixels(source)[..., 0] - wanted).max() <= 1, bits
 
 
