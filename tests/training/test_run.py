@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,28 @@ def test_a_finished_run_keeps_its_checkpoints_and_says_so(
     result = run_main(*command(place, finished, "--data.workers", 1, "--keep_states", 3))
     assert (result.returncode, result.stdout.strip()) == (0, str(finished / "best.safetensors"))
     assert "this run is finished" in result.stderr
-    assert files(finished).keys() == {*before, "report.html"}  # which `train` alone leaves out
-    assert before.items() <= files(finished).items()
+    after = files(finished)
+    assert after.keys() == {*before, "report.html"}  # which `train` alone leaves out
+    del before["finished.json"]  # to which the gain is added
+    assert before.items() <= after.items()
+
+
+def test_a_finished_run_continues_with_more_epochs(
+    place: Path, finished: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(finished, tmp_path / "run"))
+    before = (out / "last.safetensors").read_bytes()
+    train_here(place / "own.yaml", out, data__root=place, stages__2__epochs=3)
+    epochs = [
+        (record["stage"], record["epoch"], record["step"])
+        for record in records(out)
+        if record["event"] == "epoch"
+    ]
+    assert epochs == [(1, 1, 3), (2, 1, 6), (2, 2, 9), (2, 3, 12)]
+    rates = [record["learning_rate"] for record in records(out)[-8:] if record["event"] == "step"]
+    assert rates == sorted(rates, reverse=True)  # along one cosine over all three epochs
+    assert (out / "last.safetensors").read_bytes() != before
+    assert (out / "finished.json").exists() and not (out / "state").exists()
 
 
 def test_every_epoch_is_kept_where_it_is_asked_for(place: Path, tmp_path: Path) -> None:
@@ -115,7 +136,7 @@ def test_a_folder_without_a_run_is_refused(
         (tmp_path / name).write_text("theirs")
     before = files(tmp_path)
     result = run_main(*command(place, tmp_path))
-    assert result.returncode == 2 and "is not empty and has no run to go on with" in result.stderr
+    assert result.returncode == 2 and "is not empty and has no run to resume" in result.stderr
     assert files(tmp_path) == before
 
 
@@ -144,7 +165,7 @@ def test_only_files_of_the_run_are_removed(run_main: Run, place: Path, tmp_path:
         (
             ("--encoder.name", "efficientnet_v2_b0", "--encoder_weights", "torchvision"),
             2,
-            "nobody has",
+            "has no pretrained weights to download",
         ),
         (("--encoder.stride", 1, "--encoder.last_stage", 7), 2, "stride"),
         (("--stages.1.batch_size", 1, "--stages.1.accumulate", 2), 2, "too few for 1 processes"),
@@ -184,7 +205,7 @@ def test_a_run_that_fails_at_its_first_step_leaves_its_folder_to_another(
 ) -> None:
     out = tmp_path / "run"
     result = run_main(*command(place, out, *OBJECTIVE, f"{{{__name__}:Half: 1}}"))
-    assert result.returncode == 2 and "Half: its loss is no tensor of one number" in result.stderr
+    assert result.returncode == 2 and "Half: its loss is not a scalar tensor" in result.stderr
     result = run_main(*command(place, out, "--stages.1.epochs", 2))
     assert result.returncode == 0, result.stderr
     assert sum(one["event"] == "epoch" and one["stage"] == 1 for one in records(out)) == 2
@@ -195,7 +216,7 @@ def test_a_recipe_json_of_somebody_else_is_not_written_over(
 ) -> None:
     (tmp_path / "recipe.json").write_text('{"name": "apple pie", "stages": ["bake"]}')
     result = run_main(*command(place, tmp_path))
-    assert result.returncode == 2 and "has no run to go on with" in result.stderr
+    assert result.returncode == 2 and "has no run to resume" in result.stderr
     assert "apple pie" in (tmp_path / "recipe.json").read_text()
 
 
@@ -212,9 +233,7 @@ def test_a_model_is_gone_on_from_and_compared_with(
     assert ours[: len(theirs)] == theirs and "circle" in ours[len(theirs) :]
     origin = records(tmp_path / "run")[0]
     assert origin["event"] == "origin"
-    assert (
-        f"before the training {origin['validation']['CIDEr']:.1f}: the run gained" in result.stderr
-    )
+    assert f"before training {origin['validation']['CIDEr']:.1f}: gained" in result.stderr
     assert "4 photos that chose the epoch: likely less on others" in result.stderr
 
 

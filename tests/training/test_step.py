@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from captioner.checkpoint import Checkpoint
 from captioner.decoders.decoder import DecoderOutput
@@ -15,6 +18,7 @@ from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, START, UNK
 from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes
+from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.losses.objective import Captions, Counts, Objective
 from captioner_training.losses.self_critical import SelfCriticalCaptions, sample_captions
@@ -291,3 +295,65 @@ def test_of_epochs_of_equal_cider_the_less_surprised_is_better(
     assert counted == [False, True, False, True]
     assert (progress.best_at, progress.stale) == ((1, 4), 0)
     assert stage.count_epoch(0.1, 9.0)
+
+
+OBJECTIVES = (CrossEntropy(label_smoothing=0.1), DoublyStochastic(1.0), AttentionEntropy(1.0))
+
+
+def stepped(
+    checkpoint: Checkpoint, batches: Sequence[Batch], **fields: Any
+) -> tuple[TrainStep, list[dict[str, float]]]:
+    """Take a step for each batch with a copy of the model, without dropout."""
+    checkpoint = replace(checkpoint, model=copy.deepcopy(checkpoint.model))
+    checkpoint.model.decoder.dropout.p = 0.0
+    stage = Stage(epochs=1, batch_size=4, learning_rate=1e-2, warmup=0)
+    step = step_of(checkpoint, stage, *OBJECTIVES, steps=8, **fields)
+    values = [step([batch]) for batch in batches]
+    return step, [{name: float(value) for name, value in named.items()} for named in values]
+
+
+def test_a_compiled_loss_has_the_values_and_gradients_of_the_eager_one(
+    tiny_checkpoint: Checkpoint, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One graph, traced once for each shape; a later step depends on the gradients before."""
+    # Without Inductor, whose C++ takes minutes to compile.
+    compile_ = partial(torch.compile, backend="aot_eager", fullgraph=True, dynamic=False)
+    monkeypatch.setattr(torch, "compile", lambda module, **_: compile_(module))
+    _, eager = stepped(tiny_checkpoint, [batch] * 3, precision="float32")
+    counters.clear()
+    step, compiled = stepped(tiny_checkpoint, [batch], precision="float32", compile=True)
+    traced = counters["stats"]["unique_graphs"]
+    assert traced > 0 and not counters["graph_break"]
+    for _ in range(2):
+        step.stage.count_step(values := step([batch]))
+        compiled.append({name: float(value) for name, value in values.items()})
+    assert counters["stats"]["unique_graphs"] == traced
+    for ours, theirs in zip(compiled, eager, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
+
+
+def test_without_a_compiler_training_goes_on(
+    tiny_checkpoint: Checkpoint,
+    batch: Batch,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    _, values = stepped(tiny_checkpoint, [batch] * 2, precision="float32", compile=True)
+    _, eager = stepped(tiny_checkpoint, [batch] * 2, precision="float32")
+    for ours, theirs in zip(values, eager, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
+    warning = "torch.compile failed (no C++ compiler): training without it"
+    assert capsys.readouterr().err.count(warning) == 1
+
+
+def test_gradients_of_float16_are_scaled(tiny_checkpoint: Checkpoint, batch: Batch) -> None:
+    """The scale, 65,536 at first, reaches neither the norm of the gradients nor the weights."""
+    step, (half,) = stepped(tiny_checkpoint, [batch], precision="float16")
+    _, (single,) = stepped(tiny_checkpoint, [batch], precision="float32")
+    assert step.stage.scaler.is_enabled()
+    assert half["loss"] == pytest.approx(single["loss"], rel=0.01)
+    assert half["gradient_norm"] == pytest.approx(single["gradient_norm"], rel=0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from captioner.device import find_device
-from captioner.errors import CaptionerError, DeviceError
+from captioner.errors import CaptionerError, ConfigError, DeviceError
 
 __all__ = ["Processes", "end_silently", "start_processes"]
 
@@ -24,6 +25,7 @@ Value = TypeVar("Value")
 
 _LOOK_AGAIN = 0.05  # seconds
 _SECONDS = 10
+_TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # beside WORLD_SIZE
 
 
 def end_silently() -> NoReturn:
@@ -140,11 +142,25 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
 
     `device` is as for find_device; "cuda" takes the GPU of this process's local rank.
 
-    Raises DeviceError: this machine has no such device, or fewer GPUs than processes.
+    Raises:
+        ConfigError: WORLD_SIZE is set, but other variables of torchrun are missing.
+        DeviceError: this machine has no such device, or fewer GPUs than processes.
     """
     if "WORLD_SIZE" not in os.environ:
-        yield Processes(device=find_device(device))
+        alone = Processes(device=find_device(device))
+        if alone.device.type == "cuda" and (count := torch.cuda.device_count()) > 1:
+            print(
+                f"training on one of {count} GPUs; for all of them: torchrun --nproc-per-node "
+                f"{count} -m captioner train ...",
+                file=sys.stderr,
+            )
+        yield alone
         return
+    if missing := [name for name in _TORCHRUN if name not in os.environ]:
+        raise ConfigError(
+            f"WORLD_SIZE is set, but {', '.join(missing)} is not: start several processes with "
+            "torchrun, or unset WORLD_SIZE"
+        )
     local, first = int(os.environ["LOCAL_RANK"]), os.environ["RANK"] == "0"
     try:
         found = find_device(device)

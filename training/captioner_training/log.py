@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _FOLLOWED = 10  # photos of validation in a run's report
 _LINES = 20  # of the log in a stage, at least
+_SILENCE = 10.0  # seconds between two lines about steps where no bar is shown
 
 
 class Clock:
@@ -121,6 +122,7 @@ class Log(Closing):
         self.recipe, self.processes, self.progress = recipe, processes, progress
         self.path = out / "log.jsonl"
         self._bar: tqdm[NoReturn] | None = None
+        self._said_at = -math.inf
         if not processes.main:
             return
         with writing(self.path):
@@ -234,6 +236,10 @@ class Log(Closing):
         """
         if self._bar is not None:
             self._bar.update()
+        if not sys.stderr.isatty() and time.monotonic() - self._said_at > _SILENCE:
+            self._said_at = time.monotonic()
+            epoch, loss = self._epoch(stage, self.progress.epoch + 1), float(values["loss"])
+            self.say(f"{epoch}: step {self.progress.taken:,} of {stage.steps:,}, loss {loss:.3f}")
         if not self.is_due(stage):
             return
         named = self.processes.sum_named(values)

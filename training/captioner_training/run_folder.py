@@ -114,7 +114,11 @@ class RunFolder:
 
     def _extended(self, note: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state from which a finished run continues, with the weights of `last`."""
-        progress = {**note["progress"], "stage": len(self.recipe.stages) - 1}
+        progress = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in note["progress"].items()
+        }
+        progress["stage"] = len(self.recipe.stages) - 1
         progress["epoch"] = progress.pop("stage_epochs")
         weights = load_checkpoint(self.last).model.state_dict()
         return {

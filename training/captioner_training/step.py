@@ -107,7 +107,9 @@ class TrainStep:
         if self._compile and self.processes.device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         inputs, rewards = self._inputs(parts)
-        loss = self._built = self._built or self._build(inputs[0])
+        if self._built is None:
+            self._built = self._build(inputs[0])
+        loss = self._built
         sums: dict[str, Tensor] = {}
         for number, part in enumerate(inputs, 1):
             wait = isinstance(loss, DistributedDataParallel) and number < len(inputs)

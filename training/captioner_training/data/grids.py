@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
@@ -151,6 +152,8 @@ def _write(
 ) -> None:
     """Encode the images of each file."""
     total = sum(map(len, shares.values()))
+    if processes.main and not sys.stderr.isatty():
+        print(f"encoding {total:,} images", file=sys.stderr, flush=True)
     with tqdm(
         desc="grids", unit="image", total=total, leave=False, disable=processes.no_bar
     ) as bar:

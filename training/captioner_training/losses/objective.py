@@ -9,7 +9,6 @@ itself, and a line in a stage of the recipe:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -77,6 +76,7 @@ class TeacherForcedOutput:
         self.tokens, self.count = captions.counts
         self._index = None if dense else self.mask.flatten().nonzero().squeeze(1)
         self.targets = self.pick(targets)
+        self._log_probabilities: tuple[Tensor, Tensor] | None = None
 
     def pick(self, values: Tensor) -> Tensor:
         """Return the values (B, K, T, ...) of the tokens that count: (N, ...)."""
@@ -90,14 +90,20 @@ class TeacherForcedOutput:
             values = values.where(counted, 0)
         return values.sum()
 
-    @cached_property
+    @property
     def logits(self) -> Tensor:
         """The scores of all words, (N, words)."""
         return self.decoder.logits(self.pick(self.output.deep))
 
-    @cached_property
+    @property
     def log_probabilities(self) -> tuple[Tensor, Tensor]:
         """The log-probabilities (N,) of the targets, and the mean (N,) over all words; float32."""
+        # Not functools.cached_property: its lock breaks a compiled graph in two.
+        if self._log_probabilities is None:
+            self._log_probabilities = self._score_targets()
+        return self._log_probabilities
+
+    def _score_targets(self) -> tuple[Tensor, Tensor]:
         deep = self.pick(self.output.deep)
         size = len(deep) if self._index is None else _CHUNK
         of_targets, means = [], []
