@@ -142,6 +142,8 @@ def test_half_a_commit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for _ in range(2):
         with Journal(files, SETTINGS) as run:
             assert (run.counts, len(run.done)) == ([2, 0, 0], 2)
+    lines = files.records.read_text().splitlines()
+    assert [json.loads(line)["image"] for line in lines] == ["a", "b"]
 
 
 def test_a_record_stands_when_what_belongs_to_it_fails(tmp_path: Path) -> None:
