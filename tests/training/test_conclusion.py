@@ -20,7 +20,7 @@ from captioner.checkpoint import load_checkpoint
 from captioner.errors import DataError, OutputError
 from captioner.trust.trust import digest_weights, trust_file
 from captioner.vocabulary import Vocabulary
-from captioner_training import conclusion, state
+from captioner_training import conclusion, run_folder
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.corpus import new_word_nats
 from captioner_training.data.images import CaptionedImage
@@ -133,7 +133,7 @@ def test_room_is_asked_for_everything_that_a_run_writes(
     out = tmp_path / "run"
     usage = namedtuple("usage", "total used free")
     with monkeypatch.context() as patch:
-        patch.setattr(state.shutil, "disk_usage", lambda _: usage(1, 1, 1_000_000))
+        patch.setattr(run_folder.shutil, "disk_usage", lambda _: usage(1, 1, 1_000_000))
         result = run_main("train", place / "own.yaml", "--data.root", place, "--out", out)
     assert result.returncode == 1 and not (out / "recipe.json").exists()
     found = re.search(
@@ -161,8 +161,8 @@ def test_what_a_run_has_written_is_not_asked_for_again(
 ) -> None:
     folder = RunFolder(load_recipe(str(place / "own.yaml"), {}), tmp_path, fast=False)
     folder.best.write_bytes(bytes(80))
-    monkeypatch.setattr(state, "_room", lambda *_, images: {"checkpoints": images})
-    monkeypatch.setattr(state.shutil, "disk_usage", lambda _: namedtuple("usage", "free")(50))
+    monkeypatch.setattr(run_folder, "_room", lambda *_, images: {"checkpoints": images})
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda _: namedtuple("usage", "free")(50))
     folder.check_room(None, images=130, shared=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(OutputError):
         folder.check_room(None, images=131, shared=tmp_path)  # type: ignore[arg-type]
