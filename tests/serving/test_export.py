@@ -144,7 +144,7 @@ def near(one: Any, other: Any) -> None:
             assert {**value, "weights": 0} == {**other[key], "weights": 0}
         else:
             assert value == (
-                pytest.approx(other[key], abs=2e-4) if key != "caption" else other[key]
+                pytest.approx(other[key], abs=2e-4, rel=1e-5) if key != "caption" else other[key]
             )
 
 
