@@ -1,12 +1,12 @@
-"""A caption: the sentence, its words with what is known of each, and the pictures of them."""
+"""A caption as plain data: the sentence, its words and their attention; and pictures of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from operator import index
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +14,15 @@ from PIL import Image
 
 from captioner.drawing.animation import animation
 from captioner.drawing.notebook import notebook_sheet
-from captioner.drawing.overlay import WHOLE, Look, Panel, attention_density, overlay
+from captioner.drawing.overlay import WHOLE, OverlayOptions, Panel, attention_density, overlay
 from captioner.drawing.sheet import contact_sheet
-from captioner.errors import ConfigError, ImageError
+from captioner.errors import ConfigError, ImageError, ImageNotFoundError
 from captioner.record import WordRecord, read_record
+from captioner.sources import ImageSource, as_source
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION, DOUBTFUL_SUBJECT
+from captioner.vision.image import open_image
 from captioner.vision.transform import Box
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["Alternative", "Caption", "ModelName", "Word"]
 
@@ -32,26 +31,26 @@ _DOUBTFUL = "doubtful: may be wrong"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Word:
-    """One word of a caption; two are equal when all that is known of them is.
+    """One word of a caption. Words are equal when all their fields are.
 
     probability: of this word, given the photo and the words before it.
-    gate: how much the model drew on what it saw, against what it had said (beta in the paper); None
-        where the model has no gate.
-    attention: (rows, columns), sums to 1, over the part of the photo that Caption.box names; None
-        where the model does not attend.
-    heads: (heads, rows, columns), of which attention is the mean; None where there is but one.
-    effect: how much further the word's log-probability falls without the cells that it looked at
-        than without others, in nats; None where nobody checked it. See captioner.deletion.
-    trust: the probability that it is right, see captioner.trust; None where the checkpoint does not
-        know, and for words without a claim, such as "a", "group" or "next".
+    gate: share of the context vector that comes from the photo, 0 to 1 (beta in the paper); None
+        if the model has no gate.
+    attention: float32 (rows, columns), sums to 1, over the part of the photo given by Caption.box;
+        None if the model has no attention.
+    heads: float32 (heads, rows, columns), whose mean is `attention`; None if there is one head.
+    effect: how much more the word's log-probability falls without the attended cells than without
+        random ones, in nats; None if not measured. See captioner.deletion.
+    trust: the probability that the word is right, see captioner.trust.trust; None if the checkpoint
+        has no trust, and for words without a claim, such as "a", "group" or "next".
     subject: whether it is the first noun of the caption, which is doubtful below a higher trust.
     """
 
     text: str
     probability: float
     gate: float | None = None
-    attention: Tensor | None = field(default=None, repr=False)
-    heads: Tensor | None = field(default=None, repr=False)
+    attention: NDArray[np.float32] | None = field(default=None, repr=False)
+    heads: NDArray[np.float32] | None = field(default=None, repr=False)
     effect: float | None = field(default=None, repr=False)
     trust: float | None = field(default=None, repr=False)
     subject: bool = field(default=False, repr=False)
@@ -66,8 +65,8 @@ class Word:
         maps = [None if part is None else part.tolist() for part in (self.attention, self.heads)]
         return self.text, self.probability, self.gate, self.effect, self.trust, maps
 
-    def map(self, head: int | None = None) -> Tensor | None:
-        """Give the attention (rows, columns) of one head, from 1; None: the mean of all.
+    def map(self, head: int | None = None) -> NDArray[np.float32] | None:
+        """Return the attention (rows, columns) of one head, from 1; None: the mean of all.
 
         Raises ConfigError: there is no such head.
         """
@@ -152,30 +151,40 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelName:
-    """Which checkpoint made a caption."""
+    """The model that wrote a caption.
+
+    dtype: of its weights and arithmetic, such as "bfloat16"; None if not recorded.
+    """
 
     name: str
     version: str
+    dtype: str | None = None
+
+    def record(self) -> dict[str, str]:
+        """Return the `model` of a record."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Caption:
-    """What the model says about one image. It prints as its sentence and score.
+    """The model's description of one image. Prints as its sentence and score.
 
-    In a notebook it is shown as a sheet: pointing at a word puts its attention on the photo.
+    Plain data: it holds no photo and no model. Pictures open `image` again, or take `photo=`.
 
     text: the sentence.
-    score: by which a beam found it: the log-probability of words and end over
+    score: the beam's ranking score: the summed log-probability of words and end, divided by
         (their number)^length_penalty.
     words: one for each word of the text.
-    alternatives: the next best sentences, where more than one caption was asked for.
-    image: the path as given; None for an image that has none.
+    alternatives: the next best sentences, if more than one caption was asked for.
+    image: path or address of the image; None if it has none.
+    model: the model that wrote it.
     box: the part of the photo that the attention grid covers, in fractions of width and height.
-    familiarity: how much the photo is like those of the training, 0 to 1, see
-        captioner.trust.familiarity; None where the checkpoint does not know.
-    trust: the probability that all words that name something are right, see captioner.trust; None
-        where the checkpoint does not know, or nothing is named.
-    style: of the sentence, by its name; None where the model has no styles.
+    size: width and height of the photo in pixels, as viewed; None for a caption from a record.
+    familiarity: similarity of the photo to the training photos, 0 to 1, see
+        captioner.trust.familiarity; None if the checkpoint has no trust.
+    trust: the probability that all words that name something are right, see captioner.trust.trust;
+        None if the checkpoint has no trust, or no word names anything.
+    style: the style of the sentence; None if the model has no styles.
     """
 
     text: str
@@ -185,13 +194,10 @@ class Caption:
     image: str | None
     model: ModelName
     box: Box
-    # Captioning decodes a large photo small; a picture of it is wanted in full, and only now.
-    open_photo: Callable[[], Image.Image] = field(repr=False, compare=False)
+    size: tuple[int, int] | None = None
     familiarity: float | None = None
     trust: float | None = None
     style: str | None = None
-    # The captioner that made it reads it again where somebody asks for `word_attention`.
-    read_words: Callable[[Caption], Tensor] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.text} (score {self.score:.2f})"
@@ -201,11 +207,11 @@ class Caption:
         return f"Caption({self.text!r}, score={self.score:.2f}{image})"
 
     def _repr_html_(self) -> str:
-        """Give the sheet that notebooks show."""
+        """Return the sheet that notebooks show; without a photo, the sentence alone."""
         try:
-            photo, panels = self.open_photo(), self.panels()
+            photo, panels = self._open_photo(None), self.panels()
         except (ImageError, ConfigError) as error:
-            return f"<p>{escape(str(self))}</p><p>There is no picture: {escape(str(error))}</p>"
+            return f"<p>{escape(str(self))}</p><p>No picture: {escape(str(error))}</p>"
         return notebook_sheet(
             photo,
             panels,
@@ -259,107 +265,122 @@ class Caption:
         return bool(self.words) and all(word.effect is not None for word in self.words)
 
     def find_word(self, word: str | int | None = None) -> int:
-        """Find a word's index in `words`, from 0.
+        """Return a word's index in `words`.
 
-        The word itself, in capitals or not, of which the first is taken; its position from 1, from
-        the end when negative; None: the word that drew most on the photo.
+        Args:
+            word: the word itself, in any case (the first if it repeats); its index in `words`,
+                negative from the end; None: the word that drew most on the photo.
 
         Raises ConfigError: there is no such word.
         """
-        texts = [other.text for other in self.words]
+        texts = [each.text for each in self.words]
         if word is None and texts:
-            drawn = [other.drawn for other in self.words]
+            drawn = [each.drawn for each in self.words]
             return drawn.index(max(drawn))
         if isinstance(word, str):
             folded = [text.casefold() for text in texts]
             for wanted, among in ((word, texts), (word.strip().casefold(), folded)):
                 if wanted in among:
                     return among.index(wanted)
-        try:
-            position = int(word) if isinstance(word, str) else index(word)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            position = 0
-        if 1 <= abs(position) <= len(texts):
-            return position - 1 if position > 0 else position + len(texts)
+        elif word is not None:
+            try:
+                return range(len(texts))[index(word)]
+            except (TypeError, IndexError):
+                pass
         raise ConfigError(
-            f"there is no word {word!r} in {self.text!r}: "
-            f"name one of its words, or a position from 1 to {len(texts)}"
+            f"there is no word {word!r} in {self.text!r}: name one of its words, or an index "
+            f"below {len(texts)}"
         )
 
     def overlay(
-        self, word: str | int | None = None, *, head: int | None = None, **look: Unpack[Look]
+        self,
+        word: str | int | None = None,
+        *,
+        photo: ImageSource | None = None,
+        head: int | None = None,
+        **options: Unpack[OverlayOptions],
     ) -> Image.Image:
         """Draw the attention of one word over the photo, in the photo's own size.
 
         Args:
             word: as for `find_word`.
+            photo: anything that `Captioner.caption` takes; None opens `image`.
             head: one head's attention, from 1; None: the mean of all.
-            **look: smooth, strength and colors, see captioner.drawing.overlay.Look.
+            **options: smooth, strength and colors; see captioner.drawing.overlay.OverlayOptions.
 
         Raises:
-            ConfigError: there is no such word, head, strength or colour scale, or the model does
-                not attend.
-            ImageError: the photo is no longer there.
+            ConfigError: there is no such word, head or color scale, the strength is out of range,
+                or the model has no attention.
+            ImageError: there is no photo, or it cannot be opened.
         """
         weights = self.panels(head)[self.find_word(word)].weights
-        return overlay(self.open_photo(), weights, box=self.box, **look)
+        return overlay(self._open_photo(photo), weights, box=self.box, **options)
 
     def attention_map(
         self, word: str | int | None = None, *, head: int | None = None, smooth: bool = True
     ) -> NDArray[np.float32]:
-        """Spread the attention of one word over the photo's pixels: an array (height, width).
+        """Return the attention of one word over the photo's pixels: float32 (height, width).
 
-        It sums to 1, and is 0 where the grid saw nothing of the photo.
+        It sums to 1, and is 0 outside the grid. The photo is opened only if `size` is None.
 
         Args:
             word: as for `find_word`.
             head: one head's attention, from 1; None: the mean of all.
-            smooth: from cell to cell in straight lines; False: every cell is even.
+            smooth: interpolate linearly between the cells; False: each cell is even.
 
         Raises:
-            ConfigError: there is no such word or head, or the model does not attend.
-            ImageError: the photo is no longer there.
+            ConfigError: there is no such word or head, or the model has no attention.
+            ImageError: the size is not known, and there is no photo.
         """
         found = self.words[self.find_word(word)]
-        return found.attention_map(self.open_photo().size, box=self.box, head=head, smooth=smooth)
+        size = self.size or self._open_photo(None).size
+        return found.attention_map(size, box=self.box, head=head, smooth=smooth)
 
-    def contact_sheet(self, *, head: int | None = None, **look: Unpack[Look]) -> Image.Image:
-        """Draw the photo and every word's attention side by side: the paper's figure 3.
+    def contact_sheet(
+        self,
+        *,
+        photo: ImageSource | None = None,
+        head: int | None = None,
+        **options: Unpack[OverlayOptions],
+    ) -> Image.Image:
+        """Draw the photo and every word's attention side by side, as figure 3 of the paper.
 
-        Options and errors as for `overlay`.
+        Arguments and errors as for `overlay`.
         """
-        photo, panels = self.open_photo(), self.panels(head)
+        panels = self.panels(head)
         title = f"{self.text} {self._shown(head)}".strip()
-        return contact_sheet(photo, panels, title=title, note=self.note, box=self.box, **look)
+        return contact_sheet(
+            self._open_photo(photo), panels, title=title, note=self.note, box=self.box, **options
+        )
 
-    def animation(self, *, head: int | None = None, **look: Unpack[Look]) -> list[Image.Image]:
-        """Draw the frames that run through the words, for captioner.drawing.saving.
+    def animation(
+        self,
+        *,
+        photo: ImageSource | None = None,
+        head: int | None = None,
+        **options: Unpack[OverlayOptions],
+    ) -> list[Image.Image]:
+        """Draw frames that run through the words, for captioner.drawing.saving.
 
-        Options and errors as for `overlay`.
+        Arguments and errors as for `overlay`.
         """
-        photo, panels = self.open_photo(), self.panels(head)
-        return animation(photo, panels, note=self._shown(head), box=self.box, **look)
+        panels = self.panels(head)
+        return animation(
+            self._open_photo(photo), panels, note=self._shown(head), box=self.box, **options
+        )
+
+    def _open_photo(self, photo: ImageSource | None) -> Image.Image:
+        if photo is None and self.image is None:
+            raise ImageNotFoundError(
+                "the caption has no path to its photo: pass the photo, as in "
+                "caption.overlay(photo=image)"
+            )
+        return open_image(as_source(self.image if photo is None else photo))
 
     def _shown(self, head: int | None) -> str:
         """Name, in brackets, the head that a picture of all words shows; "" where there is one."""
         shown = self.words[0].shown(head) if self.words else ""
         return f"({shown})" if shown else ""
-
-    @property
-    def word_attention(self) -> Tensor:
-        """Where each word looked among those before it: (heads, T, T), made when it is asked for.
-
-        Row t is of word t as it was said. Column 1 is the start of the sentence, column 2 its first
-        word, and so on; what had not been said has 0. It is of the last layer of a transformer.
-
-        Raises:
-            ConfigError: the words of this model do not look at each other, or the caption was read
-                from a record.
-            ImageError: the photo is no longer there.
-        """
-        if self.read_words is None:
-            raise ConfigError("a record does not say where words looked among words: caption again")
-        return self.read_words(self)
 
     def panels(self, head: int | None = None) -> Sequence[Panel]:
         """Each word as captioner.drawing draws it, with one head's attention or the mean of all.
@@ -436,12 +457,12 @@ class Caption:
             "alternatives": [
                 {**spoken(other), "words": words(other)} for other in self.alternatives
             ],
-            "model": asdict(self.model),
+            "model": self.model.record(),
         }
 
     @classmethod
-    def from_record(cls, record: object, *, open_photo: Callable[[], Image.Image]) -> Caption:
-        """Make a caption of its record again, of this version or another, to draw it or test it.
+    def from_record(cls, record: object) -> Caption:
+        """Read a caption from its record, of this version or another.
 
         Numbers are rounded in records, and alternatives without words are left out.
 
@@ -465,9 +486,8 @@ class Caption:
                 for other, words in zip(others, alternatives, strict=True)
             ),
             image=read.image,
-            model=ModelName(name=read.model.name, version=read.model.version),
+            model=ModelName(**dict(read.model)),
             box=next(iter(boxes), Box(0.0, 0.0, 1.0, 1.0)),
-            open_photo=open_photo,
             familiarity=read.familiarity,
             style=read.style,
         )
@@ -484,14 +504,13 @@ def _read_word(read: WordRecord) -> Word:
     )
     if (seen := read.attention) is None:
         return word
-    import torch  # not in every command that captions
 
-    def table(weights: Iterable[float]) -> Tensor:
-        return torch.tensor(weights).view(seen.rows, seen.columns)
+    def table(weights: Sequence[float]) -> NDArray[np.float32]:
+        return np.array(weights, np.float32).reshape(seen.rows, seen.columns)
 
-    heads = None if seen.heads is None else torch.stack([table(head) for head in seen.heads])
+    heads = None if seen.heads is None else np.stack([table(head) for head in seen.heads])
     return replace(word, attention=table(seen.weights), heads=heads)
 
 
-def _rounded(weights: Tensor) -> list[float]:
-    return [round(weight, 6) for weight in weights.flatten().tolist()]
+def _rounded(weights: NDArray[np.float32]) -> list[float]:
+    return [round(weight, 6) for weight in weights.ravel().tolist()]

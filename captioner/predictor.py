@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from itertools import islice
 from math import exp
@@ -271,7 +271,7 @@ class Captioner:
             prepared: list[PreparedImage | ImageError] = []
             for image in batch:
                 try:
-                    prepared.append(self._prepare(as_source(image)))
+                    prepared.append(self._prepare(as_source(image), image_name(image)))
                 except ImageError as error:
                     if raises:
                         raise
@@ -288,20 +288,21 @@ class Captioner:
 
     def prepare(self, image: ImageSource) -> PreparedImage:
         """Decode an image to the encoder's square, or raise ImageError; no address is followed."""
-        return self._prepare(as_source(image, follow_links=False))
+        return self._prepare(as_source(image, follow_links=False), image_name(image))
 
-    def _prepare(self, source: FileSource | Image.Image) -> PreparedImage:
+    def _prepare(self, source: FileSource | Image.Image, name: str | None) -> PreparedImage:
         try:
             photo = open_image(source, at_least=self.transform.at_least, max_pixels=self.max_pixels)
             pixels = np.array(self.transform.square(photo)).transpose(2, 0, 1)
         except MemoryError as error:
-            name = source_name(source)
-            raise ImageTooLargeError(f"{name} needs too much memory: make it smaller") from error
+            raise ImageTooLargeError(
+                f"{source_name(source)} needs too much memory: make it smaller"
+            ) from error
         return PreparedImage(
-            image=image_name(source),
+            image=name,
             pixels=pixels,
             box=self.transform.box(*photo.size),
-            open_photo=partial(open_image, source, max_pixels=self.max_pixels),
+            size=photo.info.get("size", photo.size),
         )
 
     def caption_prepared(
@@ -325,17 +326,19 @@ class Captioner:
             np.stack([image.pixels for image in images]), config, check_attention=check_attention
         )
         beams = decoded.hypotheses
-        judged: Sequence[Sequence[Judgement | None]] = [[None] * len(each) for each in beams]
+        judged: Sequence[Sequence[Judgement | None]] = [[None] * len(beam) for beam in beams]
         known: Sequence[float | None] = [None] * len(images)
         if self.trust is not None:
             pooled = pool(decoded.features)
             judged, known = self.trust.judge(pooled, beams), self.trust.familiarity.of(pooled)
+        dtype = str(self.dtype).removeprefix("torch.")
+        model = ModelName(name=self.name, version=self.version, dtype=dtype)
         captions = []
         parts = zip(images, beams, decoded.effects, judged, known, strict=True)
-        for image, hypotheses, found, judgements, familiar in parts:
+        for image, beam, effects, judgements, familiarity in parts:
             best, *others = (
-                self._sentence(one, decoded, effect, judgement)
-                for one, effect, judgement in zip(hypotheses, found, judgements, strict=True)
+                self._sentence(*sentence, rows=decoded.rows, columns=decoded.columns)
+                for sentence in zip(beam, effects, judgements, strict=True)
             )
             captions.append(
                 Caption(
@@ -344,13 +347,12 @@ class Captioner:
                     words=best.words,
                     alternatives=tuple(others),
                     image=image.image,
-                    model=ModelName(name=self.name, version=self.version),
+                    model=model,
                     box=image.box,
-                    open_photo=image.open_photo,
+                    size=image.size,
                     trust=best.trust,
-                    familiarity=familiar,
+                    familiarity=familiarity,
                     style=style,
-                    read_words=self._read_words,
                 )
             )
         return captions
@@ -358,40 +360,37 @@ class Captioner:
     def _sentence(
         self,
         hypothesis: Hypothesis,
-        decoded: DecodedBatch,
         effects: Sequence[float] | None,
         judgement: Judgement | None,
+        *,
+        rows: int,
+        columns: int,
     ) -> Alternative:
-        """Give the T words of a hypothesis with what is known of them; effects (T,), or none."""
+        """Make the sentence of a hypothesis; `effects` and `judgement` are of its T words."""
         texts = self.vocabulary.decode(hypothesis.tokens)
         unknown = [None] * len(texts)
-        places = decoded.rows, decoded.columns
-
-        def each(part: Any, *shape: int) -> Iterable[Any]:
-            return unknown if part is None else part.reshape(len(texts), *shape)
-
-        count = 0 if hypothesis.heads is None else hypothesis.heads.shape[1]
+        gates, attention, heads = map(
+            _copied, (hypothesis.gate, hypothesis.attention, hypothesis.heads)
+        )
         words = tuple(
             Word(
                 text=text,
                 probability=exp(log),
-                gate=None if gate is None else float(gate),
-                attention=attention,
-                heads=heads,
+                gate=None if gates is None else float(gates[at]),
+                attention=None if attention is None else attention[at].reshape(rows, columns),
+                heads=None if heads is None else heads[at].reshape(-1, rows, columns),
                 effect=effect,
                 trust=trust,
                 subject=judgement is not None and at == judgement.subject,
             )
-            for at, text, log, gate, attention, heads, effect, trust in zip(
-                range(len(texts)),
-                texts,
-                hypothesis.log_probabilities[:-1].tolist(),  # the last is the end's
-                each(hypothesis.gate),
-                each(hypothesis.attention, *places),
-                each(hypothesis.heads, count, *places),
-                effects or unknown,
-                unknown if judgement is None else judgement.words,
-                strict=True,
+            for at, (text, log, effect, trust) in enumerate(
+                zip(
+                    texts,
+                    hypothesis.log_probabilities[:-1].tolist(),  # the last is that of <end>
+                    effects or unknown,
+                    unknown if judgement is None else judgement.words,
+                    strict=True,
+                )
             )
         )
         return Alternative(
@@ -400,21 +399,6 @@ class Captioner:
             words=words,
             trust=None if judgement is None else judgement.caption,
         )
-
-    @torch.inference_mode()
-    def _read_words(self, caption: Caption) -> torch.Tensor:
-        pixels = self.prepare(caption.open_photo()).pixels
-        said = self.vocabulary.encode(word.text for word in caption.words)
-        tokens = torch.tensor([self.vocabulary.start(caption.style or ""), *said][: len(said)])
-        found = self.model.decoder.word_attention(
-            self.encode(pixels[np.newaxis]).features, tokens[None, None].to(self.device)
-        )
-        if found is None:
-            raise ConfigError(
-                f"the words of the model {self.name} do not look at each other: those of a "
-                "transformer do"
-            )
-        return found[0, 0].float().cpu()
 
     def check_head(self, head: int | None) -> None:
         """Refuse a head of the attention, from 1, that the model does not have.
@@ -449,3 +433,8 @@ def _trusted(caption: Caption, minimum_trust: float | None) -> Caption | Untrust
         f"{caption.image or 'the image'}: its caption is left out, for its trust of "
         f"{caption.trust or 0.0:.4f} is below the minimum_trust {minimum_trust:g}"
     )
+
+
+def _copied(part: torch.Tensor | None) -> NDArray[np.float32] | None:
+    """Copy a part of a hypothesis, which may be a view of the whole batch's memory."""
+    return None if part is None else part.numpy().astype(np.float32)

@@ -81,10 +81,11 @@ class SentenceRecord(_Part):
 
 
 class ModelRecord(_Part):
-    """Which checkpoint made a caption."""
+    """The model that wrote a caption; records of version 0.1 have no dtype."""
 
     name: str
     version: str
+    dtype: str | None = None
 
 
 class CaptionRecord(SentenceRecord):

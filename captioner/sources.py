@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
 from captioner.vision.colour import depth_limit
-from captioner.vision.image import FileSource
+from captioner.vision.image import FileSource, source_name
 
 if TYPE_CHECKING:
     import torch
@@ -57,15 +58,12 @@ class _OpenedFile(bytes):
 
 
 def is_many(images: object) -> bool:
-    """Whether these are several images: a list, a generator; not an array, which is one."""
+    """Whether these are several images: a list, a generator, a column of paths; not an array."""
     one = (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, Mapping)
-    if (
-        isinstance(images, one)
-        or _is_tensor(images)
-        or hasattr(images, "__array__")
-        or hasattr(images, "read")
-    ):
+    if isinstance(images, one) or _is_tensor(images) or hasattr(images, "read"):
         return False
+    if hasattr(images, "__array__"):  # a column of paths, such as a Series of pandas, is a list
+        return getattr(images, "ndim", 0) == 1 and np.asarray(images).dtype.kind in "OTU"
     return isinstance(images, Iterable)
 
 
@@ -92,10 +90,14 @@ def _is_tensor(image: object) -> bool:
 
 
 def image_name(source: object) -> str | None:
-    """The path or address of a source as it was given, or None."""
-    if isinstance(source, NamedBytes):
-        return source.name
-    return os.fspath(source) if isinstance(source, str | os.PathLike) else None
+    """Return the path or address of an image, also that of an open file or PIL image, or None."""
+    if isinstance(source, Image.Image):
+        name = getattr(source, "filename", None)
+    elif isinstance(source, NamedBytes) or hasattr(source, "read"):
+        name = getattr(source, "name", None)
+    else:
+        name = source
+    return os.fsdecode(name) if name and isinstance(name, str | os.PathLike) else None
 
 
 def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Image:
@@ -116,14 +118,20 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
         return _from_tensor(image)
     if hasattr(image, "__array__"):
         return _from_array(np.asarray(image), "array", tuple(np.shape(image)))
+    if isinstance(image, str) and image[:5].lower() == "data:":
+        raise ImageNotFoundError("a data: URI is not a path: decode its base64 and pass the bytes")
     if isinstance(image, str) and follow_links:
-        return _from_address(image)
+        image = _from_address(image)
     if isinstance(image, io.TextIOBase):
         raise ImageTypeError("the image file is open as text: open it with 'rb'")
     try:
+        if isinstance(image, Image.Image):
+            _check_open(image)
         if isinstance(image, JpegImageFile) and _is_undecoded(image):
             return _file_of(image)
-        if isinstance(image, str | os.PathLike | bytes | Image.Image):
+        if isinstance(image, str | os.PathLike):
+            return _expanded(image)
+        if isinstance(image, bytes | Image.Image):
             return image
         if isinstance(image, bytearray | memoryview):
             return bytes(image)
@@ -139,6 +147,29 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
             f"the image file cannot be read ({error}): caption it before it is closed"
         ) from error
     raise ImageTypeError(f"{type(image).__name__} is not an image: {_TAKEN}")
+
+
+def _expanded(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Expand ~, unless there is a file of that very name."""
+    is_home = os.fsdecode(path).startswith("~") and not Path(path).exists()
+    return os.path.expanduser(path) if is_home else path  # noqa: PTH111 - ~nobody stays as it is
+
+
+def _check_open(image: Image.Image) -> None:
+    """Raise ImageNotFoundError if a PIL image has been closed."""
+    file: Any = getattr(image, "fp", None)
+    is_closed = bool(getattr(image, "tile", None)) and getattr(file, "closed", file is None)
+    try:
+        if not getattr(image, "tile", None):
+            _ = image.im
+    except ValueError:  # "Operation on closed image"
+        is_closed = True
+    except AssertionError:  # a format that keeps its data elsewhere until it is loaded
+        pass
+    if is_closed:
+        raise ImageNotFoundError(
+            f"{source_name(image)} is a closed PIL image: caption it before it is closed"
+        )
 
 
 def _is_undecoded(image: JpegImageFile) -> bool:

@@ -12,7 +12,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from captioner import Caption, Captioner
+import numpy as np
+import torch
+
+from captioner import Captioner
 
 try:
     from matplotlib.figure import Figure
@@ -20,10 +23,26 @@ except ImportError:
     raise SystemExit("this example draws: pip install matplotlib") from None
 
 
-def draw(caption: Caption, path: Path) -> None:
-    """Draw each head's map (T, T) of the words of a caption."""
-    maps = caption.word_attention
-    said = [word.text for word in caption.words]
+@torch.inference_mode()
+def look_back(captioner: Captioner, photo: str) -> tuple[list[str], torch.Tensor]:
+    """Caption a photo; return its T words, and maps (heads, T, T) of the last decoder layer.
+
+    Row t is of word t. Column 1 is the start of the sentence, column 2 its first word, and so on.
+    """
+    words = [word.text for word in captioner.caption(photo).words]
+    tokens = [captioner.vocabulary.start(), *captioner.vocabulary.encode(words)][:-1]
+    pixels = captioner.prepare(photo).pixels
+    grid = captioner.encode(pixels[np.newaxis])
+    maps = captioner.model.decoder.word_attention(
+        grid.features, torch.tensor([[tokens]], device=captioner.device)
+    )
+    if maps is None:
+        raise SystemExit(f"{captioner.name} has no self-attention: use a transformer's checkpoint")
+    return words, maps[0, 0].float().cpu()
+
+
+def draw(said: list[str], maps: torch.Tensor, path: Path) -> None:
+    """Draw each head's map (T, T)."""
     before = ["<start>", *said[:-1]]
     figure = Figure(figsize=(3.4 * len(maps), 4.4), layout="constrained")
     axes = figure.subplots(1, len(maps), squeeze=False)[0]
@@ -44,6 +63,6 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path(), help="where the figure goes")
     arguments = parser.parse_args()
     captioner = Captioner.from_pretrained(arguments.checkpoint)
-    found = captioner.caption(arguments.photo)
-    print(found.text)
-    draw(found, arguments.out / "word_attention.png")
+    words, maps = look_back(captioner, arguments.photo)
+    print(" ".join(words))
+    draw(words, maps, arguments.out / "word_attention.png")

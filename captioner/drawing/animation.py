@@ -8,7 +8,7 @@ from typing import Unpack
 from PIL import Image
 
 from captioner.drawing.lettering import PAPER, Text
-from captioner.drawing.overlay import WHOLE, Look, Panel, fit, overlay
+from captioner.drawing.overlay import WHOLE, OverlayOptions, Panel, fit, overlay
 from captioner.vision.transform import Box
 
 __all__ = ["animation"]
@@ -25,7 +25,7 @@ def animation(
     note: str = "",
     box: Box = WHOLE,
     side: int = 640,
-    **look: Unpack[Look],
+    **options: Unpack[OverlayOptions],
 ) -> list[Image.Image]:
     """Draw a caption as frames: the photo, the overlay of each word in turn, the whole caption.
 
@@ -40,7 +40,7 @@ def animation(
     words = [*(panel.word for panel in panels), *note.split()]
     picture, text, size = _stage(words, photo, side)
     pictures = [picture]
-    pictures += [overlay(picture, panel.weights, box=box, **look) for panel in panels]
+    pictures += [overlay(picture, panel.weights, box=box, **options) for panel in panels]
     frames = []
     for index, shown in enumerate([*pictures, picture] if panels else pictures):
         frame = Image.new("RGB", size, PAPER)

@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 from PIL import Image, ImageChops
 
@@ -41,7 +41,7 @@ __all__ = [
     "OPACITY_GAIN",
     "TEXTURE",
     "WHOLE",
-    "Look",
+    "OverlayOptions",
     "Panel",
     "Weights",
     "attention_density",
@@ -96,8 +96,8 @@ WHOLE = Box(0.0, 0.0, 1.0, 1.0)
 """The box of a grid that covers the photo exactly."""
 
 
-class Look(TypedDict, total=False):
-    """How attention is drawn, everywhere.
+class OverlayOptions(TypedDict, total=False):
+    """How attention is drawn: the options of overlays, sheets and animations.
 
     smooth: blend between the centres of the cells; False: each cell is a rectangle with crisp
     edges, which is all that the model knows. strength: 0 (the photo alone) to 1 (opaque). colors:
@@ -123,15 +123,23 @@ class Panel(NamedTuple):
 
 
 def overlay(
-    photo: Image.Image, weights: Weights, *, box: Box = WHOLE, **look: Unpack[Look]
+    photo: Image.Image,
+    weights: Weights,
+    *,
+    box: Box = WHOLE,
+    smooth: bool = True,
+    strength: float = DEFAULT_STRENGTH,
+    colors: str = DEFAULT_COLORS,
 ) -> Image.Image:
     """Lay one word's attention over the photo, as a new "RGB" image of the photo's size.
 
-    Raises ConfigError for a look that there is not, an empty box, and weights that are not a table
-    of numbers, finite and not negative.
+    Options: see OverlayOptions.
+
+    Raises ConfigError: unknown colors, strength outside 0 to 1, an empty box, or weights that are
+    not a table of finite numbers of at least 0.
     """
-    heat = attention_map(weights, photo.size, box=box, smooth=look.get("smooth", True))
-    return blend(photo, heat, **look)
+    heat = attention_map(weights, photo.size, box=box, smooth=smooth)
+    return blend(photo, heat, strength=strength, colors=colors)
 
 
 def attention_map(
@@ -206,7 +214,13 @@ def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
     return tuple(scale)
 
 
-def blend(photo: Image.Image, heat: Image.Image, **look: Unpack[Look]) -> Image.Image:
+def blend(
+    photo: Image.Image,
+    heat: Image.Image,
+    *,
+    strength: float = DEFAULT_STRENGTH,
+    colors: str = DEFAULT_COLORS,
+) -> Image.Image:
     """Lay heat, an "L" image of the photo's size, over a photo, as a new "RGB" image.
 
     With a scale the photo is untouched, to the byte, where heat is 0. With "spotlight" it is
@@ -214,7 +228,6 @@ def blend(photo: Image.Image, heat: Image.Image, **look: Unpack[Look]) -> Image.
 
     Raises ConfigError for unknown colours and a strength outside 0..1.
     """
-    colors, strength = look.get("colors", DEFAULT_COLORS), look.get("strength", DEFAULT_STRENGTH)
     if colors not in COLORS:
         raise ConfigError(f"there are no colours {colors!r}; known: {', '.join(COLORS)}")
     if not 0 <= strength <= 1:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from io import BytesIO
-from os import SEEK_END, PathLike
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ __all__ = [
     "drawn_from",
     "encode_animation",
     "encode_image",
-    "is_drawn",
     "save_animation",
     "save_image",
 ]
@@ -95,18 +93,6 @@ def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:
     times = [frame.info.get("duration", 800) for frame in frames]
     moving = {"save_all": True, "append_images": pictures[1:], "duration": times, "loop": 0}
     return _encode(pictures[0], options | moving)
-
-
-def is_drawn(path: str | PathLike[str]) -> bool:
-    """Say whether a file is a picture that Captioner wrote, which may be written over.
-
-    It may be anybody's, and made to take all memory from whoever opens it: it is not decoded.
-    """
-    with suppress(OSError), Path(path).open("rb") as file:
-        start = file.read(_END)
-        file.seek(max(_END, file.seek(0, SEEK_END) - _END))
-        return drawn_from(start + file.read(_END)) is not None
-    return False
 
 
 def drawn_from(data: bytes) -> str | None:

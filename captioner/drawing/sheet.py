@@ -18,7 +18,17 @@ from captioner.drawing.lettering import (
     font_of,
     shorten,
 )
-from captioner.drawing.overlay import FULL_HEAT, WHOLE, Look, Panel, blend, fit, overlay
+from captioner.drawing.overlay import (
+    DEFAULT_COLORS,
+    DEFAULT_STRENGTH,
+    FULL_HEAT,
+    WHOLE,
+    OverlayOptions,
+    Panel,
+    blend,
+    fit,
+    overlay,
+)
 from captioner.vision.transform import Box
 
 __all__ = ["contact_sheet"]
@@ -35,7 +45,7 @@ def contact_sheet(
     box: Box = WHOLE,
     panel_side: int = 260,
     columns: int | None = None,
-    **look: Unpack[Look],
+    **options: Unpack[OverlayOptions],
 ) -> Image.Image:
     """Draw a caption on one "RGB" sheet: the photo, a panel for each word, the key to the heat.
 
@@ -68,14 +78,14 @@ def contact_sheet(
         corner = (margin + column * (cell[0] + gap), top + row * (cell[1] + gap))
         picture, panel = small, panels[index - 1] if index else None
         if panel:
-            picture = overlay(small, panel.weights, box=box, **look)
+            picture = overlay(small, panel.weights, box=box, **options)
         _draw_cell(sheet, corner, cell[0], picture, unit, panel, beside=letters)
     if note:
         draw = ImageDraw.Draw(sheet)
         box_of_swatch = (margin, below, margin + round(28 * unit), below + round(16 * unit))
         _outline_doubt(draw, box_of_swatch, unit)
         meaning.draw(sheet, (margin + swatch, below), color=MUTED)
-    _draw_key(sheet, (margin, height - margin), unit, look)
+    _draw_key(sheet, (margin, height - margin), unit, options)
     return sheet
 
 
@@ -133,12 +143,17 @@ def _draw_cell(
     draw.text((x, y), word, INK, font, anchor="ls")
 
 
-def _draw_key(sheet: Image.Image, corner: _Size, unit: float, look: Look) -> None:
+def _draw_key(sheet: Image.Image, corner: _Size, unit: float, options: OverlayOptions) -> None:
     """Draw what heat looks like over a grey photo, and what it stands for."""
     draw, font = ImageDraw.Draw(sheet), font_of(round(14 * unit))
     size, gap = (round(104 * unit), round(10 * unit)), 9 * unit
     ramp = Image.linear_gradient("L").rotate(90).resize(size)
-    bar = blend(Image.new("RGB", size, "#b0b0b0"), ramp, **look)
+    bar = blend(
+        Image.new("RGB", size, "#b0b0b0"),
+        ramp,
+        strength=options.get("strength", DEFAULT_STRENGTH),
+        colors=options.get("colors", DEFAULT_COLORS),
+    )
     x, y = corner
     low, high = "even share of attention", f"{FULL_HEAT:.0f} times"
     draw.text((x, y), low, MUTED, font, anchor="ls")

@@ -93,4 +93,5 @@ def _sampler(config: GenerationConfig, device: torch.device) -> Sampler:
         top_k=config.top_k,
         top_p=config.top_p,
         generator=generator,
+        shared=config.seed is not None,
     )

@@ -74,6 +74,8 @@ class Sampler:
         top_k: see filter_top.
         top_p: see filter_top.
         generator: on the device of the decoder; None: torch's own.
+        shared: use the same random numbers for every image of a batch, so that what is drawn for
+            an image does not depend on the others.
     """
 
     def __init__(
@@ -83,9 +85,10 @@ class Sampler:
         top_k: int = 0,
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
+        shared: bool = False,
     ) -> None:
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
-        self.generator = generator
+        self.generator, self.shared = generator, shared
 
     def __call__(self, logs: Tensor) -> Tensor:
         """Choose a word for each row of log-probabilities (B, K, words): (B, K)."""
@@ -93,10 +96,12 @@ class Sampler:
         below = logs - logs.amax(dim=-1, keepdim=True)
         scaled = below / max(self.temperature, torch.finfo(logs.dtype).tiny)
         kept = filter_top(scaled, top_k=self.top_k, top_p=self.top_p)
-        return draw(kept.softmax(dim=-1), generator=self.generator)
+        return draw(kept.softmax(dim=-1), generator=self.generator, shared=self.shared)
 
 
-def draw(probabilities: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+def draw(
+    probabilities: Tensor, *, generator: torch.Generator | None = None, shared: bool = False
+) -> Tensor:
     """Draw a word for each row of probabilities (..., words), by the inverse of their running sum.
 
     torch.multinomial draws a random number for every word: on a CPU, two fifths of the time of a
@@ -106,11 +111,13 @@ def draw(probabilities: Tensor, *, generator: torch.Generator | None = None) -> 
         probabilities: float32 or finer, since a sum of thousands in half the bits loses most words.
             They need not sum to 1, but one must be above 0; a word of probability 0 is never drawn.
         generator: on their device; None: torch's own.
+        shared: use the same random numbers along the first dimension.
     """
     sums = probabilities.cumsum(dim=-1)
     # Where a random number next to 1 is rounded up to the whole sum, there is no word.
     total = sums[..., -1:]
-    chance = torch.rand(total.shape, generator=generator, device=total.device, dtype=total.dtype)
+    shape = (1, *total.shape[1:]) if shared else total.shape
+    chance = torch.rand(shape, generator=generator, device=total.device, dtype=total.dtype)
     chosen = torch.searchsorted(
         sums, torch.minimum(chance * total, total.nextafter(-total)), right=True
     )

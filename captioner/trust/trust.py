@@ -192,7 +192,7 @@ class Trust:
                     )
 
                 knows = any(key.startswith("consensus.") for key in file.keys())  # noqa: SIM118
-                return cls(
+                trust = cls(
                     familiarity=part("familiarity", Familiarity),
                     sight=part("sight", Sight),
                     word=file.get_tensor("word"),
@@ -200,10 +200,13 @@ class Trust:
                     weights=weights,
                     consensus=part("consensus", Consensus) if knows else None,
                 )
+                _check(trust)
+                return trust
         except (
             SafetensorError,
             OSError,
-            KeyError,
+            LookupError,
+            AttributeError,
             TypeError,
             ValueError,
             RecursionError,
@@ -212,6 +215,26 @@ class Trust:
                 f"{path} is damaged or holds something else ({error}): remove it, or write it "
                 "again with `captioner trust`"
             ) from error
+
+
+def _check(trust: Trust) -> None:
+    """Raise ValueError if the parts of a file do not fit together."""
+    sight, cloud = trust.sight, trust.familiarity
+    features, kinds = sight.slopes.shape
+    shapes = {
+        (4,): trust.word,
+        (2,): trust.caption,
+        (kinds,): sight.shares,
+        (features, *cloud.widths.shape): cloud.directions,
+        cloud.quantiles.shape: cloud.spreads,
+    }
+    fits = all(part.shape == shape for shape, part in shapes.items())
+    fits = fits and sight.middle.shape == cloud.mean.shape == (features,)
+    fits = fits and cloud.rest.shape == () and cloud.quantiles.ndim == 1
+    if not fits or sight.kinds.ndim != 1 or sight.kinds.dtype.kind != "i":
+        raise ValueError("its parts do not fit together")
+    if not -1 <= sight.kinds.min() <= sight.kinds.max() < kinds:
+        raise ValueError("its words are of unknown kinds")
 
 
 def _sigmoid(values: Any) -> Any:

@@ -8,15 +8,14 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from captioner.device import add_machine_arguments
 from captioner.drawing.overlay import COLORS, DEFAULT_COLORS
-from captioner.drawing.saving import check_suffix, is_drawn, save_animation, save_image
+from captioner.drawing.saving import check_suffix, save_animation, save_image
 from captioner.drawing.showing import open_picture, show_in_terminal
 from captioner.errors import (
     CaptionerError,
@@ -101,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
     results = _captions(checkpoint, arguments)
     status = 0
-    for photo, files, result in zip(arguments.photos, plan, results, strict=True):
+    for photo, files, (source, result) in zip(arguments.photos, plan, results, strict=True):
         try:
             if isinstance(result, CaptionerError):
                 if arguments.json:
@@ -112,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
                 _say(f"{in_a_line(photo)} {_UNFAMILIAR}")
             if result.doubt:
                 _say(in_a_line(f"{photo}: {result.doubt}"))
-            _draw(result, files, arguments)
+            _draw(result, source, files, arguments)
         except CaptionerError as error:
             _say(in_a_line(str(error)))
             status = 1
@@ -140,7 +139,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _captions(
     checkpoint: Path, arguments: argparse.Namespace
-) -> Iterator[Caption | CaptionerError]:
+) -> Iterator[tuple[Any, Caption | CaptionerError]]:
+    """Yield each photo as it was read, and its caption or error."""
     from captioner.predictor import BATCH, Captioner
 
     captioner = Captioner.from_pretrained(
@@ -156,30 +156,42 @@ def _captions(
     captioner.vocabulary.style(config.style)
     for start in range(0, len(arguments.photos), BATCH):
         batch = arguments.photos[start : start + BATCH]
-        results = captioner.caption(
-            [_piped() if photo == "-" else photo for photo in batch],
-            config,
-            errors="return",
-            check_attention=arguments.check_attention,
-            minimum_trust=arguments.minimum_trust,
+        sources = [_source(photo) for photo in batch]
+        captions = iter(
+            captioner.caption(
+                [source for source in sources if not isinstance(source, ImageError)],
+                config,
+                errors="return",
+                check_attention=arguments.check_attention,
+                minimum_trust=arguments.minimum_trust,
+            )
         )
-        result: Caption | CaptionerError
-        for photo, result in zip(batch, results, strict=True):
+        for photo, source in zip(batch, sources, strict=True):
+            result: Caption | CaptionerError = (
+                source if isinstance(source, ImageError) else next(captions)
+            )
             if isinstance(result, ImageError) and Path(photo).is_dir():
                 result = ImageNotFoundError(
                     f"{photo} is a folder; to caption all photos in it: "
                     f"captioner batch {shlex.quote(photo)} --output captions.jsonl"
                 )
-            yield result
+            yield source, result
 
 
-def _piped() -> bytes:
-    """Read the photo on standard input, which records and errors call "-"."""
-    from captioner.sources import NamedBytes
+def _source(photo: str) -> Any:
+    """Return a path, the bytes of a download or of standard input, or the ImageError."""
+    from captioner.sources import NamedBytes, as_source
 
-    piped = NamedBytes(sys.stdin.buffer.read())
-    piped.name = "-"
-    return piped
+    if photo == "-":
+        piped = NamedBytes(sys.stdin.buffer.read())
+        piped.name = "-"
+        return piped
+    if not is_web_address(photo):
+        return photo
+    try:
+        return as_source(photo)  # once, for the caption and for its pictures
+    except ImageError as error:
+        return error.without_traceback()
 
 
 def _print_record(record: dict[str, Any]) -> None:
@@ -197,32 +209,56 @@ def _print(caption: Caption, arguments: argparse.Namespace) -> None:
         print(f"{prefix}{in_a_line(text)}", flush=True)
 
 
-def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namespace) -> None:
+def _draw(
+    caption: Caption, source: Any, files: Mapping[str, str], arguments: argparse.Namespace
+) -> None:
+    """Write the pictures of one photo, which is opened once for all of them."""
+    if not files and not arguments.show:
+        return
+    from captioner.sources import as_source
+    from captioner.vision.image import open_image
+
     _make_folders(files)
+    photo = open_image(as_source(source), max_pixels=arguments.max_pixels)
     colors, head = arguments.colors or DEFAULT_COLORS, arguments.head
-    caption = replace(caption, open_photo=cache(caption.open_photo))  # once for all pictures
     if file := files.get("--sheet"):
-        save_image(caption.contact_sheet(colors=colors, head=head), file)
+        save_image(caption.contact_sheet(photo=photo, colors=colors, head=head), file)
         if arguments.open:
             open_picture(file)
     if file := files.get("--animation"):
-        save_animation(caption.animation(colors=colors, head=head), file)
+        save_animation(caption.animation(photo=photo, colors=colors, head=head), file)
     file = files.get("--overlay")
     if file or arguments.show:
-        try:
-            found = caption.find_word(arguments.word)
-        except ConfigError as error:
-            raise ConfigError(f"{caption.image}: --word {arguments.word}: {error}") from error
-        picture = caption.overlay(found + 1, colors=colors, head=head)
+        index = _find_word(caption, arguments.word)
+        picture = caption.overlay(index, photo=photo, colors=colors, head=head)
         if arguments.show:
             show_in_terminal(picture)
         if file:
             save_image(picture, file)
-        word, count = caption.words[found], len(caption.words)
+        word, count = caption.words[index], len(caption.words)
         doubtful = ", doubtful" if word.doubtful else ""
         of_head = f", {word.shown(head)}" if word.heads is not None else ""
-        shown = f"{word.text!r}, word {found + 1} of {count}{of_head}{doubtful}"
+        shown = f"{word.text!r}, word {index + 1} of {count}{of_head}{doubtful}"
         print(f"{in_a_line(file or 'the picture')} shows {shown}", file=sys.stderr)
+
+
+def _find_word(caption: Caption, word: str | None) -> int:
+    """Return the index of a word given by itself, or by its position from 1.
+
+    Raises ConfigError: there is no such word.
+    """
+    count = len(caption.words)
+    try:
+        return caption.find_word(word)
+    except ConfigError as error:
+        with suppress(TypeError, ValueError):
+            position = int(word or "")
+            if 1 <= abs(position) <= count:
+                return position - 1 if position > 0 else position + count
+        raise ConfigError(
+            f"{caption.image}: --word {word}: there is no such word in {caption.text!r}; "
+            f"use one of its words, or a position from 1 to {count}"
+        ) from error
 
 
 # --- which file each picture goes to: never onto an input, and never two into one ---
@@ -240,7 +276,7 @@ def plan_pictures(
         inputs: other files that the run reads.
 
     Raises ConfigError: the kind of file or a field is not known, or a picture would overwrite an
-    input, another picture of this run, or a file that Captioner did not draw.
+    input or another picture of this run. Other files are overwritten.
     """
     plan = [
         {option: _fill(option, pattern, photo, number) for option, pattern in patterns.items()}
@@ -255,12 +291,6 @@ def plan_pictures(
                 raise ConfigError(
                     f"{option} {patterns[option]} would overwrite {read[key]}, "
                     "which this command reads: name another file"
-                )
-            there = Path(file)
-            if there.is_file() and there.stat().st_size and not is_drawn(there):
-                raise ConfigError(
-                    f"{option}: {file} is there already, and Captioner did not draw it: name "
-                    "another file, or move that one away"
                 )
             label = f"{option} of {photo}"
             for key in keys & taken.keys():

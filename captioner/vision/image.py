@@ -57,7 +57,7 @@ def open_image(
             PIL image, left unchanged.
         name: what errors call it; None: its path, or "the image".
         at_least: pixels; a JPEG may be decoded at a half, a quarter or an eighth of its size as
-            long as both sides keep this many. None: full size.
+            long as both sides keep this many; info["size"] is its full size. None: full size.
         max_pixels: width times height of the largest image to decode; the header tells.
         admit: called with width times height before the pixels of a file are decoded; it may wait
             until there is memory for them.
@@ -74,7 +74,12 @@ def open_image(
         image = read_header(stream, name, max_pixels)
         if admit is not None:
             admit(image.width * image.height)
-        return _picture(_loaded(image, name, at_least), name)
+        size = image.size
+        loaded = _loaded(image, name, at_least)
+        picture = _picture(loaded, name)
+        if at_least is not None:
+            picture.info["size"] = size if picture.size == loaded.size else size[::-1]
+        return picture
 
 
 def _loaded(image: ImageFile.ImageFile, name: str, at_least: int | None) -> ImageFile.ImageFile:

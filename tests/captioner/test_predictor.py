@@ -8,6 +8,7 @@ import math
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -32,9 +33,9 @@ def test_every_kind_of_source_gives_the_same_caption(captioner: Captioner, photo
         together = captioner.caption(sources)
     assert len({caption.text for caption in captions}) == 1
     assert [caption.text for caption in together] == [caption.text for caption in captions]
-    assert [caption.image for caption in together] == [str(photo), str(photo), None, None, None]
-    for caption in captions:
-        assert caption.contact_sheet().size == captions[0].contact_sheet().size
+    names = [str(photo), str(photo), None, None, str(photo)]
+    assert [caption.image for caption in together] == names
+    assert all(caption.size == (120, 80) for caption in captions)
 
 
 def test_the_words_carry_what_is_known_of_them(captioner: Captioner, photo: Path) -> None:
@@ -70,7 +71,8 @@ def test_the_record_is_that_of_the_contract(captioner: Captioner, photo: Path) -
     record = captioner.caption(str(photo)).record(attention=True)
     assert list(record) == ["image", "caption", "score", "words", "alternatives", "model"]
     assert record["image"] == str(photo)
-    assert record["model"] == {"name": "tiny", "version": "1"}
+    dtype = str(captioner.dtype).removeprefix("torch.")
+    assert record["model"] == {"name": "tiny", "version": "1", "dtype": dtype}
     word = record["words"][0]
     assert list(word) == ["word", "probability", "gate", "attention"]
     weights = word["attention"].pop("weights")
@@ -174,3 +176,27 @@ def test_settings_are_given_by_name(captioner: Captioner, photo: Path) -> None:
 def test_it_says_which_model_it_is_and_where(captioner: Captioner) -> None:
     dtype = best_dtype(torch.device("cpu"))[0]  # of this machine
     assert repr(captioner) == f"Captioner('tiny', version='1', cpu, {dtype})".replace("torch.", "")
+
+
+def test_a_seeded_sample_does_not_depend_on_its_place(
+    captioner: Captioner, photo: Path, tmp_path: Path
+) -> None:
+    for name, color in (("red", "red"), ("blue", "blue")):
+        Image.new("RGB", (90, 60), color).save(tmp_path / f"{name}.png")
+    config = GenerationConfig(sample=True, seed=3, captions=2, maximum_length=8)
+    alone = captioner.caption(photo, config)
+    batch = captioner.caption([tmp_path / "red.png", tmp_path / "blue.png", photo], config)
+    assert [batch[2].text, batch[2].alternatives[0].text] == [
+        alone.text,
+        alone.alternatives[0].text,
+    ]
+    draws = {captioner.caption(photo, config, seed=seed).text for seed in range(5)}
+    assert len(draws) > 1
+
+
+def test_settings_may_be_numbers_of_numpy(captioner: Captioner, photo: Path) -> None:
+    settings = {"beam_size": np.int64(3), "captions": np.int32(2), "length_penalty": np.float32(0)}
+    assert captioner.caption(photo, **settings) == captioner.caption(
+        photo, beam_size=3, captions=2, length_penalty=0.0
+    )
+    assert captioner.caption(photo, minimum_trust=None).choose(np.int64(0)).text

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -178,7 +179,7 @@ def test_addresses_are_downloaded(captioner: Captioner, photo: Path, host: str) 
     caption = captioner.caption(f"{host}/photo.jpg")
     assert caption.text == captioner.caption(photo).text
     assert caption.image == f"{host}/photo.jpg"
-    assert caption.contact_sheet().width > 120  # the photo is kept, not downloaded again
+    assert caption.contact_sheet().width > 120
     for address in (f"{host}/moved", f"{host.upper()}/photo.jpg"):
         assert captioner.caption(address).text == caption.text
     # Front ends that are given addresses by strangers follow none.
@@ -207,3 +208,43 @@ def test_downloads_that_fail_say_why(host: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sources, "_PATIENCE", -1.0)
     with pytest.raises(ImageNotFoundError, match="took more than"):
         as_source(f"{host}/photo.jpg")
+
+
+def test_a_column_of_paths_is_a_list(captioner: Captioner, photo: Path) -> None:
+    for paths in (pd.Series([str(photo)] * 2), np.array([str(photo)] * 2)):
+        assert [caption.image for caption in captioner.caption(paths)] == [str(photo)] * 2
+
+
+def test_a_home_folder_is_expanded(
+    captioner: Captioner, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(photo.parent))
+    caption = captioner.caption("~/photo.jpg")
+    assert caption.image == "~/photo.jpg" and caption.overlay().size == (120, 80)
+
+
+def test_a_data_uri_is_not_repeated(captioner: Captioner) -> None:
+    with pytest.raises(ImageNotFoundError) as caught:
+        captioner.caption("data:image/png;base64," + "A" * 5000)
+    assert "base64" in str(caught.value) and len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "gif", "bmp"])
+def test_a_closed_image_says_that_it_is_closed(
+    captioner: Captioner, tmp_path: Path, suffix: str
+) -> None:
+    Image.new("RGB", (30, 20), "red").save(path := tmp_path / f"photo.{suffix}")
+    with Image.open(path) as closed_by_with:
+        pass
+    with path.open("rb") as file:
+        file_closed = Image.open(file)
+    (closed := Image.open(path)).close()
+    (loaded := Image.open(path)).load()
+    loaded.close()
+    for image in (closed_by_with, file_closed, closed, loaded):
+        with pytest.raises(ImageNotFoundError, match="closed"):
+            captioner.caption(image)
+    with Image.open(path) as open_image:
+        open_image.load()
+    if suffix != "gif":  # which keeps its file for the next frame
+        assert captioner.caption(open_image).text  # its pixels are there

@@ -110,6 +110,13 @@ def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
         save_arrays({**parts, f"consensus.{name}": other}, path, metadata=metadata)
         with pytest.raises(CheckpointFormatError, match="remove it, or write it again"):
             Trust.beside(tiny_file)
+    for name, part in parts.items():
+        if not name.startswith("consensus.") and part.ndim:
+            for other in (part[:-1], part[..., None]):
+                save_arrays({**parts, name: np.ascontiguousarray(other)}, path, metadata=metadata)
+                if name != "sight.kinds" or other.ndim > 1:
+                    with pytest.raises(CheckpointFormatError, match="remove it, or write it"):
+                        Trust.beside(tiny_file)
     path.write_bytes(b"nothing")
     for content in (None, {"trust": "{}"}, {"trust": "[" * 100_000}):
         if content is not None:

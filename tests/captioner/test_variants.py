@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -199,18 +200,9 @@ def test_a_checkpoint_of_it_captions_as_before(
     assert caption.text == before.text
     for word in caption.words:
         assert word.attention.sum().item() == pytest.approx(1, abs=1e-5)
-    if variant["kind"] == "transformer":
-        words = len(caption.words)
-        looked = caption.word_attention
-        assert looked.shape == (variant.get("heads", 1), words, words)
-        torch.testing.assert_close(looked.sum(-1), torch.ones(looked.shape[:2]))
-        assert looked.triu(1).count_nonzero() == 0 and looked[:, 1:, 1:].any()
-    else:
-        with pytest.raises(ConfigError, match="those of a transformer do"):
-            _ = caption.word_attention
     heads = variant.get("heads", 1)
-    maps = torch.stack([caption.words[0].map(head + 1) for head in range(heads)])
-    torch.testing.assert_close(maps.mean(0), caption.words[0].attention)
+    maps = np.stack([caption.words[0].map(head + 1) for head in range(heads)])
+    np.testing.assert_allclose(maps.mean(0), caption.words[0].attention, atol=1e-6)
     names = ["", ""] if heads == 1 else [f"mean of {heads} heads", f"head 2 of {heads}"]
     assert [caption.words[0].shown(head) for head in (None, 2)] == names
     with pytest.raises(ConfigError, match=f"no head {heads + 1}: they go from 1 to {heads}"):

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from PIL import Image
 
 from captioner.caption import Caption
 from captioner.closing import Closing
@@ -44,13 +45,14 @@ _FAILING = 8  # batches of photos that fail before a batch is closed without bei
 class Outcome:
     """A photo with its record, which may be that of an error.
 
-    caption: what the record was made of, where the engine has it at hand; it can open the photo
-        until the next outcomes are asked for.
+    caption: of the record, if it was made in this process.
+    open_photo: opens the whole photo for a map, until the next outcomes are asked for.
     """
 
     photo: Photo
     record: dict[str, Any]
     caption: Caption | None = None
+    open_photo: Callable[[], Image.Image] | None = None
 
 
 class Engine(Protocol):
@@ -224,9 +226,9 @@ class LocalEngine(Closing):
             record = caption.record(
                 attention=self._config.attention, minimum_trust=self._config.minimum_trust
             )
-            # For maps; it is read again where it can bring down no more than a process.
-            caption = replace(caption, open_photo=partial(self._reader.picture, photo))
-            yield Outcome(photo=photo, record=record, caption=caption)
+            # For maps: the photo is decoded again, in a decoding process.
+            open_photo = partial(self._reader.picture, photo)
+            yield Outcome(photo=photo, record=record, caption=caption, open_photo=open_photo)
 
     def _suited_batch_size(self) -> int:
         """Find how many photos at once suit the device.

@@ -268,8 +268,8 @@ class BatchRun(Closing):
             try:
                 if self._sidecars is not None:
                     self._sidecars.write(photo, record)
-                if self._maps is not None and outcome.caption is not None:
-                    self._maps.write(photo, outcome.caption)
+                if self._maps is not None and outcome.caption and outcome.open_photo:
+                    self._maps.write(photo, outcome.caption, outcome.open_photo)
             except OutputError as error:
                 if is_fatal(error):
                     raise

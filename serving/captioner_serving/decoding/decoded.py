@@ -173,15 +173,12 @@ class Decoded(NamedTuple):
             is_known = issubclass(kind, errors.ImageError | errors.ConfigError)
             raise (kind if is_known else errors.ImageError)(self.error["detail"])
 
-    def prepared(
-        self, *, image: str | None = None, open_photo: Callable[[], Image.Image] | None = None
-    ) -> PreparedImage:
-        """Give the square to `Captioner.caption_prepared`; arguments as for PreparedImage."""
+    def prepared(self, *, image: str | None = None) -> PreparedImage:
+        """Return the square for `Captioner.caption_prepared`; `image` is its name in records."""
         # A bytearray, since torch warns about memory that it may not write to.
         flat = np.frombuffer(bytearray(self.pixels), np.uint8)
         pixels = flat.reshape(self.shape[1], self.shape[0], 3).transpose(2, 0, 1)
-        whole = {} if open_photo is None else {"open_photo": open_photo}
-        return PreparedImage(image=image, pixels=pixels, box=self.box, **whole)
+        return PreparedImage(image=image, pixels=pixels, box=self.box, size=self.size)
 
     def picture(self) -> Image.Image:
         """Give the pixels as a picture, or raise the error as `check` does."""
@@ -218,7 +215,8 @@ def decode(
                 max_pixels=max_pixels,
                 admit=admit,
             )
-            made.append(Decoded(content, image.size, *output.make(image)))
+            size = image.info.get("size", image.size)
+            made.append(Decoded(content, size, *output.make(image)))
         return made
     except errors.CaptionerError as error:
         problem = error

@@ -155,7 +155,7 @@ class Application:
         for name, path in samples.items():
             api.add_route(f"/page/samples/{name}", _file(path))
         if first:
-            preview = draw_preview(first[0])
+            preview = draw_preview(first[0], next(iter(samples.values())))
             api.add_route(f"/{PREVIEW}", lambda _: Response(preview, media_type="image/jpeg"))
         api.mount("/page/static", StaticFiles(directory=STATIC))
         return api

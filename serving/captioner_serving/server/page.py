@@ -118,12 +118,12 @@ def put_preview() -> None:
     environment.loader = ChoiceLoader([DictLoader(own), loader])
 
 
-def draw_preview(caption: Caption) -> bytes:
+def draw_preview(caption: Caption, path: Path) -> bytes:
     """Draw what a link to the page shows, as a JPEG: where a word comes from."""
     try:
-        picture = caption.overlay()
+        picture = caption.overlay(photo=path)
     except ConfigError:  # a model without attention
-        picture = caption.open_photo()
+        picture = open_image(path)
     picture.save(buffer := io.BytesIO(), "JPEG", quality=90)
     return buffer.getvalue()
 

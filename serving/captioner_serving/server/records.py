@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from PIL import Image
 from pydantic import BaseModel, Field
 
 from captioner.caption import Caption
-from captioner.errors import ConfigError, ImageNotFoundError
+from captioner.errors import ConfigError
 from captioner.record import CaptionRecord, SentenceRecord, WordRecord
 from captioner_serving.server.problems import RefusedError
 
@@ -145,7 +145,7 @@ def read_posted(text: str) -> Caption:
             "bad-request",
             "the record has no caption with words: send one of the `records` of /api/caption",
         )
-    caption = Caption.from_record(record, open_photo=_no_photo)
+    caption = replace(Caption.from_record(record), image=None)  # its path is the sender's
     if len(caption.words) > _MOST_WORDS:
         raise ConfigError(f"the record has more than {_MOST_WORDS} words")
     for word in caption.words:
@@ -156,7 +156,3 @@ def read_posted(text: str) -> Caption:
     if len(caption.text) > _LONGEST_TEXT:
         raise ConfigError(f"the record's caption has more than {_LONGEST_TEXT} letters")
     return caption
-
-
-def _no_photo() -> Image.Image:
-    raise ImageNotFoundError("the photo was not kept: send it with its record")

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +80,7 @@ class CaptionService:
         photo = EncodedPhoto(str(path), path.read_bytes())
         (decoded,) = self.pool.reader.produce(photo, [square]).result()
         decoded.check()
-        image = decoded.prepared(image=name, open_photo=partial(self.pool.reader.picture, path))
+        image = decoded.prepared(image=name)
         config = self.captioner.generation.asked(captions=captions)
         return self._batcher.submit(image, Order(config)).result()
 
@@ -259,7 +258,8 @@ class CaptionService:
     async def _ask(self) -> None:
         side = self.captioner.transform.config.size
         pixels = np.full((3, side, side), 128, np.uint8)
-        blank = PreparedImage(image=None, pixels=pixels, box=Box(0.0, 0.0, 1.0, 1.0))
+        whole = Box(0.0, 0.0, 1.0, 1.0)
+        blank = PreparedImage(image=None, pixels=pixels, box=whole, size=(side, side))
         own = self.captioner.generation
         short = replace(own, beam_size=1, captions=1, minimum_length=0, maximum_length=1)
         try:

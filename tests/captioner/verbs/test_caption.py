@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from captioner import predictor
 from captioner.cli import main
-from captioner.drawing.saving import save_animation, save_image
 from captioner.errors import ConfigError
 from captioner.verbs.caption import plan_pictures
 from captioner.vision.image import open_image
@@ -74,23 +72,25 @@ def test_no_two_pictures_share_a_file() -> None:
     assert plan("x/1.jpg y/1.jpg", sheet="{name}-{number}.png")
 
 
-def test_only_what_captioner_drew_is_written_over(here: Path) -> None:
-    """A photo that the command does not read is somebody's all the same."""
-    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
-    save_animation(frames, "own.gif")
-    save_animation(frames, "own2.webp")
-    for suffix in (".png", ".jpg", ".webp"):
-        save_image(frames[0], f"own{suffix}")
-        assert plan("a.jpg", sheet=f"own{suffix}")
-        frames[0].save(f"photo{suffix}")
-        with pytest.raises(ConfigError, match=f"photo{suffix} is there already, and Captioner"):
-            plan("a.jpg", sheet=f"photo{suffix}")
-    assert plan("a.jpg", animation="own.gif") and plan("a.jpg", animation="own2.webp")
-    frames[0].save("photo.gif")
-    with pytest.raises(ConfigError, match="did not draw it"):
-        plan("a.jpg", animation="photo.gif")
-    with pytest.raises(ConfigError, match=r"x/1\.jpg is there already"):
-        plan("a.jpg y/2.png", sheet="x/{number}.jpg")
+def test_other_files_are_overwritten(here: Path) -> None:
+    assert plan("a.jpg", sheet="x/1.jpg") == [{"--sheet": "x/1.jpg"}]
+
+
+def test_a_word_is_given_by_itself_or_its_position_from_1(
+    tiny_file: Path, photo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["caption", str(photo), "--checkpoint", str(tiny_file), "--overlay", "o.png"]
+    assert main(command) == 0
+    words = capsys.readouterr().out.split()
+    last = len(words)
+    for word, place in {"1": 1, words[1]: words.index(words[1]) + 1, "-1": last}.items():
+        assert main([*command, f"--word={word}"]) == 0
+        assert (
+            f"o.png shows {words[place - 1]!r}, word {place} of {last}" in capsys.readouterr().err
+        )
+    for word in ("0", str(last + 1), "zebra", "1.5"):
+        assert main([*command, f"--word={word}"]) == 1
+        assert f"--word {word}: there is no such word in" in capsys.readouterr().err
 
 
 def test_all_pictures_of_a_photo_open_it_once(
@@ -101,11 +101,13 @@ def test_all_pictures_of_a_photo_open_it_once(
 ) -> None:
     opened: list[object] = []
 
-    def counting(*photo: Any, **options: Any) -> Image.Image:
-        opened.append(options.get("at_least"))
-        return open_image(*photo, **options)
+    def counting(source: Any, **options: Any) -> Image.Image:
+        if not isinstance(source, Image.Image):
+            opened.append(options.get("at_least"))
+        return open_image(source, **options)
 
-    monkeypatch.setattr(predictor, "open_image", counting)
+    for module in ("predictor", "caption", "vision.image"):
+        monkeypatch.setattr(f"captioner.{module}.open_image", counting)
     pictures = ("--sheet", "new/{name}/s.png", "--overlay", "o.png", "--animation", "a.gif")
     monkeypatch.chdir(photo.parent)
     command = ["caption", str(photo), "--checkpoint", str(tiny_file)]

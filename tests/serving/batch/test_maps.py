@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from captioner import Captioner, OutputError
+from captioner.vision.image import open_image
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.photos import PhotoFile
@@ -23,7 +25,7 @@ def test_a_map_replaces_a_file_and_follows_no_link(
     tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photo = photos(1) / "p000.jpg"
-    caption = tiny.caption(photo)
+    caption, open_photo = tiny.caption(photo), partial(open_image, photo)
     monkeypatch.chdir(tmp_path)
     maps = tmp_path / "maps"
     maps.mkdir()
@@ -41,9 +43,9 @@ def test_a_map_replaces_a_file_and_follows_no_link(
             "pipe": "cannot be read: it is not a regular file",
         }.items():
             with pytest.raises(OutputError, match=f"maps/{name}.png {problem}"):
-                writer.write(PhotoFile(name=name, file=str(photo)), caption)
+                writer.write(PhotoFile(name=name, file=str(photo)), caption, open_photo)
         for name in ("file", "free"):
-            writer.write(PhotoFile(name=name, file=str(photo)), caption)
+            writer.write(PhotoFile(name=name, file=str(photo)), caption, open_photo)
             assert Image.open(maps / f"{name}.png").format == "PNG"
     written.delete_files()
     assert not (maps / "free.png").exists() and not (tmp_path / "nowhere.png").exists()
@@ -79,11 +81,15 @@ def test_two_photos_share_no_map(tiny: Captioner, photos: Photos, tmp_path: Path
     one, other = sorted(map(str, photos(2).iterdir()))
     maps = tmp_path / "maps"
     writer = MapWriter(BatchConfig(maps="overlay", maps_to=str(maps)), write_unnoted)
-    writer.write(PhotoFile(name="a/x.jpg", file=one), tiny.caption(one))
-    writer.write(PhotoFile(name="../a/x.jpg", file=other), tiny.caption(other))
+    writer.write(PhotoFile(name="a/x.jpg", file=one), tiny.caption(one), partial(open_image, one))
+    writer.write(
+        PhotoFile(name="../a/x.jpg", file=other), tiny.caption(other), partial(open_image, other)
+    )
     assert len(list(maps.rglob("*.png"))) == 2
     (first,) = maps.glob("a/*.png")
     before = first.read_bytes()
     with pytest.raises(OutputError, match=r"is the map of a/x\.jpg"):
-        writer.write(PhotoFile(name="/a/x.jpg", file=other), tiny.caption(other))
+        writer.write(
+            PhotoFile(name="/a/x.jpg", file=other), tiny.caption(other), partial(open_image, other)
+        )
     assert first.read_bytes() == before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -16,10 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner import Captioner, ImageError, ImageNotFoundError
-from captioner.vision.image import open_image
+from captioner import Captioner, ImageError
 from captioner.vision.transform import Box, TransformConfig
-from captioner_serving.decoding.decoded import Decoded, EncodedPhoto
+from captioner_serving.decoding.decoded import EncodedPhoto
 from captioner_serving.decoding.reader import Reader
 from tests.captioner import bombs
 from tests.launcher import environment
@@ -80,13 +78,6 @@ def test_a_large_jpeg_is_the_same_open_and_closed(captioner: Captioner) -> None:
         assert np.abs(captioner.prepare(opened).pixels.astype(float) - square).mean() < 1
 
 
-def test_pictures_outlive_the_captioner(saved_tiny: Path, photo: Path) -> None:
-    caption = Captioner.from_pretrained(saved_tiny).caption(photo)
-    gc.collect()
-    assert caption.overlay(1).size == (120, 80)
-    assert pickle.loads(pickle.dumps(caption)).overlay(1).size == (120, 80)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
 def test_a_fork_has_a_process_of_its_own(photo: Path) -> None:
     with Reader(TransformConfig(size=32)) as reader:
@@ -138,15 +129,3 @@ def test_what_is_no_plain_file_is_read_too(captioner: Captioner, photo: Path) ->
     os.close(writing)
     assert captioner.prepare(f"/dev/fd/{reading}").box == Box(0, 0, 1, 1)
     os.close(reading)
-
-
-def test_a_photo_that_was_not_kept_is_no_file_of_that_name(
-    captioner: Captioner, photo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(photo.parent)
-    photo.rename("the image")
-    square = captioner.transform.square(open_image("the image"))
-    decoded = Decoded(b"", (120, 80), square.tobytes(), square.size, Box(0, 0, 1, 1))
-    (caption,) = captioner.caption_prepared([decoded.prepared(image="the image")])
-    with pytest.raises(ImageNotFoundError, match="not kept"):
-        caption.overlay(1)

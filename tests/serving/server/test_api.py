@@ -315,7 +315,7 @@ def test_a_picture_is_drawn_of_a_photo_and_its_record(
     drawn = Image.open(io.BytesIO(answer.content))
     caption = Captioner.from_pretrained(saved_tiny).caption(jpeg())
     if kind == "overlay":
-        wanted = caption.overlay(smooth=False, strength=0.5, colors="viridis")
+        wanted = caption.overlay(photo=jpeg(), smooth=False, strength=0.5, colors="viridis")
         difference = ImageChops.difference(drawn.convert("RGB"), wanted)
         assert max(high for _, high in difference.getextrema()) <= 2  # numbers are rounded
         last = {**fields, "word": str(len(record["words"]))}
@@ -325,7 +325,7 @@ def test_a_picture_is_drawn_of_a_photo_and_its_record(
     elif kind == "animation":
         assert drawn.n_frames == len(record["words"]) + 2
     else:
-        assert drawn.size == caption.contact_sheet().size
+        assert drawn.size == caption.contact_sheet(photo=jpeg()).size
 
 
 def test_the_words_of_a_record_are_checked_as_they_stand(api: httpx.Client) -> None:

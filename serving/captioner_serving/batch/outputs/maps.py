@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,8 @@ from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.outputs.written import Write, read_existing
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from captioner.caption import Caption
 
 __all__ = ["MapWriter", "check_maps_folder"]
@@ -36,7 +38,7 @@ class MapWriter:
         self._folder = config.maps_to or "."
         self._photos: dict[Path, str] = {}
 
-    def write(self, photo: Photo, caption: Caption) -> None:
+    def write(self, photo: Photo, caption: Caption, open_photo: Callable[[], Image.Image]) -> None:
         """Draw one photo; an older picture is overwritten.
 
         Raises OutputError: the picture cannot be written, the photo cannot be read again, or the
@@ -54,16 +56,16 @@ class MapWriter:
         with writing(path.parent):
             _make_folder(path.parent)
         old = read_existing(path, kind="a map", largest=_LARGEST)
-        new = self._drawn(photo.name, caption)
+        new = self._drawn(photo.name, caption, open_photo)
         if new != old:
             self._write(path, new, old=old)
 
-    def _drawn(self, name: str, caption: Caption) -> bytes:
+    def _drawn(self, name: str, caption: Caption, open_photo: Callable[[], Image.Image]) -> bytes:
         try:
             if self._kind == "overlay" and caption.words:
-                picture = caption.overlay(head=self._head)
+                picture = caption.overlay(photo=open_photo(), head=self._head)
             else:
-                picture = caption.contact_sheet(head=self._head)
+                picture = caption.contact_sheet(photo=open_photo(), head=self._head)
             return encode_image(picture, ".png")
         except (ImageError, ConfigError, OSError, ValueError) as error:
             raise OutputError(f"{name} cannot be drawn: {error}") from error

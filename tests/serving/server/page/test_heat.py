@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from captioner import Caption
-from captioner.vision.image import open_image
 from tests.serving.server.conftest import SAMPLES, Server, serve
 from tests.serving.server.page.conftest import Visit
 from tests.spots import CASES, lit_place, make_spot_checkpoint, near, pictures_in
@@ -51,7 +50,7 @@ def test_the_overlay_is_the_library_s(mode: str, visit: Visit, tmp_path: Path) -
     photo = Image.open(SAMPLES / "coffee.jpg").resize((301, 227))
     photo.save(path)
     visit.choose(path)
-    caption = Caption.from_record(visit.record(), open_photo=lambda: open_image(path))
+    caption = Caption.from_record(visit.record())
     for colors in ("inferno", "viridis", "spotlight"):
         for smooth, strength in ((True, 75), (False, 40)):
             tab.select_option(".colors", colors)
@@ -60,7 +59,7 @@ def test_the_overlay_is_the_library_s(mode: str, visit: Visit, tmp_path: Path) -
             shown = base64.b64decode(tab.evaluate(PIXELS).partition(",")[2])
             page = np.asarray(Image.open(io.BytesIO(shown)).convert("RGB"), int)
             look = {"colors": colors, "smooth": smooth, "strength": strength / 100}
-            expected = np.asarray(caption.overlay(1, **look), int)
+            expected = np.asarray(caption.overlay(0, photo=path, **look), int)
             assert page.shape == expected.shape
             assert np.abs(page - expected).max() <= 3, look
             assert np.abs(page - np.asarray(photo, int)).max() > 20  # or there is no heat
