@@ -221,17 +221,19 @@ def _check(trust: Trust) -> None:
     """Raise ValueError if the parts of a file do not fit together."""
     sight, cloud = trust.sight, trust.familiarity
     features, kinds = sight.slopes.shape
-    shapes = {
-        (4,): trust.word,
-        (2,): trust.caption,
-        (kinds,): sight.shares,
-        (features, *cloud.widths.shape): cloud.directions,
-        cloud.quantiles.shape: cloud.spreads,
-    }
-    fits = all(part.shape == shape for shape, part in shapes.items())
-    fits = fits and sight.middle.shape == cloud.mean.shape == (features,)
-    fits = fits and cloud.rest.shape == () and cloud.quantiles.ndim == 1
-    if not fits or sight.kinds.ndim != 1 or sight.kinds.dtype.kind != "i":
+    shapes = [
+        (trust.word, (4,)),
+        (trust.caption, (2,)),
+        (sight.shares, (kinds,)),
+        (sight.middle, (features,)),
+        (cloud.mean, (features,)),
+        (cloud.directions, (features, *cloud.widths.shape)),
+        (cloud.rest.reshape(-1), (1,)),
+        (cloud.quantiles, (cloud.quantiles.size,)),
+        (cloud.spreads, (cloud.quantiles.size,)),
+        (sight.kinds, (sight.kinds.size,)),
+    ]
+    if sight.kinds.dtype.kind != "i" or any(part.shape != shape for part, shape in shapes):
         raise ValueError("its parts do not fit together")
     if not -1 <= sight.kinds.min() <= sight.kinds.max() < kinds:
         raise ValueError("its words are of unknown kinds")
