@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
@@ -17,22 +16,11 @@ from captioner.files import replace_file
 
 __all__ = [
     "check_suffix",
-    "drawn_from",
     "encode_animation",
     "encode_image",
     "save_animation",
     "save_image",
 ]
-
-# In EXIF, what made a picture, and what it was made from; in a GIF, a comment is all there is.
-_MARK, _SOFTWARE, _DOCUMENT_NAME = "Captioner", 0x0131, 0x010D
-_EXIF = re.compile(
-    rb"MM\x00\*\x00\x00\x00\x08\x00[\x01\x02](?:\x01\x0d\x00\x02.{8})?"
-    rb"\x01\x31\x00\x02\x00\x00\x00\x0a.{4}\x00{4}(?:([^\x00]+)\x00+)?Captioner\x00",
-    re.DOTALL,
-)
-_BEGINS = (b"\xff\xd8", b"\x89PNG", b"RIFF", b"GIF8")
-_END = 1 << 16  # bytes: the marks are near the beginning of a file, or its end
 
 _JPEG = {"format": "JPEG", "quality": 92, "subsampling": 0}
 _STILL: dict[str, dict[str, Any]] = {
@@ -69,15 +57,13 @@ def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> 
     _write(Path(path), partial(encode_animation, frames))
 
 
-def encode_image(image: Image.Image, suffix: str, *, source: str = "") -> bytes:
+def encode_image(image: Image.Image, suffix: str) -> bytes:
     """Give the bytes of the file that `save_image` would write; suffix is one of its suffixes.
-
-    `source` says what the picture was drawn from, for `drawn_from`.
 
     Raises OSError or ValueError if the format cannot hold the picture.
     """
     picture = image if image.mode == "L" else image.convert("RGB")
-    return _encode(picture, _STILL[suffix.lower()], source)
+    return _encode(picture, _STILL[suffix.lower()])
 
 
 def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:
@@ -95,19 +81,6 @@ def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:
     return _encode(pictures[0], options | moving)
 
 
-def drawn_from(data: bytes) -> str | None:
-    """Give the source that `encode_image` noted, "" where it was given none.
-
-    None stands for a file that Captioner did not write.
-    """
-    if not data.startswith(_BEGINS):
-        return None
-    if data.startswith(b"GIF8"):
-        return "" if b"!\xfe\x09Captioner\0" in data[:_END] else None
-    found = _EXIF.search(data, 0, _END) or _EXIF.search(data, max(0, len(data) - _END))
-    return (found[1] or b"").decode("ascii", "replace") if found else None
-
-
 def check_suffix(path: str | PathLike[str], *, moving: bool = False) -> None:
     """Refuse a file whose suffix no still picture has, or with `moving` no animation.
 
@@ -119,16 +92,8 @@ def check_suffix(path: str | PathLike[str], *, moving: bool = False) -> None:
         raise OutputError(f"{path} cannot be written: {wrong}; use {', '.join(known)}")
 
 
-def _encode(image: Image.Image, options: dict[str, Any], source: str = "") -> bytes:
-    """Encode a picture with the mark that `drawn_from` looks for."""
-    if options["format"] == "GIF":
-        mark: dict[str, Any] = {"comment": _MARK.encode()}
-    else:
-        mark = {"exif": (exif := Image.Exif())}
-        exif[_SOFTWARE] = _MARK
-        if source:
-            exif[_DOCUMENT_NAME] = source
-    image.save(buffer := BytesIO(), **options, **mark)
+def _encode(image: Image.Image, options: dict[str, Any]) -> bytes:
+    image.save(buffer := BytesIO(), **options)
     return buffer.getvalue()
 
 

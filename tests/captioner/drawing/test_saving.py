@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from captioner.drawing.saving import drawn_from, encode_image, save_animation, save_image
+from captioner.drawing.saving import save_animation, save_image
 from captioner.errors import OutputError
 from tests.captioner.drawing.scenes import scene
 
@@ -61,16 +61,3 @@ class TestSaving:
     def test_an_animation_without_frames_is_refused(self, tmp_path: Path):
         with pytest.raises(OutputError, match="no frames"):
             save_animation([], tmp_path / "a.gif")
-
-    def test_the_source_of_a_picture_is_read_from_its_first_bytes(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
-        """A file in the place of an output is not decoded: it may be made to take all memory."""
-        large = Image.effect_noise((400, 300), 90)
-        for suffix in (".png", ".jpg", ".webp"):
-            for source in ("", "a photo", "photos"):
-                assert drawn_from(encode_image(large, suffix, source=source)) == source
-        for suffix in ("png", "jpg", "webp", "gif"):
-            large.save(path := tmp_path / f"other.{suffix}", comment=b"Captioner was here")
-            assert drawn_from(path.read_bytes()) is None
-        assert drawn_from(encode_image(large, ".png")[4:]) is None
