@@ -15,9 +15,10 @@ from captioner.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     __version__: str
-    from captioner.caption import Alternative, Caption, Word
+    from captioner.caption import Alternative, Caption
     from captioner.generation.config import GenerationConfig
     from captioner.predictor import Captioner
+    from captioner.word import Word
 
 __all__ = ["Alternative", "Caption", "Captioner", "GenerationConfig", "Word", "__version__"]
 __all__ += errors.__all__
@@ -29,7 +30,7 @@ _LAZY = {
     "Caption": "captioner.caption",
     "Captioner": "captioner.predictor",
     "GenerationConfig": "captioner.generation.config",
-    "Word": "captioner.caption",
+    "Word": "captioner.word",
 }
 
 

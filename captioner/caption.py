@@ -14,129 +14,20 @@ from PIL import Image
 
 from captioner.drawing.animation import animation
 from captioner.drawing.notebook import notebook_sheet
-from captioner.drawing.overlay import WHOLE, OverlayOptions, Panel, attention_density, overlay
+from captioner.drawing.overlay import OverlayOptions, Panel, overlay
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError, ImageNotFoundError
-from captioner.record import WordRecord, read_record
+from captioner.record import read_record
 from captioner.sources import ImageSource, as_source
 from captioner.trust.familiarity import UNFAMILIAR
-from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION, DOUBTFUL_SUBJECT
+from captioner.trust.trust import DOUBTFUL_CAPTION
 from captioner.vision.image import open_image
 from captioner.vision.transform import Box
+from captioner.word import Word, read_word
 
-__all__ = ["Alternative", "Caption", "ModelName", "Word"]
+__all__ = ["Alternative", "Caption", "ModelName"]
 
 _DOUBTFUL = "doubtful: may be wrong"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Word:
-    """One word of a caption. Words are equal when all their fields are.
-
-    probability: of this word, given the photo and the words before it.
-    gate: share of the context vector that comes from the photo, 0 to 1 (beta in the paper); None
-        if the model has no gate.
-    attention: float32 (rows, columns), sums to 1, over the part of the photo given by Caption.box;
-        None if the model has no attention.
-    heads: float32 (heads, rows, columns), whose mean is `attention`; None if there is one head.
-    effect: how much more the word's log-probability falls without the attended cells than without
-        random ones, in nats; None if not measured. See captioner.deletion.
-    trust: the probability that the word is right, see captioner.trust.trust; None if the checkpoint
-        has no trust, and for words without a claim, such as "a", "group" or "next".
-    subject: whether it is the first noun of the caption, which is doubtful below a higher trust.
-    """
-
-    text: str
-    probability: float
-    gate: float | None = None
-    attention: NDArray[np.float32] | None = field(default=None, repr=False)
-    heads: NDArray[np.float32] | None = field(default=None, repr=False)
-    effect: float | None = field(default=None, repr=False)
-    trust: float | None = field(default=None, repr=False)
-    subject: bool = field(default=False, repr=False)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Word) and self._known() == other._known()
-
-    def __hash__(self) -> int:
-        return hash((self.text, self.probability))
-
-    def _known(self) -> tuple[object, ...]:
-        maps = [None if part is None else part.tolist() for part in (self.attention, self.heads)]
-        return self.text, self.probability, self.gate, self.effect, self.trust, maps
-
-    def map(self, head: int | None = None) -> NDArray[np.float32] | None:
-        """Return the attention (rows, columns) of one head, from 1; None: the mean of all.
-
-        Raises ConfigError: there is no such head.
-        """
-        heads = [self.attention] if self.heads is None else [*self.heads]
-        if head is None:
-            return self.attention
-        if not 1 <= head <= len(heads):
-            raise ConfigError(f"there is no head {head}: they go from 1 to {len(heads)}")
-        return heads[head - 1]
-
-    def attention_map(
-        self,
-        size: tuple[int, int],
-        *,
-        box: Box = WHOLE,
-        head: int | None = None,
-        smooth: bool = True,
-    ) -> NDArray[np.float32]:
-        """Spread the attention over a photo of a size (width, height): an array (height, width).
-
-        It sums to 1. `box` is the caption's, where the grid covers no more than a part of the
-        photo: outside it is 0. With `smooth=False` every cell of the grid is even.
-
-        Raises ConfigError: the model does not attend, or there is no such head.
-        """
-        weights = self.map(head)
-        if weights is None:
-            raise ConfigError("the model captions without attention: there is no map")
-        return attention_density(weights, size, box=box, smooth=smooth)
-
-    def shown(self, head: int | None = None) -> str:
-        """Name what `map` gives, as pictures do; nothing where there is but one head."""
-        if self.heads is None:
-            return ""
-        count = len(self.heads)
-        return f"mean of {count} heads" if head is None else f"head {head} of {count}"
-
-    @property
-    def drawn(self) -> float:
-        """How much it drew on the photo; without a gate, how much of its attention one cell has."""
-        if self.gate is not None:
-            return self.gate
-        return 0.0 if self.attention is None else float(self.attention.max())
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether it is marked as perhaps wrong; False if its trust is not known."""
-        limit = DOUBTFUL_SUBJECT if self.subject else DOUBTFUL
-        return self.trust is not None and self.trust < limit
-
-    def record(self, *, box: Box | None = None) -> dict[str, Any]:
-        """Give the word as a part of the caption's record; without a box, without its weights."""
-        record: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
-        if self.trust is not None:
-            record["trust"] = round(self.trust, 4)
-        if self.gate is not None:
-            record["gate"] = round(self.gate, 4)
-        if self.effect is not None:
-            record["effect"] = round(self.effect, 4)
-        if box is not None and self.attention is not None:
-            rows, columns = self.attention.shape
-            record["attention"] = {
-                "rows": rows,
-                "columns": columns,
-                "box": [round(edge, 6) for edge in box],
-                "weights": _rounded(self.attention),
-            }
-            if self.heads is not None:
-                record["attention"]["heads"] = [_rounded(head) for head in self.heads]
-        return record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -475,7 +366,7 @@ class Caption:
         boxes = {Box(*one.box) for one in seen}
         if len(boxes) > 1:
             raise ConfigError("the words of the record have different boxes")
-        best, *alternatives = (tuple(map(_read_word, words)) for words in sentences)
+        best, *alternatives = (tuple(map(read_word, words)) for words in sentences)
         return cls(
             text=read.caption,
             score=read.score,
@@ -491,26 +382,3 @@ class Caption:
             familiarity=read.familiarity,
             style=read.style,
         )
-
-
-def _read_word(read: WordRecord) -> Word:
-    word = Word(
-        text=read.word,
-        probability=read.probability,
-        trust=read.trust,
-        subject=read.doubtful is True,  # served records mark a doubtful subject so
-        gate=read.gate,
-        effect=read.effect,
-    )
-    if (seen := read.attention) is None:
-        return word
-
-    def table(weights: Sequence[float]) -> NDArray[np.float32]:
-        return np.array(weights, np.float32).reshape(seen.rows, seen.columns)
-
-    heads = None if seen.heads is None else np.stack([table(head) for head in seen.heads])
-    return replace(word, attention=table(seen.weights), heads=heads)
-
-
-def _rounded(weights: NDArray[np.float32]) -> list[float]:
-    return [round(weight, 6) for weight in weights.ravel().tolist()]

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import Alternative, Caption, ModelName, Word
+from captioner.caption import Alternative, Caption, ModelName
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.deletion import sentence_effects
 from captioner.device import find_device, find_dtype
@@ -33,6 +33,7 @@ from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS, FileSource, open_image, source_name
 from captioner.vision.prepared import PreparedImage
 from captioner.vision.transform import Transform
+from captioner.word import Word
 
 __all__ = ["BATCH", "Captioner", "DecodedBatch", "PreparedImage"]
 

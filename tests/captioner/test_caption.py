@@ -14,10 +14,11 @@ import pytest
 from PIL import Image
 
 from captioner import Captioner, GenerationConfig
-from captioner.caption import Alternative, Caption, ModelName, Word
+from captioner.caption import Alternative, Caption, ModelName
 from captioner.errors import ConfigError, ImageNotFoundError
 from captioner.terminal import json_line
 from captioner.vision.transform import Box
+from captioner.word import Word
 
 TEXTS = ("a", "Cup", "of", "a", "<b>", "3")
 

@@ -15,7 +15,7 @@ from gradio.events import api
 from starlette.concurrency import run_in_threadpool
 
 from captioner import __version__
-from captioner.caption import Caption, Word
+from captioner.caption import Caption
 from captioner.errors import (
     ConfigError,
     ImageNotFoundError,
@@ -23,6 +23,7 @@ from captioner.errors import (
     MissingExtraError,
 )
 from captioner.vision.transform import Box
+from captioner.word import Word
 from captioner_serving.decoding.decoded import Readable
 from captioner_serving.server.body import decode_photo
 from captioner_serving.server.config import ServerConfig

@@ -16,10 +16,10 @@ import torch
 from mcp.client.streamable_http import streamable_http_client
 
 from captioner import __version__
-from captioner.caption import Word
 from captioner.drawing.overlay import WHOLE
 from captioner.predictor import Captioner
 from captioner.vision.transform import Box
+from captioner.word import Word
 from captioner_serving.server.assistant import place_of
 from captioner_serving.server.config import ServerConfig
 from tests.serving.server.conftest import SAMPLES, run_async
