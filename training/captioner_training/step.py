@@ -8,6 +8,7 @@ the stage (losses/). On a GPU all of CaptionLoss is compiled.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -171,9 +172,11 @@ class TrainStep:
         if self._compile:
             loss = self._compiled(inputs)
         if self.processes.world > 1:
-            loss = DistributedDataParallel(
-                loss, gradient_as_bucket_view=True, broadcast_buffers=False
-            )
+            # BatchNorm's statistics are fixed, so no step needs to send buffers.
+            known = inspect.signature(DistributedDataParallel).parameters
+            name = "forward_sync_buffers"
+            buffers: dict[str, Any] = {name if name in known else "broadcast_buffers": False}
+            loss = DistributedDataParallel(loss, gradient_as_bucket_view=True, **buffers)
         return loss
 
     def _compiled(self, inputs: tuple[Any, ...]) -> nn.Module:
