@@ -58,8 +58,7 @@ class CaptionActor:
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Outcome]]:
         """Caption the photos in batch["photo"]."""
         done = [outcome for part in self._engine.run(iter(batch["photo"])) for outcome in part]
-        # Neither the bytes of a file nor a captioner travels back.
-        return {"done": [replace(o, photo=o.photo.without_data(), caption=None) for o in done]}
+        return {"done": [_stripped(outcome) for outcome in done]}
 
 
 class RayEngine:
@@ -166,6 +165,12 @@ class RayEngine:
                 yield list(batch["done"])
         except Exception as error:  # Ray wraps what it is told, in several ways
             raise CaptionerError(_reason(error)) from error
+
+
+def _stripped(outcome: Outcome) -> Outcome:
+    """Drop the bytes of the file, the caption and the actor's decoding processes."""
+    photo = outcome.photo.without_data()
+    return replace(outcome, photo=photo, caption=None, open_photo=None)
 
 
 def _reason(error: BaseException) -> str:

@@ -240,11 +240,22 @@ def test_every_address_of_a_host_is_checked(
         "getaddrinfo",
         lambda *_, **__: [(0, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses],
     )
+    tried: list[str] = []
+
+    def refuse(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        tried.append(request.url.host)
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", refuse)
     request = httpx.Request("GET", "http://several.example/photo.jpg")
-    with pytest.raises(httpx.ConnectError, match=r"private address, 10\.0\.0\.1"):
-        networks.public_addresses(request, own=None)
-    addresses.remove("10.0.0.1")
-    assert networks.public_addresses(request, own=None) == addresses
+    with networks.PublicTransport() as transport:
+        with pytest.raises(httpx.ConnectError, match=r"private address, 10\.0\.0\.1"):
+            transport.handle_request(request)
+        assert not tried
+        addresses.remove("10.0.0.1")
+        with pytest.raises(httpx.ConnectError, match="refused"):
+            transport.handle_request(request)
+    assert tried == addresses
 
 
 def test_the_address_that_is_looked_at_is_the_one_that_is_connected_to(

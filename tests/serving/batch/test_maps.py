@@ -46,7 +46,8 @@ def test_a_map_replaces_a_file_and_follows_no_link(
                 writer.write(PhotoFile(name=name, file=str(photo)), caption, open_photo)
         for name in ("file", "free"):
             writer.write(PhotoFile(name=name, file=str(photo)), caption, open_photo)
-            assert Image.open(maps / f"{name}.png").format == "PNG"
+            with Image.open(maps / f"{name}.png") as drawn:
+                assert drawn.format == "PNG"
     written.delete_files()
     assert not (maps / "free.png").exists() and not (tmp_path / "nowhere.png").exists()
     assert (maps / "file.png").exists()  # it was there before the run

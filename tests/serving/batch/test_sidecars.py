@@ -190,7 +190,9 @@ def test_a_link_is_followed_within_its_folder_alone(
     if kind == "txt" or not there:
         assert out["error"]["detail"].startswith(f"{links[0]} is a link that leads out of its")
     assert (theirs.exists() and theirs.read_bytes()) == before and out["caption"]
-    assert "error" not in within and within["caption"] in inside.read_text()
+    text = within["caption"]
+    wanted = f">{text.capitalize()}.<" if kind == "xmp" else f"{text}\n"
+    assert "error" not in within and wanted in inside.read_text()
 
 
 @pytest.mark.parametrize("existing", ["skip", "overwrite"])
