@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -184,7 +184,7 @@ async def caption(request: Request, service: Service) -> Response:
         for number, service in enumerate(services)
     ]
     client = client_of(request.scope)
-    place = Place()
+    places = [Place() for _ in services]
 
     async def work() -> _Answered:
         photos = [_share(file, fields, services, client) for file in files]
@@ -196,11 +196,11 @@ async def caption(request: Request, service: Service) -> Response:
                             photos,
                             config,
                             client=client,
-                            place=None if number else place,
+                            place=place,
                             check_attention=fields.check_attention,
                         )
                     )
-                    for number, (service, config) in enumerate(zip(services, configs, strict=True))
+                    for service, config, place in zip(services, configs, places, strict=True)
                 ]
         except BaseExceptionGroup as group_error:  # one model refused; its reason is the answer
             raise group_error.exceptions[0] from None
@@ -213,7 +213,7 @@ async def caption(request: Request, service: Service) -> Response:
         return results, _records(files, photos, results, fields)
 
     if LINES in request.headers.get("accept", ""):
-        return await _stream(work(), place)
+        return await _stream(work(), places)
     results, records = await while_connected(request, work())
     errors = [result for result in results if isinstance(result, ImageError)]
     if len(errors) == len(results):
@@ -273,15 +273,18 @@ def _records(
     return records
 
 
-async def _stream(work: Coroutine[Any, Any, _Answered], place: Place) -> Response:
+async def _stream(work: Coroutine[Any, Any, _Answered], places: Sequence[Place]) -> Response:
     """Answer line by line: how many photos come first, as that changes, then the records.
 
     Whoever stops listening takes its photos out of the queue.
 
     Raises CaptionerError: the photos are not admitted.
     """
-    task = asyncio.create_task(work)
-    await asyncio.sleep(0)  # it has a place by now, or none
+    task, place = asyncio.create_task(work), places[0]
+    admitted = asyncio.gather(*(model.admitted.wait() for model in places))
+    first: set[asyncio.Future[Any]] = {task, admitted}
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    admitted.cancel()
     if task.done():
         task.result()
 

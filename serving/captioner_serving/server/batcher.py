@@ -7,6 +7,7 @@ costly images has fewer of them, so that nobody waits for all that somebody else
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
@@ -53,9 +54,14 @@ CaptionBatch = Callable[[Sequence[PreparedImage], Order], Sequence[Caption]]
 
 @dataclass(eq=False)
 class Place:
-    """Where an image is: so many images of the queue come ahead of it, as things stand now."""
+    """A place in the queue.
+
+    ahead: images that come first, as things stand now.
+    admitted: set when the queue has room for the whole request.
+    """
 
     ahead: int = 0
+    admitted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(eq=False)

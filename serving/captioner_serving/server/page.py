@@ -52,7 +52,7 @@ _LIMITS = (
     "Trained on 12,420 photos, of people, dogs, sports and streets above all: what it has not seen "
     "it takes for something that it has, it miscounts, it cannot read, and it guesses sex and age."
 )
-_ANY = "What this model has not seen in its training it takes for something that it has."
+_ANY = "What a model has not seen in its training it takes for something that it has."
 
 # Relative to the page, which a proxy may show below a path of its own.
 _START = """import(new URL("page/static/page.js", document.baseURI).href)
@@ -77,7 +77,6 @@ def make_page(
         first: the records, one of each model, of a sample that is shown before anybody has chosen
             a photo, named by its `image`; none shows nothing yet.
     """
-    bundled = captioner.name == "bundled"
     html = with_parts(read_static("page.html"))
     if config.allow_urls:
         html = html.replace("Drop photos anywhere", "Drop photos anywhere,<br>or paste an address")
@@ -96,7 +95,7 @@ def make_page(
             most=MAX_BEAM_SIZE,
             max_upload=config.max_upload,
             allow_urls=config.allow_urls,
-            limits=_LIMITS if bundled else _ANY,
+            limits=_LIMITS if [*models] == ["bundled"] else _ANY,
             drawing=drawing_tables(),  # static/heat.js draws by them
         )
     return blocks

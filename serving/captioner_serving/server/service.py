@@ -208,6 +208,7 @@ class CaptionService:
             places = [*[None] * (len(images) - 1), place]
             if place is not None:
                 place.ahead = self._batcher.waiting
+                place.admitted.set()
             self.metrics.queue.inc(len(images))
             try:
                 async with asyncio.TaskGroup() as group:

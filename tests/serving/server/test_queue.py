@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -188,6 +189,20 @@ def test_a_photo_that_costs_more_takes_more_places_and_less_company(
     assert [levels for levels, _, _ in model.batches] == [[50], [1], [99], [2]]
 
 
+def test_a_streamed_request_is_refused_when_one_of_its_models_is_full(
+    model: Model, tiny_checkpoint: Checkpoint
+) -> None:
+    full = Model(replace(tiny_checkpoint, name="full"))
+    costly = {**COSTLY, "model": "full"}
+    with serving(model, None, full) as url, ExitStack() as stack:
+        admitted = [stack.enter_context(waiting(url, level, costly)) for level in (1, 2)]
+        assert all("ahead" in next(lines) for lines in admitted)
+        asked = {**COSTLY, "all_models": "true"}
+        refused = next(stack.enter_context(waiting(url, 3, asked)))
+        assert (refused["type"], refused["status"]) == ("busy", 503)
+        full.going.set()
+
+
 def test_whoever_stops_listening_leaves_the_queue(
     url: str, model: Model, queued: list[object]
 ) -> None:
@@ -241,7 +256,6 @@ def test_a_model_that_is_short_of_memory_is_busy_and_not_broken(url: str, model:
     for error, status, kind in (
         (MemoryError(), 503, "out-of-memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 503, "out-of-memory"),
-        (RuntimeError("Failed to allocate memory for requested buffer"), 503, "out-of-memory"),
         (RuntimeError("index out of range"), 500, "internal-error"),
     ):
         model.error = error

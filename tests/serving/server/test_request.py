@@ -216,7 +216,7 @@ def test_gradio_reflects_no_foreign_origin(api: httpx.Client) -> None:
         ("GET", "/gradio_api/proxy=http://localhost", 404),
         ("GET", "/gradio_api/file=/etc/passwd", 404),
         ("POST", "/gradio_api/run/caption", 404),
-        ("GET", "/gradio_api/queue/data", 400),
+        ("GET", "/gradio_api/queue/data", 404),
     ],
 )
 def test_what_is_not_there_is_a_problem_too(

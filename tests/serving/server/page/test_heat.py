@@ -47,7 +47,7 @@ def server(mode: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 def test_the_overlay_is_the_library_s(mode: str, visit: Visit, tmp_path: Path) -> None:
     """Pixel by pixel, where the page shows a photo in its own size."""
     tab, path = visit.tab, tmp_path / "coffee.png"
-    photo = Image.open(SAMPLES / "coffee.jpg").resize((301, 227))
+    photo = Image.open(SAMPLES / "coffee.jpg").resize((610, 460))
     photo.save(path)
     visit.choose(path)
     caption = Caption.from_record(visit.record())

@@ -121,7 +121,7 @@ def test_over_plain_http_camera_and_paste_say_why_they_cannot(desk: Any, server:
         tab.click(".paste")
         assert "Ctrl+V" in tab.inner_text(".reason")
         tab.click(".copy")  # which has another way
-        tab.wait_for_function("document.querySelector('.about').textContent.startsWith('Copied')")
+        tab.wait_for_function("document.querySelector('.copied').textContent === 'Copied'")
         assert visit.words() == words
 
 
@@ -188,7 +188,7 @@ def test_a_server_that_is_gone_busy_or_going_is_told_and_tried_again(
     assert "does not answer" in visit.failure()
     visit.context.set_offline(False)
     problem = {"type": "busy", "title": "x", "status": 503, "detail": "y"}
-    kind = "application/problem+json"
+    kind, lines = "application/problem+json", "application/x-ndjson"
     tab.route(
         "**/api/caption",
         lambda route: route.fulfill(status=503, content_type=kind, body=json.dumps(problem)),
@@ -197,7 +197,9 @@ def test_a_server_that_is_gone_busy_or_going_is_told_and_tried_again(
     tab.click(".retry")
     assert "Too many photos are waiting" in visit.failure()
     tab.unroute("**/api/caption")
-    tab.route("**/api/caption", lambda route: route.fulfill(body='{"ahead": 2}\n'))
+    tab.route(
+        "**/api/caption", lambda route: route.fulfill(content_type=lines, body='{"ahead": 2}\n')
+    )
     tab.evaluate(PHASES)
     visit.forget()
     tab.click(".retry")
