@@ -20,7 +20,13 @@ from captioner.caption import Alternative, Caption, ModelName
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.deletion import sentence_effects
 from captioner.device import find_device, find_dtype
-from captioner.errors import ConfigError, ImageError, ImageTooLargeError, UntrustedError
+from captioner.errors import (
+    CheckpointFormatError,
+    ConfigError,
+    ImageError,
+    ImageTooLargeError,
+    UntrustedError,
+)
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
@@ -69,6 +75,8 @@ class Captioner:
             "bfloat16", or a torch.dtype. Scores and attention are softmaxed in float32 always.
         max_pixels: larger photos are refused before they are decoded.
         trust: what is known of when the checkpoint is right, and of its photos.
+
+    Raises CheckpointFormatError: the trust has fewer words than the vocabulary.
     """
 
     source: str | None = None
@@ -85,6 +93,12 @@ class Captioner:
     ) -> None:
         if max_pixels < 1:
             raise ConfigError(f"max_pixels is {max_pixels}; it must be at least 1")
+        if trust is not None and len(trust.sight.kinds) < len(checkpoint.vocabulary):
+            raise CheckpointFormatError(
+                f"the trust file of {checkpoint.name} has {len(trust.sight.kinds)} words, its "
+                f"vocabulary {len(checkpoint.vocabulary)}: remove it, or write it again with "
+                "`captioner trust`"
+            )
         self.checkpoint, self.trust, self.max_pixels = checkpoint, trust, max_pixels
         self.transform, self.vocabulary = Transform(checkpoint.transform), checkpoint.vocabulary
         self.generation = checkpoint.generation

@@ -97,7 +97,7 @@ def image_name(source: object) -> str | None:
         name = getattr(source, "name", None)
     else:
         name = source
-    return os.fsdecode(name) if name and isinstance(name, str | os.PathLike) else None
+    return str(os.fsdecode(name)) or None if isinstance(name, str | os.PathLike) else None
 
 
 def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Image:
@@ -116,7 +116,8 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
     """
     if _is_tensor(image):
         return _from_tensor(image)
-    if hasattr(image, "__array__"):
+    # A string of numpy is an array too.
+    if hasattr(image, "__array__") and not isinstance(image, str):
         return _from_array(np.asarray(image), "array", tuple(np.shape(image)))
     if isinstance(image, str) and image[:5].lower() == "data:":
         raise ImageNotFoundError("a data: URI is not a path: decode its base64 and pass the bytes")
@@ -158,14 +159,15 @@ def _expanded(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 def _check_open(image: Image.Image) -> None:
     """Raise ImageNotFoundError if a PIL image has been closed."""
     file: Any = getattr(image, "fp", None)
-    is_closed = bool(getattr(image, "tile", None)) and getattr(file, "closed", file is None)
+    has_no_file = bool(getattr(file, "closed", file is None))
+    is_closed = has_no_file and bool(getattr(image, "tile", None))
     try:
         if not getattr(image, "tile", None):
             _ = image.im
     except ValueError:  # "Operation on closed image"
         is_closed = True
-    except AssertionError:  # a format that keeps its data elsewhere until it is loaded
-        pass
+    except AssertionError:  # not loaded yet, in a format without tiles, such as WebP
+        is_closed = has_no_file
     if is_closed:
         raise ImageNotFoundError(
             f"{source_name(image)} is a closed PIL image: caption it before it is closed"

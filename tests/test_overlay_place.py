@@ -75,15 +75,16 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture
-def caption(captioners: dict[str, Captioner], case: Case) -> Caption:
-    return captioners[case.mode].caption(case.photo)
+def caption(captioners: dict[str, Captioner], folder: Path, case: Case) -> Caption:
+    (name,) = (name for name, other in cases_of(case.mode) if other is case)
+    return captioners[case.mode].caption(folder / case.mode / name)
 
 
 def test_python(caption: Caption, case: Case) -> None:
     assert caption.text == "spot"
     assert near(said_place(caption.record(attention=True), case.size), case.at)
     for smooth in (True, False):
-        overlay = caption.overlay("spot", smooth=smooth)
+        overlay = caption.overlay("spot", smooth=smooth, photo=None if smooth else case.photo)
         assert overlay.size == case.size and near(lit_place(overlay, case.photo), case.at)
     _, frame, _ = caption.animation()
     assert near(lit_place(*pictures_in(frame), case.photo), case.at)
@@ -166,7 +167,7 @@ def test_report(run_main: Run, folder: Path, tmp_path: Path, mode: str) -> None:
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "r/report.html").read_text()
     looks = re.findall(
-        r'class="looks".*?alt="(\S+)".*?src="(data:[^"]+)" alt="where it looked for spot"',
+        r'class="looks".*?alt="(\S+)".*?src="(data:[^"]+)" alt="attention for spot"',
         page,
         re.DOTALL,
     )

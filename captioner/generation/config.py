@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Interval
@@ -107,6 +108,13 @@ class GenerationConfig:
                 near = get_close_matches(name, known, 1)
                 meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
                 raise ConfigError(f"there is no setting {name!r}: {meant}")
+        settings = {
+            # Integers of numpy are no int.
+            name: value
+            if isinstance(value, bool) or not isinstance(value, Integral)
+            else int(value)
+            for name, value in settings.items()
+        }
         captions = settings.get("captions")
         if isinstance(captions, int) and "beam_size" not in settings:
             settings["beam_size"] = max(self.beam_size, min(captions, MAX_BEAM_SIZE))

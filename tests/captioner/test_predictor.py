@@ -125,7 +125,15 @@ def test_one_checkpoint_serves_in_two_dtypes_and_stays_as_it_is(
     exact = Captioner(tiny_checkpoint, dtype="float32")
     grids = [captioner.encode(captioner.prepare(photo).pixels[None]) for captioner in (half, exact)]
     assert [grid.features.dtype for grid in grids] == [torch.bfloat16, torch.float32]
-    assert half.caption(photo).score == pytest.approx(exact.caption(photo).score, abs=0.1)
+    # Rounding may prune another hypothesis of the beam; a sentence in both has the same score.
+    scores, exact_scores = (
+        {sentence.text: sentence.score for sentence in (caption, *caption.alternatives)}
+        for caption in (half.caption(photo, captions=5), exact.caption(photo, captions=5))
+    )
+    shared = scores.keys() & exact_scores.keys()
+    assert len(shared) >= 3
+    for text in shared:
+        assert scores[text] == pytest.approx(exact_scores[text], abs=0.1)
     assert half.fingerprint == exact.fingerprint == tiny_checkpoint.fingerprint()
     # The model that was given is still one to train: nothing folded, cast, or switched off.
     assert model.training and all(parameter.requires_grad for parameter in model.parameters())

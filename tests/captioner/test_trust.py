@@ -125,6 +125,16 @@ def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
             Trust.beside(tiny_file)
 
 
+def test_a_trust_file_with_fewer_words_than_the_vocabulary_is_refused(tiny_file: Path) -> None:
+    weights, path = digest_weights(tiny_file), trust_file(tiny_file)
+    known = make_trust(weights=weights)
+    known.save(path)
+    assert Captioner.from_pretrained(tiny_file).trust is not None
+    replace(known, sight=replace(known.sight, kinds=known.sight.kinds[:-1])).save(path)
+    with pytest.raises(CheckpointFormatError, match="has 13 words, its vocabulary 14: remove it"):
+        Captioner.from_pretrained(tiny_file)
+
+
 def test_it_stays_that_of_the_weights(tmp_path: Path) -> None:
     """The name and the scores of a checkpoint may change; weights and transform may not."""
     made = make_tiny()

@@ -27,7 +27,7 @@ def add_sidecars(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--sidecar", metavar="KIND", help="beside each photo: txt, caption, json or xmp")
     add("--existing", default="skip", metavar="HOW",
-        help="old sidecar texts: skip (kept), overwrite (lost), prepend, append")  # fmt: skip
+        help="old texts: skip, overwrite, prepend, append")  # fmt: skip
     add("--language", default="en", metavar="TAG", help="of the captions, for XMP; default: en")
 
 

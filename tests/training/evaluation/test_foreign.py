@@ -13,8 +13,6 @@ from captioner import Captioner
 from tests.captioner.hugging_face import save_tiny
 from tests.launcher import Run
 
-pytest.importorskip("transformers")
-
 
 @pytest.fixture
 def split(tmp_path: Path) -> list[str]:
