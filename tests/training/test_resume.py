@@ -124,27 +124,29 @@ def holds_signals(pid: int | None) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("act", "workers"),
+    ("act", "step", "workers"),
     [
-        pytest.param(partial(os.kill, os.getpid(), signal.SIGINT), 0, id="SIGINT"),
-        pytest.param(partial(os.kill, os.getpid(), signal.SIGTERM), 2, id="SIGTERM"),
-        pytest.param(signal_group, 2, id="SIGTERM to the group"),
+        pytest.param(partial(os.kill, os.getpid(), signal.SIGINT), 22, 0, id="SIGINT"),
+        pytest.param(partial(os.kill, os.getpid(), signal.SIGTERM), 15, 2, id="SIGTERM"),
+        pytest.param(signal_group, 15, 2, id="SIGTERM to the group"),
     ],
 )
 def test_a_signal_saves_the_step_at_hand(
     recipe: Path, unbroken: Path, killed: Callable[[int], Path], act: Callable[[], None],
-    workers: int,
+    step: int, workers: int,
 ) -> None:  # fmt: skip
-    out, there = killed(22), list[bool]()
+    """Pixels are loaded by workers (step 15); the grids of the other stages are not."""
+    out, there = killed(step), list[bool]()
 
     def stop() -> None:
         there.extend(holds_signals(each.pid) for each in multiprocessing.active_children())
         act()
 
-    with acting({2: stop}), pytest.raises(KeyboardInterrupt):  # it goes on after step 20
+    saved = newest_state(out)["progress"]["total"]
+    with acting({2: stop}), pytest.raises(KeyboardInterrupt):
         go(recipe, out, workers=workers)
     assert there == [True] * workers and not multiprocessing.active_children()
-    assert newest_state(out)["progress"]["total"] == 22
+    assert newest_state(out)["progress"]["total"] == saved + 2
     go(recipe, out, workers=workers)
     same(unbroken, out)
 
@@ -264,7 +266,7 @@ def test_a_damaged_state_leaves_the_one_before(
 def test_a_loader_that_the_system_kills_ends_in_a_sentence(
     recipe: Path, unbroken: Path, killed: Callable[[int], Path]
 ) -> None:
-    out = killed(22)
+    out = killed(15)  # fine-tuning, which loads pixels
 
     def kill() -> None:
         worker = multiprocessing.active_children()[0].pid

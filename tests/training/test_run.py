@@ -234,7 +234,7 @@ def test_a_model_is_gone_on_from_and_compared_with(
     origin = records(tmp_path / "run")[0]
     assert origin["event"] == "origin"
     assert f"before training {origin['validation']['CIDEr']:.1f}: gained" in result.stderr
-    assert "4 photos that chose the epoch: likely less on others" in result.stderr
+    assert "4 validation photos that chose the epoch (expect less on others)" in result.stderr
 
 
 def test_a_run_that_learns_nothing_hands_out_its_origin_which_is_scored_once(

@@ -17,6 +17,8 @@ from captioner_training.recipe import Recipe
 
 __all__ = ["Progress", "StageState", "TrainState", "diverged"]
 
+_ROUNDING = 1e-5  # nats a token that the same weights may differ by, as with grids in float16
+
 
 @dataclass(kw_only=True)
 class Progress:
@@ -100,7 +102,7 @@ class StageState:
         progress.epoch, progress.step = progress.epoch + 1, 0
         self.sums = {}
         progress.stale += 1
-        best_of_stage = score > progress.stage_best
+        best_of_stage = _is_better(score, progress.stage_best)
         if best_of_stage:
             progress.stage_best, progress.stale = score, 0
         if best_of_stage or self.config.carry_over == "last":
@@ -109,7 +111,7 @@ class StageState:
                 for name, parameter in self.model.named_parameters()
                 if parameter.requires_grad
             }
-        best = score > progress.best
+        best = _is_better(score, progress.best)
         if best:
             progress.best, progress.best_at = score, (progress.stage + 1, progress.epoch)
         return best
@@ -141,6 +143,11 @@ class StageState:
         self.average.load_state_dict(state["average"])
         self.scaler.load_state_dict(state["scaler"])
         self._best = state["best"]
+
+
+def _is_better(score: tuple[float, float], best: tuple[float, float]) -> bool:
+    """Whether the CIDEr is higher, or is equal with a cross-entropy lower by more than rounding."""
+    return score > (best[0], best[1] + _ROUNDING)
 
 
 class TrainState:

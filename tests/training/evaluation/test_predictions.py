@@ -200,7 +200,7 @@ def test_the_command_scores_what_can_be_scored(run_main: Run, tmp_path: Path) ->
     assert report["nltk"]["CIDEr"] > 0  # the document frequencies are of the whole split
     table = run_main("evaluate", "--captions", references, "--score", part).stdout
     text = " ".join(table.split())
-    assert f"captions {part}, for 1 of the images: no score" in text
+    assert f"captions {part}, only 1 of the images: not a score of the split" in text
     assert "checkpoint" not in text and "CIDEr" in text and "{" not in text
 
 
