@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -118,6 +118,25 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Drop what decoders in C print to standard error: the error of the photo has the cause."""
+    try:
+        standard_error = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    sys.stderr.flush()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+    try:
+        yield
+    finally:
+        os.dup2(standard_error, 2)
+        os.close(standard_error)
+
+
 def _say(text: str) -> None:
     print(f"captioner: {text}", file=sys.stderr)
 
@@ -157,15 +176,16 @@ def _captions(
     for start in range(0, len(arguments.photos), BATCH):
         batch = arguments.photos[start : start + BATCH]
         sources = [_source(photo) for photo in batch]
-        captions = iter(
-            captioner.caption(
-                [source for source in sources if not isinstance(source, ImageError)],
-                config,
-                errors="return",
-                check_attention=arguments.check_attention,
-                minimum_trust=arguments.minimum_trust,
+        with _silenced():
+            captions = iter(
+                captioner.caption(
+                    [source for source in sources if not isinstance(source, ImageError)],
+                    config,
+                    errors="return",
+                    check_attention=arguments.check_attention,
+                    minimum_trust=arguments.minimum_trust,
+                )
             )
-        )
         for photo, source in zip(batch, sources, strict=True):
             result: Caption | CaptionerError = (
                 source if isinstance(source, ImageError) else next(captions)

@@ -13,6 +13,7 @@ from captioner.cli import main
 from captioner.errors import ConfigError
 from captioner.verbs.caption import plan_pictures
 from captioner.vision.image import open_image
+from tests.launcher import Run
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +117,19 @@ def test_all_pictures_of_a_photo_open_it_once(
     assert Path("new/photo/s.png").is_file() and Path("o.png").is_file() and Path("a.gif").is_file()
     assert main([*command, "--sheet", "photo.jpg/{name}/s.png"]) == 1
     assert "photo.jpg/photo cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("compression", ["tiff_lzw", "packbits"])
+def test_a_damaged_photo_has_one_line_of_error(
+    run_captioner: Run, tiny_file: Path, tmp_path: Path, compression: str
+) -> None:
+    """libtiff prints warnings of its own to file descriptor 2."""
+    picture = Image.effect_noise((64, 48), 60).convert("RGB")
+    picture.save(tmp_path / "cut.tif", compression=compression)
+    data = bytearray((tmp_path / "cut.tif").read_bytes())
+    data[1000:4000] = bytes(3000)
+    (tmp_path / "cut.tif").write_bytes(data)
+    result = run_captioner("caption", tmp_path / "cut.tif", "--checkpoint", tiny_file)
+    assert result.returncode == 1 and result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"captioner: {tmp_path / 'cut.tif'} ")
