@@ -87,7 +87,11 @@ def test_a_run_from_recipe_to_scored_checkpoint(
 
 
 class Shy(Objective):
-    """Asks for gates that are shut: an objective of somebody's own."""
+    """Asks for gates that are shut: an objective of somebody's own, with a mapping as setting."""
+
+    def __init__(self, setting: Any) -> None:
+        assert setting == {"weight": 5, "places": [1, 0.5], "shut": False, "name": "shy"}
+        super().__init__(setting["weight"])
 
     def loss(self, forced: TeacherForcedOutput) -> torch.Tensor:
         gate = forced.output.gate
@@ -102,7 +106,10 @@ def test_an_objective_of_ones_own_is_a_class_and_a_line_of_the_recipe(
     recipe.write_text(RECIPE.replace("train: 120, validation: 20", "train: 60, validation: 4"))
     name = f"{__name__}:Shy"
     fields = {"data__workers": 0, "log_every": 1, "max_steps": 6}
-    train_here(recipe, tmp_path / "run", stages__1__objectives=json.dumps({name: 5}), **fields)
+    setting = {"weight": 5, "places": [1, 0.5], "shut": False, "name": "shy"}
+    train_here(
+        recipe, tmp_path / "run", stages__1__objectives=json.dumps({name: setting}), **fields
+    )
     steps = [one for one in records(tmp_path / "run") if one["event"] == "step"]
     for one in steps:
         terms = {key: value for key, value in one.items() if key.startswith("loss/")}

@@ -7,6 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from captioner.errors import CaptionerError, ConfigError
 from captioner_training.data.corpus import Corpus
 from captioner_training.losses.objective import Objective, SamplingObjective
@@ -35,7 +37,7 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
     weights = {"cross_entropy": 1.0 if critic is None else critic.cross_entropy}
     weights |= {name: getattr(stage, name) for name in _FIELDS}
     settings: dict[str, Any] = {name: weight for name, weight in weights.items() if weight}
-    settings |= stage.objectives
+    settings |= {name: _typed(setting) for name, setting in stage.objectives.items()}
     objectives = dict[str, Objective]()
     for name, setting in settings.items():
         kind = _import(_PATHS.get(name, name))
@@ -55,6 +57,15 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
             f"scheduled_sampling needs captions of the data, but {sampling[0]} samples its own"
         )
     return objectives
+
+
+def _typed(setting: Any) -> Any:
+    """Convert the text of a setting to the number or boolean that it spells."""
+    if isinstance(setting, dict):
+        return {name: _typed(value) for name, value in setting.items()}
+    if isinstance(setting, list):
+        return [_typed(value) for value in setting]
+    return yaml.safe_load(setting) if isinstance(setting, str) else setting
 
 
 def _import(path: str) -> type[Objective]:
