@@ -71,6 +71,14 @@ def saved_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with consensus, whose mean and std are not ImageNet's."""
     path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
     tiny = make_tiny()
+    # Small features, so that sentences do not depend on the rounding of a runtime.
+    norms = [
+        part for part in tiny.model.encoder.modules() if isinstance(part, torch.nn.BatchNorm2d)
+    ]
+    with torch.no_grad():
+        norms[-1].weight.mul_(0.3)
+        for layer in (tiny.model.decoder.deep_context, tiny.model.decoder.attention.score.score):
+            layer.weight.div_(4)
     transform = replace(tiny.transform, mean=(0.3, 0.6, 0.2), std=(0.5, 0.1, 0.3))
     replace(tiny, transform=transform).save(path)
     known = make_trust(weights=digest_weights(path), consensus=make_consensus())
@@ -142,10 +150,10 @@ def near(one: Any, other: Any) -> None:
         elif key == "attention":
             assert value["weights"] == pytest.approx(other[key]["weights"], abs=1e-4)
             assert {**value, "weights": 0} == {**other[key], "weights": 0}
+        elif isinstance(value, float):
+            assert value == pytest.approx(other[key], abs=2e-4, rel=1e-5)
         else:
-            assert value == (
-                pytest.approx(other[key], abs=2e-4, rel=1e-5) if key != "caption" else other[key]
-            )
+            assert value == other[key]
 
 
 @pytest.mark.slow
@@ -265,7 +273,8 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
             found = encoder.run(None, {"pixels": pixels.numpy()})
             parts = (*state.image.values(), *state.hypothesis.values(), grid.features)
             for got, part in zip(found, parts, strict=True):
-                assert np.allclose(got, part, atol=1e-4)
+                # Rounding is that of the largest numbers, from which small ones are left over.
+                assert np.allclose(got, part, atol=1e-4 + 1e-5 * float(part.abs().max()))
             many = {
                 name: part.expand(-1, count, -1) + 0.1 * torch.randn(images, count, 1)
                 for name, part in state.hypothesis.items()

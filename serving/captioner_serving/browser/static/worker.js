@@ -56,7 +56,7 @@ async function caption({ photo, name, captions }, follow) {
   bitmap.close();
   const found = await say(model, square, captions, (one) => follow({ sentence: describe(about, one, box) }));
   const [best, ...others] = found.map((one) => describe(about, one, box));
-  return { image: name, ...best, ...(style ? { style } : {}), alternatives: others, model: { name: about.name, version: about.version } };
+  return { image: name, ...best, ...(style ? { style } : {}), alternatives: others, model: { name: about.name, version: about.version, dtype: "float32" } };
 }
 
 const round = (value, digits) => Math.round(value * 10 ** digits) / 10 ** digits;

@@ -207,7 +207,11 @@ class Captioner:
                 }
                 for other in others
             ],
-            "model": {"name": self.about["name"], "version": self.about["version"]},
+            "model": {
+                "name": self.about["name"],
+                "version": self.about["version"],
+                "dtype": "float32",
+            },
         }
 
     def encode(self, pixels: Any) -> dict[str, Any]:
