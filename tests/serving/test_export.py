@@ -35,7 +35,7 @@ from captioner.vision.transform import Transform, TransformConfig
 from captioner_serving.export.folder import new_folder
 from captioner_serving.export.parity import check_parity
 from tests.captioner.pictures import png
-from tests.conftest import WORDS, make_consensus, make_styled, make_tiny, make_trust
+from tests.conftest import ROOT, WORDS, make_consensus, make_styled, make_tiny, make_trust
 from tests.launcher import Run
 
 if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
@@ -76,7 +76,7 @@ def saved_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         part for part in tiny.model.encoder.modules() if isinstance(part, torch.nn.BatchNorm2d)
     ]
     with torch.no_grad():
-        norms[-1].weight.mul_(0.3)
+        norms[-1].weight.mul_(0.05)
         for layer in (tiny.model.decoder.deep_context, tiny.model.decoder.attention.score.score):
             layer.weight.div_(4)
     transform = replace(tiny.transform, mean=(0.3, 0.6, 0.2), std=(0.5, 0.1, 0.3))
@@ -248,6 +248,13 @@ def test_a_folder_that_lacks_a_file_says_so(
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
 
 
+def _varied_sample() -> torch.Tensor:
+    """Return a sample photo (3, 96, 96), shifted at random: the model is calibrated on samples."""
+    photo = Image.open(ROOT / "assets" / "samples" / "coffee.jpg").convert("RGB")
+    square = torch.from_numpy(np.array(photo.resize((96, 96)))).permute(2, 0, 1)
+    return square.roll(tuple(torch.randint(0, 96, (2,)).tolist()), (1, 2))
+
+
 @pytest.mark.slow
 def test_the_graphs_take_any_number_of_photos_and_hypotheses(
     exported: Path, saved_tiny: Path
@@ -266,15 +273,14 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
     names = [one.name for one in step.get_outputs()]
     search = BeamStep(checkpoint.model.decoder)
     for images, count, beam, words in ((1, 1, 5, 3), (4, 1, 2, 1), (3, 7, 7, 9), (16, 5, 5, 4)):
-        pixels = torch.randint(0, 256, (images, 3, 96, 96), dtype=torch.uint8)
+        pixels = torch.stack([_varied_sample() for _ in range(images)])
         with torch.no_grad():
             grid = checkpoint.model.encode(Transform(checkpoint.transform).normalize(pixels))
             state = checkpoint.model.decoder.start(grid.features)
             found = encoder.run(None, {"pixels": pixels.numpy()})
             parts = (*state.image.values(), *state.hypothesis.values(), grid.features)
             for got, part in zip(found, parts, strict=True):
-                # Rounding is that of the largest numbers, from which small ones are left over.
-                assert np.allclose(got, part, atol=1e-4 + 1e-5 * float(part.abs().max()))
+                assert np.allclose(got, part, atol=1e-4)
             many = {
                 name: part.expand(-1, count, -1) + 0.1 * torch.randn(images, count, 1)
                 for name, part in state.hypothesis.items()
