@@ -145,9 +145,14 @@ def test_ablation_trains_measures_and_resumes(run_captioner: Run, tmp_path: Path
     assert "77.0" in again.stdout and again.stderr.count("training images") == 1
     recipes = [json.loads(path.read_text()) for path in out.glob("*/recipe.json")]
     assert [one["precision"] for one in recipes] == [other] * 3
+    other_rate = run_captioner(*command, *few, "--stages.1.learning_rate", "0.5")
+    assert (other_rate.returncode, other_rate.stdout) == (2, ""), other_rate.stderr
+    assert "none-previous-1 has the run of another recipe" in other_rate.stderr
+    assert "stages.1.learning_rate: " in other_rate.stderr
+    # More epochs continue every run, whose measures are then taken anew.
     longer = run_captioner(*command, *few, "--stages.1.epochs", 2)
-    assert (longer.returncode, longer.stdout) == (2, ""), longer.stderr
-    assert "none-previous-1 has the run of another recipe (stages.1.epochs: 1" in longer.stderr
+    assert longer.returncode == 0, longer.stderr
+    assert longer.stderr.count("epoch 2/2: cross-entropy") == 2 and "77.0" not in longer.stdout
 
 
 @pytest.mark.parametrize(

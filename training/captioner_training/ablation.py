@@ -8,10 +8,10 @@ from __future__ import annotations
 import statistics
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -133,6 +133,13 @@ def equal_transformer(
     return replace(base, hidden_dim=min(near, key=lambda width: abs(size(width) - parameters)))
 
 
+class Train(Protocol):
+    """Training of one recipe, given everything but the recipe and its place."""
+
+    def __call__(self, recipe: Recipe, *, out: Path, processes: Processes, shared: Path) -> Path:
+        """Train and return the path of the best checkpoint."""
+
+
 class Ablation:
     """The runs of one recipe in one folder. All processes train; the main one measures.
 
@@ -140,7 +147,7 @@ class Ablation:
         recipe: of every run, except for its decoder and seed.
         out: has a folder for each run, and one for the data and grids that they share.
         processes: that train together.
-        train: trains one run, as captioner_training.train does.
+        train: trains one run: `captioner_training.train` with its `validate`.
         variants: names of the variants to compare.
         seeds: every variant is trained once per seed.
         deletion: number of images whose captions get the deletion test, the slowest measure.
@@ -157,7 +164,7 @@ class Ablation:
         *,
         out: Path,
         processes: Processes,
-        train: Callable[..., Path],
+        train: Train,
         variants: Sequence[str] = VARIANTS,
         seeds: Sequence[int] = (1,),
         deletion: int = 500,

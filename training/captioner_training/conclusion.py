@@ -104,7 +104,7 @@ class _Conclusion:
             write_run(
                 self.out / "report.html",
                 self.recipe,
-                self._caption(self.best, some_of(self.corpus.validation)).captioned,
+                self._caption_best(some_of(self.corpus.validation)).captioned,
                 gain=gain,
                 notes=notes,
                 kept_origin=kept_origin,
@@ -112,19 +112,20 @@ class _Conclusion:
 
         _attempt("report", write)
 
-    def _caption(self, checkpoint: str | Path, images: Sequence[CaptionedImage]) -> CaptionedSplit:
-        captioner = Captioner.from_pretrained(checkpoint, device=self.device)
+    def _caption_best(self, images: Sequence[CaptionedImage]) -> CaptionedSplit:
+        return self._caption(Captioner.from_pretrained(self.best, device=self.device), images)
+
+    def _caption(self, captioner: Captioner, images: Sequence[CaptionedImage]) -> CaptionedSplit:
         captioner.generation = self.recipe.generation
         return CaptionedSplit(captioner, images)
 
     def _measure_gain(self) -> dict[str, Any]:
         """Compare best.safetensors with the original model and note the result."""
-        images, weights = self.test or self.corpus.validation, self.recipe.weights
-        gain = measure_gain(
-            self._caption(self.best, images).set.ciders,
-            None if weights is None else self._caption(weights, images).set.ciders,
-            split="test" if self.test else "val",
-        )
+        images, before = self.test or self.corpus.validation, None
+        if (origin := load_origin(self.recipe)) is not None:
+            before = self._caption(Captioner(origin, device=self.device), images).set.ciders
+        after = self._caption_best(images).set.ciders
+        gain = measure_gain(after, before, split="test" if self.test else "val")
         note = read_json(self.out / "finished.json") or {}
         write_json(self.out / "finished.json", {**note, "gain": gain})
         return gain

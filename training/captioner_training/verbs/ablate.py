@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from captioner.device import add_machine_arguments
@@ -37,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, measure and print the table."""
     from captioner_training.ablation import VARIANTS, Ablation
     from captioner_training.distributed import start_processes
+    from captioner_training.evaluation.split import validate
     from captioner_training.recipe_file import load_recipe
     from captioner_training.train import train
 
@@ -46,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             recipe,
             out=expanded(arguments.out or Path("runs") / f"ablate-{recipe.name}"),
             processes=processes,
-            train=train,
+            train=partial(train, validate=validate),
             variants=arguments.variants or VARIANTS,
             seeds=arguments.seeds,
             deletion=arguments.deletion,
