@@ -93,10 +93,12 @@ class Captioner:
     ) -> None:
         if max_pixels < 1:
             raise ConfigError(f"max_pixels is {max_pixels}; it must be at least 1")
-        if trust is not None and len(trust.sight.kinds) < len(checkpoint.vocabulary):
+        if trust is not None and (words := len(trust.word_features.kinds)) < len(
+            checkpoint.vocabulary
+        ):
             raise CheckpointFormatError(
-                f"the trust file of {checkpoint.name} has {len(trust.sight.kinds)} words, its "
-                f"vocabulary {len(checkpoint.vocabulary)}: remove it, or write it again with "
+                f"the trust file of {checkpoint.name} has {words} words, its vocabulary has "
+                f"{len(checkpoint.vocabulary)}: remove it, or write it again with "
                 "`captioner trust`"
             )
         self.checkpoint, self.trust, self.max_pixels = checkpoint, trust, max_pixels

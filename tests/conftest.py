@@ -164,7 +164,7 @@ def make_trust(
     import numpy as np
 
     from captioner.trust.familiarity import Familiarity
-    from captioner.trust.trust import Sight, Trust
+    from captioner.trust.trust import Trust, WordFeatures
 
     chance = np.random.default_rng(0)
     cloud = chance.normal(size=(9, grid_dim + 1)).astype(np.float32)
@@ -174,7 +174,7 @@ def make_trust(
     kinds = np.arange(words) - 4
     return Trust(
         familiarity=familiarity,
-        sight=Sight(
+        word_features=WordFeatures(
             kinds=kinds.clip(min=-1),
             middle=np.zeros(grid_dim, np.float32),
             slopes=(chance.normal(size=(grid_dim, words - 4)) / 100).astype(np.float16),

@@ -1,15 +1,16 @@
 """Trust: the probability that a word, or a whole caption, is right.
 
-A word that names something is right where one of the people who described the photo says it too, or
-a synonym. How likely that is, a logistic regression tells from three numbers: its own probability;
-how often people say it of any photo; and how often they would say it of this one. That last one is
-a second look, which does not depend on the sentence: a ridge regression from the mean of the
-photo's grid. A caption is right where all such words are; the product of their trusts tells that.
+A word that names something counts as right if a person who described the photo used it or a
+synonym. A logistic regression estimates this from three numbers: the word's own probability; the
+share of people who use it for any photo; and the share who would use it for this photo. The last
+number does not depend on the sentence: a ridge regression predicts it from the mean of the photo's
+grid. A caption is right if all its naming words are; its trust is computed from the product of
+their trusts.
 
-The numbers are in a file beside the checkpoint, CHECKPOINT.trust.safetensors, which `captioner
-trust` writes, with the statistics of captioner.trust.familiarity and captioner.trust.consensus. It
-belongs to exactly these weights. Without it captions have no trust, and a beam's most probable
-sentence is chosen.
+`captioner trust` writes the coefficients to CHECKPOINT.trust.safetensors, beside the checkpoint,
+with the statistics of captioner.trust.familiarity and captioner.trust.consensus. The file is valid for
+exactly these weights. Without it captions have no trust, and a beam's most probable sentence is
+returned.
 """
 
 from __future__ import annotations
@@ -41,30 +42,32 @@ __all__ = [
     "DOUBTFUL_CAPTION",
     "DOUBTFUL_SUBJECT",
     "Judgement",
-    "Sight",
     "Trust",
+    "WordFeatures",
     "digest_weights",
     "trust_file",
     "word_clues",
 ]
 
 DOUBTFUL = 0.55
-"""A word with less trust is marked (docs/results.md#trust)."""
+"""Words with less trust are marked as doubtful (docs/results.md#trust)."""
 DOUBTFUL_SUBJECT = 0.75
-"""The subject, the first noun of a caption, is marked below this trust."""
+"""The limit for the subject, which is the first noun of a caption."""
 DOUBTFUL_CAPTION = 0.01
-"""A caption with less trust has a warning."""
+"""Captions with less trust get a warning."""
 
 T = TypeVar("T")
 
 _KEY = "trust"
-_LEAST = 1e-3  # of what a regression says, which may be below zero
+_MINIMUM_SHARE = 1e-3  # a regression may predict a negative share
 
 
 class Judgement(NamedTuple):
-    """The trust in each word of a sentence and in all of it; None for words without a claim.
+    """The trust of a sentence.
 
-    subject: the place of the first noun, or None.
+    words: one per word; None for words without a claim.
+    caption: of the whole sentence; None if no word makes a claim.
+    subject: the index of the first noun, or None.
     """
 
     words: list[float | None]
@@ -73,13 +76,15 @@ class Judgement(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sight:
-    """How often people would say a word of a photo, from the mean of its grid.
+class WordFeatures:
+    """A ridge regression from the mean of a grid to the words that people would use.
 
-    kinds: (V,), which of C kinds of words, such as "dog" and "dogs", each of the vocabulary is; -1
-    for words without a claim, such as "the", "group" or "next". middle: (D,); slopes: (D, C);
-    shares: (C,), how often people say a word of this kind of any photo; nouns: (V,), 1 for nouns,
-    or None in files of version 0.1.
+    kinds: (V,) integers, the kind of each word in the vocabulary, from 0 to C - 1. "dog" and "dogs"
+        are one kind. -1 for words without a claim, such as "the", "group" or "next".
+    middle: (D,), the mean of the training photos' features.
+    slopes: (D, C), the coefficients.
+    shares: (C,), the share of people who use a word of this kind for any photo.
+    nouns: (V,), 1 for nouns; None in files of version 0.1.
     """
 
     kinds: NDArray[Any]
@@ -89,62 +94,65 @@ class Sight:
     nouns: NDArray[Any] | None = None
 
     def __call__(self, pooled: NDArray[Any]) -> NDArray[Any]:
-        """Give the shares (B, C) of people from pooled grids (B, D + 1)."""
+        """Predict the shares of people (B, C) from pooled grids (B, D + 1)."""
         offset = pooled[:, :-1] - self.middle
-        # Not `@`: numpy's BLAS has threads of its own, which stay busy for a while when they are
-        # done and keep the model from the cores (docs/performance.md).
-        seen: NDArray[Any] = np.einsum("bd,dc->bc", offset, self.slopes.astype(np.float32))
-        seen += self.shares
-        return seen
+        # einsum instead of `@`: the threads of numpy's BLAS keep spinning after a product and slow
+        # down torch (docs/performance.md).
+        predicted: NDArray[Any] = np.einsum("bd,dc->bc", offset, self.slopes.astype(np.float32))
+        predicted += self.shares
+        return predicted
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trust:
-    """What is known of when a checkpoint is right.
+    """The statistics of a checkpoint's trust file.
 
-    word: (4,), the regression's constant, and the slopes of word_clues; caption: (2,), constant and
-    slope of the sum of the logarithms of its words' trusts; weights: see digest_weights; consensus:
-    None where too few photos are known to learn it.
+    word: (4,), intercept and coefficients of `word_clues`.
+    caption: (2,), intercept and coefficient of the summed log-trusts of a caption's words.
+    weights: digest of the checkpoint's weights, see digest_weights.
+    consensus: None if there were too few photos to fit it.
     """
 
     familiarity: Familiarity
-    sight: Sight
+    word_features: WordFeatures
     word: NDArray[Any]
     caption: NDArray[Any]
     weights: str
     consensus: Consensus | None = None
 
     def judge(
-        self, pooled: NDArray[Any], made: Sequence[Sequence[Hypothesis]]
+        self, pooled: NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
     ) -> list[list[Judgement]]:
-        """Judge sentences, one list a photo, by the photos' pooled grids (B, D + 1).
+        """Judge the sentences of B photos, given the photos' pooled grids (B, D + 1).
 
-        What trust is was learned from photos like those of the training. Where familiarity is
-        below UNFAMILIAR, no sentence has more trust than the photo has familiarity.
+        The regressions were fitted on photos like the training photos. Where familiarity is below
+        UNFAMILIAR, it is an upper limit for the trust of a caption.
         """
-        parts = zip(made, self.sight(pooled), self.familiarity.of(pooled), strict=True)
+        familiarities = self.familiarity.of(pooled)
+        shares = self.word_features(pooled)
+        limits = [value if value < UNFAMILIAR else 1.0 for value in familiarities]
         return [
-            [self._judge(one, seen, known if known < UNFAMILIAR else 1.0) for one in each]
-            for each, seen, known in parts
+            [self._judge(hypothesis, seen, limit) for hypothesis in beam]
+            for beam, seen, limit in zip(beams, shares, limits, strict=True)
         ]
 
     def _judge(self, hypothesis: Hypothesis, seen: NDArray[Any], most: float) -> Judgement:
-        kinds = self.sight.kinds[hypothesis.tokens]
+        kinds = self.word_features.kinds[hypothesis.tokens]
         logs = np.asarray(hypothesis.log_probabilities[:-1])
-        clues = word_clues(self.sight, seen, kinds, logs)
-        # Never 0, whose logarithm is no number, however unlike all else a photo is.
+        clues = word_clues(self.word_features, seen, kinds, logs)
+        # Clipped, because its logarithm is taken below.
         trusts = _sigmoid(self.word[0] + clues @ self.word[1:]).clip(min=1e-6)
         named = kinds >= 0
         words = [
-            one if names else None
-            for one, names in zip(trusts.tolist(), named.tolist(), strict=True)
+            trust if is_named else None
+            for trust, is_named in zip(trusts.tolist(), named.tolist(), strict=True)
         ]
         if not named.any():
             return Judgement(words, None)
         whole = self.caption[0] + self.caption[1] * np.log(trusts[named]).sum()
         subject = None
-        if self.sight.nouns is not None:
-            nouns = np.flatnonzero(named & (self.sight.nouns[hypothesis.tokens] > 0))
+        if self.word_features.nouns is not None:
+            nouns = np.flatnonzero(named & (self.word_features.nouns[hypothesis.tokens] > 0))
             subject = int(nouns[0]) if len(nouns) else None
         return Judgement(words, min(float(_sigmoid(whole)), most), subject)
 
@@ -153,18 +161,28 @@ class Trust:
 
         Raises OutputError: it cannot be written.
         """
-        parts = {"word": self.word, "caption": self.caption}
-        for part in ("familiarity", "sight", "consensus"):
-            if (known := getattr(self, part)) is not None:
-                fields = asdict(known).items()
-                parts |= {f"{part}.{name}": array for name, array in fields if array is not None}
-        tensors = {name: np.ascontiguousarray(one) for name, one in parts.items()}
+        tensors = {"word": self.word, "caption": self.caption}
+        for name, part in self._parts().items():
+            if part is not None:
+                fields = asdict(part).items()
+                tensors |= {f"{name}.{key}": array for key, array in fields if array is not None}
+        tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         with replace_file(path) as file:
             file.write(save(tensors, metadata={_KEY: json.dumps({"weights": self.weights})}))
 
+    def _parts(self) -> dict[str, Familiarity | WordFeatures | Consensus | None]:
+        """Return the parts by their prefix in the file."""
+        return {
+            "familiarity": self.familiarity,
+            "sight": self.word_features,
+            "consensus": self.consensus,
+        }
+
     @classmethod
     def beside(cls, path: str | os.PathLike[str]) -> Trust | None:
-        """Read what is known of a checkpoint; None where nothing is, or of other weights.
+        """Read the trust file beside a checkpoint.
+
+        Returns None if there is no such file, or if it belongs to other weights.
 
         Raises CheckpointFormatError: the file is damaged.
         """
@@ -176,32 +194,21 @@ class Trust:
                 weights = json.loads((file.metadata() or {})[_KEY])["weights"]
                 if weights != digest_weights(checkpoint):
                     return None
-
-                def part(name: str, kind: Callable[..., T]) -> T:
-                    """Read in float32, once; most of the file is in less precision."""
-                    named = {
-                        key.partition(".")[2]: file.get_tensor(key)
-                        for key in file.keys()  # noqa: SIM118 -- it is no dict
-                        if key.startswith(f"{name}.")
-                    }
-                    return kind(
-                        **{
-                            key: one.astype(np.float32) if one.dtype.kind == "f" else one
-                            for key, one in named.items()
-                        }
-                    )
-
-                knows = any(key.startswith("consensus.") for key in file.keys())  # noqa: SIM118
-                trust = cls(
-                    familiarity=part("familiarity", Familiarity),
-                    sight=part("sight", Sight),
-                    word=file.get_tensor("word"),
-                    caption=file.get_tensor("caption"),
-                    weights=weights,
-                    consensus=part("consensus", Consensus) if knows else None,
-                )
-                _check(trust)
-                return trust
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            trust = cls(
+                familiarity=_read_part(tensors, "familiarity", Familiarity),
+                word_features=_read_part(tensors, "sight", WordFeatures),
+                word=tensors["word"],
+                caption=tensors["caption"],
+                weights=weights,
+                consensus=(
+                    _read_part(tensors, "consensus", Consensus)
+                    if any(name.startswith("consensus.") for name in tensors)
+                    else None
+                ),
+            )
+            _check(trust)
+            return trust
         except (
             SafetensorError,
             OSError,
@@ -212,68 +219,78 @@ class Trust:
             RecursionError,
         ) as error:
             raise CheckpointFormatError(
-                f"{path} is damaged or holds something else ({error}): remove it, or write it "
+                f"{path} is damaged or not a trust file ({error}): remove it, or write it "
                 "again with `captioner trust`"
             ) from error
 
 
+def _read_part(tensors: dict[str, NDArray[Any]], name: str, kind: Callable[..., T]) -> T:
+    """Make a part from its tensors; floats, which the file holds in half precision, as float32."""
+    named = {
+        key.partition(".")[2]: array for key, array in tensors.items() if key.startswith(f"{name}.")
+    }
+    return kind(
+        **{
+            key: array.astype(np.float32) if array.dtype.kind == "f" else array
+            for key, array in named.items()
+        }
+    )
+
+
 def _check(trust: Trust) -> None:
     """Raise ValueError if the parts of a file do not fit together."""
-    sight, cloud = trust.sight, trust.familiarity
-    features, kinds = sight.slopes.shape
+    words, cloud = trust.word_features, trust.familiarity
+    features, kinds = words.slopes.shape
     shapes = [
         (trust.word, (4,)),
         (trust.caption, (2,)),
-        (sight.shares, (kinds,)),
-        (sight.middle, (features,)),
+        (words.shares, (kinds,)),
+        (words.middle, (features,)),
         (cloud.mean, (features,)),
         (cloud.directions, (features, *cloud.widths.shape)),
         (cloud.rest.reshape(-1), (1,)),
         (cloud.quantiles, (cloud.quantiles.size,)),
         (cloud.spreads, (cloud.quantiles.size,)),
-        (sight.kinds, (sight.kinds.size,)),
+        (words.kinds, (words.kinds.size,)),
     ]
-    if sight.kinds.dtype.kind != "i" or any(part.shape != shape for part, shape in shapes):
+    if words.kinds.dtype.kind != "i" or any(part.shape != shape for part, shape in shapes):
         raise ValueError("its parts do not fit together")
-    if not -1 <= sight.kinds.min() <= sight.kinds.max() < kinds:
-        raise ValueError("its words are of unknown kinds")
+    if not -1 <= words.kinds.min() <= words.kinds.max() < kinds:
+        raise ValueError("some words have an unknown kind")
 
 
 def _sigmoid(values: Any) -> Any:
-    return (1 + np.tanh(values / 2)) / 2  # so written, nothing overflows
+    return (1 + np.tanh(values / 2)) / 2  # exp(-values) would overflow
 
 
 def word_clues(
-    sight: Sight, seen: NDArray[Any], kinds: NDArray[Any], logs: NDArray[Any]
+    features: WordFeatures, seen: NDArray[Any], kinds: NDArray[Any], logs: NDArray[Any]
 ) -> NDArray[Any]:
-    """Gather what tells whether words are right.
+    """Gather the regression's inputs for the words of a sentence.
 
     Args:
-        sight: of the model.
-        seen: (C,), what it says of the photo.
-        kinds: (T,), of the words; the numbers of words that name nothing mean nothing.
-        logs: (T,), the log-probabilities with which they were said.
+        features: of the checkpoint.
+        seen: (C,), their prediction for the photo.
+        kinds: (T,), the words' kinds; rows of words without a claim are meaningless.
+        logs: (T,), the words' log-probabilities.
 
     Returns:
-        (T, 3), logarithms: of the share of people who would say the word of this photo, of the
-        share who say it of any, and of its probability.
+        (T, 3), logarithms: of the share of people who would use the word for this photo, of the
+        share who use it for any photo, and of its probability.
     """
-    shares = np.stack([seen, sight.shares])[:, kinds].clip(min=_LEAST)
+    shares = np.stack([seen, features.shares])[:, kinds].clip(min=_MINIMUM_SHARE)
     return np.concatenate([np.log(shares), logs[np.newaxis]]).T
 
 
 def trust_file(checkpoint: str | os.PathLike[str]) -> Path:
-    """Name the file of what is known of a checkpoint, beside it."""
+    """Return the path of a checkpoint's trust file."""
     path = checkpoint_file(checkpoint)
-    # A suffix of another kind may be half of a version: model-1.5 is not model-1.6.
+    # Not with_suffix, which would cut the version from a name like model-1.5.
     return path.with_name(path.name.removesuffix(".safetensors") + ".trust.safetensors")
 
 
 def digest_weights(checkpoint: Path) -> str:
-    """Digest what decides a checkpoint's words: its weights as they lie in the file, and settings.
-
-    Its name and scores are not in it. 28 MB of weights take 20 ms.
-    """
+    """Digest the weights and settings that decide a checkpoint's captions; not name and scores."""
     with checkpoint.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(json.loads(file.read(size))["__metadata__"][HEADER_KEY])

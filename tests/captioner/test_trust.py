@@ -19,7 +19,7 @@ from captioner import Captioner, Word
 from captioner.errors import CheckpointFormatError, UntrustedError
 from captioner.generation.hypothesis import Hypothesis
 from captioner.trust.familiarity import Familiarity, pool
-from captioner.trust.trust import Sight, Trust, digest_weights, trust_file
+from captioner.trust.trust import Trust, WordFeatures, digest_weights, trust_file
 from captioner_training.evaluation.familiarity import auroc
 from tests.conftest import make_consensus, make_tiny, make_trust
 from tests.launcher import Run
@@ -27,7 +27,7 @@ from tests.launcher import Run
 
 def test_trust_is_the_logistic_of_three_logarithms() -> None:
     """Two kinds of words, grids of one number whose usual value is 2, and tokens 4 to 6."""
-    sight = Sight(
+    word_features = WordFeatures(
         kinds=np.array([-1, -1, -1, -1, -1, 0, 1]),
         middle=np.array([2.0]),
         slopes=np.array([[0.5, -0.25]]),
@@ -36,7 +36,7 @@ def test_trust_is_the_logistic_of_three_logarithms() -> None:
     known = make_trust()
     trust = replace(
         known,
-        sight=sight,
+        word_features=word_features,
         word=np.array([6.0, 0.5, 0.8, 2.0]),
         caption=np.array([0.5, 0.7]),
     )
@@ -67,7 +67,9 @@ def test_the_first_noun_is_doubtful_below_a_higher_trust(tiny_file: Path) -> Non
     nouns = np.zeros(50, np.int8)
     nouns[[6, 8]] = 1
     known = make_trust(weights=digest_weights(tiny_file))
-    replace(known, sight=replace(known.sight, nouns=nouns)).save(trust_file(tiny_file))
+    replace(known, word_features=replace(known.word_features, nouns=nouns)).save(
+        trust_file(tiny_file)
+    )
     trust = Trust.beside(tiny_file)
     assert trust is not None
     logs = torch.zeros(5)
@@ -129,7 +131,9 @@ def test_a_trust_file_with_fewer_words_than_the_vocabulary_is_refused(tiny_file:
     known = make_trust(weights=weights)
     known.save(path)
     assert Captioner.from_pretrained(tiny_file).trust is not None
-    replace(known, sight=replace(known.sight, kinds=known.sight.kinds[:-1])).save(path)
+    replace(
+        known, word_features=replace(known.word_features, kinds=known.word_features.kinds[:-1])
+    ).save(path)
     with pytest.raises(CheckpointFormatError, match="has 13 words, its vocabulary 14: remove it"):
         Captioner.from_pretrained(tiny_file)
 

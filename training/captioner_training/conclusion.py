@@ -32,8 +32,8 @@ from captioner_training.evaluation.gain import describe_gain, measure_gain
 from captioner_training.evaluation.measures import CaptionedSplit
 from captioner_training.evaluation.trust import (
     FEWEST_PHOTOS,
-    fit_sight,
     fit_trust,
+    fit_word_features,
     measure_trust,
 )
 from captioner_training.initialization import load_origin
@@ -194,7 +194,7 @@ def write_trust(
         OutputError: the file cannot be written.
     """
     seen = pooled_grids(captioner, train)
-    sight = fit_sight(seen, train, captioner.vocabulary)
+    word_features = fit_word_features(seen, train, captioner.vocabulary)
     notes = []
     if len(train) >= FEWEST_FOR_CONSENSUS:
         captioner.consensus = fit_consensus(seen, train, captioner.vocabulary)
@@ -209,7 +209,7 @@ def write_trust(
     trust = fit_trust(
         made.captioned[::2],
         made.pooled[::2],
-        sight=sight,
+        word_features=word_features,
         familiarity=Familiarity.fit(seen, made.pooled),
         weights=digest_weights(checkpoint_file(checkpoint)),
         consensus=captioner.consensus,

@@ -276,5 +276,5 @@ def test_the_address_that_is_looked_at_is_the_one_that_is_connected_to(
     monkeypatch.setattr(links, "_TRIES", 1)
     url = f"http://rebinding.example:{port}/photos/p000.jpg"
     with pytest.raises(ImageNotFoundError, match=r"cannot be read .*refused"):
-        RemotePhoto(name=url, url=url, reach="public").read()
+        RemotePhoto(name=url, url=url, policy="public").read()
     assert len(answers) == 2  # it was looked up once; at 127.0.0.2 nobody listens

@@ -18,8 +18,8 @@ from captioner_training.evaluation.bootstrap import ranking_table
 from captioner_training.evaluation.content import count_nouns, right_words
 from captioner_training.evaluation.trust import (
     fit_logistic,
-    fit_sight,
     fit_trust,
+    fit_word_features,
     measure_marks,
     measure_trust,
     review_curve,
@@ -94,16 +94,16 @@ def test_sight_learns_what_the_mean_of_a_grid_says_of_words() -> None:
     ]
     noise = np.random.default_rng(0).normal(size=400)
     means = np.stack([there, noise, np.ones(400)], axis=1).astype(np.float32)
-    sight = fit_sight(means, images, vocabulary)
-    kinds = dict(zip(words, sight.kinds[-6:].tolist(), strict=True))
+    word_features = fit_word_features(means, images, vocabulary)
+    kinds = dict(zip(words, word_features.kinds[-6:].tolist(), strict=True))
     assert kinds["a"] == -1 and kinds["dog"] == kinds["dogs"] and len({*kinds.values()}) == 4 + 1
-    shown, other = sight(np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]))
+    shown, other = word_features(np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]))
     # Every second of these photos has it in both references, the others in one.
     assert shown[kinds["dog"]] == pytest.approx(0.75, abs=0.1)
     assert other[kinds["dog"]] == pytest.approx(0, abs=0.1)
     assert other[kinds["red"]] == pytest.approx(0.5, abs=0.1) and shown[kinds["red"]] < 0.1
     # Nobody says "ball": it is among the rare ones, of which no photo says anything.
-    assert shown[kinds["ball"]] == other[kinds["ball"]] == sight.shares[-1]
+    assert shown[kinds["ball"]] == other[kinds["ball"]] == word_features.shares[-1]
 
 
 def test_too_few_words_say_nothing() -> None:
@@ -113,7 +113,7 @@ def test_too_few_words_say_nothing() -> None:
         fit_trust(
             made,
             np.zeros((9, 3)),
-            sight=known.sight,
+            word_features=known.word_features,
             familiarity=known.familiarity,
             weights="",
             consensus=None,

@@ -22,8 +22,8 @@ from captioner.trust.trust import (
     DOUBTFUL,
     DOUBTFUL_SUBJECT,
     Judgement,
-    Sight,
     Trust,
+    WordFeatures,
     word_clues,
 )
 from captioner.vocabulary import Vocabulary
@@ -45,8 +45,8 @@ from captioner_training.evaluation.ridge import Ridge, fewest_photos
 __all__ = [
     "FEWEST_PHOTOS",
     "fit_logistic",
-    "fit_sight",
     "fit_trust",
+    "fit_word_features",
     "measure_marks",
     "measure_trust",
     "review_curve",
@@ -60,9 +60,9 @@ _FEWEST = 100  # words
 _SHARES = tuple(share / 20 for share in range(1, 21))
 
 
-def fit_sight(
+def fit_word_features(
     pooled: NDArray[np.float32], images: Sequence[CaptionedImage], vocabulary: Vocabulary
-) -> Sight:
+) -> WordFeatures:
     """Learn how often people say words of a photo.
 
     Args:
@@ -88,7 +88,7 @@ def fit_sight(
         rare = np.average(shares[:, ~common], axis=0, weights=references).mean()
     if not (np.abs(ridge.slopes) <= np.finfo(np.float16).max).all():  # NaN too
         raise DataError("the photos are too much alike to learn from when words are right")
-    return Sight(
+    return WordFeatures(
         kinds=np.array([-1 if one is None else int(column[columns[one]]) for one in stems]),
         middle=ridge.middle.astype(np.float32),
         slopes=np.pad(ridge.slopes, ((0, 0), (0, 1))).astype(np.float16),
@@ -123,7 +123,7 @@ def fit_trust(
     captioned: Sequence[Captioned],
     pooled: NDArray[np.float32],
     *,
-    sight: Sight,
+    word_features: WordFeatures,
     familiarity: Familiarity,
     weights: str,
     consensus: Consensus | None,
@@ -133,7 +133,7 @@ def fit_trust(
     Args:
         captioned: photos that the model has not learned from, with its captions.
         pooled: (N, D + 1), their grids.
-        sight: of the model.
+        word_features: of the model.
         familiarity: of the model.
         weights: see captioner.trust.digest_weights.
         consensus: that chose the captions.
@@ -141,10 +141,10 @@ def fit_trust(
     Raises DataError: the captions have too few words that name something.
     """
     clues, right = [], []
-    for one, seen in zip(captioned, sight(pooled), strict=True):
-        kinds = sight.kinds[one.hypothesis.tokens]
+    for one, seen in zip(captioned, word_features(pooled), strict=True):
+        kinds = word_features.kinds[one.hypothesis.tokens]
         logs = one.hypothesis.log_probabilities[:-1].numpy()
-        found = word_clues(sight, seen, kinds, logs)
+        found = word_clues(word_features, seen, kinds, logs)
         clues.append(found[kinds >= 0])
         right += [each for each in right_words(one.words, one.image.words) if each is not None]
     if len(right) < _FEWEST:
@@ -155,7 +155,7 @@ def fit_trust(
     word = fit_logistic(np.concatenate(clues), right).astype(np.float32)
     trust = Trust(
         familiarity=familiarity,
-        sight=sight,
+        word_features=word_features,
         word=word,
         caption=np.array([0.0, 1.0], np.float32),
         weights=weights,

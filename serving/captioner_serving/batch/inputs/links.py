@@ -25,9 +25,17 @@ from captioner_serving.batch.inputs.photos import Photo
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["LinkStream", "Reach", "RemotePhoto", "file_system", "is_url", "open_link", "reason_of"]
+__all__ = [
+    "AddressPolicy",
+    "LinkStream",
+    "RemotePhoto",
+    "file_system",
+    "is_url",
+    "open_link",
+    "reason_of",
+]
 
-Reach = Literal["public", "own", "any"]
+AddressPolicy = Literal["public", "own", "any"]
 """Where an http link may lead: to public addresses, to its own host too, or anywhere."""
 
 _TRIES = 3  # networks fail in passing
@@ -41,14 +49,14 @@ class RemotePhoto(Photo):
     """A file behind a link."""
 
     url: str
-    reach: Reach = "own"
+    policy: AddressPolicy = "own"
 
     def read(self) -> bytes:
         """See Photo."""
         url = self.url
         for attempt in range(1, _TRIES + 1):
             try:
-                with _open(url, self.reach) as pieces:
+                with _open(url, self.policy) as pieces:
                     data = _join(pieces, LARGEST_FILE + 1)
                 break
             except CaptionerError:
@@ -93,9 +101,9 @@ class LinkStream:
 
 
 @contextmanager
-def open_link(url: str, reach: Reach) -> Iterator[LinkStream]:
+def open_link(url: str, policy: AddressPolicy) -> Iterator[LinkStream]:
     """Open a file behind a link; whatever its file system raises comes through."""
-    with _open(url, reach) as pieces:
+    with _open(url, policy) as pieces:
         yield LinkStream(pieces)
 
 
@@ -132,17 +140,17 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextmanager
-def _open(url: str, reach: Reach) -> Iterator[Iterator[bytes]]:
+def _open(url: str, policy: AddressPolicy) -> Iterator[Iterator[bytes]]:
     """Open a link: its bytes as they come."""
     if not is_web_address(url):
         system, path = file_system(url)
         with system.open(path, "rb") as file:
             yield iter(lambda: file.read(_PIECE), b"")
         return
-    own = httpx.URL(url).host if reach == "own" else None
+    own = httpx.URL(url).host if policy == "own" else None
     with (
         httpx.Client(
-            transport=Transport() if reach == "any" else PublicTransport(own),
+            transport=Transport() if policy == "any" else PublicTransport(own),
             trust_env=False,
             follow_redirects=True,
             timeout=_SECONDS,

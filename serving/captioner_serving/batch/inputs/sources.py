@@ -22,7 +22,7 @@ from captioner_serving.batch.inputs.archives import (
     tar_stream_photos,
 )
 from captioner_serving.batch.inputs.links import (
-    Reach,
+    AddressPolicy,
     RemotePhoto,
     file_system,
     is_url,
@@ -226,7 +226,7 @@ class Inputs:
             reason = f"{url}: links with :: are not followed; write an IPv6 address in full"
             return LostPhoto(name=url, reason=reason)
         if scheme in (*_SCHEMES, *self.schemes):
-            return RemotePhoto(name=url, url=url, reach="any" if self.allow_private else "public")
+            return RemotePhoto(name=url, url=url, policy="any" if self.allow_private else "public")
         return LostPhoto(
             name=url,
             reason=f"{url}: {scheme}:// links in lists and tables are not followed; if you trust "
@@ -235,7 +235,7 @@ class Inputs:
 
     def _behind(self, url: str) -> Iterator[Photo]:
         """List what an input that is a link stands for: a photo, a tar file, a glob, a bucket."""
-        reach: Reach = "any" if self.allow_private else "own"
+        policy: AddressPolicy = "any" if self.allow_private else "own"
         web, matching = is_web_address(url), any(sign in url for sign in "*[")
         bare = re.split(r"[?#]", url)[0].lower() if web else url.lower()
         try:
@@ -243,10 +243,10 @@ class Inputs:
                 reason = f"{url}: zip files are not read over links; download it, or make it a .tar"
                 yield LostPhoto(name=url, reason=reason)
             elif bare.endswith(ARCHIVES):
-                with open_link(url, reach) as file:
+                with open_link(url, policy) as file:
                     yield from tar_stream_photos(file, url)
             elif web or (bare.endswith(IMAGE_SUFFIXES) and not matching):
-                yield RemotePhoto(name=url, url=url, reach=reach)
+                yield RemotePhoto(name=url, url=url, policy=policy)
             else:
                 yield from self._in_bucket(url, matching=matching)
         except CaptionerError:
