@@ -8,8 +8,8 @@ grid. A caption is right if all its naming words are; its trust is computed from
 their trusts.
 
 `captioner trust` writes the coefficients to CHECKPOINT.trust.safetensors, beside the checkpoint,
-with the statistics of captioner.trust.familiarity and captioner.trust.consensus. The file is valid for
-exactly these weights. Without it captions have no trust, and a beam's most probable sentence is
+with the statistics of captioner.trust.familiarity and captioner.trust.consensus. The file is valid
+for exactly these weights. Without it captions have no trust, and a beam's most probable sentence is
 returned.
 """
 

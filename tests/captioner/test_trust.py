@@ -134,7 +134,9 @@ def test_a_trust_file_with_fewer_words_than_the_vocabulary_is_refused(tiny_file:
     replace(
         known, word_features=replace(known.word_features, kinds=known.word_features.kinds[:-1])
     ).save(path)
-    with pytest.raises(CheckpointFormatError, match="has 13 words, its vocabulary 14: remove it"):
+    with pytest.raises(
+        CheckpointFormatError, match="has 13 words, its vocabulary has 14: remove it"
+    ):
         Captioner.from_pretrained(tiny_file)
 
 
