@@ -28,7 +28,9 @@ from captioner.generation.generate import generate
 from captioner_training.distributed import Processes
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
 from captioner_training.losses.cross_entropy import CrossEntropy
-from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
+from captioner_training.losses.objective import Objective
+from captioner_training.losses.self_critical import SelfCriticalCaptions
+from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
 from tests.training.runs import make_batch
@@ -98,25 +100,55 @@ def test_a_search_reads_the_device_every_fourth_step(
     assert device.reads.total() >= 2  # the mode sees what there is to see
 
 
-@pytest.mark.parametrize("from_stage", [None, 0])
-def test_a_training_step_reads_nothing(tiny_checkpoint: Checkpoint, from_stage: int | None) -> None:
-    model = tiny_checkpoint.model.requires_grad_(True)
-    model.encoder.fine_tune(from_stage=from_stage)
-    stage = Stage(epochs=1, batch_size=4, fine_tune_from=from_stage, scheduled_sampling=0.5)
+CAPTIONS = [[[5, 6, 7], [4, 8]]] * 4
+
+
+def step_of(checkpoint: Checkpoint, stage: Stage, *objectives: Objective) -> TrainStep:
+    """Make a step of one stage that runs on the CPU what a GPU runs."""
+    model = checkpoint.model.requires_grad_(True)
+    model.encoder.fine_tune(from_stage=stage.fine_tune_from)
     recipe = Recipe(name="t", data=DataConfig(scenes=ScenesConfig()), stages=(stage,))
     processes = Processes(device=torch.device("cpu"))
     step = TrainStep(
         TrainState(model, processes=processes).begin_stage(recipe, steps=4), recipe,
-        objectives={"1": CrossEntropy(), "2": DoublyStochastic(1), "3": AttentionEntropy(1)},
-        vocabulary=tiny_checkpoint.vocabulary, processes=processes,
+        objectives={str(number): term for number, term in enumerate(objectives)},
+        vocabulary=checkpoint.vocabulary, processes=processes,
     )  # fmt: skip
-    grids, pixels = torch.randn(4, 9, 576), torch.zeros(4, 3, 96, 96, dtype=torch.uint8)
-    images = grids if from_stage is None else pixels
-    captions = [[[5, 6, 7], [4, 8]]] * 4
-    batch = make_batch(images, captions, starts=[1] * 4, maximum_length=5)
-    step.loss.dense = True  # as on a GPU
+    step.loss.dense = True
+    return step
+
+
+def test_a_self_critical_step_reads_no_more_than_its_sampling(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rewards are computed where the captions are sampled."""
+    monkeypatch.setattr(roll_out, "asked_every", lambda _: asked_every(torch.device("cuda")))
+    words = tiny_checkpoint.vocabulary.words[4:10]
+    critic = SelfCriticalCaptions(
+        SelfCritical(samples=3), vocabulary=tiny_checkpoint.vocabulary,
+        references=[[words[:3], words[2:]]] * 4, maximum_length=7,
+    )  # fmt: skip
+    step = step_of(tiny_checkpoint, Stage(epochs=1, batch_size=4), critic)
+    batch = make_batch(torch.randn(4, 9, 576), CAPTIONS, starts=[1] * 4, maximum_length=5)
+    critic.rewards(batch.tokens, batch.positions)  # moves the references to the device once
     with DeviceReads() as device:
-        device.put(images, batch.tokens, *model.parameters())
+        device.put(batch.images, batch.tokens, *tiny_checkpoint.model.parameters())
+        values = step([batch])
+        assert 1 <= device.reads.pop("tolist") <= 2, device.reads  # of the 8 steps of sampling
+        assert not +device.reads
+    assert torch.isfinite(values["reward"])
+
+
+@pytest.mark.parametrize("from_stage", [None, 0])
+def test_a_training_step_reads_nothing(tiny_checkpoint: Checkpoint, from_stage: int | None) -> None:
+    stage = Stage(epochs=1, batch_size=4, fine_tune_from=from_stage, scheduled_sampling=0.5)
+    step = step_of(tiny_checkpoint, stage, CrossEntropy(), DoublyStochastic(1), AttentionEntropy(1))
+    grids, pixels = torch.randn(4, 9, 576), torch.zeros(4, 3, 96, 96, dtype=torch.uint8)
+    batch = make_batch(
+        grids if from_stage is None else pixels, CAPTIONS, starts=[1] * 4, maximum_length=5
+    )
+    with DeviceReads() as device:
+        device.put(batch.images, batch.tokens, *tiny_checkpoint.model.parameters())
         for _ in range(2):
             values = step([batch])
             step.stage.count_step(values)

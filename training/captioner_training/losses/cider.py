@@ -1,17 +1,19 @@
 """CIDEr-D (Vedantam et al. 2015, section 5): how well captions match references in n-grams.
 
-The numbers are those of pycocoevalcap's CiderScorer, computed for many captions of many images at
-once, without Java and fast enough to be the reward of every training step.
+The numbers are those of pycocoevalcap's CiderScorer. Everything is a tensor operation on numbered
+words, so that rewards are computed where captions are sampled, without waiting for the device.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 __all__ = ["CiderD", "Words"]
 
@@ -19,166 +21,165 @@ Words = Sequence[str]
 
 _ORDERS = (1, 2, 3, 4)
 _SIGMA = 6.0  # words: how gently a difference in length is penalised
-_CHUNK = 500  # images that are compared at once: bounds the memory
+_CHUNK = 64  # images that are compared at once: bounds the memory
 # An n-gram is one 64-bit number, 16 bits a word.
 _BITS, _LAST = 16, 2**16 - 1
-
-_Keys = NDArray[np.uint64]
-_Floats = NDArray[np.float64]
+_PAD, _ABSENT = -1, -2  # after the last word; in place of a reference that an image lacks
 
 
 class _Table(NamedTuple):
     """How common the n-grams of one order are: their keys, sorted, and log(document frequency)."""
 
-    keys: _Keys
-    log_frequency: _Floats
+    keys: Tensor
+    log_frequency: Tensor
+
+
+class _Grams(NamedTuple):
+    """The n-grams of sentences (B, S), at P places: keys, their number in the sentence, idf²."""
+
+    keys: Tensor
+    counts: Tensor
+    squared_idf: Tensor
 
 
 class CiderD:
     """Scores captions, with n-grams weighted by how few images of a corpus they occur in.
 
-    Words beyond the 65,535 most frequent of the corpus count as one and the same.
+    Words beyond the 65,535 most frequent of the corpus share one number.
 
     Args:
-        corpus: of each image its references as words. The document frequencies come from here:
-            the training references for a reward, the scored references for a score.
+        corpus: the references of each image, as words. Document frequencies come from here: the
+            training references for a reward, the scored references for a score.
+        device: of `compare`.
     """
 
-    def __init__(self, corpus: Sequence[Sequence[Words]]) -> None:
+    def __init__(
+        self, corpus: Sequence[Sequence[Words]], *, device: torch.device | str = "cpu"
+    ) -> None:
         frequent = Counter(word for image in corpus for words in image for word in words)
-        self._ids = {
-            word: min(number, _LAST) for number, (word, _) in enumerate(frequent.most_common())
-        }
-        self._log_images = np.log(float(len(corpus)))
-        image = np.repeat(np.arange(len(corpus)), [len(each) for each in corpus])
-        tokens, lengths = self._pad([words for each in corpus for words in each])
-        self._tables = [_table(tokens, lengths, image, order) for order in _ORDERS]
+        self._numbers = {word: number for number, (word, _) in enumerate(frequent.most_common())}
+        self._log_images = float(np.log(len(corpus)))
+        image = torch.arange(len(corpus)).repeat_interleave(
+            torch.tensor([len(references) for references in corpus], dtype=torch.int64)
+        )
+        tokens = self._pad([words for references in corpus for words in references])
+        tables = (_table(tokens, image, order) for order in _ORDERS)
+        self._tables = [
+            _Table(table.keys.to(device), table.log_frequency.to(device)) for table in tables
+        ]
 
     def score(
         self, references: Sequence[Sequence[Words]], captions: Sequence[Sequence[Words]]
-    ) -> _Floats:
+    ) -> NDArray[np.float64]:
         """Score K captions of each of B images against the image's references.
 
         Returns:
             (B, K), 0 to 10; 100 times the mean over images is what papers call CIDEr.
         """
-        return np.concatenate(
-            [
-                self._score(references[at : at + _CHUNK], captions[at : at + _CHUNK])
-                for at in range(0, len(captions), _CHUNK)
-            ]
-        )
-
-    def _score(
-        self, references: Sequence[Sequence[Words]], captions: Sequence[Sequence[Words]]
-    ) -> _Floats:
-        counts = np.array([len(each) for each in references])
-        found: _Floats = self._compare(references, captions).sum(axis=2) / counts[:, None]
-        return found
-
-    def _compare(
-        self, references: Sequence[Sequence[Words]], captions: Sequence[Sequence[Words]]
-    ) -> _Floats:
-        """Score captions against each reference alone: (B, K, R); one that is not there gives 0."""
-        images, drawn = len(captions), len(captions[0])
-        most = max(len(each) for each in references)
-        counts = np.array([len(each) for each in references])
-        padded = [
-            words
-            for image in range(images)
-            for words in (
-                *captions[image],
-                *references[image],
-                *[()] * (most - counts[image]),  # a reference without words agrees with nothing
-            )
+        chunks = [slice(first, first + _CHUNK) for first in range(0, len(captions), _CHUNK)]
+        scores = [
+            self.compare(self.number(captions[chunk]), self.number(references[chunk]))
+            for chunk in chunks
         ]
-        tokens, lengths = self._pad(padded)
-        bigrams = np.maximum(lengths - 1, 0).reshape(images, drawn + most)
-        apart = bigrams[:, :drawn, None] - bigrams[:, None, drawn:]
-        penalty = np.exp(-(apart.astype(np.float64) ** 2) / (2 * _SIGMA**2))
-        total = np.zeros((images, drawn, most))
-        for order in _ORDERS:
-            total += self._similarity(tokens, lengths, images, drawn, order)
-        total *= penalty * 10 / len(_ORDERS)
-        return total
+        return torch.cat(scores).cpu().numpy()
 
-    def _similarity(
-        self, tokens: _Keys, lengths: NDArray[np.int64], images: int, drawn: int, order: int
-    ) -> _Floats:
-        """Compare the tf-idf vectors of one order: (B, K, R), cosines with clipped counts."""
-        keys, row = _grams(tokens, lengths, order)
-        each = len(lengths) // images
-        known, gram = np.unique(keys, return_inverse=True)
-        # A column for every n-gram of an image, so that its sentences become rows of a matrix.
-        pairs, column = np.unique(row // each * max(1, len(known)) + gram, return_inverse=True)
-        image, gram = pairs // max(1, len(known)), pairs % max(1, len(known))
-        starts = np.searchsorted(image, np.arange(images + 1))
-        width = max(1, int(np.diff(starts).max(initial=0)))
-        place = np.arange(len(pairs)) - starts[image]
-        weight = np.zeros((images, width))
-        weight[image, place] = self._log_images - self._log_frequency(known[gram], order)
-        flat = np.bincount(row * width + place[column], minlength=len(lengths) * width)
-        vectors = flat.reshape(images, each, width) * weight[:, None, :]
-        norms = np.sqrt((vectors**2).sum(axis=2))
-        given, wanted = vectors[:, :drawn, None], vectors[:, None, drawn:]
-        shared = (np.minimum(given, wanted) * wanted).sum(axis=3)
-        scale = norms[:, :drawn, None] * norms[:, None, drawn:]
-        cosines: _Floats = np.divide(shared, scale, out=np.zeros_like(shared), where=scale > 0)
-        return cosines
+    def number(self, images: Sequence[Sequence[Words]]) -> Tensor:
+        """Number the words of S sentences of each image: (B, S, T) int64 on the CPU.
 
-    def _log_frequency(self, keys: _Keys, order: int) -> _Floats:
+        Unknown words differ from one another. Rows are padded for `compare`.
+        """
+        most = max(len(sentences) for sentences in images)
+        tokens = self._pad([words for sentences in images for words in sentences])
+        counts = torch.tensor([len(sentences) for sentences in images])
+        present = torch.arange(most) < counts[:, None]
+        padded = tokens.new_full((len(images), most, tokens.shape[1]), _ABSENT)
+        padded[present] = tokens
+        return padded
+
+    def compare(self, captions: Tensor, references: Tensor) -> Tensor:
+        """Score captions (B, K, T) against references (B, R, T'), both numbered.
+
+        Returns:
+            (B, K) float64 on the device of the tables.
+        """
+        device = self._tables[0].keys.device
+        captions = captions.to(device, torch.int64, non_blocking=True)
+        references = references.to(device, torch.int64, non_blocking=True)
+        total = sum(self._similarity(captions, references, order) for order in _ORDERS)
+        lengths = [(tokens >= 0).sum(dim=-1) for tokens in (captions, references)]
+        bigrams = [(length - 1).clamp(min=0).double() for length in lengths]
+        difference = bigrams[0][:, :, None] - bigrams[1][:, None, :]
+        total = total * torch.exp(-(difference**2) / (2 * _SIGMA**2)) * 10 / len(_ORDERS)
+        present = (references[..., 0] != _ABSENT).sum(dim=-1, keepdim=True)
+        return total.sum(dim=-1) / present
+
+    def _similarity(self, captions: Tensor, references: Tensor, order: int) -> Tensor:
+        """Compare the tf-idf vectors of one order: (B, K, R), cosines with clipped counts.
+
+        A sum over distinct n-grams is a sum over places, each divided by its n-gram's count.
+        """
+        given, wanted = self._grams(captions, order), self._grams(references, order)
+        equal = given.keys[:, :, None, :, None] == wanted.keys[:, None, :, None, :]
+        there = (equal & (wanted.counts > 0)[:, None, :, None, :]).sum(dim=-1)  # (B, K, R, P)
+        here = given.counts[:, :, None, :]
+        clipped = torch.minimum(here, there) * there
+        weight = given.squared_idf[:, :, None, :] / here.clamp(min=1)
+        shared = (clipped * weight).sum(dim=-1)
+        norms = [(grams.counts * grams.squared_idf).sum(dim=-1).sqrt() for grams in (given, wanted)]
+        scale = norms[0][:, :, None] * norms[1][:, None, :]
+        return torch.where(scale > 0, shared / scale.where(scale > 0, 1), 0.0)
+
+    def _grams(self, tokens: Tensor, order: int) -> _Grams:
+        """List the n-grams of sentences (B, S, T); places without one have count 0 and idf 0."""
+        keys, valid = _keys(tokens, order)
+        equal = keys[..., :, None] == keys[..., None, :]
+        counts = (equal & valid[..., None, :]).sum(dim=-1) * valid
+        idf = (self._log_images - self._log_frequency(keys, order)) * valid
+        return _Grams(keys, counts, idf**2)
+
+    def _log_frequency(self, keys: Tensor, order: int) -> Tensor:
         """Look n-grams up; one that no reference of the corpus has counts as seen once."""
         table = self._tables[order - 1]
         if not len(table.keys):
-            return np.zeros(len(keys))
-        at = np.minimum(np.searchsorted(table.keys, keys), len(table.keys) - 1)
-        return np.where(table.keys[at] == keys, table.log_frequency[at], 0.0)
+            return torch.zeros(keys.shape, dtype=torch.float64, device=keys.device)
+        place = torch.searchsorted(table.keys, keys).clamp(max=len(table.keys) - 1)
+        return torch.where(table.keys[place] == keys, table.log_frequency[place], 0.0)
 
-    def _pad(self, sentences: Sequence[Words]) -> tuple[_Keys, NDArray[np.int64]]:
-        """Number the words: (sentences, longest), and the lengths."""
-        lengths = np.array([len(words) for words in sentences], dtype=np.int64)
-        tokens = np.zeros((len(sentences), max(1, int(lengths.max(initial=0)))), dtype=np.uint64)
-        filled = np.arange(tokens.shape[1]) < lengths[:, None]
-        tokens[filled] = list(self._number(word for words in sentences for word in words))
-        return tokens, lengths
+    def _pad(self, sentences: Sequence[Words]) -> Tensor:
+        """Number the words of sentences: (S, longest) int64, with _PAD after the last word."""
+        lengths = torch.tensor([len(words) for words in sentences], dtype=torch.int64)
+        longest = max(1, int(lengths.max())) if len(sentences) else 1
+        tokens = torch.full((len(sentences), longest), _PAD, dtype=torch.int64)
+        new: dict[str, int] = {}
+        numbers = [self._number(word, new) for words in sentences for word in words]
+        tokens[torch.arange(longest) < lengths[:, None]] = torch.tensor(numbers, dtype=torch.int64)
+        return tokens
 
-    def _number(self, words: Iterable[str]) -> Iterable[int]:
-        new: dict[str, int] = {}  # words that the corpus lacks differ from one another all the same
-        for word in words:
-            known = self._ids.get(word)
-            if known is None:
-                known = min(new.setdefault(word, len(self._ids) + len(new)), _LAST)
-            yield known
-
-
-def _grams(
-    tokens: _Keys, lengths: NDArray[np.int64], order: int
-) -> tuple[_Keys, NDArray[np.int64]]:
-    """List the n-grams of all sentences as keys, and the sentence that each stands in."""
-    places = tokens.shape[1] - order + 1
-    if places < 1:
-        return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
-    keys = np.zeros((len(tokens), places), dtype=np.uint64)
-    for offset in range(order):
-        keys = (keys << np.uint64(_BITS)) | tokens[:, offset : offset + places]
-    inside = np.arange(places) < (lengths - order + 1)[:, None]
-    row = np.broadcast_to(np.arange(len(tokens))[:, None], keys.shape)
-    return keys[inside], row[inside]
+    def _number(self, word: str, new: dict[str, int]) -> int:
+        number = self._numbers.get(word)
+        if number is None:
+            number = new.setdefault(word, len(self._numbers) + len(new))
+        return min(number, _LAST)
 
 
-def _table(
-    tokens: _Keys, lengths: NDArray[np.int64], image: NDArray[np.int64], order: int
-) -> _Table:
+def _keys(tokens: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    """Return the n-grams of sentences (..., T) as keys (..., P), and which of them are complete."""
+    places = max(0, tokens.shape[-1] - order + 1)
+    keys = tokens.new_zeros((*tokens.shape[:-1], places))
+    for offset in range(order if places else 0):
+        keys = (keys << _BITS) | (tokens[..., offset : offset + places] & _LAST)
+    return keys, tokens[..., order - 1 :] >= 0
+
+
+def _table(tokens: Tensor, image: Tensor, order: int) -> _Table:
     """Count in how many images each n-gram of one order occurs."""
-    keys, row = _grams(tokens, lengths, order)
-    known = _distinct(keys)
-    pairs = _distinct(image[row] * max(1, len(known)) + np.searchsorted(known, keys))
-    frequency = np.bincount(pairs % max(1, len(known)), minlength=len(known))
-    return _Table(known, np.log(frequency.astype(np.float64)))
-
-
-def _distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """Sort them, each once: for millions a tenth of the time of numpy's unique, which hashes."""
-    ordered = np.sort(values)
-    new = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
-    return np.compress(new, ordered)
+    keys, valid = _keys(tokens, order)
+    keys, order_of_keys = keys[valid].sort(stable=True)
+    # Sentences are in the order of their images, and the sort keeps that.
+    images = image[:, None].expand(valid.shape)[valid][order_of_keys]
+    first = torch.ones(len(keys), dtype=torch.bool)
+    first[1:] = keys[1:] != keys[:-1]
+    other_image = first.clone()
+    other_image[1:] |= images[1:] != images[:-1]
+    frequency = torch.bincount(first.cumsum(dim=0)[other_image] - 1)
+    return _Table(keys[first], frequency.double().log())

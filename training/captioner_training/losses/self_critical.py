@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -51,9 +51,9 @@ class SelfCriticalCaptions(SamplingObjective):
         self.config = config
         self.vocabulary = vocabulary
         self.maximum_length = config.maximum_length or maximum_length
-        self.references = [[(*words, _END) for words in each] for each in references]
-        self.cider = CiderD(self.references)
+        self._references = [[(*words, _END) for words in captions] for captions in references]
         self._never = torch.tensor([*vocabulary.silent, UNK])
+        self._reward: _Reward | None = None
 
     @classmethod
     def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:
@@ -82,8 +82,7 @@ class SelfCriticalCaptions(SamplingObjective):
         if self.config.baseline == "greedy":
             greedy = self.rewards(sample(count=1, greedy=True), batch.positions)
         rewards = self.rewards(tokens, batch.positions)
-        above = advantages(rewards, greedy).to(features.device, non_blocking=True)
-        return tokens, above, rewards.sum()
+        return tokens, advantages(rewards, greedy), rewards.sum()
 
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
         """Average -A log p over tokens, of the probabilities p that captions are sampled from.
@@ -100,14 +99,41 @@ class SelfCriticalCaptions(SamplingObjective):
         return -forced.sum(weights * chosen) / forced.tokens
 
     def rewards(self, tokens: Tensor, positions: Sequence[int]) -> Tensor:
-        """Score the captions (B, K, T): CIDEr-D (B, K), on the CPU."""
-        words = self.vocabulary.words
-        captions = [
-            [[words[token] for token in row[1:] if token != PAD] for row in image]
-            for image in tokens.tolist()
-        ]
-        references = [self.references[position] for position in positions]
-        return torch.from_numpy(self.cider.score(references, captions)).float()
+        """Score the captions (B, K, T) of training images: CIDEr-D (B, K), on their device."""
+        if self._reward is None or self._reward.numbers.device != tokens.device:
+            self._reward = _Reward.build(self._references, self.vocabulary, device=tokens.device)
+        return self._reward.score(tokens, positions)
+
+
+class _Reward(NamedTuple):
+    """CIDEr-D of tokens, on their device.
+
+    Attributes:
+        numbers: (V,), the number in `cider` of every token of the vocabulary, -1 for <pad>.
+        references: (N, R, T), of the training images, numbered and padded by `cider`.
+    """
+
+    cider: CiderD
+    numbers: Tensor
+    references: Tensor
+
+    @classmethod
+    def build(
+        cls,
+        references: Sequence[Sequence[Sequence[str]]],
+        vocabulary: Vocabulary,
+        *,
+        device: torch.device,
+    ) -> Self:
+        cider = CiderD(references, device=device)
+        numbers = cider.number([[vocabulary.words]])[0, 0]
+        numbers[PAD] = -1
+        return cls(cider, numbers.to(device), cider.number(references).int().to(device))
+
+    def score(self, tokens: Tensor, positions: Sequence[int]) -> Tensor:
+        index = torch.tensor(positions).to(tokens.device, non_blocking=True)
+        captions = self.numbers[tokens[..., 1:]]
+        return self.cider.compare(captions, self.references[index]).float()
 
 
 def advantages(rewards: Tensor, greedy: Tensor | None) -> Tensor:

@@ -1,0 +1,55 @@
+"""The number of operators of a training step, which a GPU waits for more than for their size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from captioner.checkpoint import Checkpoint
+from captioner_training.losses.cross_entropy import CrossEntropy
+from captioner_training.losses.objective import Objective
+from captioner_training.losses.self_critical import SelfCriticalCaptions
+from captioner_training.recipe import SelfCritical, Stage
+from tests.test_device_reads import step_of
+from tests.training.runs import make_batch
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators of ATen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators(checkpoint: Checkpoint, *objectives: Objective, words: int) -> int:
+    """Count the operators of the second step over 4 images with 2 captions of `words` words."""
+    captions = [[[5] * words, [6] * words]] * 4
+    batch = make_batch(torch.randn(4, 9, 576), captions, starts=[1] * 4, maximum_length=words)
+    step = step_of(checkpoint, Stage(epochs=1, batch_size=4), *objectives)
+    step([batch])
+    with Operators() as operators:
+        step([batch])
+    return operators.count
+
+
+def test_a_step_calls_no_more_operators_than_measured(tiny_checkpoint: Checkpoint) -> None:
+    """Most are the decoder's, 140 a word with those of backward; 370 are once a step."""
+    short, long = (operators(tiny_checkpoint, CrossEntropy(), words=count) for count in (8, 16))
+    assert long - short <= 8 * 140
+    assert short <= 8 * 140 + 370
+    words = tiny_checkpoint.vocabulary.words[4:10]
+    critic = SelfCriticalCaptions(
+        SelfCritical(samples=3), vocabulary=tiny_checkpoint.vocabulary,
+        references=[[words[:3], words[2:]]] * 4, maximum_length=8,
+    )  # fmt: skip
+    assert operators(tiny_checkpoint, critic, words=8) <= 2900
