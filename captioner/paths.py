@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-from captioner.errors import CheckpointNotFoundError
+from captioner.errors import CheckpointNotFoundError, ConfigError
+from captioner.hub import CHECKPOINT, download_checkpoint, is_hub_name
 
 __all__ = [
     "HUGGING_FACE",
@@ -37,10 +38,28 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def checkpoint_file(path: str | os.PathLike[str]) -> Path:
-    """Find the file of a checkpoint; the folder of a run stands for its best one."""
-    found = expanded(path)
-    best = found / "best.safetensors"
-    return best if best.is_file() else found
+    """Return the file of a checkpoint: itself, the best one of a run's folder, or one of the Hub.
+
+    A local path that exists is preferred to a name on the Hub. A folder may also be a copy of a
+    repository of the Hub.
+
+    Raises:
+        CheckpointNotFoundError: the Hub has no such checkpoint, or cannot be reached.
+        ConfigError: a local path has a revision.
+    """
+    place, name = expanded(path), os.fspath(path)
+    for file in ("best.safetensors", CHECKPOINT):
+        if (place / file).is_file():
+            return place / file
+    if os.path.lexists(place) or not is_hub_name(name):
+        return place
+    repository, _, revision = name.partition("@")
+    if revision and os.path.lexists(repository):
+        raise ConfigError(
+            f"revision {revision}: {repository} is a local path, which has no revisions: leave it "
+            "out"
+        )
+    return download_checkpoint(name)
 
 
 def is_web_address(name: str) -> bool:

@@ -30,8 +30,9 @@ from captioner.errors import (
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
+from captioner.hub import with_revision
 from captioner.model import prepare_model
-from captioner.paths import HUGGING_FACE, bundled_checkpoint
+from captioner.paths import HUGGING_FACE, bundled_checkpoint, checkpoint_file
 from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
 from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement, Trust
@@ -119,6 +120,7 @@ class Captioner:
         cls,
         path: str | os.PathLike[str] | None = None,
         *,
+        revision: str | None = None,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         max_pixels: int = MAX_PIXELS,
@@ -126,14 +128,20 @@ class Captioner:
         """Load a checkpoint; arguments as above.
 
         Args:
-            path: a file, the folder of a run, or "hf:" and a Hugging Face model or its folder;
-                None: the checkpoint that comes with Captioner.
+            path: a file, the folder of a run, a name on the Hugging Face Hub ("user/model" or
+                "user/model@revision"), or "hf:" and a model of transformers or its folder; None:
+                the checkpoint that comes with Captioner. A local path that exists is preferred to
+                a name on the Hub.
+            revision: a branch, tag or commit of a model on the Hub.
 
         Raises:
-            CheckpointError: the file is missing, damaged or of another kind.
-            ConfigError: there is no such dtype.
+            CheckpointError: the file is missing, damaged or of another kind, or cannot be
+                downloaded.
+            ConfigError: there is no such dtype, or a local path has no revisions.
             DeviceError: this machine has no such device.
         """
+        if revision is not None:
+            path = with_revision(path, revision)
         if path is not None and os.fspath(path).startswith(HUGGING_FACE):
             # Imported by name, because that module subclasses this class.
             module = import_module("captioner.huggingface.captioner")
@@ -141,7 +149,7 @@ class Captioner:
                 os.fspath(path), device=device, dtype=dtype, max_pixels=max_pixels
             )
             return loaded
-        path = bundled_checkpoint() if path is None else path
+        path = bundled_checkpoint() if path is None else checkpoint_file(path)
         return cls(
             load_checkpoint(path),
             device=device,

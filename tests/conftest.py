@@ -22,6 +22,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from tests import launcher
+from tests.hub_server import Hub, running_hub
 
 if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and needs no torch
     from torch import Tensor
@@ -316,6 +317,30 @@ def photo(tmp_path: Path) -> Path:
     path = tmp_path / "photo.jpg"
     image.save(path, quality=95)
     return path
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub of the test's own, with an empty cache and no token.
+
+    huggingface_hub reads its variables when it is imported, so its constants are set.
+    """
+    from huggingface_hub import constants
+
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with running_hub() as server:
+        template = "/{repo_id}/resolve/{revision}/{filename}"
+        for name, value in {
+            "ENDPOINT": server.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": server.url + template,
+            "HF_HUB_CACHE": str(tmp_path / "hub-cache"),
+            "HF_TOKEN_PATH": str(tmp_path / "hub-token"),
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,  # a protocol of its own, in Rust
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        yield server
 
 
 def read_tree(folder: Path) -> dict[str, bytes]:

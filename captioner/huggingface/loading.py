@@ -12,9 +12,9 @@ from captioner.errors import (
     CheckpointError,
     CheckpointFormatError,
     CheckpointMismatchError,
-    CheckpointNotFoundError,
     MissingExtraError,
 )
+from captioner.hub import explain_access
 from captioner.huggingface.families import class_name
 from captioner.paths import HUGGING_FACE, expanded
 from captioner.vision.transform import BicubicTransformConfig, TransformConfig
@@ -108,29 +108,8 @@ def transform_of(processor: Any) -> TransformConfig:
 
 def _explain(name: str, error: Exception) -> CheckpointError:
     """Say why a model could not be loaded, and what to do."""
-    from huggingface_hub import errors
-
-    chain: list[BaseException] = [error]
-    while cause := chain[-1].__cause__ or chain[-1].__context__:
-        chain.append(cause)
-
-    def has(*kinds: type[BaseException]) -> bool:
-        return any(isinstance(link, kinds) for link in chain)
-
-    if has(errors.GatedRepoError):
-        return CheckpointNotFoundError(
-            f"{name} is gated: accept its terms at https://huggingface.co/{name}, then run "
-            "`hf auth login`."
-        )
-    if has(errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError):
-        return CheckpointNotFoundError(
-            f"{name} is neither a folder nor a model on huggingface.co: check the name."
-        )
-    if has(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
-        return CheckpointNotFoundError(
-            f"{name} is not in the local cache, and huggingface.co cannot be reached: go online "
-            "once, or name a folder."
-        )
+    if (access := explain_access(name, error)) is not None:
+        return access
     if "model.safetensors" in str(error):
         return CheckpointFormatError(
             f"{name} has no model.safetensors: weights in pickle files could run code and are not "

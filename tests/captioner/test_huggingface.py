@@ -288,7 +288,7 @@ def test_errors_of_the_hub_are_explained(monkeypatch: Any) -> None:
     for cause, text in (
         (errors.GatedRepoError("gated", response=answer), "accept its terms at https://hugg"),
         (errors.RepositoryNotFoundError("none", response=answer), "check the name"),
-        (errors.LocalEntryNotFoundError("offline"), "not in the local cache"),
+        (errors.LocalEntryNotFoundError("offline"), "nor in the local cache"),
     ):
 
         def fail(*_: Any, cause: Exception = cause, **__: Any) -> None:

@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--host", help="default: 127.0.0.1, this machine only")
     add("--port", type=int, help="default: 7860; 0: any free one")
-    add("--checkpoint", action="append", metavar="FILE",
-        help="default: the bundled one; two are compared")  # fmt: skip
+    add("--checkpoint", action="append", metavar="MODEL",
+        help="file, run folder or USER/MODEL of the Hub (bundled); two are compared")  # fmt: skip
     add_machine_arguments(parser)
     add("--upload-ttl", type=float, metavar="S",
         help="seconds that an upload of gradio_client is kept (540)")  # fmt: skip
@@ -134,9 +134,8 @@ def _load(
     from captioner.predictor import Captioner
     from captioner_serving.server.app import Application
 
-    checkpoints = [
-        checkpoint_file(checkpoint) for checkpoint in arguments.checkpoint or [bundled_checkpoint()]
-    ]
+    names = arguments.checkpoint or [bundled_checkpoint()]
+    checkpoints = [checkpoint_file(name) for name in names]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # of this thread, before loading: the model's has all of them
     captioners = [
@@ -149,8 +148,8 @@ def _load(
         for checkpoint in checkpoints
     ]
     if len({captioner.name for captioner in captioners}) < len(captioners):  # of one recipe
-        for captioner, checkpoint in zip(captioners, checkpoints, strict=True):
-            captioner.name = str(checkpoint)
+        for captioner, name in zip(captioners, names, strict=True):
+            captioner.name = str(name)
     return Application(
         *captioners,
         config=config,

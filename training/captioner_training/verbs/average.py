@@ -23,7 +23,12 @@ that means anything; those that have learned new words have none with those that
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="`bundled`, or a file")
+    add(
+        "checkpoints",
+        nargs="+",
+        metavar="CHECKPOINT",
+        help="`bundled`, a file, a run folder or USER/MODEL of the Hub",
+    )
     add("--out", type=Path, required=True, metavar="FILE", help="write the mean there")
     add("--shares", nargs="+", type=float, metavar="N",
         help="how much each counts, in any unit; default: all alike")  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
-from captioner.paths import expanded
+from captioner.paths import checkpoint_file, expanded
 from captioner.terminal import printable
 
 if TYPE_CHECKING:  # they import torch, and --help is to be there at once
@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     file("--captions", help="instead of DIR: a json file")
     add("--images", metavar="PATH",
         help="with --captions: folder or tar of images, or their glob")
-    add("--checkpoint", metavar="FILE", help="default: the bundled one")
+    add("--checkpoint", metavar="MODEL",
+        help="file, run folder or USER/MODEL of the Hub; default: bundled")
     add("--beam-size", type=int, metavar="N",
         help="default: the checkpoint's; the bundled one's is 5")
     add("--style", metavar="NAME", help="of a model with several; default: the checkpoint's")
@@ -94,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     for name in _PATHS:
         if (path := getattr(arguments, name)) is not None:
             setattr(arguments, name, expanded(path))
+    if arguments.checkpoint is not None:
+        arguments.checkpoint = checkpoint_file(arguments.checkpoint)
 
     from captioner_training.evaluation.inputs import read_inputs
     from captioner_training.evaluation.report import as_json, describe_data
@@ -205,10 +208,10 @@ def _measure(
 def _save(arguments: argparse.Namespace, made: CaptionedSplit) -> str:
     """Copy the checkpoint with its scores here and what is known of it; give the path."""
     from captioner.checkpoint import copy_checkpoint
-    from captioner.paths import bundled_checkpoint, checkpoint_file
+    from captioner.paths import bundled_checkpoint
     from captioner.trust.trust import trust_file
 
-    source, target = checkpoint_file(arguments.checkpoint or bundled_checkpoint()), arguments.save
+    source, target = arguments.checkpoint or bundled_checkpoint(), arguments.save
     version = arguments.version or made.captioner.version
     copy_checkpoint(source, target, version=version, metrics=made.metrics())
     if trust_file(source).is_file():

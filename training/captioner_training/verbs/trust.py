@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError, DataError
+from captioner.hub import is_hub_name
 from captioner.paths import expanded
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.photos < FEWEST_PHOTOS:
         raise ConfigError(f"--photos {arguments.photos} is too few to learn from: {FEWEST_PHOTOS}")
+    if not expanded(arguments.checkpoint).exists() and is_hub_name(
+        name := str(arguments.checkpoint)
+    ):
+        raise ConfigError(
+            f"{name}: trust is written beside a checkpoint, and the Hub's cache is no place for "
+            f"it: `hf download {name.replace('@', ' --revision ')} --local-dir DIR`, then "
+            "`captioner trust DIR`."
+        )
     checkpoint = load_checkpoint(arguments.checkpoint)
     folders = [expanded(folder) for folder in arguments.data]
     train = _some_photos(folders, "train", arguments.photos)

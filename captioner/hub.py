@@ -1,0 +1,240 @@
+"""The Hugging Face Hub: download and upload checkpoints named OWNER/MODEL or OWNER/MODEL@REVISION.
+
+A repository holds captioner.safetensors, usually captioner.trust.safetensors, and a model card.
+huggingface_hub is imported when a name is used, not before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from captioner.errors import CheckpointError, CheckpointNotFoundError, ConfigError, OutputError
+
+__all__ = [
+    "CARD",
+    "CHECKPOINT",
+    "TRUST",
+    "download_checkpoint",
+    "explain_access",
+    "is_hub_name",
+    "push_files",
+    "with_revision",
+]
+
+CHECKPOINT = "captioner.safetensors"
+TRUST = "captioner.trust.safetensors"
+CARD = "README.md"
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.][\w./-]*)?", re.ASCII)
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # a file that is missing, not a model
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name can be that of a model on the Hub.
+
+    >>> is_hub_name("user/model@v1"), is_hub_name("runs/best.safetensors"), is_hub_name("./a/b")
+    (True, False, False)
+    """
+    return bool(_NAME.fullmatch(name)) and not name.lower().endswith(_WEIGHTS)
+
+
+def with_revision(path: str | os.PathLike[str] | None, revision: str) -> str:
+    """Return "OWNER/MODEL@REVISION"; "hf:" may stand in front.
+
+    Raises ConfigError: the path is no name on the Hub, or already has a revision.
+    """
+    name = "" if path is None else os.fspath(path)
+    if "@" in name or not is_hub_name(name.partition("hf:")[2] or name):
+        raise ConfigError(
+            f"revision {revision}: {name or 'the bundled checkpoint'} is not a model on the "
+            "Hugging Face Hub (OWNER/MODEL): leave the revision out"
+        )
+    return f"{name}@{revision}"
+
+
+def download_checkpoint(name: str) -> Path:
+    """Find a checkpoint in the local cache of the Hub, and download what is missing or new.
+
+    Its trust, if there is one, lies beside it and is of the same commit.
+
+    Args:
+        name: OWNER/MODEL, or OWNER/MODEL@REVISION with a branch, tag or commit.
+
+    Returns:
+        The path of captioner.safetensors in the cache.
+
+    Raises CheckpointNotFoundError: there is no such model, it is gated or has no checkpoint, or it
+        is not in the cache and the Hub cannot be reached.
+    """
+    from huggingface_hub import HfApi, errors, hf_hub_download
+
+    repository, _, revision = name.partition("@")
+    options: dict[str, Any] = {"revision": revision or None}
+    refused = (
+        errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError,
+    )  # fmt: skip
+    files = None
+    try:
+        info = HfApi().model_info(repository, **options)
+        files = {file.rfilename for file in info.siblings or ()}
+    except Exception as error:  # of httpx, hf_xet and huggingface_hub, which share no base
+        if isinstance(error, refused) or _status(error) == 401:
+            raise _explain_download(name, error) from error
+        options["local_files_only"] = True
+    if files is not None and CHECKPOINT not in files:
+        raise CheckpointNotFoundError(
+            f"{name} has no {CHECKPOINT}: it is not a Captioner checkpoint (a model of "
+            f"transformers is named hf:{name})."
+        )
+    try:
+        path = Path(hf_hub_download(repository, CHECKPOINT, **options))
+        if files is not None and TRUST in files:
+            hf_hub_download(repository, TRUST, revision=path.parent.name)
+    except Exception as error:
+        raise _explain_download(name, error) from error
+    return path
+
+
+def _explain_download(name: str, error: Exception) -> CheckpointError:
+    return explain_access(name, error) or CheckpointNotFoundError(
+        f"{name} cannot be downloaded: {_reason(error)}"
+    )
+
+
+def explain_access(name: str, error: BaseException) -> CheckpointNotFoundError | None:
+    """Say why the Hub does not give a model, and what to do; None: for another reason.
+
+    Args:
+        name: of the model.
+        error: raised by huggingface_hub, or by a library above it.
+    """
+    from huggingface_hub import errors
+
+    chain = [error]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(cause)
+
+    def has(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(link, kinds) for link in chain)
+
+    repository, _, revision = name.partition("@")
+    if has(errors.GatedRepoError):
+        text = (
+            f"is gated: accept its terms at {_endpoint()}/{repository}, then run `hf auth login`."
+        )
+    elif has(errors.RevisionNotFoundError):
+        text = f"is not there: {repository} has no revision {revision or 'main'}."
+    elif has(errors.RepositoryNotFoundError, errors.HFValidationError):
+        text = (
+            f"is neither a file or folder here nor a model on {_host()}: check the name. A private "
+            "model needs `hf auth login`."
+        )
+    elif any(_status(link) == 401 for link in chain):
+        text = f"cannot be downloaded: {_host()} rejects the token. Run `hf auth login`."
+    elif has(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
+        text = (
+            f"is neither a file or folder here nor in the local cache, and {_host()} cannot be "
+            "reached: check the name, or go online once."
+        )
+    else:
+        return None
+    return CheckpointNotFoundError(f"{name} {text}")
+
+
+def push_files(
+    name: str, files: Mapping[str, Path | bytes], *, private: bool = False, replace_card: bool
+) -> tuple[str, bool]:
+    """Upload files in one commit, into a repository and branch that are made if they are missing.
+
+    Args:
+        name: OWNER/MODEL, or OWNER/MODEL@BRANCH.
+        files: by their names in the repository.
+        private: a new repository is private; one that is public is refused.
+        replace_card: whether a model card that is there is replaced.
+
+    Returns:
+        The address of the repository, and whether its model card was kept.
+
+    Raises:
+        ConfigError: that is no name for a repository.
+        OutputError: there is no token, it may not write there, or the Hub cannot be reached.
+    """
+    if not is_hub_name(name):
+        raise ConfigError(f"{name} is no name for a model on the Hub: use OWNER/MODEL")
+    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+
+    repository, _, branch = name.partition("@")
+    if get_token() is None:
+        raise OutputError(
+            f"{repository} cannot be written without a token: run `hf auth login`, or set HF_TOKEN."
+        )
+    api, revision = HfApi(), branch or None
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        if private and not api.model_info(repository).private:
+            raise OutputError(
+                f"{repository} is public: make it private in its settings at {_endpoint()}/"
+                f"{repository}/settings, or choose another name."
+            )
+        if branch:
+            api.create_branch(repository, branch=branch, exist_ok=True)
+        kept = not replace_card and api.file_exists(repository, CARD, revision=revision)
+        operations = [
+            CommitOperationAdd(path_in_repo=file, path_or_fileobj=content)
+            for file, content in files.items()
+            if not (kept and file == CARD)
+        ]
+        api.create_commit(
+            repository, operations, commit_message="Upload a Captioner checkpoint",
+            revision=revision,
+        )  # fmt: skip
+    except OutputError:
+        raise
+    except Exception as error:  # of httpx, hf_xet and huggingface_hub, which share no base
+        raise _explain_upload(name, error) from error
+    return f"{_endpoint()}/{repository}" + (f"/tree/{branch}" if branch else ""), kept
+
+
+def _explain_upload(name: str, error: Exception) -> OutputError:
+    from huggingface_hub import errors
+
+    repository = name.partition("@")[0]
+    status = _status(error)
+    if status == 401:
+        text = f"{_host()} rejects the token. Run `hf auth login`, or set HF_TOKEN."
+    elif status == 403:
+        text = (
+            "the token may not write there. Use a token with write access, or a name of your own."
+        )
+    elif isinstance(error, errors.OfflineModeIsEnabled):
+        text = "HF_HUB_OFFLINE is set. Unset it to upload."
+    elif status is None and not isinstance(error, ValueError):
+        text = f"{_host()} cannot be reached ({_reason(error)})."
+    else:
+        text = _reason(error)
+    return OutputError(f"{repository} cannot be written: {text}")
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the HTTP status of an error of huggingface_hub."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
+
+
+def _host() -> str:
+    return urlsplit(_endpoint()).netloc

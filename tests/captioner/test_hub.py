@@ -1,0 +1,217 @@
+"""Checkpoints on the Hugging Face Hub, downloaded from a small server that speaks its protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner import Captioner, CheckpointNotFoundError, ConfigError
+from captioner.trust.trust import digest_weights
+from tests.conftest import make_tiny, make_trust
+from tests.hub_server import TOKEN, Hub, Repository
+from tests.launcher import Run
+
+
+@pytest.fixture(scope="module")
+def files(saved_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The tiny model and its trust, as a repository holds them."""
+    trust = tmp_path_factory.mktemp("trust") / "trust.safetensors"
+    make_trust(weights=digest_weights(saved_tiny)).save(trust)
+    return {
+        "captioner.safetensors": saved_tiny.read_bytes(),
+        "captioner.trust.safetensors": trust.read_bytes(),
+        "README.md": b"---\n---\n# A card\n",
+    }
+
+
+@pytest.fixture
+def model(hub: Hub, files: dict[str, bytes]) -> Repository:
+    return hub.add("user/model", files)
+
+
+def retrained(version: str, folder: Path) -> bytes:
+    """Return the tiny model with other weights."""
+    checkpoint = make_tiny()
+    checkpoint.model.decoder.output_bias.data.add_(0.5)
+    replace(checkpoint, version=version).save(folder / "retrained.safetensors")
+    return (folder / "retrained.safetensors").read_bytes()
+
+
+def test_a_name_captions_as_the_file_does_with_trust(
+    hub: Hub, model: Repository, photo: Path, saved_tiny: Path
+) -> None:
+    expected = Captioner.from_pretrained(saved_tiny, dtype="float32").caption(photo)
+    caption = Captioner.from_pretrained("user/model", dtype="float32").caption(photo)
+    assert (caption.text, caption.score) == (expected.text, pytest.approx(expected.score))
+    assert caption.trust is not None and expected.trust is None
+    assert not [request for request in hub.requests if "README" in request]
+
+
+def test_files_are_downloaded_once(hub: Hub, model: Repository) -> None:
+    for _ in range(2):
+        Captioner.from_pretrained("user/model")
+    downloads = [request for request in hub.requests if request.startswith("GET /user/")]
+    assert [request.rpartition("/")[2] for request in downloads] == [
+        "captioner.safetensors", "captioner.trust.safetensors",
+    ]  # fmt: skip
+
+
+def test_a_revision_is_a_branch_tag_or_commit(hub: Hub, model: Repository, tmp_path: Path) -> None:
+    first = model.branches["v1"] = model.branches["main"]
+    model.commit({"captioner.safetensors": retrained("2", tmp_path)})
+    assert Captioner.from_pretrained("user/model").version == "2"
+    assert Captioner.from_pretrained("user/model@v1").version == "1"
+    assert Captioner.from_pretrained("user/model", revision="v1").version == "1"
+    assert Captioner.from_pretrained(f"user/model@{first}").version == "1"
+    # The trust is of the weights of v1: it does not apply to those of main.
+    assert Captioner.from_pretrained("user/model").trust is None
+    assert Captioner.from_pretrained("user/model@v1").trust is not None
+
+
+def test_a_new_commit_is_found(hub: Hub, model: Repository, tmp_path: Path) -> None:
+    assert Captioner.from_pretrained("user/model").version == "1"
+    model.commit({"captioner.safetensors": retrained("2", tmp_path)})
+    assert Captioner.from_pretrained("user/model").version == "2"
+
+
+@pytest.mark.parametrize("trust", [True, False])
+def test_the_cache_is_enough_offline_and_when_the_hub_is_down(
+    trust: bool, hub: Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    chosen = {name: content for name, content in files.items() if trust or "trust" not in name}
+    hub.add("user/model", chosen)
+    Captioner.from_pretrained("user/model")
+    asked = len(hub.requests)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert (Captioner.from_pretrained("user/model").trust is not None) == trust
+    assert len(hub.requests) == asked
+    with pytest.raises(CheckpointNotFoundError, match=r"user/other .*cannot be reached"):
+        Captioner.from_pretrained("user/other")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert (Captioner.from_pretrained("user/model").trust is not None) == trust
+
+
+def test_a_local_path_is_preferred(
+    hub: Hub, model: Repository, saved_tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "user" / "model").mkdir(parents=True)
+    shutil.copy(saved_tiny, tmp_path / "user" / "model" / "best.safetensors")
+    assert Captioner.from_pretrained("user/model").trust is None
+    assert hub.requests == []
+    with pytest.raises(ConfigError, match="user/model is a local path, which has no revisions"):
+        Captioner.from_pretrained("user/model@v1")
+
+
+def test_a_copy_of_a_repository_is_a_folder_with_a_checkpoint(
+    files: dict[str, bytes], tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    captioner = Captioner.from_pretrained(tmp_path)
+    assert captioner.name == "tiny" and captioner.trust is not None
+
+
+@pytest.mark.parametrize("path", [None, "best.safetensors", "/somewhere/model", "user/model@v2"])
+def test_a_revision_needs_a_name_on_the_hub(path: str | None) -> None:
+    with pytest.raises(ConfigError, match=r"revision v1: .*leave the revision out"):
+        Captioner.from_pretrained(path, revision="v1")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("user/nothing", "neither a file or folder here nor a model on 127.0.0.1:"),
+        ("user/model@v9", "user/model has no revision v9"),
+        ("user/gated", "is gated: accept its terms at http://127.0.0.1:"),
+        ("user/private", "A private model needs `hf auth login`"),
+        ("user/empty", "has no captioner.safetensors: it is not a Captioner checkpoint"),
+        ("user/a--b", "check the name"),
+    ],
+)
+def test_what_cannot_be_downloaded_is_one_sentence(
+    name: str, text: str, hub: Hub, model: Repository, files: dict[str, bytes], photo: Path,
+    run_main: Run,
+) -> None:  # fmt: skip
+    hub.add("user/gated", files, gated=True)
+    hub.add("user/private", files, private=True)
+    hub.add("user/empty", {"model.safetensors": b""})
+    done = run_main("caption", photo, "--checkpoint", name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"captioner: {name}") and text in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_token_opens_a_private_model_and_a_wrong_one_is_named(
+    hub: Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("user/private", files, private=True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert Captioner.from_pretrained("user/private").name == "tiny"
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(CheckpointNotFoundError, match="rejects the token"):
+        Captioner.from_pretrained("user/private")
+
+
+def test_a_damaged_download_is_a_damaged_checkpoint(
+    hub: Hub, files: dict[str, bytes], photo: Path, run_main: Run
+) -> None:
+    hub.add("user/cut", {"captioner.safetensors": files["captioner.safetensors"][:1000]})
+    done = run_main("caption", photo, "--checkpoint", "user/cut")
+    assert done.returncode == 1 and "is cut off, damaged or not a safetensors file" in done.stderr
+
+
+def test_average_takes_names(
+    hub: Hub, model: Repository, saved_tiny: Path, tmp_path: Path, run_main: Run
+) -> None:
+    done = run_main("average", "user/model", saved_tiny, "--out", tmp_path / "mean.safetensors")
+    assert done.returncode == 0, done.stderr
+    mean = Captioner.from_pretrained(tmp_path / "mean.safetensors")
+    assert mean.fingerprint == Captioner.from_pretrained(saved_tiny).fingerprint
+
+
+def test_trust_is_not_written_into_the_cache(
+    hub: Hub, model: Repository, tmp_path: Path, run_main: Run
+) -> None:
+    done = run_main("trust", "user/model@v1", tmp_path)
+    assert done.returncode == 2 and "hf download user/model --revision v1" in done.stderr
+    assert hub.requests == []
+
+
+@pytest.mark.slow
+def test_variables_of_the_hub_apply_to_the_command(
+    hub: Hub, model: Repository, photo: Path, tmp_path: Path
+) -> None:
+    command = [
+        sys.executable, "-m", "captioner", "caption", photo, "--checkpoint", "user/model", "--json"
+    ]  # fmt: skip
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    records = []
+    for offline in ("0", "1"):
+        variables = {**environment, "HF_HUB_OFFLINE": offline}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        records.append(json.loads(done.stdout))
+    assert records[0] == records[1] and records[0]["model"]["name"] == "tiny"
+
+
+def test_the_library_of_the_hub_is_imported_for_its_names_only(saved_tiny: Path) -> None:
+    program = (
+        "import sys; from captioner.paths import checkpoint_file;"
+        f"checkpoint_file({str(saved_tiny)!r}); print('huggingface_hub' in sys.modules)"
+    )
+    done: Any = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
