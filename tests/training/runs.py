@@ -18,6 +18,7 @@ from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.evaluation.split import validate
 from captioner_training.recipe_file import load_recipe
+from captioner_training.trackers import Tracker
 from captioner_training.train import train
 from tests.conftest import MEAN, STD
 
@@ -70,7 +71,14 @@ stages:
 """
 
 
-def train_here(recipe: Path, out: Path, *, shared: Path | None = None, **fields: object) -> None:
+def train_here(
+    recipe: Path,
+    out: Path,
+    *,
+    shared: Path | None = None,
+    tracker: Tracker | None = None,
+    **fields: object,
+) -> None:
     """Run a recipe, or go on with it, in this process; dots in fields' names are "__"."""
     named = {name.replace("__", "."): str(value) for name, value in fields.items()}
     processes = Processes(device=torch.device("cpu"))
@@ -80,6 +88,7 @@ def train_here(recipe: Path, out: Path, *, shared: Path | None = None, **fields:
         processes=processes,
         validate=validate,
         shared=shared,
+        tracker=tracker,
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
@@ -28,6 +29,7 @@ from captioner_training.distributed import Processes, end_silently
 from captioner_training.losses.objective import Objective
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress, StageState, TrainState, diverged
+from captioner_training.trackers import Tracker, scalars
 
 __all__ = ["Clock", "Log", "some_of"]
 
@@ -41,11 +43,13 @@ _SILENCE = 10.0  # seconds between two lines about steps where no bar is shown
 class Clock:
     """Counts what an epoch's training has done since this run began it or took it up.
 
-    `processes` do as much each as this one.
+    `processes` do as much each as this one, on a `device` each.
     """
 
-    def __init__(self, *, processes: int, captions: NDArray[np.int64]) -> None:
-        self.processes = processes
+    def __init__(
+        self, *, processes: int, captions: NDArray[np.int64], device: torch.device
+    ) -> None:
+        self.processes, self.device = processes, device
         self._captions = captions  # of each image
         self.images = self.captions = self.steps = 0
         self.waiting = 0.0  # seconds for data
@@ -81,12 +85,15 @@ class Clock:
     def timing(self) -> dict[str, float]:
         """Give seconds, rates a second, and the share of the time that data were waited for."""
         seconds = (self._stopped or time.perf_counter()) - self._started
-        return {
+        timing = {
             "seconds": round(seconds, 2),
             "images_per_second": round(self.images / seconds, 2),
             "captions_per_second": round(self.captions / seconds, 2),
             "waiting": round(self.waiting / seconds, 4),
         }
+        if self.device.type == "cuda":
+            timing["gpu_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
+        return timing
 
 
 def some_of(images: Sequence[T]) -> list[T]:
@@ -117,9 +124,16 @@ class Log(Closing):
     """
 
     def __init__(
-        self, recipe: Recipe, out: Path, *, processes: Processes, progress: Progress
+        self,
+        recipe: Recipe,
+        out: Path,
+        *,
+        processes: Processes,
+        progress: Progress,
+        tracker: Tracker | None = None,
     ) -> None:
         self.recipe, self.processes, self.progress = recipe, processes, progress
+        self._tracker = tracker if processes.main else None
         self.path = out / "log.jsonl"
         self._bar: tqdm[NoReturn] | None = None
         self._said_at = -math.inf
@@ -137,6 +151,8 @@ class Log(Closing):
         """Close the file."""
         if self.processes.main:
             self._file.close()
+        if self._tracker is not None:
+            self._tracker.close()
 
     def _write(self, record: Mapping[str, Any]) -> None:
         """Append a record, at once visible to readers."""
@@ -144,6 +160,8 @@ class Log(Closing):
             with writing(self.path):
                 self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
                 self._file.flush()
+        if self._tracker is not None:
+            self._tracker.log(scalars(record), step=self.progress.total)
 
     def sync(self) -> int:
         """Force all records to disk and return how long the log is."""

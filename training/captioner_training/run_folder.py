@@ -31,7 +31,14 @@ _FREE = (
     "data.root", "data.workers", "save_every_minutes", "save_every_steps", "keep_states",
     "keep_epochs", "keep_files",
 )  # fmt: skip
-_BEFORE_A_RUN = {"lock", "cache", "scenes"}  # may be there when it begins
+_BEFORE_A_RUN = {
+    "lock",
+    "cache",
+    "scenes",
+    "tensorboard",
+    "wandb",
+    "wandb-run",
+}  # may be there when it begins
 
 
 class RunFolder:

@@ -44,9 +44,10 @@ from captioner_training.log import Clock, Log
 from captioner_training.losses.objective import Objective
 from captioner_training.losses.table import stage_objectives
 from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe
-from captioner_training.run_folder import RunFolder
+from captioner_training.run_folder import RunFolder, plain
 from captioner_training.state import StageState, TrainState, diverged
 from captioner_training.step import TrainStep, autocast_of, dtype_of, is_compiled
+from captioner_training.trackers import Tracker
 
 __all__ = ["Validate", "train"]
 
@@ -76,6 +77,7 @@ def train(
     processes: Processes,
     validate: Validate,
     shared: Path | None = None,
+    tracker: Tracker | None = None,
 ) -> Path:
     """Run a recipe, or resume its run, and return the path of the best checkpoint.
 
@@ -89,6 +91,7 @@ def train(
         processes: that train together.
         validate: scores the model after each epoch.
         shared: folder for grids and drawn scenes in place of `out`; several runs may share it.
+        tracker: receives the scalars of the log.
 
     Raises:
         ConfigError: the recipe cannot work, or `out` has files of something else.
@@ -107,6 +110,7 @@ def train(
                 shared=shared or out,
                 processes=processes,
                 validate=validate,
+                tracker=tracker,
             )
         )
         if run is not None:
@@ -150,7 +154,13 @@ class Run:
 
     @classmethod
     def begin(
-        cls, folder: RunFolder, *, shared: Path, processes: Processes, validate: Validate
+        cls,
+        folder: RunFolder,
+        *,
+        shared: Path,
+        processes: Processes,
+        validate: Validate,
+        tracker: Tracker | None,
     ) -> Run | None:
         """Read and build everything that a run needs; None if it is finished."""
         recipe, device = folder.recipe, processes.device
@@ -189,7 +199,9 @@ class Run:
 
         if processes.main:
             folder.begin()
-        log = Log(recipe, folder.out, processes=processes, progress=state.progress)
+            if tracker is not None:
+                tracker.begin(plain(recipe), out=folder.out, step=state.progress.total)
+        log = Log(recipe, folder.out, processes=processes, progress=state.progress, tracker=tracker)
         log.begins(corpus, origin, objectives, state)
         return cls(
             folder=folder, shared=shared, processes=processes, validate=validate, corpus=corpus,
@@ -253,7 +265,11 @@ class Run:
     ) -> None:
         """Take the remaining steps of an epoch, and score the model."""
         progress = stage.progress
-        clock = Clock(processes=self.processes.world, captions=self.captions.counts)
+        clock = Clock(
+            processes=self.processes.world,
+            captions=self.captions.counts,
+            device=self.processes.device,
+        )
         left = batches.epoch(progress.epoch, skip=progress.step, most=stage.steps - progress.taken)
         with self.log.epoch_bar(stage):
             for parts in clock.waited(left):

@@ -11,6 +11,8 @@ from captioner.errors import ConfigError
 from captioner.paths import expanded
 from captioner_training.recipes import shipped_recipes
 
+TRACKERS = ("tensorboard", "wandb")
+
 HELP = "Train a captioning model by a recipe: a shipped one by its name, or a YAML file."
 EXAMPLES = """examples:
   captioner train smoke --out runs/smoke
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("recipe", metavar="RECIPE", nargs="?", help=f"{known}, or a .yaml file")
     add("--out", type=Path, metavar="DIR", help="default: runs/RECIPE")
     add_machine_arguments(parser, dtype=False)
+    add("--log", choices=TRACKERS, help="also log to TensorBoard (DIR/tensorboard) or to W&B")
     add("--open", action="store_true", help="show the run's report at the end")
     add("--show", action="store_true", help="print the recipe's file, and end")
     add("--fields", action="store_true", dest="list_fields",
@@ -53,12 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner_training.conclusion import conclude
     from captioner_training.distributed import start_processes
     from captioner_training.evaluation.split import validate
+    from captioner_training.trackers import open_tracker
     from captioner_training.train import train
 
+    tracker = None if arguments.log is None else open_tracker(arguments.log)
     with start_processes(arguments.device) as processes:
         recipe = processes.main_first(lambda: load_recipe(arguments.recipe, arguments.fields))
         out = expanded(arguments.out or Path("runs") / recipe.name)
-        best = train(recipe, out=out, processes=processes, validate=validate)
+        best = train(recipe, out=out, processes=processes, validate=validate, tracker=tracker)
     if processes.main:
         conclude(recipe, out=out, device=processes.device)
         print(best)

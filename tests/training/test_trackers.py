@@ -1,0 +1,89 @@
+"""What TensorBoard and Weights & Biases read of a run, by their own readers."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner_training.trackers import open_tracker, scalars
+from tests.launcher import Run
+from tests.training.runs import train_here, write_own
+
+
+def logged(out: Path, name: str) -> list[tuple[int, float]]:
+    """Return (step, value) of a scalar in log.jsonl, in its order."""
+    records = map(json.loads, (out / "log.jsonl").read_text().splitlines())
+    return [(record["step"], record[name]) for record in records if name in record]
+
+
+def leveldb_records(data: bytes, *, offset: int) -> Iterator[bytes]:
+    """Read a log in LevelDB's format (log_format.md), whose first block begins with a header."""
+    place, record = 0, b""
+    while place + 7 <= len(data):
+        left = 32768 - (place + offset) % 32768
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        if left < 7 or not kind:
+            place += left
+            continue
+        record += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a full record, or the last part of one
+            yield record
+            record = b""
+
+
+def test_scalars_are_numbers_with_their_paths() -> None:
+    record = {"event": "epoch", "loss": 2, "validation": {"CIDEr": 51.5, "note": "x", "ok": True}}
+    assert scalars(record) == {"loss": 2.0, "validation/CIDEr": 51.5}
+
+
+def test_tensorboard_reads_the_scalars_of_an_extended_run(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    recipe, out = write_own(tmp_path, train=12, val=2) / "own.yaml", tmp_path / "run"
+    for epochs in (1, 2):
+        tracker = open_tracker("tensorboard")
+        train_here(recipe, out, tracker=tracker, data__root=tmp_path, stages__2__epochs=epochs)
+    events = accumulator.EventAccumulator(str(out / "tensorboard")).Reload()
+    read = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert read == [(step, pytest.approx(value)) for step, value in logged(out, "loss")]
+    names = set(events.Tags()["scalars"])
+    assert {"learning_rate", "validation/CIDEr", "timing/images_per_second"} <= names
+
+
+def test_wandb_reads_the_scalars_of_a_run(
+    run_captioner: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb_internal_pb2: Any = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    recipe, out = write_own(tmp_path, train=12, val=2) / "own.yaml", tmp_path / "run"
+    result = run_captioner(
+        "train", recipe, "--data.root", tmp_path, "--out", out, "--device", "cpu", "--log", "wandb"
+    )
+    assert result.returncode == 0, result.stderr
+    (file,) = out.glob("wandb/offline-run-*/*.wandb")
+    losses, config = [], {}
+    for data in leveldb_records(file.read_bytes()[7:], offset=7):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        values = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+        if "loss" in values:
+            losses.append((record.history.step.num, json.loads(values["loss"])))
+        config |= {item.key: item.value_json for item in record.run.config.update}
+    assert dict(losses) == {step: pytest.approx(value) for step, value in logged(out, "loss")}
+    assert json.loads(config["name"]) == "own"
+
+
+def test_a_tracker_that_is_not_installed_is_named(
+    run_main: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    result = run_main("train", "smoke", "--out", tmp_path / "run", "--log", "wandb")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--log wandb needs wandb: pip install 'captioner[wandb]'" in result.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,103 @@
+"""Loggers of other programs: TensorBoard and Weights & Biases, `captioner train --log NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from captioner.errors import ConfigError
+from captioner.files import writing
+
+__all__ = ["Tracker", "open_tracker", "scalars"]
+
+
+class Tracker(Protocol):
+    """Receives the scalars of a run's log."""
+
+    def begin(self, recipe: Mapping[str, Any], *, out: Path, step: int) -> None:
+        """Open the run in `out`, which continues after `step` steps."""
+
+    def log(self, values: Mapping[str, float], *, step: int) -> None:
+        """Record scalars by name."""
+
+    def close(self) -> None:
+        """Write everything that is not written yet."""
+
+
+def open_tracker(name: Literal["tensorboard", "wandb"]) -> Tracker:
+    """Return a tracker that has not begun.
+
+    Raises ConfigError: its package is not installed.
+    """
+    try:
+        if name == "tensorboard":
+            return TensorBoard()
+        return WeightsAndBiases()
+    except ImportError as error:
+        raise ConfigError(f"--log {name} needs {name}: pip install 'captioner[{name}]'") from error
+
+
+class TensorBoard:
+    """Event files in DIR/tensorboard: `tensorboard --logdir DIR`."""
+
+    def __init__(self) -> None:
+        self._module: Any = import_module("torch.utils.tensorboard")
+
+    def begin(self, recipe: Mapping[str, Any], *, out: Path, step: int) -> None:
+        """Open a file of events; those after `step` of an interrupted run are dropped."""
+        folder = out / "tensorboard"
+        with writing(folder):
+            self._writer = self._module.SummaryWriter(str(folder), purge_step=step + 1)
+        self._writer.add_text("recipe", f"```\n{dict(recipe)}\n```", global_step=step + 1)
+
+    def log(self, values: Mapping[str, float], *, step: int) -> None:
+        """Record scalars by name."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, global_step=step)
+
+    def close(self) -> None:
+        """Flush the file."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases; the environment variables WANDB_PROJECT, WANDB_MODE ... hold."""
+
+    def __init__(self) -> None:
+        self._module: Any = import_module("wandb")
+
+    def begin(self, recipe: Mapping[str, Any], *, out: Path, step: int) -> None:  # noqa: ARG002 - kept by W&B
+        """Open the run, or continue the one that `out` names."""
+        marker = out / "wandb-run"
+        with writing(marker):
+            out.mkdir(parents=True, exist_ok=True)
+            identifier = marker.read_text().strip() if marker.exists() else None
+            self._run = self._module.init(
+                dir=str(out),
+                name=out.name,
+                id=identifier,
+                resume=None if identifier is None else "allow",
+                config=dict(recipe),
+            )
+            marker.write_text(f"{self._run.id}\n")
+
+    def log(self, values: Mapping[str, float], *, step: int) -> None:
+        """Record scalars by name."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Upload what is left."""
+        self._run.finish()
+
+
+def scalars(record: Mapping[str, Any], *, prefix: str = "") -> dict[str, float]:
+    """Return the numbers of a record of log.jsonl, nested ones as `timing/images_per_second`."""
+    values: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            values.update(scalars(value, prefix=f"{prefix}{name}/"))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            values[f"{prefix}{name}"] = float(value)
+    return values
