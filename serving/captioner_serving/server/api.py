@@ -35,7 +35,14 @@ from captioner_serving.server.records import needs_preview, read_posted, served_
 from captioner_serving.server.request import client_of, request_info
 from captioner_serving.server.service import CaptionService
 
-__all__ = ["RecordFields", "Service", "read_with_record", "router", "while_connected"]
+__all__ = [
+    "RecordFields",
+    "Service",
+    "read_with_record",
+    "router",
+    "services_of",
+    "while_connected",
+]
 
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -52,11 +59,12 @@ router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartiti
 
 
 def _service(request: Request) -> CaptionService:
-    service: CaptionService = next(iter(_services(request).values()))
+    service: CaptionService = next(iter(services_of(request).values()))
     return service
 
 
-def _services(request: Request) -> dict[str, CaptionService]:
+def services_of(request: Request) -> dict[str, CaptionService]:
+    """Return the services of the application's models, by their names."""
     services: dict[str, CaptionService] = request.app.state.services
     return services
 
@@ -226,7 +234,7 @@ def _asked(request: Request, fields: CaptionFields) -> list[CaptionService]:
 
     Raises ConfigError: there is no such model.
     """
-    named = _services(request)
+    named = services_of(request)
     if fields.all_models:
         return [*named.values()]
     if fields.model is None:
@@ -345,7 +353,7 @@ async def effect(request: Request, service: Service) -> Response:
     Answers with the record, its words with their `effect`.
     """
     file, posted, _ = await read_with_record(request, service, RecordFields)
-    service = _services(request).get(posted.model.name, service)  # whose words they are
+    service = services_of(request).get(posted.model.name, service)  # whose words they are
     work = service.check_words(file.data, posted, client=client_of(request.scope))
     checked = await while_connected(request, work)
     request_info(request.scope).is_reported = True
@@ -355,14 +363,12 @@ async def effect(request: Request, service: Service) -> Response:
 # Operation
 
 
-@router.get("/api/live", include_in_schema=False)
 @router.get("/api/health/live", summary="Whether the process answers", tags=["operation"])
 async def live() -> dict[str, str]:
     """Answer that the process lives, whatever its model does. Needs no password."""
     return {"status": "live"}
 
 
-@router.get("/api/ready", include_in_schema=False)
 @router.get("/api/health", include_in_schema=False)
 @router.get(
     "/api/health/ready",
@@ -373,7 +379,7 @@ async def live() -> dict[str, str]:
 )
 async def health(request: Request, service: Service) -> dict[str, Any]:
     """Answer ready when the model has just made a caption, is at work, or makes one now."""
-    for each in _services(request).values():
+    for each in services_of(request).values():
         await each.check()
     model = {"name": service.captioner.name, "version": service.captioner.version}
     return {"status": "ready", "version": __version__, "model": model}

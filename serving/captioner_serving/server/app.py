@@ -37,7 +37,7 @@ from captioner.caption import Caption
 from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner_serving.server import api as captions
-from captioner_serving.server import pictures
+from captioner_serving.server import ollama, openai, pictures
 from captioner_serving.server.access import Access, Credentials
 from captioner_serving.server.assistant import add_assistant_function
 from captioner_serving.server.body import BodyLimits
@@ -150,8 +150,8 @@ class Application:
         plain = api.openapi
         api.openapi = lambda: describe(plain())  # type: ignore[method-assign]
         api.state.services = self.services
-        api.include_router(captions.router)
-        api.include_router(pictures.router)
+        for routes in (captions, pictures, ollama, openai):
+            api.include_router(routes.router)
         for name, path in samples.items():
             api.add_route(f"/page/samples/{name}", _file(path))
         if first:

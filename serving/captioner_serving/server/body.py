@@ -36,6 +36,7 @@ __all__ = [
     "read_bare",
     "read_form",
     "read_json",
+    "too_large",
 ]
 
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -109,7 +110,7 @@ class BodyLimits:
             detail = "the request tells its length in two ways"
             raise RefusedError("bad-request", detail, {"Connection": "close"})
         if length.isdecimal() and int(length) > self._config.max_upload + _SLACK:
-            raise _too_large(self._config.max_upload)
+            raise too_large(self._config.max_upload)
 
     async def _next(self, body: _Body, receive: Receive) -> Message:
         """The next part of a body.
@@ -130,7 +131,7 @@ class BodyLimits:
             body.size += len(message.get("body", b""))
             body.complete = not message.get("more_body", False)
             if body.size > self._config.max_upload + _SLACK:
-                raise _too_large(self._config.max_upload)
+                raise too_large(self._config.max_upload)
             if self._held() > self._config.max_bodies:
                 self._bodies.discard(body)
                 raise BusyError(5, "the uploads under way use all the memory set aside for them")
@@ -245,7 +246,7 @@ def _checked(
     files: list[Upload], values: Mapping[str, Any], fields: type[Fields], max_bytes: int
 ) -> tuple[list[Upload], Fields]:
     if sum(len(file.data) for file in files) > max_bytes:
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
     if not files and values.get("image_url") is None:
         raise RefusedError(
             "bad-request", "there is no image: send one as curl -F image=@photo.jpg does"
@@ -292,7 +293,8 @@ async def _sort(
     return files, values
 
 
-def _too_large(max_bytes: int) -> RefusedError:
+def too_large(max_bytes: int) -> RefusedError:
+    """Return the error for a request with more bytes of photos."""
     return RefusedError(
         "upload-too-large",
         f"a request may have {max_bytes / 1e6:g} MB: send a smaller photo, or fewer at a time",

@@ -64,7 +64,8 @@ class AccessLog:
             return await self.app(scope, receive, send)
         start = time.perf_counter()
         failure: CaptionerError = internal_error()
-        answer = _Answer(send)
+        protocol = request_info(scope).protocol
+        answer = _Answer(send, PROBLEM_TYPE if protocol is None else "application/json")
         try:
             await self.app(scope, receive, answer)
         except ClientDisconnect:  # what the application made of it is no failure of ours
@@ -115,17 +116,17 @@ def _one_line(path: str) -> str:
 
 
 class _Answer:
-    """Passes an answer on and notes it; a 500 that is not a problem document is held back."""
+    """Passes an answer on and notes it; a 500 that is not of the type of errors is held back."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, error_type: str) -> None:
+        self._send, self._error_type = send, error_type
         self.status, self.size = _GONE, 0
         self.started, self.failed = False, False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start" and not self.started:
             kind = Headers(raw=message.get("headers", [])).get("content-type", "")
-            self.failed = message["status"] >= 500 and not kind.startswith(PROBLEM_TYPE)
+            self.failed = message["status"] >= 500 and not kind.startswith(self._error_type)
             if not self.failed:
                 self.started, self.status = True, message["status"]
         elif message["type"] == "http.response.body" and self.started:

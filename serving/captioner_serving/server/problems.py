@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageFormatError
-from captioner_serving.server.request import request_id
+from captioner_serving.server.request import current_request
 
 __all__ = [
     "PROBLEMS",
@@ -36,6 +36,7 @@ PROBLEMS = {
     "forbidden": (403, "Forbidden"),
     "no-such-session": (404, "The session has ended"),
     "no-such-route": (404, "There is nothing at this path"),
+    "no-such-model": (404, "There is no such model"),
     "wrong-method": (405, "The route has another method"),
     "upload-too-slow": (408, "The upload took too long"),
     "upload-too-large": (413, "The upload is too large"),
@@ -157,18 +158,32 @@ def status_of(kind: type[CaptionerError]) -> int:
 
 
 def problem(error: CaptionerError, **members: Any) -> JSONResponse:
-    """Answer with an error: type, title, status and detail, and what else belongs to it."""
+    """Return the answer for an error, in the form of the protocol that the client speaks."""
     own: Mapping[str, str] = {}
     if isinstance(error, RefusedError):
         status, own = PROBLEMS[error.kind][0], error.headers
     else:
         status = status_of(type(error))
     headers = {"Retry-After": "5", **own} if status == 503 else dict(own)
-    number = request_id.get()
-    members |= {} if number is None else {"request": number}
+    record, request = error.record(), current_request.get()
+    if request is not None and request.protocol is not None:
+        form = _openai_form if request.protocol == "openai" else _ollama_form
+        return JSONResponse(form(record, status), status_code=status, headers=headers)
+    members |= {} if request is None else {"request": request.id}
     return JSONResponse(
-        {**error.record(), "status": status, **members},
+        {**record, "status": status, **members},
         status_code=status,
         headers=headers,
         media_type=PROBLEM_TYPE,
     )
+
+
+def _ollama_form(record: Mapping[str, str], _: int) -> dict[str, Any]:
+    return {"error": record["detail"]}
+
+
+def _openai_form(record: Mapping[str, str], status: int) -> dict[str, Any]:
+    codes = {"unauthorized": "invalid_api_key", "no-such-model": "model_not_found"}
+    code = codes.get(record["type"], record["type"].replace("-", "_"))
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": record["detail"], "type": kind, "param": None, "code": code}}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Any
+from typing import Any, Literal
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,9 +23,9 @@ __all__ = [
     "RequestLimits",
     "client_key",
     "client_of",
+    "current_request",
     "find_route",
     "parse_address",
-    "request_id",
     "request_info",
 ]
 
@@ -38,8 +38,15 @@ _ROUTES = [
         "/api/overlay": r"/api/overlay",
         "/api/sheet": r"/api/sheet",
         "/api/animation": r"/api/animation",
-        "/api/health/live": r"/api/(health/)?live",
-        "/api/health": r"/api/(health(/ready)?|ready)",
+        "/api/health/live": r"/api/health/live",
+        "/api/health": r"/api/health(/ready)?",
+        "/api/generate": r"/api/generate",
+        "/api/chat": r"/api/chat",
+        "/api/show": r"/api/show",
+        "/api/tags": r"/api/(tags|ps)",
+        "/api/version": r"/api/version",
+        "/v1/chat/completions": r"/v1/chat/completions",
+        "/v1/models": r"/v1/models(/.+)?",
         "/metrics": r"/metrics",
         "/docs": r"/docs|/openapi\.json|/static-offline-docs/.+",
         "/page/samples": r"/page/(samples/[^/]+|preview\.jpg)",
@@ -58,6 +65,7 @@ _METHODS = {
     **dict.fromkeys(
         (
             *("/api/caption", "/api/effect", "/api/overlay", "/api/sheet", "/api/animation"),
+            *("/api/generate", "/api/chat", "/api/show", "/v1/chat/completions"),
             "/gradio_api/mcp",
         ),
         "POST",
@@ -65,11 +73,16 @@ _METHODS = {
     **dict.fromkeys(
         (
             *("/api/health/live", "/api/health", "/metrics", "/docs"),
+            *("/api/tags", "/api/version", "/v1/models"),
             *("/page/samples", "/page/static"),
         ),
         "GET",
     ),
 }
+
+_OLLAMA = re.compile(
+    r"/api/(generate|chat|show|tags|ps|version|pull|push|create|copy|delete|embed|embeddings)"
+)
 
 # Gradio's page starts from inline scripts and compiles its templates, so scripts may be inline;
 # but nothing, script or picture, may come from another host or go to one.
@@ -97,10 +110,6 @@ _HEADERS = {
 _LASTING, _CHECKED = ("/assets/", "/static/", "/static-offline-docs/"), ("/page/",)
 
 
-request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The identifier of the current request, for its problem document."""
-
-
 def find_route(path: str) -> str | None:
     """Return the name of a path's route, or None."""
     return next((name for name, pattern in _ROUTES if pattern.fullmatch(path)), None)
@@ -126,7 +135,14 @@ class RequestInfo:
     @property
     def is_api(self) -> bool:
         """Whether other programs call it, and not only the page."""
-        return (self.route or "").startswith("/api/")
+        return (self.route or "").startswith(("/api/", "/v1/"))
+
+    @property
+    def protocol(self) -> Literal["ollama", "openai"] | None:
+        """The protocol of another program whose form an error has; None: RFC 9457."""
+        if self.path.startswith("/v1/"):
+            return "openai"
+        return "ollama" if _OLLAMA.fullmatch(self.path) else None
 
     @property
     def method(self) -> str | None:
@@ -140,6 +156,10 @@ class RequestInfo:
             first, slash, _ = self.path[1:].partition("/")
             return f"/{first[:40]}{'/...' if slash else ''}"
         return self.route if self.route.startswith("/gradio_api") else self.path
+
+
+current_request: ContextVar[RequestInfo | None] = ContextVar("current_request", default=None)
+"""The request that is being answered, for the form of its errors."""
 
 
 def request_info(scope: Scope) -> RequestInfo:
@@ -179,7 +199,7 @@ class RequestLimits:
         if path == self._root_path or path.startswith(f"{self._root_path}/"):
             path = path.removeprefix(self._root_path) or "/"
         info = RequestInfo(path, find_route(path))
-        request_id.set(info.id)
+        current_request.set(info)
         scope = {
             **scope,
             # FastAPI's routes know only GET; uvicorn drops the body of a HEAD.

@@ -16,7 +16,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 SECRET = "ann:correct horse: battery"
 WHO = ("ann", "correct horse: battery")
 ROUTES = [
-    "/", "/api/health", "/api/health/ready", "/api/ready",
+    "/", "/api/health", "/api/health/ready",
     "/metrics", "/docs", "/openapi.json", "/config", "/theme.css", "/nonsense",
     "/gradio_api/info", "/gradio_api/heartbeat/x", "/gradio_api/file=/etc/passwd",
     "/page/samples/coffee", "/page/static/viewer.js",

@@ -85,7 +85,7 @@ def test_whoever_names_a_model_gets_its_caption(two: str, tiny: Captioner) -> No
         assert found == pytest.approx(wanted, abs=2e-4)
         answer = ask(model="no")
         assert answer.status_code == 422 and "has bundled, tiny" in answer.json()["detail"]
-        assert client.get("/api/ready").status_code == 200
+        assert client.get("/api/health/ready").status_code == 200
 
 
 def test_models_of_one_recipe_have_their_files_names(

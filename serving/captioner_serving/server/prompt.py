@@ -1,0 +1,180 @@
+"""A photo and a prompt in, text out: what the protocols of Ollama and OpenAI have in common.
+
+The model writes captions and follows no instructions. A prompt only decides whether the answer is
+the sentence or its keywords.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from captioner.caption import Caption
+from captioner.paths import is_web_address
+from captioner_serving.batch.wording import sentence
+from captioner_serving.decoding.decoded import Readable
+from captioner_serving.server.api import services_of, while_connected
+from captioner_serving.server.body import decode_photo, parse_object, too_large
+from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.links import WebPhoto
+from captioner_serving.server.problems import RefusedError, bad_fields
+from captioner_serving.server.request import client_of, request_info
+from captioner_serving.server.service import CaptionService
+
+__all__ = ["Answer", "Message", "Prompt", "answer", "current_turn", "named_service", "read_fields"]
+
+Fields = TypeVar("Fields", bound=BaseModel)
+
+_KEYWORDS = re.compile(r"(?<!\bno )(?<!\bwithout )\b(keyword|tag|label)s?\b", re.IGNORECASE)
+_ANY_MODEL = (None, "", "null")  # TagGUI sends "null"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """A message of a chat.
+
+    role: who wrote it: "system", "user", "assistant" or "tool".
+    text: its text.
+    images: its photos, in base64, as data URLs or addresses.
+    """
+
+    role: str
+    text: str = ""
+    images: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """What a client asks.
+
+    model: the model's name, as the client writes it.
+    text: the user's text.
+    images: the user's photos, in base64, as data URLs or addresses.
+    is_json: whether the answer must be a JSON object.
+    """
+
+    model: str | None
+    text: str
+    images: Sequence[str]
+    is_json: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The text for a prompt.
+
+    model: the model's own name.
+    text: a sentence, keywords separated by commas, or a JSON object of either.
+    seconds: from the end of the upload to the caption.
+    """
+
+    model: str
+    text: str
+    seconds: float
+
+    @property
+    def pieces(self) -> list[str]:
+        """The text in pieces of a word, for a stream."""
+        return re.findall(r"\s*\S+", self.text) if self.text else []
+
+
+async def read_fields(request: Request, fields: type[Fields]) -> Fields:
+    """Read a JSON body, whatever its Content-Type, if there is room for a photo of its client.
+
+    Raises RefusedError: it is no JSON object, a field is of another type, or there is no room.
+    """
+    next(iter(services_of(request).values())).require_room(client_of(request.scope))
+    values = parse_object(await request.body())
+    try:
+        return fields.model_validate(values)
+    except ValidationError as error:
+        raise RefusedError("bad-request", bad_fields(error.errors()).detail) from None
+
+
+def current_turn(messages: Sequence[Message]) -> tuple[str, tuple[str, ...]]:
+    """Return the text of the user's turn, and its photos, or the last ones before it.
+
+    Clients may send the photo and the text in two messages.
+    """
+    last = max(
+        (at for at, message in enumerate(messages) if message.role == "assistant"), default=-1
+    )
+    turn = [message for message in messages[last + 1 :] if message.role == "user"]
+    text = "\n".join(message.text for message in turn)
+    images = tuple(image for message in turn for image in message.images)
+    earlier = (message.images for message in reversed(messages[: last + 1]) if message.images)
+    return text, images or next(earlier, ())
+
+
+def named_service(request: Request, name: str | None) -> CaptionService:
+    """Return the service of a model, which may be named as Ollama does, NAME:latest.
+
+    Raises RefusedError: there is no such model.
+    """
+    services = services_of(request)
+    if name in _ANY_MODEL:
+        return next(iter(services.values()))
+    for known in (name, name.removesuffix(":latest")):
+        if known in services:
+            return services[known]
+    raise RefusedError(
+        "no-such-model", f"model {name[:40]!r} not found: this server has {', '.join(services)}"
+    )
+
+
+async def answer(request: Request, prompt: Prompt) -> Answer:
+    """Caption the photo of a prompt.
+
+    Raises:
+        RefusedError: there is no such model, or not exactly one photo.
+        CaptionerError: what CaptionService.caption_one raises.
+    """
+    service = named_service(request, prompt.model)
+    is_keywords = _KEYWORDS.search(prompt.text) is not None
+    if is_keywords:
+        service.captioner.check_trust(0)
+    photo = _photo(service.config, prompt.images)
+    start = time.monotonic()
+    work = service.caption_one(
+        photo, service.captioner.generation.asked(), client=client_of(request.scope)
+    )
+    caption = await while_connected(request, work)
+    request_info(request.scope).is_reported = True
+    write = _keywords if is_keywords else _sentence
+    text = write(caption, is_json=prompt.is_json)
+    return Answer(model=service.captioner.name, text=text, seconds=time.monotonic() - start)
+
+
+def _photo(config: ServerConfig, images: Sequence[str]) -> bytes | Readable:
+    if len(images) != 1:
+        count = "no image" if not images else f"{len(images)} images"
+        raise RefusedError("bad-request", f"the prompt has {count}; send exactly one")
+    if not is_web_address(images[0]):
+        photo = decode_photo(images[0])
+        if len(photo) > config.max_upload:
+            raise too_large(config.max_upload)
+        return photo
+    if not config.allow_urls:
+        raise RefusedError("forbidden", "this server fetches no addresses: send the photo itself")
+    return WebPhoto(images[0], config.max_upload)
+
+
+def _sentence(caption: Caption, *, is_json: bool) -> str:
+    text = sentence(caption.text)
+    return json.dumps({"caption": text}) if is_json else text
+
+
+def _keywords(caption: Caption, *, is_json: bool) -> str:
+    """Return the words with trust that are not doubtful; as JSON, in the form of PhotoPrism."""
+    trusts = {word.text: word.trust for word in caption.words if word.trust and not word.doubtful}
+    if not is_json:
+        return ", ".join(trusts)
+    labels = [{"name": name, "confidence": round(trust, 4)} for name, trust in trusts.items()]
+    return json.dumps({"labels": labels})

@@ -1,0 +1,473 @@
+"""Programs that speak Ollama's or OpenAI's protocol, by their own packages and exact requests."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import numpy as np
+import ollama
+import openai
+import pytest
+
+from captioner.caption import Caption
+from captioner.generation.config import GenerationConfig
+from captioner.predictor import Captioner, PreparedImage
+from captioner_serving.server import prompt
+from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.links import WebPhoto
+from tests.conftest import make_tiny, make_trust
+from tests.serving.server.conftest import SAMPLES
+from tests.serving.server.running import serving
+
+PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
+CODED = base64.b64encode(PHOTO).decode()
+URI = f"data:image/jpeg;base64,{CODED}"
+ADDRESS = "https://example.org/a.jpg"
+
+
+class Model(Captioner):
+    """A model that fails when it is given an error."""
+
+    error: Exception | None = None
+
+    def caption_prepared(
+        self,
+        images: Sequence[PreparedImage],
+        config: GenerationConfig | None = None,
+        *,
+        check_attention: bool = False,
+    ) -> list[Caption]:
+        if self.error is not None:
+            raise self.error
+        return super().caption_prepared(images, config, check_attention=check_attention)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    trust = replace(make_trust(), word=np.array([3.8, 1.0, 0.0, 0.5], np.float32))
+    return Model(make_tiny(), device="cpu", trust=trust)  # doubts one of two words
+
+
+@pytest.fixture(scope="module")
+def url(model: Model) -> Iterator[str]:
+    """A server with a model that has trust, and one that has none."""
+    plain = Captioner(make_tiny(), device="cpu")
+    plain.name = "plain"
+    with serving(model, ServerConfig(), plain) as address:
+        yield address
+
+
+@pytest.fixture
+def api(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=300) as client:
+        yield client
+
+
+@pytest.fixture
+def words(api: httpx.Client) -> list[dict[str, Any]]:
+    """The words of the photo's caption, by our own API."""
+    (record,) = api.post("/api/caption", files={"image": PHOTO}).json()["records"]
+    found: list[dict[str, Any]] = record["words"]
+    return found
+
+
+@pytest.fixture
+def sentence(words: list[dict[str, Any]]) -> str:
+    text = " ".join(word["word"] for word in words)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+@pytest.fixture
+def trusted(words: list[dict[str, Any]]) -> dict[str, float]:
+    """The trust in the words that are rather right than wrong."""
+    found = {word["word"]: word["trust"] for word in words if not word.get("doubtful")}
+    assert (
+        0 < len(found) < len({word["word"] for word in words})
+    )  # or there is nothing to leave out
+    return found
+
+
+@pytest.fixture
+def by_ollama(url: str) -> Iterator[ollama.Client]:
+    with ollama.Client(url) as client:
+        yield client
+
+
+@pytest.fixture
+def by_openai(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def parts(text: str, *urls: str) -> list[Any]:
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [{"type": "text", "text": text}, *images]}]
+
+
+# The two packages
+
+
+def test_ollama_gets_the_sentence_whole_or_in_a_stream(
+    by_ollama: ollama.Client, sentence: str
+) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "What is this?", "images": [PHOTO]}
+    whole = by_ollama.generate(**asked)
+    assert (whole.response, whole.done, whole.done_reason) == (sentence, True, "stop")
+    pieces = list(by_ollama.generate(**asked, stream=True))
+    assert len(pieces) > 2 and "".join(piece.response for piece in pieces) == sentence
+    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    messages = [{"role": "user", "content": "What is this?", "images": [PHOTO]}]
+    assert by_ollama.chat("tiny:latest", messages).message.content == sentence
+    chunks = list(by_ollama.chat("tiny", messages, stream=True))
+    assert "".join(chunk.message.content or "" for chunk in chunks) == sentence
+    assert chunks[-1].done and chunks[-1].eval_count == len(sentence.split())
+
+
+def test_openai_gets_the_sentence_whole_or_in_a_stream(
+    by_openai: openai.OpenAI, sentence: str
+) -> None:
+    create = by_openai.chat.completions.create
+    whole = create(model="tiny", messages=parts("What is this?", URI))
+    (choice,) = whole.choices
+    assert (choice.message.content, choice.finish_reason) == (sentence, "stop")
+    assert whole.usage is not None and whole.usage.completion_tokens == len(sentence.split())
+    chunks = list(
+        create(
+            model="tiny",
+            messages=parts("What is this?", URI),
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *answered, usage = chunks
+    text = [chunk.choices[0].delta.content or "" for chunk in answered]
+    assert len(text) > 3 and "".join(text) == sentence
+    assert [chunk.choices[0].finish_reason for chunk in answered[-2:]] == [None, "stop"]
+    assert usage.choices == [] and usage.usage == whole.usage
+
+
+def test_both_list_the_models(by_ollama: ollama.Client, by_openai: openai.OpenAI) -> None:
+    names = [model.model for model in by_ollama.list().models]
+    assert names == ["tiny:latest", "plain:latest"]
+    assert [model.name for model in by_ollama.ps().models] == names
+    shown = by_ollama.show("plain")
+    assert shown.capabilities is not None and "vision" in shown.capabilities
+    assert [model.id for model in by_openai.models.list()] == ["tiny", "plain"]
+    assert by_openai.models.retrieve("plain").id == "plain"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Give me KEYWORDS for this photo.", "List five tags.", "Return label objects.", "one tag"],
+)
+def test_a_prompt_for_keywords_gives_the_words_that_are_not_doubtful(
+    by_ollama: ollama.Client, by_openai: openai.OpenAI, trusted: dict[str, float], text: str
+) -> None:
+    wanted = ", ".join(trusted)
+    assert by_ollama.generate("tiny", text, images=[PHOTO]).response == wanted
+    chat = by_openai.chat.completions.create(model="tiny", messages=parts(text, URI))
+    assert chat.choices[0].message.content == wanted
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Write a caption without tags.", "No labels.", "A vintage labelled stage"]
+)
+def test_any_other_prompt_gives_the_sentence(
+    by_ollama: ollama.Client, sentence: str, text: str
+) -> None:
+    assert by_ollama.generate("tiny", text, images=[PHOTO]).response == sentence
+
+
+def test_json_is_an_object(
+    by_ollama: ollama.Client,
+    by_openai: openai.OpenAI,
+    sentence: str,
+    trusted: dict[str, float],
+) -> None:
+    chat = by_openai.chat.completions.create(
+        model="tiny", messages=parts("Describe it", URI), response_format={"type": "json_object"}
+    )
+    assert json.loads(chat.choices[0].message.content or "") == {"caption": sentence}
+    answer = by_ollama.generate("tiny", "labels", images=[PHOTO], format="json")
+    labels = [{"name": name, "confidence": trust} for name, trust in trusted.items()]
+    assert json.loads(answer.response) == {"labels": labels}
+
+
+# Bad input
+
+BAD: dict[str, tuple[dict[str, Any], int, str]] = {
+    "no image": ({"urls": []}, 400, "the prompt has no image"),
+    "two images": ({"urls": [URI, URI]}, 400, "the prompt has 2 images"),
+    "an address": ({"urls": [ADDRESS]}, 403, "this server fetches no addresses"),
+    "a large photo": ({"urls": ["A" * 22_000_000]}, 413, "a request may have 20 MB"),
+    "no such model": ({"model": "llava"}, 404, "model 'llava' not found: this server has tiny"),
+    "no base64": ({"urls": ["photo.jpg"]}, 400, "not base64"),
+    "no photo": ({"urls": ["AAAA"]}, 415, "not a JPEG"),
+    "half a photo": ({"urls": [CODED[: len(CODED) // 8 * 4]]}, 422, "cut off or damaged"),
+    "no trust": ({"model": "plain", "text": "keywords"}, 422, "does not know how far"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_an_error_of_the_protocol(
+    api: httpx.Client, by_openai: openai.OpenAI, case: str
+) -> None:
+    given, status, said = BAD[case]
+    model, text, urls = ({"model": "tiny", "text": "x", "urls": [URI]} | given).values()
+    turn = {"role": "user", "content": text, "images": urls}
+    for path, asked in (
+        ("/api/generate", {"prompt": text, "images": urls}),
+        ("/api/chat", {"messages": [turn], "stream": False}),
+    ):
+        answer = api.post(path, json={"model": model, **asked})
+        assert answer.status_code == status
+        assert said in message(answer)
+    with pytest.raises(openai.APIStatusError, match=said) as error:
+        by_openai.chat.completions.create(model=model, messages=parts(text, *urls))
+    assert error.value.status_code == status
+    assert isinstance(error.value.body, dict)
+    assert said in error.value.body["message"]
+    assert error.value.type == "invalid_request_error"
+    assert (error.value.code == "model_not_found") is (status == 404)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollama_reads_an_error(by_ollama: ollama.Client, stream: bool) -> None:
+    with pytest.raises(ollama.ResponseError, match="model 'llava' not found") as refused:
+        list(by_ollama.generate("llava", "x", images=[PHOTO], stream=stream))
+    assert refused.value.status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "the body is not JSON"),
+        (b"[1]", "the body is no object"),
+        (b'{"model": 7, "messages": []}', "model is '7': it should be a valid string"),
+        (b'{"stream": "perhaps", "messages": []}', "stream is 'perhaps'"),
+    ],
+)
+def test_a_malformed_body_is_an_error_of_the_protocol(
+    api: httpx.Client, path: str, body: bytes, said: str
+) -> None:
+    answer = api.post(path, content=body)
+    assert answer.status_code == 400
+    assert said in message(answer)
+
+
+def message(answer: httpx.Response) -> str:
+    """The message of an error, in the form that the path's protocol has."""
+    error = answer.json()["error"]
+    assert list(answer.json()) == ["error"]
+    assert answer.headers["content-type"] == "application/json"
+    if not answer.url.path.startswith("/v1/"):
+        return str(error)
+    assert list(error) == ["message", "type", "param", "code"]
+    return str(error["message"])
+
+
+def test_a_schema_is_refused(by_ollama: ollama.Client, by_openai: openai.OpenAI) -> None:
+    with pytest.raises(ollama.ResponseError, match="follows no schema") as refused:
+        by_ollama.generate("tiny", "x", images=[PHOTO], format={"type": "object"})
+    assert refused.value.status_code == 400
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+    with pytest.raises(openai.BadRequestError, match="follows no schema"):
+        by_openai.chat.completions.create(
+            model="tiny", messages=parts("x", URI), response_format=schema
+        )
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (MemoryError(), 503, "no memory"),
+        (RuntimeError("strange"), 500, "the server failed on the image"),
+    ],
+)
+def test_a_failure_of_the_server_is_an_error_of_the_protocol(
+    api: httpx.Client, model: Model, monkeypatch: pytest.MonkeyPatch,
+    error: Exception, status: int, said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(model, "error", error)
+    bodies: dict[str, Any] = {
+        "/api/generate": {"prompt": "x", "images": [CODED]},
+        "/v1/chat/completions": {"messages": parts("x", URI)},
+    }
+    for path, body in bodies.items():
+        answer = api.post(path, json=body)
+        assert answer.status_code == status
+        assert said in message(answer)
+        assert ("retry-after" in answer.headers) is (status == 503)
+
+
+def test_unknown_paths_and_methods_are_errors_of_the_protocol(api: httpx.Client) -> None:
+    for path in ("/v1/embeddings", "/api/pull", "/api/embed"):
+        answer = api.post(path, json={"model": "tiny"})
+        assert answer.status_code == 404
+        assert "/api/caption" in message(answer)
+    for path in ("/v1/chat/completions", "/api/chat"):
+        answer = api.get(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        assert "POST" in message(answer)
+    assert api.post("/api/nothing").headers["content-type"] == "application/problem+json"
+
+
+def test_a_token_is_an_api_key(model: Model) -> None:
+    with serving(model, tokens={"nas": "0123456789abcdef"}) as url:
+        headers = {"Authorization": "Bearer 0123456789abcdef"}
+        with ollama.Client(url, headers=headers) as client:
+            assert client.list().models
+        with ollama.Client(url) as client, pytest.raises(ollama.ResponseError) as refused:
+            client.list()
+        assert refused.value.status_code == 401
+        key = "0123456789abcdef"
+        with openai.OpenAI(base_url=f"{url}/v1", api_key=key) as good:
+            assert good.models.list().data
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as bad:
+            with pytest.raises(openai.AuthenticationError) as error:
+                bad.models.list()
+            assert error.value.code == "invalid_api_key"
+
+
+# The exact requests of programs
+
+
+def test_photoprism(api: httpx.Client, sentence: str, trusted: dict[str, float]) -> None:
+    """Its internal/ai/vision: one POST, and of the answer `response` alone."""
+    asked = {
+        "id": "a7c29f9e-9c2f-4d2b-8b0c-5f7d9f1f3f10",
+        "model": "tiny:latest",
+        "prompt": "Create a caption with exactly one sentence in the active voice that describes "
+        "the main visual content. Begin with the main subject and clear action. Avoid text "
+        "formatting, meta-language, and filler words.",
+        "suffix": "",
+        "options": {"temperature": 0.1},
+        "stream": False,
+        "images": [CODED],
+    }
+    assert api.post("/api/generate", json=asked).json()["response"] == sentence
+    labels = {
+        "system": "You are a PhotoPrism vision model. Output concise JSON that matches the schema.",
+        "prompt": "Analyze the image and return label objects with name, confidence (0-1), and "
+        "topicality (0-1).",
+        "format": "json",
+        "options": {"temperature": 0.1, "top_p": 0.9, "stop": ["\n\n"]},
+    }
+    answer = api.post("/api/generate", json=asked | labels).json()
+    assert [one["name"] for one in json.loads(answer["response"])["labels"]] == [*trusted]
+
+
+def test_home_assistant(by_ollama: ollama.Client, sentence: str) -> None:
+    """Its integration "Ollama" lists the models, then streams a chat."""
+    assert "tiny:latest" in {model["model"] for model in by_ollama.list().get("models", [])}
+    chunks = by_ollama.chat(
+        model="tiny:latest",
+        messages=[
+            ollama.Message(role="system", content="You label devices."),
+            ollama.Message(
+                role="user",
+                content="Who is at the door?",
+                images=[ollama.Image(value=SAMPLES / "coffee.jpg")],
+            ),
+        ],
+        tools=[{"type": "function", "function": {"name": "turn_on", "parameters": {}}}],
+        stream=True,
+        keep_alive="-1s",
+        options={"num_ctx": 8192},
+        think=False,
+        format=None,
+    )
+    assert "".join(chunk["message"].get("content") or "" for chunk in chunks) == sentence
+
+
+def test_llm_vision(api: httpx.Client, sentence: str) -> None:
+    """Home Assistant's "LLM Vision" sends photo and prompt in two messages."""
+    assert api.get("/api/tags").status_code == 200
+    asked = {
+        "model": "tiny",
+        "messages": [
+            {"role": "user", "content": "Image 1:", "images": [CODED]},
+            {"role": "user", "content": "Describe the camera image."},
+        ],
+        "system": "Label what you see.",
+        "stream": False,
+        "keep_alive": "5m",
+        "options": {"num_predict": 100, "temperature": 0.2, "num_ctx": 2048},
+    }
+    assert api.post("/api/chat", json=asked).json()["message"]["content"] == sentence
+
+
+def test_open_webui(api: httpx.Client, sentence: str) -> None:
+    """It checks the version, lists models, and sends the whole chat with each question."""
+    assert api.get("/api/version").json()["version"]
+    (name, _) = [model["model"] for model in api.get("/api/tags").json()["models"]]
+    chat = [
+        {"role": "user", "content": "what?", "images": [CODED]},
+        {"role": "assistant", "content": "Something else."},
+        {"role": "user", "content": "and now?"},
+    ]
+    body = json.dumps({"model": name, "messages": chat, "stream": True, "options": {}})
+    with api.stream("POST", "/api/chat", content=body) as answer:
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        lines = [json.loads(line) for line in answer.iter_lines()]
+    assert "".join(line["message"]["content"] for line in lines) == sentence
+    assert [model["id"] for model in api.get("/v1/models").json()["data"]] == ["tiny", "plain"]
+
+
+def test_taggui(api: httpx.Client, sentence: str) -> None:
+    """Its remote model names none, sends text and photo apart, and keeps what ends with a stop."""
+    asked = {
+        "messages": [
+            {"role": "system", "content": "You are image captioning expert."},
+            {"role": "user", "content": "Describe the image in one sentence."},
+            {
+                "role": "user",
+                "content": [{"type": "image_url", "image_url": {"url": URI}}],
+            },
+        ],
+        "model": "null",
+        "max_new_tokens": 100,
+        "max_completion_tokens": 100,
+        "rep_pen": 1.0,
+        "do_sample": False,
+    }
+    answer = api.post("/v1/chat/completions", json=asked).json()
+    assert answer["choices"][0]["message"]["content"] == sentence
+    assert sentence.endswith(".")
+
+
+def test_ollama_run_loads_a_model_first(api: httpx.Client) -> None:
+    for path, empty in (("/api/generate", {"prompt": ""}), ("/api/chat", {"messages": []})):
+        answer = api.post(path, json={"model": "tiny", **empty})
+        assert answer.json()["done_reason"] == "load"
+        missing = api.post(path, json={"model": "llava", **empty})
+        assert missing.status_code == 404
+
+
+def test_an_address_is_fetched_where_the_server_may(
+    model: Model, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt, "WebPhoto", partial(WebPhoto, own="127.0.0.1"))
+    handler = partial(SimpleHTTPRequestHandler, directory=SAMPLES)
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), handler) as files,
+        serving(model, ServerConfig(allow_urls=True)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client,
+    ):
+        threading.Thread(target=files.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{files.server_port}"
+        create = client.chat.completions.create
+        chat = create(model="tiny", messages=parts("x", f"{address}/coffee.jpg"))
+        assert chat.choices[0].message.content == sentence
+        with pytest.raises(openai.UnprocessableEntityError, match="the answer is 404"):
+            create(model="tiny", messages=parts("x", f"{address}/none.jpg"))
+        files.shutdown()
