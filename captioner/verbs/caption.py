@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--captions", type=int, default=1, metavar="N", help="the N best captions")
     add("--style", metavar="NAME", help="of a model with several; default: the checkpoint's")
     add("--checkpoint", metavar="MODEL",
-        help="file, run folder or USER/MODEL of the Hub; default: bundled")  # fmt: skip
+        help="file, run folder or USER/MODEL (Hub); default: bundled")  # fmt: skip
     add("--max-pixels", type=int, default=MAX_PIXELS, metavar="N",
         help=f"larger photos are refused; default: {MAX_PIXELS:,}")  # fmt: skip
     add("--minimum-trust", type=probability, metavar="P",

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--beam-size", type=int, metavar="N", help="default: the checkpoint's, 5")
     add("--style", metavar="NAME", help="of a model with several; default: the checkpoint's")
     add("--checkpoint", metavar="MODEL",
-        help="file, run folder or USER/MODEL of the Hub; default: bundled")  # fmt: skip
+        help="file, run folder or USER/MODEL (Hub); default: bundled")  # fmt: skip
     add_machine_arguments(model)
     add("--batch-size", type=int, metavar="N", help="default: what suits the device")
     add("--workers", type=int, metavar="N", help="decoding processes; default: one per core")

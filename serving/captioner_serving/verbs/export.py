@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("checkpoint", nargs="?", metavar="CHECKPOINT",
-        help="file, run folder or USER/MODEL of the Hub; default: bundled")  # fmt: skip
+        help="file, run folder or USER/MODEL (Hub); default: bundled")  # fmt: skip
     add("--to", required=True, metavar="DIR", help="a new folder")
 
 

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--images", metavar="PATH",
         help="with --captions: folder or tar of images, or their glob")
     add("--checkpoint", metavar="MODEL",
-        help="file, run folder or USER/MODEL of the Hub; default: bundled")
+        help="file, run folder or USER/MODEL (Hub); default: bundled")
     add("--beam-size", type=int, metavar="N",
         help="default: the checkpoint's; the bundled one's is 5")
     add("--style", metavar="NAME", help="of a model with several; default: the checkpoint's")
