@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from captioner import Captioner, GenerationConfig
@@ -19,6 +21,7 @@ from captioner.errors import ConfigError, ImageNotFoundError
 from captioner.terminal import json_line
 from captioner.vision.transform import Box
 from captioner.word import Word
+from tests.properties import FEW, texts
 
 TEXTS = ("a", "Cup", "of", "a", "<b>", "3")
 
@@ -267,3 +270,60 @@ def test_letters_stay_where_the_stream_holds_them() -> None:
     assert json_line({"image": "日本 ü.jpg"}) == '{"image": "日本 ü.jpg"}'
     for other in ("latin-1", None):  # a StringIO has none
         assert json_line({"image": "ü"}, encoding=other) == r'{"image": "\u00fc"}'
+
+
+SHARES = st.integers(0, 10_000).map(lambda number: number / 10_000)
+MAYBE = st.none() | SHARES
+
+
+@st.composite
+def grids(draw: Any, rows: int, columns: int) -> Any:
+    """Attention of a head as a record has it: six digits, about 1 in total."""
+    chance = np.random.default_rng(draw(st.integers(0, 999)))
+    weights = chance.uniform(0, 1, (rows, columns)) ** 4
+    return (weights / weights.sum()).round(6).astype(np.float32)
+
+
+@st.composite
+def captions(draw: Any) -> Caption:
+    """Captions with every field that a record has, at the precision of records."""
+    rows, columns = draw(st.integers(1, 8)), draw(st.integers(1, 8))
+    heads = draw(st.sampled_from([0, 1, 3]))  # 0: a model without attention
+
+    def word() -> Word:
+        maps = [draw(grids(rows, columns)) for _ in range(heads)]
+        return Word(
+            text=draw(texts("'<&\U0001f415", min_size=1, max_size=9)),
+            probability=draw(SHARES), gate=draw(MAYBE), trust=draw(MAYBE),
+            effect=draw(st.none() | st.integers(-99, 99).map(lambda number: number / 8)),
+            attention=np.mean(maps, 0).round(6).astype(np.float32) if maps else None,
+            heads=np.stack(maps) if heads > 1 else None,
+        )  # fmt: skip
+
+    def sentence() -> dict[str, Any]:
+        words = tuple(word() for _ in range(draw(st.integers(0, 3))))
+        score = draw(st.integers(-99_999, 0)) / 1000
+        text = " ".join(word.text for word in words)
+        return {"text": text, "score": score, "words": words, "trust": draw(MAYBE)}
+
+    best, *others = [sentence() for _ in range(draw(st.integers(1, 3)))]
+    attends = heads and any(each["words"] for each in (best, *others))
+    edges = [draw(st.integers(*span)) / 1000 for span in ((-400, 400), (600, 1400))]
+    return Caption(
+        **best,
+        alternatives=tuple(Alternative(**other) for other in others),
+        image=draw(st.none() | texts(max_size=9)),
+        model=ModelName(name=draw(texts()), version="2", dtype=draw(st.none() | texts())),
+        box=Box(edges[0], 0.0, edges[1], 1.0) if attends else Box(0, 0, 1, 1),
+        familiarity=draw(MAYBE),
+        style=draw(st.none() | texts(min_size=1, max_size=9)),
+    )
+
+
+@FEW
+@given(caption=captions())
+def test_a_caption_comes_back_from_its_record(caption: Caption) -> None:
+    """Through JSON, as the API, batch files and `--json` have it."""
+    line = json_line(caption.record(attention=True))
+    assert Caption.from_record(json.loads(line)) == caption
+    assert json_line(Caption.from_record(json.loads(line)).record(attention=True)) == line

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from captioner.errors import ConfigError
 from captioner.vision.transform import Box, Transform, TransformConfig
+from tests.properties import FEW
 
 CONFIGS = {
     "crop": TransformConfig(),
@@ -58,6 +62,39 @@ def test_a_place_in_the_square_maps_back_to_the_photo(config, size):
     # One pixel of the square, or of the photo where that is the coarser.
     assert found[0] == pytest.approx(place[0], abs=max((box.right - box.left) / 97, 1 / size[0]))
     assert found[1] == pytest.approx(place[1], abs=max((box.bottom - box.top) / 97, 1 / size[1]))
+
+
+def transforms() -> st.SearchStrategy[TransformConfig]:
+    sizes = st.integers(8, 40)
+    crops = st.builds(
+        lambda size, more: TransformConfig(size=size, resize=size + more), sizes, st.integers(0, 9)
+    )
+    whole = st.builds(TransformConfig, mode=st.sampled_from(["pad", "squash"]), size=sizes)
+    return crops | whole
+
+
+@FEW
+@given(config=transforms(), width=st.integers(20, 150), height=st.integers(20, 150))
+def test_every_place_of_the_square_is_where_its_box_says(config, width, height):
+    """Red is the place from left to right, green from top to bottom: 0 to 250."""
+    across, down = ((np.arange(side) + 0.5) / side * 250 for side in (width, height))
+    places = np.stack([*np.broadcast_arrays(across, down[:, None]), np.full((height, width), 255)])
+    photo = Image.fromarray(places.transpose(1, 2, 0).round().astype(np.uint8))
+    transform = Transform(config)
+    box, square = transform.box(width, height), np.asarray(transform.square(photo))
+    middles = (np.arange(config.size) + 0.5) / config.size
+    inside = square[..., 2] == 255  # and not the bars of a padded square
+    assert inside.any()
+    for axis, side in ((0, width), (1, height)):
+        start, end = box[axis], box[axis + 2]
+        wanted = start + middles * (end - start)
+        found = square[..., axis] / 250
+        seen = inside.any(axis=axis)
+        coarser = max((end - start) / config.size, 1 / side) + 1 / 250
+        apart = np.abs(found - (wanted if axis == 0 else wanted[:, None]))[inside]
+        assert apart.max() <= coarser
+        within = (wanted > coarser) & (wanted < 1 - coarser)
+        assert (seen | ~within).all()  # all of the photo that the box has is there
 
 
 def test_boxes_of_known_photos():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from captioner import Captioner, OutputError
 from captioner.cli import main
@@ -18,7 +21,9 @@ from captioner_serving.batch.inputs.edited import read_record_table
 from captioner_serving.batch.inputs.tables import table_names
 from captioner_serving.batch.journal import RECORDS, Journal
 from captioner_serving.batch.outputs.records import write_records
+from captioner_serving.batch.wording import CONTROL, sentence
 from tests.conftest import read_tree
+from tests.properties import FEW, texts
 from tests.serving.batch.conftest import draw
 
 
@@ -91,6 +96,28 @@ def test_a_table_steers_no_terminal_and_its_texts_come_back(tmp_path: Path) -> N
         (back,) = read_record_table(output)
         assert (back["image"], back["caption"]) == (name, caption)
         assert list(table_names(str(output), "image")) == [name]
+
+
+ODD = "x'=+-@;,|\"\n \t\\\x1b\x9b\r\u2028\u200b\uff1d"
+NAMES = texts(ODD, min_size=1, max_size=12)
+SAID = texts(ODD, min_size=1, max_size=12).filter(lambda text: not CONTROL.search(text))
+
+
+@FEW
+@given(rows=st.lists(st.tuples(NAMES, SAID), max_size=5), plain=st.booleans())
+def test_any_text_comes_back_from_a_table_that_no_program_runs(tmp_path, rows, plain) -> None:
+    """Written as a batch does; split at any separator, no cell begins as a formula."""
+    output = tmp_path / "c.csv"
+    with output.open("wb") as file:
+        write_records(file, ".csv", (record(name, text) for name, text in rows), plain=plain)
+    back = [(row["image"], row["caption"]) for row in read_record_table(output)]
+    assert back == [(name, text if plain else sentence(text)) for name, text in rows]
+    for separator in ",;|\t":
+        with output.open(encoding="utf-8", newline="") as file:
+            cells = [cell for row in csv.reader(file, delimiter=separator) for cell in row]
+        for cell in cells:
+            begins = re.sub(r"""[\s"\u200b]*""", "", cell, count=1)
+            assert not re.match("[=+@\uff1d]", begins), (cell, separator)
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import subprocess
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape, quoteattr
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from captioner import Captioner, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.outputs.xmp import merge_xmp
+from tests.properties import FEW
 from tests.serving.batch.conftest import Photos
 
+LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 needs_exiftool = pytest.mark.needs("exiftool")
 
 LIGHTROOM = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
@@ -236,6 +242,49 @@ def test_all_of_others_stays(tmp_path: Path) -> None:
 def test_a_word_of_the_vocabulary_cannot_steer_whoever_shows_it() -> None:
     new = merged(LIGHTROOM.encode(), "a \x1b[2J\x9bdog\x00\ud800\ufffe")
     assert "a \ufffd[2J\ufffddog\ufffd\ufffd\ufffd".encode() in new
+
+
+WORDS = st.text("aBé<&'\" ", min_size=1, max_size=6).map(lambda text: f"w{text}w")
+
+
+@FEW
+@given(
+    there=st.dictionaries(st.sampled_from(["de", "fr-CA", "en-GB", "pt"]), WORDS, max_size=3),
+    default=st.none() | WORDS,
+    caption=WORDS,
+    existing=st.sampled_from(["skip", "overwrite", "append", "prepend"]),
+)
+def test_a_merge_keeps_other_languages_and_may_be_repeated(
+    there, default, caption, existing
+) -> None:
+    """Of any texts that are there: `en-GB` is one in the caption's language, `en`."""
+    if default is None and there:
+        default = next(iter(there.values()))
+    others = {tag: text for tag, text in there.items() if tag != "en-GB"}
+    there = {**({} if default is None else {"x-default": default}), **there}
+    items = "".join(
+        f"<rdf:li xml:lang={quoteattr(tag)}>{escape(text)}</rdf:li>" for tag, text in there.items()
+    )
+    old = LIGHTROOM.replace(ALT, f"<rdf:Alt>{items}</rdf:Alt>").encode()
+    new = merged(old, caption, existing)
+    after = languages(new, "description")
+    assert others.items() <= after.items()
+    own = after.get("en-GB", after.get("en", after["x-default"]))
+    mine = there.get("en-GB", None if default in others.values() else default)
+    if mine is None or existing == "overwrite":
+        assert own == caption
+    elif existing == "skip":
+        assert own == mine
+    else:
+        assert caption in own and mine in own and len(own) <= len(f"{caption} {mine}")
+    missing = {"x-default": caption, "en": caption}
+    assert languages(new, "AltTextAccessibility") == missing
+
+
+def languages(sidecar: bytes, name: str) -> dict[str, str]:
+    """The texts of a property by language, as the standard library reads them."""
+    (found,) = [part for part in ET.fromstring(sidecar).iter() if part.tag.endswith(f"}}{name}")]
+    return {item.attrib[LANGUAGE]: item.text or "" for item in found[0]}
 
 
 REFUSED = {

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from captioner_serving.decoding import fair_queue
 from captioner_serving.decoding.fair_queue import FairQueue, FairThreads
+from tests.properties import FEW
 
 
 def put_all(queue: FairQueue[str], **clients: int) -> None:
@@ -23,12 +26,33 @@ def take(queue: FairQueue[str]) -> str:
     return turn[0]
 
 
-def test_clients_take_turns_and_each_keeps_its_order() -> None:
-    queue: FairQueue[str] = FairQueue(1)
-    put_all(queue, a=4, b=2)
-    taken = [take(queue) for _ in range(6)]
-    assert sorted(taken[:4]) == ["a0", "a1", "b0", "b1"]
-    assert [item for item in taken if item[0] == "a"] == ["a0", "a1", "a2", "a3"]
+SECONDS = st.lists(st.sampled_from([0.25, 1.0, 8.0]), max_size=6)
+
+
+@FEW
+@given(costs=st.dictionaries(st.sampled_from("abcd"), SECONDS), arrival=st.randoms())
+def test_clients_take_turns_and_each_keeps_its_order(costs, arrival) -> None:
+    """Next is a client that has used the least time of those that wait."""
+    sent = [(client, number) for client, items in costs.items() for number in range(len(items))]
+    arrival.shuffle(sent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fair_queue.time, "monotonic", lambda: 0.0)  # nothing is forgotten
+        queue: FairQueue[tuple[str, int]] = FairQueue(1)
+        for client, number in sent:
+            queue.put((client, number), client)
+        taken, used = [], dict.fromkeys(costs, 0.0)
+        for _ in sent:
+            waiting = {client for client, _ in set(sent) - set(taken)}
+            turn = queue.take()
+            assert turn is not None
+            item, client = turn
+            assert used[client] == min(used[other] for other in waiting)
+            queue.done(client, costs[client][item[1]])
+            used[client] += costs[client][item[1]]
+            taken.append(item)
+    for client in costs:
+        own = [item for item in taken if item[0] == client]
+        assert own == [item for item in sent if item[0] == client]
 
 
 def test_who_has_taken_much_comes_last_and_leaves_a_worker_free() -> None:

@@ -8,12 +8,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.locations import equal_images
 from captioner_training.prepare.originals import ImageFiles
 from captioner_training.prepare.selection import select
 from captioner_training.prepare.splits import Fractions
+from tests.properties import FEW, texts
 
 
 def test_splits_by_hash_are_near_their_share_and_stay() -> None:
@@ -42,6 +45,23 @@ def test_small_sets_get_their_val_split(count: int, least: int) -> None:
     assert Fractions().draw(["one"]) == ["train"] and Fractions().draw([]) == []
 
 
+@FEW
+@given(
+    keys=st.lists(texts() | st.integers(), max_size=250, unique_by=str),
+    val=st.floats(0, 0.5),
+    test=st.floats(0, 0.4) | st.none(),
+    order=st.randoms(),
+)
+def test_splits_do_not_depend_on_the_order(keys, val, test, order) -> None:
+    fractions = Fractions(val=val, test=test)
+    splits = dict(zip(keys, fractions.draw(keys), strict=True))
+    shuffled = order.sample(keys, len(keys))
+    assert dict(zip(shuffled, fractions.draw(shuffled), strict=True)) == splits
+    assert not keys or "train" in splits.values()
+    if len(keys) > 2:
+        assert ("val" in splits.values()) == (val > 0)
+
+
 def listed(*names: str, split: str | None = None) -> list[ListedImage]:
     return [ListedImage(id=n, file_name=n, captions=("a",), split=split) for n in names]
 
@@ -62,6 +82,24 @@ def test_equal_images_are_drawn_together(tmp_path: Path) -> None:
     own = [*listed("005.jpg", split="validation"), *listed("copy-005.jpg")]
     found = select(own, ImageFiles([tmp_path]), problems).images
     assert [image.split for image in found] == ["val", "val"] and not problems
+
+
+@FEW
+@given(order=st.permutations(range(9)), named=st.sampled_from([None, "val", "test"]))
+def test_copies_share_a_split_in_any_order(tmp_path: Path, order, named) -> None:
+    """Three photos of three files each; of one file the data names the split."""
+    for n in range(9):
+        (tmp_path / f"{n}.jpg").write_bytes(bytes([n % 3]) * 9000)
+    rows = [listed(f"{n}.jpg", split=named if n == 4 else None)[0] for n in order]
+    found = select(rows, ImageFiles([tmp_path]), Problems(), fractions=None).images
+    splits: dict[int, set[str]] = {}
+    for image in found:
+        splits.setdefault(int(image.file_name[0]) % 3, set()).add(image.split)
+    if named:  # files outside any split are left out, copies of those inside are not
+        assert splits == {1: {named}}
+        assert len(found) == 3
+    else:
+        assert len(found) == 9 and all(len(of) == 1 for of in splits.values())
 
 
 def test_equal_images_are_found_wherever_they_lie(tmp_path: Path) -> None:
