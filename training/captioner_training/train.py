@@ -36,6 +36,7 @@ from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import PixelSource
 from captioner_training.data.reading import read_corpus
+from captioner_training.data.squares import SquareSource
 from captioner_training.distributed import Processes
 from captioner_training.initialization import build_model, load_encoder, load_origin
 from captioner_training.interrupts import Interrupts
@@ -308,7 +309,7 @@ class Run:
         return grids.resident(self.processes.device) or grids
 
     def _pixels(self) -> ImageSource:
-        """Load and augment the training images."""
+        """Load and augment the training images; in GPU memory if they fit."""
         number = self.state.progress.stage
         stage = self.recipe.stages[number]
         dataset = ImageDataset(
@@ -318,7 +319,8 @@ class Run:
             seed=self.recipe.seed + 1000 * number,
         )
         workers = self.recipe.data.workers
-        return PixelSource(dataset, workers=workers, device=self.processes.device)
+        squares = SquareSource.resident(dataset, workers=workers, processes=self.processes)
+        return squares or PixelSource(dataset, workers=workers, device=self.processes.device)
 
     def _encode(self, images: list[CaptionedImage]) -> CachedGrids:
         return CachedGrids.compute(

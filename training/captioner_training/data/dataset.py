@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from captioner.vision.transform import Transform
 from captioner_training.data.images import CaptionedImage
 
-__all__ = ["Augmentation", "Batch", "ImageDataset"]
+__all__ = ["Augmentation", "Batch", "ImageDataset", "View"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,16 @@ class Augmentation:
 
     flip: bool = False  # mirror every second image, unless a caption says left or right
     crop: float = 0.0  # the largest share of a side that a random crop cuts away
+
+
+class View(NamedTuple):
+    """The part of an image that an epoch shows, in fractions of its width and height."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    mirrored: bool
 
 
 class Batch(NamedTuple):
@@ -62,17 +72,22 @@ class ImageDataset(Dataset[Tensor]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Tensor:
-        image = self.images[index]
-        photo = image.open(at_least=self.transform.at_least)
-        chance = random.Random(f"{self.seed}/{self.epoch}/{index}")
-        cut = self.augmentation.crop
-        if cut > 0:
-            width, height = (side * (1 - cut * chance.random()) for side in photo.size)
-            left = int(x := (photo.width - width) * chance.random())
-            top = int(y := (photo.height - height) * chance.random())
-            right, bottom = max(left + 1, round(x + width)), max(top + 1, round(y + height))
-            photo = photo.crop((left, top, right, bottom))
+        view, photo = self.view(index), self.images[index].open(at_least=self.transform.at_least)
+        if self.augmentation.crop > 0:
+            x, y = view.left * photo.width, view.top * photo.height
+            right, bottom = x + view.width * photo.width, y + view.height * photo.height
+            left, top = int(x), int(y)
+            box = (left, top, max(left + 1, round(right)), max(top + 1, round(bottom)))
+            photo = photo.crop(box)
         pixels = self.transform.pixels(photo)
-        if self.augmentation.flip and chance.random() < 0.5 and not image.sided:
-            pixels = pixels.flip(-1)
-        return pixels
+        return pixels.flip(-1) if view.mirrored else pixels
+
+    def view(self, index: int) -> View:
+        """Draw the part of an image that this epoch shows."""
+        chance, cut = random.Random(f"{self.seed}/{self.epoch}/{index}"), self.augmentation.crop
+        left, top, width, height = 0.0, 0.0, 1.0, 1.0
+        if cut > 0:
+            width, height = (1 - cut * chance.random() for _ in range(2))
+            left, top = ((1 - side) * chance.random() for side in (width, height))
+        mirrored = self.augmentation.flip and chance.random() < 0.5 and not self.images[index].sided
+        return View(left, top, width, height, mirrored)

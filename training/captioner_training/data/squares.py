@@ -1,0 +1,107 @@
+"""Training images in GPU memory as squares, decoded once; crops and mirrors are made there."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from captioner.vision.transform import Transform
+from captioner_training.data.dataset import ImageDataset
+from captioner_training.data.loader import Workers, split_loader
+from captioner_training.distributed import Processes
+
+__all__ = ["SquareSource"]
+
+_SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that squares may take
+_BATCH = 64  # images that are decoded at once
+
+
+class SquareSource:
+    """Training images as squares (N, 3, S', S') uint8 in the memory of a device.
+
+    An epoch has the crops and mirrors of ImageDataset, resampled bilinearly from the squares.
+
+    Args:
+        dataset: the images and their augmentation; its transform squashes photos to squares.
+        squares: all images in their order.
+    """
+
+    def __init__(self, dataset: ImageDataset, squares: Tensor) -> None:
+        self.dataset, self.squares = dataset, squares
+
+    @classmethod
+    def resident(
+        cls, dataset: ImageDataset, *, workers: Workers, processes: Processes
+    ) -> SquareSource | None:
+        """Decode the images into the memory of a GPU.
+
+        Returns None on a CPU, for transforms that cut or pad photos, and where the squares would
+        take most of the free memory.
+        """
+        device, config = processes.device, dataset.transform.config
+        if device.type != "cuda" or config.mode != "squash":
+            return None
+        free, _ = torch.cuda.mem_get_info(device)
+        if len(dataset) * 3 * _stored_side(dataset) ** 2 > _SHARE_OF_MEMORY * free:
+            return None
+        return cls.decode(dataset, workers=workers, processes=processes)
+
+    @classmethod
+    def decode(
+        cls, dataset: ImageDataset, *, workers: Workers, processes: Processes
+    ) -> SquareSource:
+        """Decode all images into the memory of the device of these processes."""
+        side, count = _stored_side(dataset), len(dataset)
+        squares = torch.empty((count, 3, side, side), dtype=torch.uint8, device=processes.device)
+        if processes.main and not sys.stderr.isatty():
+            print(f"decoding {count:,} images", file=sys.stderr, flush=True)
+        whole = Transform(replace(dataset.transform.config, size=side))
+        loader = split_loader(dataset.images, whole, workers=workers, batch_size=_BATCH)
+        first = 0
+        with tqdm(
+            desc="images", unit="image", total=count, leave=False, disable=processes.no_bar
+        ) as bar:
+            for pixels in loader:
+                squares[first : first + len(pixels)] = pixels.to(processes.device)
+                first += len(pixels)
+                bar.update(len(pixels))
+        return cls(dataset, squares)
+
+    def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
+        """Crop, mirror and resize the squares of each list of positions for the epoch."""
+        self.dataset.epoch = epoch
+        for positions in order:
+            yield self._augmented(positions)
+
+    def _augmented(self, positions: Sequence[int]) -> Tensor:
+        """Return the images at these positions: uint8 (B, 3, S, S)."""
+        device, side = self.squares.device, self.dataset.transform.config.size
+        rows = []
+        for view in map(self.dataset.view, positions):
+            across = -view.width if view.mirrored else view.width
+            rows.append(
+                [
+                    [across, 0.0, 2 * view.left + view.width - 1],
+                    [0.0, view.height, 2 * view.top + view.height - 1],
+                ]
+            )
+        maps = torch.tensor(rows).to(device, non_blocking=True)
+        index = torch.tensor(positions).to(device, non_blocking=True)
+        grid = F.affine_grid(maps, [len(positions), 3, side, side], align_corners=False)
+        pixels = F.grid_sample(
+            self.squares.index_select(0, index).float(), grid,
+            mode="bilinear", padding_mode="border", align_corners=False,
+        )  # fmt: skip
+        return pixels.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _stored_side(dataset: ImageDataset) -> int:
+    """Return the side of squares of which the smallest crop has the pixels that are needed."""
+    return math.ceil(dataset.transform.config.size / (1 - dataset.augmentation.crop))
