@@ -71,8 +71,8 @@ def test_runs_that_began_with_other_random_numbers_are_told_apart(
     result = run_main("average", saved_tiny, other, "--out", out)
     assert result.returncode == (0 if share else 1) and out.exists() == bool(share)
     if not share:
-        assert f"{other} and {saved_tiny} have no mean" in result.stderr
-        assert "they began with other random numbers" in result.stderr
+        assert f"{other} and {saved_tiny} cannot be averaged" in result.stderr
+        assert "they started from different weights" in result.stderr
 
 
 def changed(path: Path, out: Path, **header: Any) -> Path:
@@ -99,14 +99,14 @@ def test_what_has_no_mean_is_refused(
     letters = changed(saved_tiny, tmp_path / "letters.safetensors", tokenizer="characters")
     for arguments, status, told in (
         ((saved_tiny,), 2, "name two or more"),
-        ((saved_tiny, shifted, "--shares", "1"), 2, "--shares 1: give each of the 2 checkpoints"),
-        ((saved_tiny, shifted, "--shares", "1", "nan"), 2, "each is a number above 0"),
-        ((saved_tiny, shifted, "--shares", "1e308", "1e308"), 2, "each is a number above 0"),
+        ((saved_tiny, shifted, "--shares", "1"), 2, "--shares 1: 2 checkpoints need 2 shares"),
+        ((saved_tiny, shifted, "--shares", "1", "nan"), 2, "each must be a number above 0"),
+        ((saved_tiny, shifted, "--shares", "1e308", "1e308"), 2, "each must be a number"),
         ((saved_tiny, shifted, "--version", "\x1b[2J"), 2, "is empty or not plain text"),
-        ((saved_tiny, "bundled"), 1, "encoder.name is 'efficientnet_v2_b0' there and "),
-        ((saved_tiny, words), 1, "their words differ"),
-        ((saved_tiny, order), 1, "their words have another order"),
-        ((saved_tiny, letters), 1, "tokenizer is 'characters' there and 'words' here"),
+        ((saved_tiny, "bundled"), 1, "encoder.name is 'efficientnet_v2_b0' and "),
+        ((saved_tiny, words), 1, "2 words differ"),
+        ((saved_tiny, order), 1, "their words have different orders"),
+        ((saved_tiny, letters), 1, "tokenizer is 'characters' and 'words'"),
         ((saved_tiny, nan), 1, f"{nan} has NaN or infinity in "),
     ):
         result = run_main("average", *arguments, "--out", out)

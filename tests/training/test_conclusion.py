@@ -103,7 +103,7 @@ def test_without_a_model_before_the_score_is_told_and_records_say_what_is_truste
         "--encoder_weights", "bundled", "--stages.1.epochs", 4, "--stages.1.learning_rate", 1e-2,
     )  # fmt: skip
     assert trust_file(out).is_file() and "Trust in words on held-out photos: AUROC" in said
-    assert "Trust is learned from the 110 photos of val and test" in said
+    assert "Trust is fitted on the 110 photos of val and test" in said
     record = json.loads(run_main("caption", photo, "--checkpoint", out, "--json").stdout)
     assert {"trust", "familiarity"} <= record.keys()
     assert re.search(r"CIDEr [\d.]+ \([\d.]+ to [\d.]+\) on 50 test photos", said)
@@ -137,8 +137,8 @@ def test_room_is_asked_for_everything_that_a_run_writes(
         result = run_main("train", place / "own.yaml", "--data.root", place, "--out", out)
     assert result.returncode == 1 and not (out / "recipe.json").exists()
     found = re.search(
-        r"the run takes ([\d.]+) GB \(grids ([\d.]+), states ([\d.]+), checkpoints ([\d.]+)\) and "
-        r".* has 0\.00 GB free: make room",
+        r"the run needs ([\d.]+) GB \(grids ([\d.]+), states ([\d.]+), checkpoints ([\d.]+)\), but "
+        r".* has 0\.00 GB free: free some space",
         result.stderr,
     )
     assert found is not None, result.stderr
@@ -187,7 +187,7 @@ def test_one_photo_is_too_few_to_train_on(run_main: Run, tmp_path: Path, place: 
     out = tmp_path / "run"
     result = run_main("train", tmp_path / "own.yaml", "--data.root", tmp_path, "--out", out)
     assert (result.returncode, result.stdout) == (1, "")
-    assert "there is one photo to train on, 0.png: a hundred are a beginning" in result.stderr
+    assert "there is only one training photo, 0.png: use at least about 100" in result.stderr
 
 
 def test_a_run_s_folder_is_its_best_checkpoint(
@@ -201,7 +201,7 @@ def test_a_run_s_folder_is_its_best_checkpoint(
         == load_checkpoint(out / "best.safetensors").fingerprint()
     )
     said = train(run_main, place, tmp_path / "more", "--max-steps", 1, "--weights", out)
-    assert "words are those of the model" in said
+    assert "words of the initial model" in said
     result = run_main("caption", photo, "--checkpoint", place / "data")
     assert result.returncode == 1 and "Traceback" not in result.stderr
 
@@ -216,7 +216,7 @@ def test_a_new_word_that_the_model_before_does_not_know_is_one_of_them_by_chance
 
 
 def test_a_stage_s_field_is_found_where_it_is(run_main: Run) -> None:
-    result = run_main("train", "own", "--epochs", 3)
+    result = run_main("train", "finetune", "--epochs", 3)
     assert result.returncode == 2
     assert "epochs: there is no such field, did you mean stages.1.epochs?" in result.stderr
 

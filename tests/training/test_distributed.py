@@ -197,9 +197,9 @@ def test_two_processes_and_their_workers_hear_a_signal(
     said = [process.communicate(timeout=300)[1] for process in two]
     assert [process.returncode for process in two] == [130, 130], said
     step = newest_state(out)["progress"]["total"]
-    assert f"stopped after step {step}: the same command goes on" in said[0]
+    assert f"stopped after step {step}: the same command resumes" in said[0]
     assert "Traceback" not in "".join(said)
-    assert f"going on after step {step} " in "".join(map(finish, pair(*command)))
+    assert f"resuming after step {step} " in "".join(map(finish, pair(*command)))
     same(out, together)
 
 
@@ -219,7 +219,7 @@ def test_torchrun_is_ended_and_goes_on(
             os.kill(pid, number)
     _, errors = process.communicate(timeout=300)
     assert number == signal.SIGKILL or "stopped after step" in errors
-    assert "going on after step" in finish(torchrun("train", recipe, "--out", out))
+    assert "resuming after step" in finish(torchrun("train", recipe, "--out", out))
     same(out, together)
 
 
@@ -230,10 +230,13 @@ def test_what_is_wrong_is_said_once(recipe: Path, tmp_path: Path) -> None:
     with locked(tmp_path / "held" / "lock", verb="train", what=tmp_path):
         for arguments, message in (
             (("smoek",), "there is no recipe 'smoek', did you mean smoke?"),
-            (("own", "--data.root", tmp_path / "x"), "there is no folder"),
-            (("own", "--encoder.name", "resnet50"), "--weights bundled does not have"),
+            (("finetune", "--data.root", tmp_path / "x"), "there is no folder"),
+            (
+                ("finetune", "--encoder.name", "resnet50"),
+                "--weights bundled has another",
+            ),
             ((recipe, "--device", "cuda:9"), "device 'cuda:9' cannot be used"),
-            ((recipe,), "another `captioner train` is at work in"),
+            ((recipe,), "another `captioner train` is running in"),
             ((recipe, "--stages.1.batch_size", 1), "31 images in"),
         ):
             folder = tmp_path / ("held" if arguments == (recipe,) else "free")

@@ -60,7 +60,7 @@ def test_the_grammar_agrees() -> None:
 def test_german_scenes_are_learned_with_their_capitals(run_main: Run, tmp_path: Path) -> None:
     write_german(tmp_path / "data", train=1000, val=60, test=60)
     result = run_main(
-        "train", "own-language", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
+        "train", "new-language", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
         "--data.lowercase", "false", "--stages.1.epochs", 3, "--stages.2.epochs", 1,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -81,17 +81,17 @@ def test_a_model_of_another_language_is_told_so_and_loses_to_one_that_learns_it(
     """What a new word costs counts for the model that does not know it, too."""
     write_german(tmp_path / "data", train=24, val=12)
     result = run_main(
-        "train", "own", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
+        "train", "finetune", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
         "--data.minimum_count", 1, "--stages.1.epochs", 2, "--stages.1.learning_rate", "1e-3",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "of the words in your captions are none that the model knows" in result.stderr
-    assert "`captioner train own-language`" in result.stderr
+    assert "of the words in your captions; for another language use" in result.stderr
+    assert "`captioner train new-language`" in result.stderr
     origin, *_ = records(tmp_path / "run")
     epochs = [one for one in records(tmp_path / "run") if one["event"] == "epoch"]
     # Of thirty new words each costs at least log 30 nats where it is only known as <unk>.
     assert origin["validation"]["cross_entropy"] > min(
         one["validation"]["cross_entropy"] for one in epochs
     )
-    assert load_checkpoint(tmp_path / "run").name == "own"  # and not the bundled one
+    assert load_checkpoint(tmp_path / "run").name == "finetune"  # and not the bundled one
     assert "on the 12 validation photos that chose the epoch (expect less" in result.stderr

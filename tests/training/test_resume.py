@@ -187,7 +187,7 @@ def test_killed_and_then_ended_by_a_signal_to_its_group(
     _, errors = ended.communicate(timeout=300)
     assert ended.returncode == 130 and "Traceback" not in errors, errors
     step = newest_state(out)["progress"]["total"]
-    assert f"stopped after step {step}: the same command goes on from" in errors
+    assert f"stopped after step {step}: the same command resumes from" in errors
     go(recipe, out)
     same(unbroken, out)
     killed.communicate(timeout=300)  # its workers have its pipes
@@ -243,7 +243,7 @@ def test_two_runs_do_not_share_a_folder(run_main: Run, recipe: Path, tmp_path: P
         second = run_main("train", recipe, "--out", out)
         first.communicate("\n", timeout=300)
     assert second.returncode == 1 and "Traceback" not in second.stderr
-    assert f"another `captioner train` is at work in {out}" in second.stderr
+    assert f"another `captioner train` is running in {out}" in second.stderr
 
 
 def test_a_damaged_state_leaves_the_one_before(
@@ -254,7 +254,7 @@ def test_a_damaged_state_leaves_the_one_before(
     newest = max((out / "state").glob("step-*.pt"))
     newest.write_bytes(newest.read_bytes()[:100_000])
     go(recipe, out)
-    assert "going on after step 18 " in capsys.readouterr().err
+    assert "resuming after step 18 " in capsys.readouterr().err
     same(unbroken, out)
     (out / "finished.json").unlink()
     for path in (out / "state").glob("step-*.pt"):

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from captioner.checkpoint import load_checkpoint
 from captioner.device import best_dtype
-from captioner.errors import GenerationError
+from captioner.errors import ConfigError, GenerationError
 from captioner.vision.encoder import Encoder
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
@@ -24,6 +25,8 @@ from captioner_training.distributed import Processes
 from captioner_training.evaluation import split
 from captioner_training.log import Clock
 from captioner_training.losses.objective import Objective, TeacherForcedOutput
+from captioner_training.recipe_file import load_recipe
+from captioner_training.run_folder import RunFolder, plain, write_json
 from tests.conftest import read_tree
 from tests.launcher import Run
 from tests.training.runs import newest_state, records, train_here, write_own
@@ -106,10 +109,10 @@ def test_every_epoch_is_kept_where_it_is_asked_for(place: Path, tmp_path: Path) 
     [
         (
             ("--seed", 2, "--stages.2.epochs", 5),
-            "(seed: 1 there, 2 now; stages.2.epochs: 1 there, 5 now)",
+            "(seed was 1, is 2; stages.2.epochs was 1, is 5)",
         ),
-        (("--weights", "{out}/best.safetensors"), "best.safetensors' now"),
-        (("--data.root", "{other}"), "has a run on other images or captions"),
+        (("--weights", "{out}/best.safetensors"), "best.safetensors')"),
+        (("--data.root", "{other}"), "has a run on other images, captions or words"),
     ],
 )
 def test_a_folder_with_another_run_is_refused(
@@ -124,6 +127,15 @@ def test_a_folder_with_another_run_is_refused(
     assert result.stderr.count("\n") == 1 and files(finished) == before
 
 
+def test_a_run_of_the_renamed_recipe_own_resumes_as_finetune(tmp_path: Path) -> None:
+    (tmp_path / "finished.json").write_text("{}")
+    recipe = load_recipe("finetune")
+    write_json(tmp_path / "recipe.json", plain(replace(recipe, name="own", precision="bfloat16")))
+    assert RunFolder(recipe, tmp_path, fast=True).finished
+    with pytest.raises(ConfigError, match="name was 'own', is 'mine'"):
+        RunFolder(replace(recipe, name="mine"), tmp_path, fast=True)
+
+
 @pytest.mark.parametrize(
     "names",
     [("best.safetensors",), ("log.jsonl", "state/thesis.txt"), ("finished.json",), ("thesis.txt",)],
@@ -136,7 +148,7 @@ def test_a_folder_without_a_run_is_refused(
         (tmp_path / name).write_text("theirs")
     before = files(tmp_path)
     result = run_main(*command(place, tmp_path))
-    assert result.returncode == 2 and "is not empty and has no run to resume" in result.stderr
+    assert result.returncode == 2 and "has other files, but no run to resume" in result.stderr
     assert files(tmp_path) == before
 
 
@@ -154,12 +166,20 @@ def test_only_files_of_the_run_are_removed(run_main: Run, place: Path, tmp_path:
 @pytest.mark.parametrize(
     ("fields", "status", "problem"),
     [
-        (("--stages.2.fine_tune_from", 40), 2, "the encoder has the stages 0 to"),
-        (("--encoder_weights", "bundled"), 1, "is not a mobilenet_v3_small: set --encoder_weights"),
+        (
+            ("--stages.2.fine_tune_from", 40),
+            2,
+            "mobilenet_v3_small has stages 0 to",
+        ),
+        (("--encoder_weights", "bundled"), 1, "is not mobilenet_v3_small: set --encoder_weights"),
         (("--encoder_weights", "no.st"), 1, "no file no.st"),
         (("--weights", "no.st"), 1, "no file no.st"),
-        (("--weights", "{tiny}", "--decoder.hidden_dim", 25), 1, "hidden_dim is 25 here and 24"),
-        (("--weights", "bundled"), 1, "or begin without it: --weights null --encoder_weights"),
+        (
+            ("--weights", "{tiny}", "--decoder.hidden_dim", 25),
+            1,
+            "hidden_dim is 25 in the recipe, 24",
+        ),
+        (("--weights", "bundled"), 1, "or start without it: --weights null --encoder_weights"),
         (("--weights", "{tiny}", "--data.tokenizer", "characters"), 1, "data.tokenizer is"),
         (("--weights", "{tiny}", "--transform.mean", "[0.5, 0.5, 0.5]"), 1, "transform.mean is"),
         (
@@ -169,10 +189,10 @@ def test_only_files_of_the_run_are_removed(run_main: Run, place: Path, tmp_path:
         ),
         (("--encoder.stride", 1, "--encoder.last_stage", 7), 2, "stride"),
         (("--stages.1.batch_size", 1, "--stages.1.accumulate", 2), 2, "too few for 1 processes"),
-        ((*OBJECTIVE, "{{attention_entropy: 1}}"), 2, "'attention_entropy': name module:Class"),
+        ((*OBJECTIVE, "{{attention_entropy: 1}}"), 2, "'attention_entropy' is not module:Class"),
         ((*OBJECTIVE, "{{nonesuch:Class: 1}}"), 2, "cannot be imported"),
-        ((*OBJECTIVE, f"{{{{{__name__}:Weighed: x}}}}"), 2, "'x' does not fit"),
-        ((*OBJECTIVE, "{{json:loads: 1}}"), 2, "is no subclass of Objective"),
+        ((*OBJECTIVE, f"{{{{{__name__}:Weighed: x}}}}"), 2, "'x' is invalid"),
+        ((*OBJECTIVE, "{{json:loads: 1}}"), 2, "is not a subclass of Objective"),
         (("--data.root", "nowhere"), 1, "there is no folder nowhere"),
         (("--data.minimum_count", 1000), 1, "no word occurs 1000 times"),
         (("--device", "tpu"), 1, "tpu"),
@@ -216,7 +236,7 @@ def test_a_recipe_json_of_somebody_else_is_not_written_over(
 ) -> None:
     (tmp_path / "recipe.json").write_text('{"name": "apple pie", "stages": ["bake"]}')
     result = run_main(*command(place, tmp_path))
-    assert result.returncode == 2 and "has no run to resume" in result.stderr
+    assert result.returncode == 2 and "no run to resume" in result.stderr
     assert "apple pie" in (tmp_path / "recipe.json").read_text()
 
 
@@ -322,7 +342,7 @@ def test_a_signal_is_heard_between_the_batches_of_a_validation(
 def test_a_diverged_run_says_what_to_lower(
     place: Path, tmp_path: Path, batch_size: int, noticed: int
 ) -> None:
-    with pytest.raises(GenerationError, match=rf"infinite by step {noticed}: lower learning_rate"):
+    with pytest.raises(GenerationError, match=rf"infinite by step {noticed}: start again"):
         train_here(
             place / "own.yaml", tmp_path / "run", data__root=place, stages__1__warmup=0,
             stages__1__learning_rate=1e38, stages__1__batch_size=batch_size,
@@ -357,7 +377,7 @@ def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(
     train = command(place, out, "--max-steps", 1, "--keep-files", "true")
     begun = run_main(*train, "--precision", first)
     assert begun.returncode == 0, begun.stderr
-    assert f"computing in {first}, as this run is set to, though the CPU has " in begun.stderr
+    assert f"precision: {first}, as set for this run (the CPU has " in begun.stderr
     (out / "finished.json").unlink()  # as if it had been killed before its last line
     older = json.loads((out / "recipe.json").read_text())
     del older["data"]["lowercase"]  # a field that an older version does not have
@@ -365,10 +385,10 @@ def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(
     monkeypatch.setattr(Processes, "conditions", "torch 99")
     then = run_main(*train)
     assert then.returncode == 0, then.stderr
-    (note,) = [line for line in then.stderr.splitlines() if "note: the run had" in line]
-    assert f"note: the run had torch {torch.__version__}, 1 x cpu, " in note
-    assert "goes on with torch 99;" in note
+    (note,) = [line for line in then.stderr.splitlines() if "note: the run started" in line]
+    assert f"note: the run started with torch {torch.__version__}, 1 x cpu, " in note
+    assert "resumes with torch 99;" in note
     assert json.loads((out / "recipe.json").read_text())["precision"] == first
     refused = run_main(*train, "--precision", other)
     assert refused.returncode == 2
-    assert f"precision: '{first}' there, '{other}' now" in refused.stderr
+    assert f"precision was '{first}', is '{other}'" in refused.stderr

@@ -1,4 +1,4 @@
-"""Ablation of attention: every decoder variant trained alike, side by side in one table.
+"""Ablation of attention: train every decoder variant in the same way and compare them in a table.
 
 Finished runs and measurements are reused, so the same command resumes an interrupted ablation.
 """
@@ -51,14 +51,14 @@ VARIANTS = (
     "top_down",
     "transformer",
 )
-"""Score and query of the LSTM (`heads` is scaled_dot with four), `additive` with positions of the
-grid's cells, and the other decoders."""
+"""SCORE-QUERY of the LSTM (`heads` is scaled_dot with four heads), `additive` with positions of the
+cells, and the other decoders."""
 
 _HEADS = 4
 _STEP = 4  # sine positions over two axes need a transformer width in multiples of four
 
 COLUMNS = {"BLEU-4": 1, "CIDEr": 1, "pointing": 1, "deletion effect": 3}
-"""The measures of a run, each with its number of digits."""
+"""The measures in the table, with their number of digits."""
 
 Measures = dict[str, dict[str, float]]
 """The measures of a run: `value`, and `low` and `high` of its 95 % interval over images."""
@@ -146,11 +146,11 @@ class Ablation:
     Args:
         recipe: of every run, except for its decoder and seed.
         out: has a folder for each run, and one for the data and grids that they share.
-        processes: that train together.
+        processes: the processes of the runs.
         train: trains one run: `captioner_training.train` with its `validate`.
         variants: names of the variants to compare.
         seeds: every variant is trained once per seed.
-        deletion: number of images whose captions get the deletion test, the slowest measure.
+        deletion: number of images for the deletion test, the slowest measure.
 
     Raises:
         ConfigError: unknown variant, no seed, no image for the deletion test, a recipe that starts
@@ -172,9 +172,9 @@ class Ablation:
         if unknown := [name for name in variants if name not in VARIANTS]:
             raise ConfigError(f"--variants {', '.join(unknown)}: choose from {', '.join(VARIANTS)}")
         if len(set(seeds)) != len(seeds) or not seeds:
-            raise ConfigError(f"--seeds {' '.join(map(str, seeds))}: name each seed once")
+            raise ConfigError(f"--seeds {' '.join(map(str, seeds))}: use each seed once")
         if deletion < 1:
-            raise ConfigError(f"--deletion {deletion} is below 1")
+            raise ConfigError(f"--deletion is {deletion}; it must be at least 1")
         if recipe.weights is not None:
             raise ConfigError(
                 f"recipe {recipe.name} starts from {recipe.weights}, but an ablation trains every "
@@ -192,7 +192,7 @@ class Ablation:
         self.recipe = replace(recipe, precision=_precision(recipe, out, processes.device))
 
     def run(self) -> str:
-        """Train and measure what is not done yet; return the table, also written to `out`.
+        """Train and measure what is missing; return the table, which is also written to `out`.
 
         Raises:
             CaptionerError: from training and evaluation.
@@ -223,9 +223,9 @@ class Ablation:
             self.recipe, name=f"{self.recipe.name}-{name}", decoder=self.decoders[name], seed=seed
         )
         settings = {"recipe": plain(recipe), "deletion": self._deletion}
-        known = read_json(folder / "measures.json") or {}
-        if known.get("settings") == settings:
-            measures: Measures = known["measures"]
+        earlier = read_json(folder / "measures.json") or {}
+        if earlier.get("settings") == settings:
+            measures: Measures = earlier["measures"]
             return measures
         best = self._train(recipe, out=folder, processes=self.processes, shared=self._shared(seed))
 
@@ -280,10 +280,7 @@ class Ablation:
 
 
 def _precision(recipe: Recipe, out: Path, device: torch.device) -> Any:
-    """Return the precision of all runs: that of existing ones, or what suits the device.
-
-    Measurements are reused only for the same recipe, so `auto` is resolved before the first run.
-    """
+    """Return the precision of all runs: that of finished ones, or what suits the device."""
     if recipe.precision != "auto":
         return recipe.precision
     existing = [read_json(path) or {} for path in sorted(out.glob("*/recipe.json"))]
@@ -299,7 +296,8 @@ def _measure_of(report: Mapping[str, Any], name: str) -> dict[str, float]:
 
 def table_text(runs: Mapping[str, Sequence[Measures]]) -> str:
     """Return the Markdown table of variants, given the measures of one run per seed."""
-    shown = [name for name in COLUMNS if any(name in run for each in runs.values() for run in each)]
+    measured = {name for measures in runs.values() for run in measures for name in run}
+    shown = [name for name in COLUMNS if name in measured]
     head = ["variant", *shown, "parameters"]
     lines = [_line(head), _line(["---"] * len(head))]
     for variant, measures in runs.items():

@@ -1,6 +1,6 @@
-"""The end of a run: its trust, its gain and its report.
+"""The end of a run: fit trust, measure the gain, write the report.
 
-Each part is made once. Running the same command again makes the parts that are missing.
+Running the same command again adds the parts that are missing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from captioner_training.evaluation.trust import (
     measure_trust,
 )
 from captioner_training.initialization import load_origin
-from captioner_training.log import some_of
+from captioner_training.log import report_photos
 from captioner_training.recipe import Recipe
 from captioner_training.report.numbers import part_of
 from captioner_training.report.run import write_run
@@ -47,15 +47,15 @@ __all__ = ["conclude", "write_trust"]
 
 T = TypeVar("T")
 
-_MOST_PHOTOS = 20_000  # training photos that trust is learned from
-_ENGLISH = 0.15  # least share of function words in English captions
+_MOST_PHOTOS = 20_000  # training photos to fit trust on
+_ENGLISH = 0.15  # English captions have at least this share of function words
 
 
 def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
     """Write best.trust.safetensors, `gain` in finished.json, and report.html of a finished run.
 
-    CIDEr is measured as `captioner evaluate` measures it: with best.safetensors as it is used, its
-    trust and consensus beside it. A part that fails is reported and does not stop the others.
+    CIDEr is that of `captioner evaluate`: of the saved checkpoint with its consensus. If one part
+    fails, the error is printed and the others follow.
     """
     if not (out / "report.html").exists():
         _Conclusion(recipe=recipe, out=out, device=device).run()
@@ -74,11 +74,11 @@ class _Conclusion:
     @cached_property
     def corpus(self) -> Corpus:
         origin = load_origin(self.recipe)
-        return read_corpus(self.recipe, out=self.out, known=origin.vocabulary if origin else None)
+        return read_corpus(self.recipe, out=self.out, origin=origin.vocabulary if origin else None)
 
     @cached_property
     def test(self) -> Sequence[CaptionedImage] | None:
-        """The test split, which a dry run does not read."""
+        """The test split; None for a dry run."""
         if self.recipe.max_steps is not None:
             return None
         return _attempt("test", partial(read_test, self.recipe, self.corpus.vocabulary))
@@ -93,18 +93,18 @@ class _Conclusion:
         if self.recipe.max_steps is not None:
             notes = ["This was a dry run; its scores mean nothing."]
         elif kept_origin:
-            notes = ["No epoch was better than the original model, which best.safetensors is."]
+            notes = ["No epoch was better than the original model, so best.safetensors is a copy."]
         else:
             gain = note.get("gain") or _attempt("gain", self._measure_gain)
             notes = [] if gain is None else [describe_gain(gain)]
         for line in notes:
-            _say(f"{line} ({self.best})")
+            _print(f"{line} ({self.best})")
 
         def write() -> None:
             write_run(
                 self.out / "report.html",
                 self.recipe,
-                self._caption_best(some_of(self.corpus.validation)).captioned,
+                self._caption_best(report_photos(self.corpus.validation)).captioned,
                 gain=gain,
                 notes=notes,
                 kept_origin=kept_origin,
@@ -120,7 +120,7 @@ class _Conclusion:
         return CaptionedSplit(captioner, images)
 
     def _measure_gain(self) -> dict[str, Any]:
-        """Compare best.safetensors with the original model and note the result."""
+        """Compare best.safetensors with the original model and store the result."""
         images, before = self.test or self.corpus.validation, None
         if (origin := load_origin(self.recipe)) is not None:
             before = self._caption(Captioner(origin, device=self.device), images).set.ciders
@@ -131,7 +131,7 @@ class _Conclusion:
         return gain
 
     def _write_trust(self) -> None:
-        """Write the trust of best.safetensors, if there are enough photos with English captions."""
+        """Write the trust of best.safetensors, given enough photos with English captions."""
         recipe, train, held_out = self.recipe, self.corpus.train, self.corpus.validation
         if recipe.max_steps is not None or recipe.data.scenes is not None:
             return
@@ -139,36 +139,36 @@ class _Conclusion:
             return
         words = [word for image in train[:_MOST_PHOTOS] for words in image.words for word in words]
         if sum(word in FUNCTION_WORDS for word in words) < _ENGLISH * len(words):
-            _say("Records will have no trust: it needs English captions.")
+            _print("No trust is fitted: the captions are not English.")
             return
         if len(held_out) < FEWEST_PHOTOS:
             held_out = [*held_out, *(self.test or ())]
         if min(len(train), len(held_out)) < FEWEST_PHOTOS:
-            _say(
-                f"Records will have no trust: it needs {FEWEST_PHOTOS} training photos and as many "
-                f"others; there are {len(train)} and {len(held_out)}."
+            _print(
+                f"No trust is fitted: it needs {FEWEST_PHOTOS} training photos and as many others; "
+                f"there are {len(train)} and {len(held_out)}."
             )
             return
         if len(held_out) > len(self.corpus.validation):
-            _say(
-                f"Trust is learned from the {len(held_out)} photos of val and test, because val "
-                f"has fewer than {FEWEST_PHOTOS}; its measures on test are too good."
+            _print(
+                f"Trust is fitted on the {len(held_out)} photos of val and test, because val has "
+                f"fewer than {FEWEST_PHOTOS}; measures of trust on test will be too good."
             )
         captioner = Captioner(load_checkpoint(self.best), device=self.device)
-        some = train[:: -(-len(train) // _MOST_PHOTOS)]
-        for line in write_trust(captioner, self.best, some, held_out[: _MOST_PHOTOS // 2]):
-            _say(line)
+        photos = train[:: -(-len(train) // _MOST_PHOTOS)]
+        for line in write_trust(captioner, self.best, photos, held_out[: _MOST_PHOTOS // 2]):
+            _print(line)
 
 
-def _attempt(what: str, work: Callable[[], T]) -> T | None:
+def _attempt(part: str, work: Callable[[], T]) -> T | None:
     try:
         return work()
     except CaptionerError as error:
-        _say(f"{what}: {error}")
+        _print(f"{part}: {error}")
         return None
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
@@ -178,7 +178,7 @@ def write_trust(
     train: Sequence[CaptionedImage],
     held_out: Sequence[CaptionedImage],
 ) -> list[str]:
-    """Learn trust, familiarity and consensus of a checkpoint and write them beside it.
+    """Fit trust, familiarity and consensus of a checkpoint and write them beside it.
 
     Args:
         captioner: the checkpoint without trust. Its consensus is replaced.
@@ -187,7 +187,7 @@ def write_trust(
         held_out: photos it was not trained on. Every second one is used for fitting.
 
     Returns:
-        Sentences: how well trust does on the other photos, and what could not be learned.
+        Messages: the quality of trust on the other photos, and what was not fitted.
 
     Raises:
         DataError: too few content words in the captions, or photos that look alike.
@@ -205,17 +205,17 @@ def write_trust(
             f"Consensus needs {FEWEST_FOR_CONSENSUS:,} training photos, there are {len(train):,}: "
             f"{source}."
         ]
-    made = CaptionedSplit(captioner, held_out)
+    split = CaptionedSplit(captioner, held_out)
     trust = fit_trust(
-        made.captioned[::2],
-        made.pooled[::2],
+        split.captioned[::2],
+        split.pooled[::2],
         word_features=word_features,
-        familiarity=Familiarity.fit(seen, made.pooled),
+        familiarity=Familiarity.fit(seen, split.pooled),
         weights=digest_weights(checkpoint_file(checkpoint)),
         consensus=captioner.consensus,
     )
-    rest = made.captioned[1::2]
-    judged = trust.judge(made.pooled[1::2], [[caption.hypothesis] for caption in rest])
+    rest = split.captioned[1::2]
+    judged = trust.judge(split.pooled[1::2], [[caption.hypothesis] for caption in rest])
     measured = measure_trust(rest, [best for (best,) in judged])
     trust.save(trust_file(checkpoint))
     parts = ((kind, part_of(measured, kind)) for kind in ("words", "captions"))
@@ -232,16 +232,17 @@ def _bundled_consensus(checkpoint: Checkpoint) -> Consensus | None:
     try:
         path = bundled_checkpoint()
         trust, bundled = Trust.beside(path), load_checkpoint(path)
-    except CheckpointError:  # absent or damaged
+    except CheckpointError:  # missing or damaged
         return None
-    words, theirs = checkpoint.vocabulary.ordinary_words, bundled.vocabulary.ordinary_words
-    ours, same = checkpoint.model.encoder.state_dict(), bundled.model.encoder.state_dict()
+    models = (checkpoint, bundled)
+    words, bundled_words = (model.vocabulary.ordinary_words for model in models)
+    ours, theirs = (model.model.encoder.state_dict() for model in models)
     if (
         trust is None
-        or words[: len(theirs)] != theirs
+        or words[: len(bundled_words)] != bundled_words
         or checkpoint.transform != bundled.transform
-        or ours.keys() != same.keys()
-        or not all(torch.equal(ours[name], tensor) for name, tensor in same.items())
+        or ours.keys() != theirs.keys()
+        or not all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
     ):
         return None
     return trust.consensus

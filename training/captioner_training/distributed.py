@@ -1,4 +1,4 @@
-"""The processes of a run: one, or one a GPU as torchrun starts them."""
+"""The processes of a run: a single one, or one per GPU, started by torchrun."""
 
 from __future__ import annotations
 
@@ -19,65 +19,68 @@ from torch.distributed.rendezvous import rendezvous
 from captioner.device import find_device
 from captioner.errors import CaptionerError, ConfigError, DeviceError
 
-__all__ = ["Processes", "end_silently", "start_processes"]
+__all__ = ["Processes", "exit_silently", "start_processes"]
 
 Value = TypeVar("Value")
 
-_LOOK_AGAIN = 0.05  # seconds
-_SECONDS = 10
-_TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # beside WORLD_SIZE
+_POLL_INTERVAL = 0.05  # seconds
+_EXIT_DELAY = 10  # seconds
+_TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # besides WORLD_SIZE
 
 
-def end_silently() -> NoReturn:
-    """End without a word, and late: torchrun ends all processes as soon as one has failed."""
-    time.sleep(_SECONDS)
+def exit_silently() -> NoReturn:
+    """Exit without a message after another process failed.
+
+    The delay lets that process print its error: torchrun kills all when the first one exits.
+    """
+    time.sleep(_EXIT_DELAY)
     raise SystemExit(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """The `world` processes of a run, seen from one of them.
+    """The `world` processes of a run, as one of them sees them.
 
-    Every method is called by all of them together; alone, each does nothing.
+    All processes must call a method together. With one process, methods do not communicate.
     """
 
     device: torch.device
     rank: int = 0
     world: int = 1
-    store: Any = None  # a torch.distributed.Store, in which they have met
-    _meetings: Iterator[int] = field(default_factory=count, repr=False)
+    store: Any = None  # the torch.distributed.Store of the process group
+    _barriers: Iterator[int] = field(default_factory=count, repr=False)
 
     @property
     def main(self) -> bool:
-        """Whether this process writes the files and speaks."""
+        """Whether this process writes files and prints messages."""
         return self.rank == 0
 
     @property
     def no_bar(self) -> bool | None:
-        """What tqdm takes as `disable`: off but in the main process, and where no terminal is."""
+        """The `disable` of tqdm: bars only in the main process, and only on a terminal."""
         return None if self.main else True
 
     @property
     def conditions(self) -> str:
-        """What the numbers of a run depend on in their last digits."""
+        """Everything that the last digits of a run's numbers depend on."""
         return (
             f"torch {torch.__version__}, {self.world} x {self.device.type}, "
             f"{torch.get_num_threads()} threads"
         )
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add up a tensor of the same shape from every process, in place."""
+        """Sum a tensor over all processes, in place."""
         if self.world > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def sum_named(self, values: Mapping[str, Tensor]) -> dict[str, float]:
-        """Add up scalars of the same names from every process."""
+        """Sum named scalars over all processes."""
         sums = self.sum(torch.stack([*values.values()]))
         return dict(zip(values, sums.tolist(), strict=True))
 
     def gather(self, value: Value) -> list[Value]:
-        """Collect a value from every process, in the order of their ranks."""
+        """Return the values of all processes, in the order of their ranks."""
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
@@ -85,7 +88,7 @@ class Processes:
         return cast(list[Value], values)
 
     def broadcast(self, value: Value | None) -> Value:
-        """Give every process the value of the main one."""
+        """Return the value of the main process."""
         if self.world == 1:
             return cast(Value, value)
         values = [value]
@@ -93,54 +96,55 @@ class Processes:
         return cast(Value, values[0])
 
     def main_first(self, work: Callable[[], Value]) -> Value:
-        """Do something in the main process, which may write files, and then in the others.
+        """Call a function in the main process, then in the others.
 
-        They wait for each other, however long it takes. Where it fails in the main process with a
-        CaptionerError, the others end without a word.
+        They wait for each other without a timeout. If the main process raises a CaptionerError, the
+        others exit silently.
         """
         result = self.main_alone(work)
         try:
             return cast(Value, result) if self.main else work()
         finally:
-            self._meet()
+            self._wait_long()
 
     def main_alone(self, work: Callable[[], Value]) -> Value | None:
-        """Do something in the main process alone, as in `main_first`; the others get None."""
+        """Call a function in the main process only, as in `main_first`; others return None."""
         result, problem = None, None
         if self.main:
             try:
                 result = work()
             except CaptionerError as error:
                 problem = error
-        self._meet()
+        self._wait_long()
         failed = self.broadcast(problem is not None)
         if problem is not None:
             raise problem
         if failed:
-            end_silently()
+            exit_silently()
         return result
 
     def wait(self) -> None:
-        """Go on only when all have come this far."""
+        """Wait until all processes have called this."""
         if self.world > 1:
             dist.barrier()
 
-    def _meet(self) -> None:
-        """Wait for the others as long as their work takes, where a barrier would give up."""
+    def _wait_long(self) -> None:
+        """Wait for the others without the timeout of a barrier."""
         if self.store is None:
             return
-        place = f"captioner/{next(self._meetings)}"
-        there = self.store.add(place, 1)
-        while there < self.world:
-            time.sleep(_LOOK_AGAIN)
-            there = self.store.add(place, 0)
+        key = f"captioner/{next(self._barriers)}"
+        arrived = self.store.add(key, 1)
+        while arrived < self.world:
+            time.sleep(_POLL_INTERVAL)
+            arrived = self.store.add(key, 0)
 
 
 @contextmanager
 def start_processes(device: str = "auto") -> Iterator[Processes]:
-    """Join the processes that torchrun started; without torchrun, be the only one.
+    """Join the processes that torchrun started; without torchrun, use a single process.
 
-    `device` is as for find_device; "cuda" takes the GPU of this process's local rank.
+    Args:
+        device: see find_device; "cuda" selects the GPU of the local rank.
 
     Raises:
         ConfigError: WORLD_SIZE is set, but other variables of torchrun are missing.
@@ -150,8 +154,8 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
         alone = Processes(device=find_device(device))
         if alone.device.type == "cuda" and (count := torch.cuda.device_count()) > 1:
             print(
-                f"training on one of {count} GPUs; for all of them: torchrun --nproc-per-node "
-                f"{count} -m captioner train ...",
+                f"training on one of {count} GPUs; to use all: torchrun --nproc-per-node {count} "
+                "-m captioner train ...",
                 file=sys.stderr,
             )
         yield alone
@@ -163,29 +167,29 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
         )
     local, first = int(os.environ["LOCAL_RANK"]), os.environ["RANK"] == "0"
     try:
-        found = find_device(device)
-        if found.type == "cuda":
+        chosen = find_device(device)
+        if chosen.type == "cuda":
             if local >= (count := torch.cuda.device_count()):
-                first = local == count  # of those without a GPU
+                first = local == count  # the first one without a GPU reports it
                 raise DeviceError(
                     f"torchrun started process {local + 1} on a machine with {count} GPUs: "
                     f"use --nproc-per-node {count}"
                 )
-            found = torch.device("cuda", local)
-            torch.cuda.set_device(found)
+            chosen = torch.device("cuda", local)
+            torch.cuda.set_device(chosen)
     except DeviceError:
-        if not first:  # of all that find the same wrong, one says so
-            end_silently()
+        if not first:
+            exit_silently()
         raise
     store, rank, world = next(rendezvous("env://"))
     dist.init_process_group(
-        "nccl" if found.type == "cuda" else "gloo",
+        "nccl" if chosen.type == "cuda" else "gloo",
         store=store,
         rank=rank,
         world_size=world,
-        device_id=found if found.type == "cuda" else None,
+        device_id=chosen if chosen.type == "cuda" else None,
     )
     try:
-        yield Processes(device=found, rank=rank, world=world, store=store)
+        yield Processes(device=chosen, rank=rank, world=world, store=store)
     finally:
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The model that a run begins with: fresh, pretrained, or taken over from a checkpoint."""
+"""The initial model of a run: random, pretrained, or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,55 +27,60 @@ __all__ = ["build_model", "load_encoder", "load_origin"]
 
 
 def load_origin(recipe: Recipe) -> Checkpoint | None:
-    """Read the checkpoint that a recipe goes on from; None where it begins afresh.
+    """Read the checkpoint that a recipe starts from (`weights`), or return None.
 
-    Raises CheckpointError: it cannot be read, or does not have the recipe's architecture.
+    Raises CheckpointError: it cannot be read, or has another architecture than the recipe.
     """
     if recipe.weights is None:
         return None
     origin = load_checkpoint(_weights_file(recipe.weights))
     if differences := list(_differences(recipe, origin)):
-        remedy = "set them as they are there, or begin without it: --weights null"
+        remedy = "change the recipe, or start without it: --weights null"
         if recipe.encoder.name != origin.model.config.encoder.name:
             remedy += " --encoder_weights torchvision (downloads ImageNet weights)"
         raise CheckpointMismatchError(
-            f"--weights {recipe.weights} does not have the recipe's architecture: "
-            f"{'; '.join(differences)}: {remedy}"
+            f"--weights {recipe.weights} has another architecture than the recipe "
+            f"({'; '.join(differences)}): {remedy}"
         )
     return origin
 
 
 def _differences(recipe: Recipe, origin: Checkpoint) -> Iterator[str]:
-    """Name every setting in which a checkpoint differs from the recipe; dropout may."""
-    for part in ("encoder", "decoder"):
-        there = asdict(getattr(origin.model.config, part))
-        for name, value in asdict(getattr(recipe, part)).items():
-            if name != "dropout" and there[name] != value:
-                yield f"{part}.{name} is {value!r} here and {there[name]!r} there"
+    """Yield each setting in which a checkpoint differs from the recipe, except dropout."""
+    vocabulary = origin.vocabulary
+    pairs: dict[str, tuple[object, object]] = {
+        "data.tokenizer": (recipe.data.tokenizer, vocabulary.tokenizer),
+        "data.lowercase": (recipe.data.lowercase, vocabulary.lowercase),
+    }
     for name in ("mean", "std"):
-        here, there = getattr(recipe.transform, name), getattr(origin.transform, name)
-        if here != there:
-            yield f"transform.{name} is {list(here)} here and {list(there)} there"
-    if (tokenizer := origin.vocabulary.tokenizer) != recipe.data.tokenizer:
-        yield f"data.tokenizer is {recipe.data.tokenizer!r} here and {tokenizer!r} there"
-    if origin.vocabulary.lowercase != recipe.data.lowercase:
-        yield f"data.lowercase is {recipe.data.lowercase} here and not there"
+        values = getattr(recipe.transform, name), getattr(origin.transform, name)
+        pairs[f"transform.{name}"] = values
+    for part in ("encoder", "decoder"):
+        theirs = asdict(getattr(origin.model.config, part))
+        for name, value in asdict(getattr(recipe, part)).items():
+            pairs[f"{part}.{name}"] = value, theirs[name]
+    pairs.pop("decoder.dropout")
+    for name, (value, other) in pairs.items():
+        if value != other:
+            yield f"{name} is {value!r} in the recipe, {other!r} in the checkpoint"
 
 
 def load_encoder(recipe: Recipe) -> Encoder:
-    """Make the encoder of a recipe, pretrained unless it comes from a checkpoint.
+    """Build the encoder of a recipe, with its `encoder_weights` unless the recipe has `weights`.
 
     Raises:
-        CheckpointError: its weights are missing, or are another encoder's.
-        ConfigError: it cannot be built, has no pretrained weights, or too few stages.
+        CheckpointError: the weights are missing, or belong to another encoder.
+        ConfigError: the encoder cannot be built, has no pretrained weights, or too few stages.
     """
     start = recipe.encoder_weights if recipe.weights is None else "random"
     encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")
     for number, stage in enumerate(recipe.stages, start=1):
         if (stage.fine_tune_from or 0) >= len(encoder.stages):
+            count = len(encoder.stages)
             raise ConfigError(
-                f"stages.{number}.fine_tune_from {stage.fine_tune_from}: the encoder has the "
-                f"stages 0 to {len(encoder.stages) - 1}"
+                f"stages.{number}.fine_tune_from is {stage.fine_tune_from}, but the encoder "
+                f"{recipe.encoder.name} has "
+                + (f"stages 0 to {count - 1}" if count > 1 else "a single stage: use 0 or null")
             )
     if start not in ("torchvision", "random"):
         _load_stages(encoder, _weights_file(start))
@@ -85,7 +90,7 @@ def load_encoder(recipe: Recipe) -> Encoder:
 
 
 def _load_stages(encoder: Encoder, path: Path) -> None:
-    """Load the stages from the encoder inside a checkpoint, or from a file of the stages alone."""
+    """Load the stages from a checkpoint, or from a file with nothing but the stages."""
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
@@ -103,53 +108,59 @@ def _load_stages(encoder: Encoder, path: Path) -> None:
         encoder.stages.load_state_dict(stages)
     except RuntimeError as error:
         raise CheckpointMismatchError(
-            f"the encoder in {path} is not a {encoder.config.name}: set --encoder_weights "
-            "torchvision (downloads ImageNet weights), random, or a file of its own"
+            f"the encoder in {path} is not {encoder.config.name}: set --encoder_weights to "
+            "torchvision (downloads ImageNet weights), random, or another file"
         ) from error
 
 
 def build_model(
     recipe: Recipe, vocabulary: Vocabulary, *, encoder: Encoder, origin: Checkpoint | None = None
 ) -> CaptionModel:
-    """Make the model of a recipe with the encoder of `load_encoder`, the origin of `load_origin`.
+    """Build the model of a recipe.
 
-    Raises ConfigError: the decoder is larger than the memory.
+    Args:
+        recipe: of the run.
+        vocabulary: of the run.
+        encoder: from `load_encoder`.
+        origin: from `load_origin`.
+
+    Raises ConfigError: the decoder does not fit into memory.
     """
     config = ModelConfig(encoder=recipe.encoder, decoder=recipe.decoder)
     try:
         model = CaptionModel(config, vocabulary_size=len(vocabulary), encoder=encoder)
-    except (MemoryError, RuntimeError) as error:  # the latter is what torch's allocator raises
+    except (MemoryError, RuntimeError) as error:  # RuntimeError: from torch's allocator
         raise ConfigError(
-            f"recipe {recipe.name} has a decoder that this machine has not the memory for: lower "
-            f"decoder.hidden_dim, or whatever else of it is large ({error})"
+            f"the decoder of recipe {recipe.name} does not fit into memory ({error}): lower "
+            "decoder.hidden_dim or its other sizes"
         ) from error
     if origin is not None:
-        _take_over(model, vocabulary, origin)
+        _load_origin_weights(model, vocabulary, origin)
     return model
 
 
-def _take_over(model: CaptionModel, vocabulary: Vocabulary, origin: Checkpoint) -> None:
-    """Take over a checkpoint's weights; what belongs to a word follows the word."""
-    given = origin.model.state_dict()
-    known = [word for word in vocabulary.words if word in origin.vocabulary]
-    theirs, ours = origin.vocabulary.encode(known), vocabulary.encode(known)
-    fresh = model.state_dict()
+def _load_origin_weights(model: CaptionModel, vocabulary: Vocabulary, origin: Checkpoint) -> None:
+    """Load a checkpoint's weights. Rows of words move to the words' places in `vocabulary`."""
+    weights = origin.model.state_dict()
+    shared = [word for word in vocabulary.words if word in origin.vocabulary]
+    theirs, ours = origin.vocabulary.encode(shared), vocabulary.encode(shared)
+    initial = model.state_dict()
     for name in ("decoder.embedding.weight", "decoder.output_bias"):
-        if name not in fresh or name not in given:  # a decoder of one's own may have others
+        if name not in initial or name not in weights:  # a custom decoder may lack it
             continue
-        tensor = fresh[name].clone()
-        if tensor.ndim == 1:  # a new word is as unlikely as the rarest, until it has been learned
+        tensor = initial[name].clone()
+        if tensor.ndim == 1:  # a new word starts as unlikely as the least likely word
             ordinary = origin.vocabulary.encode(origin.vocabulary.ordinary_words)
-            tensor.fill_(float(given[name][ordinary].min()))
-        tensor[ours] = given[name][theirs]
+            tensor.fill_(float(weights[name][ordinary].min()))
+        tensor[ours] = weights[name][theirs]
         for style in set(vocabulary.styles or ("",)) - set(origin.vocabulary.styles):
-            tensor[vocabulary.start(style)] = given[name][origin.vocabulary.start()]
-        given[name] = tensor
-    model.load_state_dict(given)
+            tensor[vocabulary.start(style)] = weights[name][origin.vocabulary.start()]
+        weights[name] = tensor
+    model.load_state_dict(weights)
 
 
 def _weights_file(source: str) -> Path:
-    """Find the file that a recipe calls by its path, or "bundled"."""
+    """Return the file of a path, or of "bundled"."""
     path = bundled_checkpoint() if source == "bundled" else checkpoint_file(source)
     if not path.is_file():
         raise CheckpointNotFoundError(there_is_no("file", path))

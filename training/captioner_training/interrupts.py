@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: heard between two steps, so that a state can be saved first."""
+"""Ctrl-C and SIGTERM: handled between two steps, so that a state can be saved first."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from types import FrameType
 __all__ = ["SIGNALS", "Interrupts"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""That ask for the end of a run."""
+"""The signals that stop a run."""
 
 
 class Interrupts:
-    """Notes the first signal where a block asks for that; any other ends the process."""
+    """Raises KeyboardInterrupt on a signal; inside `deferred`, only notes the first one.
+
+    Attributes:
+        requested: whether a signal was noted.
+    """
 
     def __init__(self) -> None:
-        self.asked = False
-        self._waiting = False
+        self.requested = False
+        self._deferred = False
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Listen until the block ends. Elsewhere than in the main thread nothing is changed."""
+    def handled(self) -> Iterator[None]:
+        """Handle signals until the block ends; does nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -36,14 +40,14 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Note signals in `asked`, for the block to look at, instead of ending it."""
-        self._waiting = True
+        """Note the first signal in `requested` instead of raising; a second one raises."""
+        self._deferred = True
         try:
             yield
         finally:
-            self._waiting = False
+            self._deferred = False
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._waiting or self.asked:  # a second one does not wait
+        if not self._deferred or self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True

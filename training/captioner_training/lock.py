@@ -1,4 +1,4 @@
-"""Allow one process at a time in a folder."""
+"""A lock on a folder."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ __all__ = ["locked"]
 def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
     """Hold a lock file until the block or the process ends.
 
-    Its folder is created if needed. A file and folders that the block leaves empty are removed.
+    Folders that this creates are removed again if the block leaves them empty.
 
-    Raises OutputError: another `captioner VERB` works in `what`, or the file cannot be written.
+    Args:
+        file: the lock file.
+        verb: of the command, for the message.
+        what: the folder that is locked, for the message.
+
+    Raises OutputError: another process has the lock, or the file cannot be written.
     """
     created = [folder for folder in file.parents if not folder.exists()]
     lock = FileLock(file, blocking=False)
@@ -30,7 +35,7 @@ def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
             lock.acquire()
         except Timeout as error:
             raise OutputError(
-                f"another `captioner {verb}` is at work in {what}: wait until it ends, or choose "
+                f"another `captioner {verb}` is running in {what}: wait until it ends, or choose "
                 "another folder"
             ) from error
     try:

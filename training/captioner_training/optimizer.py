@@ -1,4 +1,4 @@
-"""The optimizer of a stage, its learning rates over the steps, and the average of its weights."""
+"""The optimizer of a stage, its learning rate schedule, and the average of its weights."""
 
 from __future__ import annotations
 
@@ -20,26 +20,36 @@ __all__ = ["AveragedWeights", "build_optimizer", "build_scheduler", "warmup_cosi
 
 
 def build_optimizer(model: CaptionModel, recipe: Recipe, stage: Stage) -> AdamW:
-    """AdamW over what the stage trains; the encoder at its own rate, matrices alone decayed."""
+    """Return AdamW for the trained parameters of a stage.
+
+    The encoder has its own learning rate. Weight decay applies to matrices only.
+    """
     groups = []
     for module, rate in (
         (model.decoder, stage.learning_rate),
         (model.encoder, stage.encoder_rate),
     ):
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        for decay, chosen in (
+        for decay, parameters in (
             (recipe.weight_decay, [p for p in trained if p.ndim > 1]),
             (0.0, [p for p in trained if p.ndim <= 1]),
         ):
-            if chosen:
-                groups.append({"params": chosen, "lr": rate, "weight_decay": decay})
-    # With the usual epsilon of 1e-8 a weight whose gradient is all but zero walks as far as any
-    # other, in a direction that rounding decides: two machines would not agree on it.
+            if parameters:
+                groups.append({"params": parameters, "lr": rate, "weight_decay": decay})
+    # The usual epsilon of 1e-8 would amplify rounding errors of almost zero gradients, so that runs
+    # on two machines would drift apart.
     return AdamW(groups, betas=(0.9, 0.98), eps=1e-6, fused=True)
 
 
 def build_scheduler(optimizer: AdamW, stage: Stage, *, steps: int, taken: int = 0) -> LambdaLR:
-    """Warm-up and half a cosine over the steps of the stage, of which some may be taken already."""
+    """Return the schedule of a stage: linear warm-up, then half a cosine.
+
+    Args:
+        optimizer: of the stage.
+        stage: with `warmup`.
+        steps: of the whole stage.
+        taken: steps taken before.
+    """
     rate = partial(warmup_cosine, steps=steps, warmup=min(stage.warmup, steps // 2))
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
@@ -47,7 +57,7 @@ def build_scheduler(optimizer: AdamW, stage: Stage, *, steps: int, taken: int = 
 
 
 def warmup_cosine(step: int, *, steps: int, warmup: int, floor: float = 0.01) -> float:
-    """Give the share of the peak rate at a step from 0; the first `warmup` of all climb to it."""
+    """Return the share of the peak learning rate at a step, counted from 0."""
     if step < warmup:
         return (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, steps - warmup))
@@ -55,10 +65,10 @@ def warmup_cosine(step: int, *, steps: int, warmup: int, floor: float = 0.01) ->
 
 
 class AveragedWeights:
-    """The average of what a stage trains (Polyak and Juditsky 1992, with exponential weights).
+    """The exponential moving average of a module's trained parameters (Polyak and Juditsky 1992).
 
-    It begins with the present values, and decays by `decay` at each update. The first updates use
-    (1 + n) / (10 + n), so that a short run does not remember where it began.
+    It starts at their current values. Update n decays it by min(decay, (1 + n) / (10 + n)), so that
+    short runs forget the start. A decay of 0 turns it off.
     """
 
     def __init__(self, module: nn.Module, *, decay: float) -> None:
@@ -74,7 +84,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights of a step."""
+        """Update the average with the current weights."""
         if self.decay == 0:
             return
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
@@ -83,7 +93,7 @@ class AveragedWeights:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Let the module have the averaged weights for a while."""
+        """Give the module the averaged weights until the block ends."""
         if self.decay == 0:
             yield
             return
@@ -96,17 +106,15 @@ class AveragedWeights:
     @torch.no_grad()
     def _swap(self) -> None:
         for name, parameter in self._trained.items():
-            kept = parameter.data
-            parameter.data = self._average[name]
-            self._average[name] = kept
+            parameter.data, self._average[name] = self._average[name], parameter.data
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the averages by the names of their parameters, and the number of updates."""
+        """Return the averages by parameter name, and the number of updates."""
         return {"updates": self.updates, "average": dict(self._average)}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state_dict of the same stage."""
+        """Restore the state of the same stage."""
         self.updates = state["updates"]
         for name, average in self._average.items():
             average.copy_(state["average"][name])

@@ -38,30 +38,30 @@ __all__ = [
 ANY_STYLE = "any"
 """The style of DataConfig.any_style."""
 
-Scenes = Annotated[int, Interval(ge=1, le=1_000_000)]  # an hour of drawing, and more
+Scenes = Annotated[int, Interval(ge=1, le=1_000_000)]
 _CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 def _refuse(problems: Iterator[str]) -> None:
-    if found := list(problems):
-        raise ConfigError("; ".join(found))
+    if sentences := list(problems):
+        raise ConfigError("; ".join(sentences))
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class Source:
-    """A split in COCO's captions format whose files are named one by one, below DataConfig.root."""
+    """A split in COCO's captions format, by the names of its files below DataConfig.root."""
 
     captions: str
     """The JSON file."""
     images: str
     """A folder, a tar file, or a glob of them."""
     style: str = ""
-    """The style of its captions, where data.styles is set."""
+    """The style of its captions, with data.styles."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class ScenesConfig:
-    """Drawn scenes in place of a data set: no download, and the right answer is known."""
+    """The number of drawn scenes, in place of a data set."""
 
     train: Scenes = 3000
     validation: Scenes = 300
@@ -69,38 +69,36 @@ class ScenesConfig:
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class DataConfig:
-    """What is trained and validated on."""
+    """The data sets, and how their captions become tokens."""
 
     root: str = "."
-    """Where the data sets lie on this machine."""
+    """The folder that data sets are looked for in."""
     train: tuple[str | Source, ...] = ()
-    """Folders of data sets, prepared or not, of which the split `train` is read; or the files of a
-    split by name: {captions, images, style}."""
+    """Training sets: folders, whose split `train` is read, or files of a split:
+    {captions, images, style}."""
     validation: tuple[str | Source, ...] = ()
-    """As train; of a folder the split `val` is read."""
+    """Validation sets, as train; the split of a folder is `val`."""
     scenes: ScenesConfig | None = None
-    """Drawn scenes instead of train and validation."""
+    """Drawn scenes, in place of train and validation."""
     styles: bool = False
-    """Whether the captions of each training set begin with a token of its own, by the name of its
-    folder, so that one model holds the styles of all. The first is the usual one, any other is
-    asked for (generation.style). Validation sets of these names are captioned in their style."""
+    """Learn one style of captions per training set, each with its own start token. A style has the
+    name of the set's folder; generation.style selects it, and the first is the default. A
+    validation set of the same name is captioned in that style."""
     any_style: Fraction = 0.0
-    """With styles, the share of the images, drawn anew in every epoch, whose captions begin with
-    the token of one more, `any`. It is learned from all sets, for photos of none of them, and is
-    the usual style: without it a model has to be told whose captions it is to write."""
+    """With styles: the share of images, drawn in every epoch, that learn the additional style
+    `any`, which is learned from all sets and becomes the default."""
     minimum_count: Positive = 5
-    """Rarer words become <unk>: too few examples to learn from."""
+    """Words that occur less often in the training captions become <unk>."""
     maximum_length: Length = 22
-    """Words a caption; longer ones are cut, they are few and slow."""
+    """Longest caption in words; longer ones are cut."""
     tokenizer: Tokenizer = "words"
-    """`words` is for English, `unicode` for any other language that has spaces between words (by
-    Unicode's rules), `characters` for those without, such as Chinese."""
+    """`words` for English, `unicode` for other languages with spaces between words, `characters`
+    for languages without, such as Chinese."""
     lowercase: bool = True
-    """Whether words are learned in small letters; false where capitals belong to the language, as
-    to German nouns."""
+    """Convert captions to lower case; false for German, where nouns have capitals."""
     workers: Annotated[int, Ge(0)] | Literal["auto"] = "auto"
-    """Processes that decode images, at most one per core; auto: the cores of the machine over its
-    training processes."""
+    """Processes that decode images, at most one per core. auto: the cores of the machine, divided
+    by its training processes."""
 
     def __post_init__(self) -> None:
         _refuse(self._contradictions())
@@ -108,30 +106,30 @@ class DataConfig:
     def _contradictions(self) -> Iterator[str]:
         if (self.scenes is None) == (not self.train or not self.validation):
             yield "data needs either scenes, or both train and validation"
-        sources = [one for one in (*self.train, *self.validation) if isinstance(one, Source)]
+        entries = (*self.train, *self.validation)
         if not self.styles:
             if self.any_style > 0:
-                yield "data.any_style has no effect without data.styles: set it, or leave it out"
-            if any(one.style for one in sources):
-                yield "the style of a set has no effect without data.styles: set it"
+                yield "data.any_style needs data.styles: true"
+            if any(entry.style for entry in entries if isinstance(entry, Source)):
+                yield "the style of a data set needs data.styles: true"
             return
         if self.scenes is not None:
             yield "data.styles has no effect on scenes: leave it out"
-        names = [self.style_of(one) for one in self.train]
+        names = [self.style_of(entry) for entry in self.train]
         if "" in names:
-            yield "data.styles needs the style of each training set that is named by its files"
-        folders = [self.style_of(one) for one in self.train if isinstance(one, str)]
+            yield "data.styles needs a style for each training set given by its files"
+        folders = [self.style_of(entry) for entry in self.train if isinstance(entry, str)]
         if len(set(folders)) < len(folders):
-            yield "data.styles names training sets by their folders, and two have the same name"
+            yield "data.styles takes the names of folders, but two training sets have the same name"
         if self.any_style > 0 and ANY_STYLE in names:
-            yield f"data.any_style is of a style {ANY_STYLE}, and a training set has that name"
+            yield f"data.any_style uses the style {ANY_STYLE}, but a training set has that name"
 
     def tokenize(self, caption: str) -> list[str]:
-        """Split a caption into the words that are learned."""
+        """Split a caption into words."""
         return tokenize(caption, self.tokenizer, lowercase=self.lowercase)
 
     def style_of(self, entry: str | Source) -> str:
-        """Name the style of a data set: its own, or the name of its folder."""
+        """Return the style of a data set: as given, or the name of its folder."""
         if isinstance(entry, Source):
             return entry.style
         return resolve(self.root, entry).absolute().name
@@ -142,65 +140,65 @@ class SelfCritical:
     """Self-critical sequence training (Rennie et al. 2017); see losses/self_critical.py."""
 
     samples: Positive = 5
-    """Captions drawn an image."""
+    """Captions sampled per image."""
     temperature: PositiveFloat = 0.5
-    """The policy is the softmax of scores / temperature. Label smoothing has left a tenth of the
-    probability on words that make no sense; drawn at 1, most samples would have one of them."""
+    """Samples are drawn from the softmax of scores / temperature. Label smoothing leaves
+    probability on senseless words; a temperature below 1 avoids them."""
     baseline: Literal["mean", "greedy"] = "mean"
-    """What a sample's reward is compared with: the mean of the image's other samples (Luo 2020), or
-    the reward of the greedy caption (Rennie et al. 2017)."""
+    """What is subtracted from a reward: the mean of the image's other samples (Luo 2020), or the
+    reward of the greedy caption (Rennie et al. 2017)."""
     cross_entropy: NotNegative = 0.0
-    """How much the cross-entropy of the data's captions weighs beside the reward (Wu et al. 2016,
-    equation 9). Without it the words' probabilities soon are no longer those of people's words."""
+    """Weight of the cross-entropy of the data's captions beside the reward (Wu et al. 2016,
+    equation 9). It keeps word probabilities calibrated."""
     maximum_length: Length | None = None
-    """Words a caption drawn; null: data.maximum_length. All captions of a batch are as long as the
-    longest to compute, and hardly one of 9 words on average has more than 16."""
+    """Longest sample in words; null: data.maximum_length. All samples of a batch take the time of
+    the longest."""
 
     def __post_init__(self) -> None:
         if self.samples < 2 and self.baseline == "mean":
-            raise ConfigError("samples 1 is too few for the baseline mean: use 2 or more")
+            raise ConfigError("samples is 1; the baseline mean needs 2 or more")
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class Stage:
-    """A part of the training with its own learning rates."""
+    """A stage of the training, with its own learning rates and losses."""
 
     epochs: Positive
     batch_size: Positive = 64
-    """Images of all processes together, each with all its captions."""
+    """Images per step, over all processes, each with all its captions."""
     learning_rate: NotNegative = 1e-3
-    """Of the decoder, at its peak."""
+    """Peak learning rate of the decoder."""
     encoder_learning_rate: NotNegative | None = None
-    """Of what is trained of the encoder; null: 1e-4, for it knows images already."""
+    """Peak learning rate of the encoder; null: 1e-4."""
     fine_tune_from: Annotated[int, Ge(0)] | None = None
-    """The first encoder stage that is trained; null: it is frozen, and its grids are cached."""
+    """First encoder stage that is trained; null: the encoder is frozen and its grids are cached."""
     warmup: Annotated[int, Ge(0)] = 200
-    """Steps; Adam's second moments need them."""
+    """Steps of linear warm-up."""
     flip: bool = False
-    """Mirror images whose captions do not tell left from right."""
+    """Mirror half of the images, except those whose captions mention left or right."""
     crop: Fraction = 0.0
-    """The largest share of a side that a random crop cuts away."""
+    """Largest share of a side that a random crop removes."""
     size: Positive | None = None
     """Pixels of a side, in place of transform.size: fewer are faster (Tan and Le 2021)."""
     doubly_stochastic: NotNegative = 0.05
-    """Weighs what asks the words to look at different cells; see losses/attention.py."""
+    """Weight of the loss that spreads a caption's attention over all cells (Xu et al. 2015)."""
     attention_entropy: NotNegative = 0.03
-    """Weighs what asks every word to look at few cells; see losses/attention.py."""
+    """Weight of the loss that makes the attention of each word sharp."""
     objectives: dict[str, Any] = field(default_factory=dict)
-    """Objectives of one's own, each with its setting, such as its weight:
-    `my_package.my_file:MyTerm`; see losses/objective.py."""
+    """Your own losses, {module:Class: setting}; the setting is usually a weight. See
+    losses/objective.py."""
     accumulate: Positive = 1
-    """Parts that a batch is computed in, one by one: less memory."""
+    """Parts that a batch is computed in, one after the other, to save memory."""
     scheduled_sampling: Share = 0.0
-    """The share of words, at the end of the stage, that are the model's own and not the caption's;
-    see step.py. 0.1 to 0.25 is usual."""
+    """Share of input words replaced by the model's predictions at the end of the stage; it rises
+    linearly from 0. 0.1 to 0.25 is usual."""
     patience: Positive | None = None
-    """Epochs without a better validation score that end the stage."""
+    """Epochs without a better validation score after which the stage ends."""
     carry_over: Literal["best", "last"] = "best"
-    """The epoch whose weights the next stage starts from. The best has the highest CIDEr, which is
-    noisy on a few hundred photos."""
+    """The epoch whose weights the next stage starts from: the one with the highest CIDEr (noisy on
+    a few hundred photos), or the last."""
     self_critical: SelfCritical | None = None
-    """Learn from CIDEr-D of captions that the model draws, instead of the data's captions."""
+    """Learn from the CIDEr-D of sampled captions, instead of from the data's captions."""
 
     def __post_init__(self) -> None:
         _refuse(self._contradictions())
@@ -209,30 +207,30 @@ class Stage:
         for name in self.objectives:
             if not all(name.partition(":")):
                 yield (
-                    f"objectives {name!r}: name module:Class; those that are a field of the stage "
-                    "are set there"
+                    f"objectives {name!r} is not module:Class; built-in losses have fields of "
+                    "their own: doubly_stochastic, attention_entropy, self_critical"
                 )
         if self.fine_tune_from is None:
-            set_in_vain = {
+            unused = {
                 "flip": self.flip,
                 "crop": self.crop > 0,
                 "size": self.size is not None,
                 "encoder_learning_rate": self.encoder_learning_rate is not None,
             }
-            if names := [name for name, is_set in set_in_vain.items() if is_set]:
+            if names := [name for name, is_set in unused.items() if is_set]:
                 yield (
-                    f"{', '.join(names)} has no effect in a stage whose encoder is frozen: set "
+                    f"{', '.join(names)} has no effect while the encoder is frozen: set "
                     "fine_tune_from, or leave it out"
                 )
         if self.self_critical is not None and self.scheduled_sampling > 0:
             yield (
-                "scheduled_sampling has no effect in a self-critical stage, which draws whole "
+                "scheduled_sampling has no effect in a self-critical stage, which samples whole "
                 "captions: leave it out"
             )
 
     @property
     def encoder_rate(self) -> float:
-        """The peak learning rate of what is trained of the encoder."""
+        """Peak learning rate of the encoder."""
         return 1e-4 if self.encoder_learning_rate is None else self.encoder_learning_rate
 
 
@@ -241,52 +239,51 @@ class Recipe:
     """A training run."""
 
     name: str
-    """Of the run and of its checkpoints; by default that of the recipe's file."""
+    """Name of the run and its checkpoints; default: the name of the recipe's file."""
     data: DataConfig
     stages: tuple[Stage, ...]
     encoder_weights: Annotated[str, MinLen(1)] = "bundled"
-    """`bundled` (the encoder inside the bundled checkpoint), `torchvision`, `random`, or the path
-    of a safetensors file: a Captioner checkpoint or the backbone's stages."""
+    """Initial weights of the encoder: `bundled` (from the bundled checkpoint), `torchvision`,
+    `random`, or a safetensors file (a Captioner checkpoint, or the encoder's stages)."""
     weights: Annotated[str, MinLen(1)] | None = None
-    """A Captioner checkpoint to go on from (`bundled` or a path), decoder and words included; words
-    of the data that it lacks are added. It takes the place of encoder_weights, and must have the
-    recipe's architecture."""
+    """Captioner checkpoint to start from, `bundled` or a path: encoder, decoder and words, in place
+    of encoder_weights. New words of the data are added. Its architecture must be the recipe's."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     transform: TransformConfig = field(default_factory=TransformConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     stochastic_depth: Fraction | None = None
-    """The chance that a block of the encoder is left out in training; null: the backbone's own."""
+    """Probability that a residual block of the encoder is skipped; null: the backbone's default."""
     seed: Annotated[int, Interval(ge=0, le=2**32 - 1)] = 1
     precision: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Of autocast and of cached grids; trained weights stay float32. `auto`: bfloat16 on hardware
-    that is fast in it, else float32. `float16`, with scaled gradients, is for GPUs without
-    bfloat16, such as T4 and V100."""
+    """dtype of autocast and of the encoder that computes cached grids; weights stay float32.
+    `auto`: bfloat16 on hardware that is fast in it, else float32. `float16`, with gradient scaling,
+    is for GPUs without bfloat16, such as T4 and V100."""
     weight_decay: NotNegative = 0.02
-    """AdamW's; matrices only."""
+    """Weight decay of AdamW, for matrices only."""
     gradient_clip: PositiveFloat = 1.0
-    """The norm of the gradient at most; recurrent gradients burst now and then."""
+    """Largest norm of the gradient."""
     label_smoothing: Fraction = 0.1
     ema: Fraction = 0.999
-    """Of the averaged weights that are validated and kept; 0: no average."""
+    """Decay of the averaged weights, which are validated and saved; 0: no average."""
     generation: GenerationConfig = field(default_factory=GenerationConfig)
-    """How the checkpoint makes its captions, in validation and wherever it is used later."""
+    """Caption generation: during validation, and stored in the checkpoint."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile for the whole loss; auto: on GPUs. Without a working compiler training goes on
-    without it."""
+    """torch.compile for the whole loss; auto: on GPUs. If compiling fails, training runs without
+    it."""
     log_every: Positive = 50
-    """Steps between two lines of the log, which has 20 a stage at least."""
+    """Steps between two lines of the log; a stage has at least 20 lines."""
     save_every_minutes: PositiveFloat = 10.0
-    """Between two states; each epoch ends with one too."""
+    """Minutes between two saved states; each epoch ends with one too."""
     save_every_steps: Positive | None = None
-    """Between two states, beside save_every_minutes."""
+    """Steps between two saved states, in addition to save_every_minutes."""
     keep_states: Positive = 2
-    """The newest; each holds weights, their average, and two moments."""
+    """Number of states to keep."""
     keep_epochs: bool = False
-    """Keep the checkpoint of every epoch, as epochs/STAGE.EPOCH.safetensors: for a mean of some."""
+    """Keep the checkpoint of every epoch as epochs/STAGE.EPOCH.safetensors, for averaging."""
     keep_files: bool = False
-    """Keep states and cached grids of a finished run too."""
+    """Keep states and cached grids after the run has finished."""
     max_steps: Positive | None = None
-    """A dry run: so many steps of each stage, on so much data."""
+    """Dry run: this many steps of each stage, on as much data as they take."""
 
     def __post_init__(self) -> None:
         _refuse(self._contradictions())
@@ -296,24 +293,24 @@ class Recipe:
             yield "a recipe needs at least one stage"
         elif self.stages[-1].carry_over == "last":
             yield (
-                "carry_over has no effect in the last stage: leave it out, and use "
-                "last.safetensors, which every run writes"
+                "carry_over has no effect in the last stage: leave it out; every run writes "
+                "last.safetensors"
             )
         if not is_fit(self.name):
-            yield f"name {self.name!a} has characters that steer a terminal: leave them out"
+            yield f"name {self.name!a} has control characters: leave them out"
         if Path(self.name).name != self.name or self.name in ("", ".."):
-            yield f"name {self.name!r} is no plain file name, such as a run's folder has: use one"
+            yield f"name {self.name!r} cannot be a folder's name: use letters, digits and hyphens"
         stride = self.encoder.stride
-        sizes = {f"stages.{number}.size": one.size for number, one in enumerate(self.stages, 1)}
+        sizes = {f"stages.{number}.size": stage.size for number, stage in enumerate(self.stages, 1)}
         if self.transform.size in sizes.values():
-            yield "the size of a stage is that of the transform: leave it out"
+            yield "the size of a stage equals transform.size: leave it out"
         for name, size in {"transform.size": self.transform.size, **sizes}.items():
             if size is not None and size % stride:
                 below = size - size % stride
                 near = f"{below} or {below + stride}" if below else f"{stride}"
-                yield f"{name} {size} is not a multiple of encoder.stride {stride}: use {near}"
+                yield f"{name} is {size}; it must be a multiple of encoder.stride {stride}: {near}"
 
 
 def resolve(root: str, path: str) -> Path:
-    """Place a data path of a recipe on this machine."""
+    """Return a data path of a recipe below its root."""
     return expanded(root) / expanded(path)

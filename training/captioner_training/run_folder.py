@@ -1,4 +1,4 @@
-"""The folder of a run: recipe.json, state/, checkpoints, and finished.json at the end."""
+"""The folder of a run: recipe.json, log, states, checkpoints; finished.json at the end."""
 
 from __future__ import annotations
 
@@ -25,20 +25,15 @@ from captioner_training.state import Progress
 __all__ = ["RunFolder", "plain", "read_json", "write_json"]
 
 _FORMAT = 5
-_SHOWN = 5  # differences of another recipe
-# Fields that may change when a run is resumed: they do not change what is computed.
+_SHOWN = 5  # differences named in a message
+# A resumed run may change these fields: they do not affect the results.
 _FREE = (
     "data.root", "data.workers", "save_every_minutes", "save_every_steps", "keep_states",
     "keep_epochs", "keep_files",
 )  # fmt: skip
-_BEFORE_A_RUN = {
-    "lock",
-    "cache",
-    "scenes",
-    "tensorboard",
-    "wandb",
-    "wandb-run",
-}  # may be there when it begins
+# May exist when a run begins.
+_BEFORE_A_RUN = {"lock", "cache", "scenes", "tensorboard", "wandb", "wandb-run"}
+_RENAMED = {"own": "finetune", "own-language": "new-language"}  # recipes of runs of 0.1
 
 
 class RunFolder:
@@ -53,10 +48,10 @@ class RunFolder:
         fast: whether the hardware is fast in bfloat16.
 
     Attributes:
-        recipe: with its precision settled: `auto` is that of the run to resume, else bfloat16 on
-            hardware that is fast in it.
-        finished: whether nothing is left to do.
-        extends: whether a finished run continues.
+        recipe: of the run. A precision of `auto` is replaced by that of the run to resume, or by
+            what suits the hardware.
+        finished: whether the run is finished.
+        extends: whether a finished run continues with more epochs.
 
     Raises ConfigError: the folder has other files, or a run of another recipe.
     """
@@ -66,28 +61,30 @@ class RunFolder:
         self.best, self.last = out / "best.safetensors", out / "last.safetensors"
         self._recipe_file, self._finished_file = out / "recipe.json", out / "finished.json"
         self.finished = self._finished_file.exists()
-        there = read_json(self._recipe_file) or {}
+        existing = read_json(self._recipe_file) or {}
         precision: Any = "bfloat16" if fast else "float32"
-        if there.get("precision") in ("bfloat16", "float16", "float32"):
-            precision = there["precision"]
+        if existing.get("precision") in ("bfloat16", "float16", "float32"):
+            precision = existing["precision"]
         self.extends = False
         if recipe.precision == "auto":
             recipe = replace(recipe, precision=precision)
         self.recipe = recipe
-        of_a_run: set[str] = set()
-        with suppress(ValidationError, ConfigError):  # new fields have their defaults
-            there = plain(TypeAdapter(Recipe).validate_python(there))
-            of_a_run = {self._recipe_file.name, "log.jsonl"}  # which kept nothing
-        if there and (self.finished or self.best.exists() or self.states()):
-            self._refuse_other_recipe(_flat(there), _flat(plain(recipe)))
+        failed_run: set[str] = set()  # files of a run without a checkpoint: overwritten
+        with suppress(ValidationError, ConfigError):
+            existing = plain(TypeAdapter(Recipe).validate_python(existing))  # adds defaults
+            failed_run = {self._recipe_file.name, "log.jsonl"}
+        if existing and (self.finished or self.best.exists() or self.states()):
+            if _RENAMED.get(existing.get("name", "")) == recipe.name:
+                existing["name"] = recipe.name
+            self._refuse_other_recipe(_flat(existing), _flat(plain(recipe)))
             return
         files = (path for path in out.glob("*") if not path.is_dir() or any(path.iterdir()))
-        if {path.name for path in files} - _BEFORE_A_RUN - of_a_run:
-            raise ConfigError(f"{out} is not empty and has no run to resume: choose another --out")
+        if {path.name for path in files} - _BEFORE_A_RUN - failed_run:
+            raise ConfigError(f"{out} has other files, but no run to resume: choose another --out")
 
     def _refuse_other_recipe(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         changed = [
-            f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
+            f"{name} was {old.get(name)!r}, is {new.get(name)!r}"
             for name in sorted(old.keys() | new.keys())
             if name not in _FREE and old.get(name) != new.get(name)
         ]
@@ -97,8 +94,8 @@ class RunFolder:
         elif changed:
             more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
             raise ConfigError(
-                f"{self.out} has the run of another recipe ({'; '.join(changed[:_SHOWN])}{more}): "
-                "choose another --out, or set the fields as they were"
+                f"{self.out} has a run of another recipe ({'; '.join(changed[:_SHOWN])}{more}): "
+                "choose another --out, or restore these fields"
             )
 
     def load(self, *, digest: str) -> dict[str, Any] | None:
@@ -112,8 +109,7 @@ class RunFolder:
         state = (read_json(self._finished_file) or {}) if over else self._newest()
         if state is not None and state.get("data") != digest:
             raise ConfigError(
-                f"{self.out} has a run on other images or captions, or from a model with other "
-                "words: choose another --out"
+                f"{self.out} has a run on other images, captions or words: choose another --out"
             )
         if self.finished:
             return None
@@ -134,7 +130,7 @@ class RunFolder:
         }  # fmt: skip
 
     def reopen(self) -> None:
-        """Remove what belongs to a finished run alone: its state is saved again."""
+        """Remove the files that only a finished run has."""
         for name in ("report.html", "best.trust.safetensors", self._finished_file.name):
             (self.out / name).unlink(missing_ok=True)
         self.extends = False
@@ -149,18 +145,18 @@ class RunFolder:
                 continue
             if isinstance(state, dict) and state.get("format") == _FORMAT:
                 return state
-            reason = reason or f"{path}: another version of Captioner wrote it"
+            reason = reason or f"{path} was written by another version of Captioner"
         if reason:
             raise DataError(
-                f"no state of this run can be read ({reason}): start again with another --out, "
-                "from its best checkpoint with --weights if you like"
+                f"no state of this run can be read ({reason}): start again with another --out; "
+                "--weights can name this run's best checkpoint"
             )
         return None
 
     def epoch(self, stage: int, number: int) -> Path:
-        """Return the checkpoint's path for an epoch of a stage, both from 1.
+        """Return the path of the checkpoint of an epoch and stage, both counted from 1.
 
-        Raises OutputError: their folder cannot be made.
+        Raises OutputError: its folder cannot be created.
         """
         folder = self.out / "epochs"
         with writing(folder):
@@ -168,32 +164,29 @@ class RunFolder:
         return folder / f"{stage}.{number}.safetensors"
 
     def states(self) -> list[Path]:
-        """List the saved states, the newest first."""
+        """Return the saved states, newest first."""
         return sorted((self.out / "state").glob("step-*.pt"), reverse=True)
 
     def check_room(self, model: CaptionModel, *, images: int, shared: Path) -> None:
-        """Check that the disk can hold the run; what an interrupted run has written counts.
+        """Check that the disk has room for the run, less what the run has already written.
 
-        Raises OutputError: grids, states and checkpoints together need more than is free.
+        Raises OutputError: grids, states and checkpoints need more space than is free.
         """
         needed = _room(self.recipe, model, images=images)
         kept = (self.out / "epochs").glob("*.safetensors")
         checkpoints = filter(Path.exists, (self.best, self.last, *kept))
-        there = (*self.states(), *checkpoints, *(shared / "cache").glob(GRIDS_FILES))
-        size = sum(needed.values()) - sum(path.stat().st_size for path in there)
+        written = (*self.states(), *checkpoints, *(shared / "cache").glob(GRIDS_FILES))
+        size = sum(needed.values()) - sum(path.stat().st_size for path in written)
         place = next(path for path in (self.out, *self.out.parents) if path.exists())
         if (free := shutil.disk_usage(place).free) < size:
             parts = ", ".join(f"{name} {part / 1e9:.2f}" for name, part in needed.items() if part)
             raise OutputError(
-                f"the run takes {sum(needed.values()) / 1e9:.2f} GB ({parts}) and {self.out} has "
-                f"{free / 1e9:.2f} GB free: make room, or choose another --out"
+                f"the run needs {sum(needed.values()) / 1e9:.2f} GB ({parts}), but {self.out} has "
+                f"{free / 1e9:.2f} GB free: free some space, or choose another --out"
             )
 
     def begin(self) -> None:
-        """Write the recipe.
-
-        Raises OutputError: the folder cannot be written.
-        """
+        """Write the recipe. Raises OutputError."""
         write_json(self._recipe_file, plain(self.recipe))
 
     def save(self, state: Mapping[str, Any], *, digest: str) -> None:
@@ -209,18 +202,15 @@ class RunFolder:
             for old in self.states()[self.recipe.keep_states :]:
                 old.unlink()
         except (OSError, RuntimeError, OutputError) as error:  # torch wraps its writer's errors
-            before = self.states()
-            rest = f"the last state, {before[0]}, is whole: " if before else ""
+            kept = self.states()
+            rest = f" from {kept[0]}" if kept else ""
             raise OutputError(
-                f"{path} cannot be written ({_reason(error)}); {rest}make room and start the same "
-                "command again"
+                f"{path} cannot be written ({_reason(error)}): free some space; the same command "
+                f"then resumes{rest}"
             ) from error
 
     def finish(self, progress: Progress, *, digest: str) -> None:
-        """Write finished.json, and remove states and grids.
-
-        Raises OutputError: it cannot be written.
-        """
+        """Write finished.json; remove states and cached grids. Raises OutputError."""
         note = {"recipe": plain(self.recipe), "data": digest, "progress": asdict(progress)}
         write_json(self._finished_file, note)
         self.finished = True
@@ -228,7 +218,7 @@ class RunFolder:
             return
         for name, pattern in (("state", "step-*.pt"), ("cache", GRIDS_FILES)):
             folder = self.out / name
-            if not folder.is_symlink():  # which other runs may share
+            if not folder.is_symlink():  # other runs may share it
                 for path in (*folder.glob(pattern), *folder.glob(".captioner-*.part")):
                     path.unlink(missing_ok=True)
                 with suppress(OSError):  # other files stay
@@ -236,15 +226,16 @@ class RunFolder:
 
 
 def _room(recipe: Recipe, model: CaptionModel, *, images: int) -> dict[str, int]:
-    """Return the bytes that a run writes: the new state is written before the oldest goes.
+    """Return the bytes that a run writes.
 
-    A state has the weights, and of the trained ones the average, the best and two moments.
+    A state has all weights; of the trained ones also the average, the best, and two moments. One
+    state more than are kept: the new one is written before the oldest is deleted.
     """
     encoder = model.encoder
     side = recipe.transform.size // encoder.config.stride
     grid = 2 * side * side * encoder.channels()
     frozen = [stage.fine_tune_from is None for stage in recipe.stages]
-    encoded = sum(now and not before for now, before in zip(frozen, [False, *frozen], strict=False))
+    caches = sum(now and not before for now, before in zip(frozen, [False, *frozen], strict=False))
     weights = sum(tensor.numel() for tensor in model.parameters())
     trained, epochs = 0, sum(stage.epochs for stage in recipe.stages)
     for stage in recipe.stages:
@@ -252,7 +243,7 @@ def _room(recipe: Recipe, model: CaptionModel, *, images: int) -> dict[str, int]
         parameters = (tensor for tensor in model.parameters() if tensor.requires_grad)
         trained = max(trained, sum(tensor.numel() for tensor in parameters))
     return {
-        "grids": encoded * images * grid,
+        "grids": caches * images * grid,
         "states": (recipe.keep_states + 1) * 4 * (weights + 4 * trained),
         "checkpoints": (3 + epochs * recipe.keep_epochs) * 2 * weights,
     }
@@ -265,7 +256,7 @@ def plain(recipe: Recipe) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON mapping; None if the file is missing or something else."""
+    """Read a JSON object; None if the file is missing or has other content."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -274,13 +265,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a JSON mapping. Raises OutputError: it cannot be written."""
+    """Write a JSON object. Raises OutputError."""
     with replace_file(path) as file:
         file.write((json.dumps(values, indent=2) + "\n").encode())
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings and lists to dotted names, as the command line has them."""
+    """Flatten nested mappings and lists to dotted names, as on the command line."""
     if not isinstance(values, dict | list) or not values:
         return {prefix.rstrip("."): values}
     pairs = values.items() if isinstance(values, dict) else enumerate(values, start=1)
@@ -290,7 +281,7 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the operating system's reason below an exception of torch."""
+    """Return the operating system's reason behind an exception of torch."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

@@ -1,4 +1,4 @@
-"""The state of a run: everything that a resumed run needs to continue exactly."""
+"""The state of a run: everything that it needs to resume exactly."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from captioner_training.recipe import Recipe
 
 __all__ = ["Progress", "StageState", "TrainState", "diverged"]
 
-_ROUNDING = 1e-5  # nats a token that the same weights may differ by, as with grids in float16
+_ROUNDING = 1e-5  # nats per token: smaller differences of cross-entropy are rounding errors
 
 
 @dataclass(kw_only=True)
 class Progress:
     """Counters and scores of a run, as of the last step.
 
-    A score is the CIDEr on validation and minus the cross-entropy there, which decides between
-    epochs of equal CIDEr: on a few photos it is often 0.
+    A score is the CIDEr on validation, and minus the cross-entropy for epochs of equal CIDEr: on a
+    few photos CIDEr is often 0.
     """
 
-    stage: int = 0  # from 0, as are the next two; messages count from 1
+    stage: int = 0  # stage, epoch and step count from 0; messages count from 1
     epoch: int = 0  # of the stage
     step: int = 0  # of the epoch
     taken: int = 0  # steps of the stage
-    total: int = 0  # steps of the whole run
-    best: tuple[float, float] = (-1.0, 0.0)  # the highest score so far
+    total: int = 0  # steps of the run
+    best: tuple[float, float] = (-1.0, 0.0)  # highest score of the run
     best_at: tuple[int, int] | None = None  # its stage and epoch, from 1; None: the initial model
     initial_score: float | None = None  # CIDEr of the checkpoint that the run started from
-    stage_best: tuple[float, float] = (-1.0, 0.0)  # the highest score of this stage
+    stage_best: tuple[float, float] = (-1.0, 0.0)  # highest score of the stage
     stale: int = 0  # epochs since stage_best
-    stage_epochs: int = 0  # of the stage that ended last
-    log_bytes: int = 0  # how long the log is
+    stage_epochs: int = 0  # of the last finished stage
+    log_bytes: int = 0  # length of the log
 
 
 class StageState:
     """The optimizer, scheduler, averaged weights and loss sums of a stage.
 
     Args:
-        model: with the trained parts unfrozen.
+        model: with gradients enabled for the trained parts.
         progress: of the run.
         recipe: of the run.
         steps: of the whole stage.
@@ -54,7 +54,7 @@ class StageState:
     Attributes:
         config: the stage in the recipe.
         scaler: scales losses for float16; disabled otherwise.
-        sums: of what this process's steps of the epoch returned.
+        sums: sums over this process's steps of the epoch, by name.
     """
 
     def __init__(
@@ -74,27 +74,27 @@ class StageState:
 
     @property
     def is_out_of_patience(self) -> bool:
-        """Whether as many epochs as the stage allows have brought no better score."""
+        """Whether the last `patience` epochs have brought no better score."""
         patience = self.config.patience
         return patience is not None and self.progress.stale >= patience
 
     @property
     def is_over(self) -> bool:
-        """Whether the stage has had its steps, or has not become better for long enough."""
+        """Whether the stage has taken all its steps, or is out of patience."""
         progress = self.progress
-        # A dry run's steps may end inside an epoch, which is validated like any other.
-        dry = progress.step == 0 and progress.taken >= self.steps
-        return progress.epoch >= self.config.epochs or dry or self.is_out_of_patience
+        # A dry run may end inside an epoch, which is still validated.
+        all_taken = progress.step == 0 and progress.taken >= self.steps
+        return progress.epoch >= self.config.epochs or all_taken or self.is_out_of_patience
 
     def count_step(self, values: Mapping[str, Tensor]) -> None:
-        """Count a step and add up what it returned."""
+        """Count a step and add up the values that it returned."""
         self.sums = {name: self.sums.get(name, 0) + value for name, value in values.items()}
         self.progress.step += 1
         self.progress.taken += 1
         self.progress.total += 1
 
     def count_epoch(self, cider: float, cross_entropy: float) -> bool:
-        """Count an epoch by its scores on validation; return whether it is the best of the run.
+        """Count an epoch and its scores; return whether it is the best of the run.
 
         The model must have the averaged weights.
         """
@@ -117,7 +117,7 @@ class StageState:
         return best
 
     def end(self) -> None:
-        """Load the weights of the epoch that `carry_over` names, for the next stage."""
+        """Load the weights of the epoch that `carry_over` selects, for the next stage."""
         if self._best is not None:
             self.model.load_state_dict(self._best, strict=False)
         progress, fresh = self.progress, Progress()
@@ -127,7 +127,7 @@ class StageState:
         progress.stage_best = fresh.stage_best
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all but the sums, which differ between processes."""
+        """Return the state that all processes share: everything except the sums."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
@@ -137,7 +137,7 @@ class StageState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state_dict of the same stage."""
+        """Restore the state of the same stage."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.average.load_state_dict(state["average"])
@@ -146,14 +146,17 @@ class StageState:
 
 
 def _is_better(score: tuple[float, float], best: tuple[float, float]) -> bool:
-    """Whether the CIDEr is higher, or is equal with a cross-entropy lower by more than rounding."""
+    """Whether CIDEr is higher, or equal and cross-entropy lower by more than rounding."""
     return score > (best[0], best[1] + _ROUNDING)
 
 
 class TrainState:
-    """A model in training with its progress and its stage, which is None between two stages.
+    """A model in training.
 
-    `conditions_before` are those of the run that is resumed.
+    Attributes:
+        progress: counters and scores.
+        stage: the current stage; None between two stages.
+        conditions_before: see Processes.conditions; of the run that is resumed.
     """
 
     def __init__(self, model: CaptionModel, *, processes: Processes) -> None:
@@ -164,7 +167,7 @@ class TrainState:
         self._loaded: Mapping[str, Any] | None = None  # until its stage begins
 
     def begin_stage(self, recipe: Recipe, *, steps: int) -> StageState:
-        """Begin a stage; after `load_state_dict`, as it was saved."""
+        """Begin a stage, or continue the one of `load_state_dict`."""
         stage = self.stage = StageState(self.model, self.progress, recipe, steps=steps)
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
@@ -181,7 +184,7 @@ class TrainState:
         self.stage = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, on every process, with the random numbers and sums of each.
+        """Return the whole state, with the random states and sums of all processes.
 
         Raises GenerationError: the weights are NaN or infinite.
         """
@@ -203,17 +206,17 @@ class TrainState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state_dict; what belongs to a stage waits for `begin_stage`."""
+        """Restore a state; `begin_stage` restores its stage."""
         self.progress = Progress(**state["progress"])
         self.model.load_state_dict(state["model"])
         self.conditions_before = state["conditions"]
         self._loaded = state
 
     def _restore_process(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Restore this process's random numbers and return its sums.
+        """Restore this process's random state and return its sums.
 
-        After a change of the number of processes the main one gets all sums, and no random numbers
-        fit.
+        If the number of processes has changed, the main process gets all sums and the random
+        states are dropped.
         """
         device = self.processes.device
         if len(states) == self.processes.world:
@@ -232,14 +235,14 @@ class TrainState:
 
 
 def _random(device: torch.device) -> dict[str, Tensor | None]:
-    """Return the random states of this process; training draws from no others."""
+    """Return the random states of this process that training uses."""
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 
 def diverged(step: int) -> GenerationError:
-    """Make the error of a run whose weights or losses are not finite."""
+    """Return the error of a run whose weights or losses are not finite."""
     return GenerationError(
-        f"the weights became NaN or infinite by step {step}: lower learning_rate, or, "
-        "where it computes in bfloat16, take --precision float32; with another --out"
+        f"the weights became NaN or infinite by step {step}: start again in another --out with a "
+        "lower learning_rate, or with --precision float32"
     )

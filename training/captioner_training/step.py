@@ -1,8 +1,8 @@
-"""One training step: the loss of each part of a batch, backward, clip, update.
+"""One training step: loss, backward, clip, update.
 
-The path of a step: TrainStep moves the batch to the device and, in a self-critical stage, samples
-captions. CaptionLoss encodes the images, runs the decoder teacher-forced and sums the objectives of
-the stage (losses/). On a GPU all of CaptionLoss is compiled.
+TrainStep moves a batch to the device and, in a self-critical stage, samples captions. CaptionLoss
+encodes the images, runs the decoder with teacher forcing, and sums the objectives of the stage
+(losses/). On a GPU, CaptionLoss is compiled.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ __all__ = ["CaptionLoss", "TrainStep", "autocast_of", "dtype_of", "is_compiled"]
 
 
 def dtype_of(recipe: Recipe, device: torch.device) -> torch.dtype:
-    """Return the dtype that a recipe computes in; what is trained is float32."""
+    """Return the dtype of autocast; trained weights are float32."""
     if recipe.precision == "float16":
         return torch.float16
     return find_dtype(recipe.precision, device)
 
 
 def autocast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
-    """Make the context that a recipe computes in."""
+    """Return the autocast context of a recipe."""
     dtype = dtype_of(recipe, device)
     enabled = dtype is not torch.float32
     return torch.autocast(device.type, dtype=dtype if enabled else torch.bfloat16, enabled=enabled)
 
 
 def is_compiled(recipe: Recipe, device: torch.device) -> bool:
-    """Whether a recipe's loss is compiled: by default on GPUs alone."""
+    """Whether a recipe's loss is compiled; by default only on GPUs."""
     return device.type == "cuda" if recipe.compile == "auto" else recipe.compile
 
 
 class TrainStep:
-    """Takes the steps of a stage.
+    """The training step of a stage.
 
     Args:
         stage: with the model, the optimizer and the averaged weights.
         recipe: of the run.
-        objectives: of the stage, by name; one of them may sample captions.
+        objectives: of the stage, by name; at most one samples captions.
         vocabulary: of the model.
         processes: of the run.
 
     Attributes:
-        loss: in eager mode.
+        loss: not compiled, not wrapped for several processes.
     """
 
     def __init__(
@@ -93,16 +93,19 @@ class TrainStep:
             transform=Transform(recipe.transform),
             dense=self._compile or processes.device.type != "cpu",
         ).to(processes.device)
-        self._built: nn.Module | None = None  # made of the first batch, with which it is compiled
+        self._built: nn.Module | None = None  # compiled and wrapped, with the first batch
         stage.model.train(self._sampling is None)
 
     def __call__(self, parts: Sequence[Batch]) -> dict[str, Tensor]:
-        """Learn from this process's share of one batch, whose parts' gradients are added up.
+        """Take one optimizer step on this process's share of a batch.
+
+        Args:
+            parts: of the share; their gradients are added.
 
         Returns:
-            scalars on the device: `loss` and each of its terms as `loss/NAME`, `cross_entropy` in
-            nats a token, `gradient_norm` before clipping, and where captions were sampled their
-            mean `reward`. Summed over the processes they are those of the whole batch.
+            Scalars on the device: `loss`, its terms `loss/NAME`, `cross_entropy` in nats per token,
+            `gradient_norm` before clipping, and the mean `reward` of sampled captions. Their sums
+            over all processes are the values of the whole batch.
         """
         stage, scaler = self.stage, self.stage.scaler
         if self._compile and self.processes.device.type == "cuda":
@@ -117,7 +120,7 @@ class TrainStep:
             with loss.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
                 with self.autocast:
                     values = loss(*part)
-                # DistributedDataParallel takes the mean over processes; the loss is a sum.
+                # DistributedDataParallel averages over processes, but the loss is a sum.
                 torch.autograd.backward(scaler.scale(values["loss"] * self.processes.world))
             for name, value in values.items():
                 sums[name] = sums.get(name, 0) + value.detach()
@@ -130,12 +133,12 @@ class TrainStep:
         stage.optimizer.zero_grad(set_to_none=True)
         stage.scheduler.step()
         stage.average.update()
-        if scaler.is_enabled():  # which skips steps whose gradients overflow
+        if scaler.is_enabled():  # it skips steps whose gradients overflow
             norm = norm.nan_to_num(0, posinf=0)
         return {**sums, "gradient_norm": norm / self.processes.world}
 
     def _inputs(self, parts: Sequence[Batch]) -> tuple[list[tuple[Any, ...]], Tensor | None]:
-        """Return the arguments of CaptionLoss for each part, and the mean reward if any."""
+        """Return the arguments of CaptionLoss for each part, and the mean reward or None."""
         device, stage = self.processes.device, self.stage
         images = [part.images.to(device, non_blocking=True) for part in parts]
         tokens = [part.tokens.to(device, non_blocking=True) for part in parts]
@@ -143,14 +146,14 @@ class TrainStep:
         data = [Captions(part, data_counts) for part in tokens]
         share = None
         if stage.config.scheduled_sampling > 0:
-            reached = stage.config.scheduled_sampling * stage.progress.taken / stage.steps
-            share = torch.full((), reached, device=device)
+            current = stage.config.scheduled_sampling * stage.progress.taken / stage.steps
+            share = torch.full((), current, device=device)
         if self._sampling is None:
             return [(*pair, None, share) for pair in zip(images, data, strict=True)], None
-        drawn = [self._sample(*pair) for pair in zip(parts, images, strict=True)]
-        counts = self._count([tokens for tokens, _, _ in drawn])
-        sampled = [Captions(tokens, counts, above) for tokens, above, _ in drawn]
-        total = torch.stack([reward for _, _, reward in drawn]).sum()
+        samples = [self._sample(*pair) for pair in zip(parts, images, strict=True)]
+        counts = self._count([tokens for tokens, _, _ in samples])
+        sampled = [Captions(tokens, counts, advantages) for tokens, advantages, _ in samples]
+        total = torch.stack([reward for _, _, reward in samples]).sum()
         reward = total.to(device, non_blocking=True) / counts.captions
         return [(*part, share) for part in zip(images, data, sampled, strict=True)], reward
 
@@ -162,30 +165,31 @@ class TrainStep:
             )
 
     def _count(self, tokens: Sequence[Tensor]) -> Counts:
-        """Count the tokens and captions of the whole batch, in all parts and processes."""
+        """Count the tokens and captions of the whole batch, over all parts and processes."""
         counts = torch.stack([torch.stack(Counts.of(part)) for part in tokens]).sum(dim=0)
         return Counts(*self.processes.sum(counts).unbind())
 
     def _build(self, inputs: tuple[Any, ...]) -> nn.Module:
-        """Compile the loss where the recipe asks for it, and wrap it for several processes."""
+        """Compile the loss if the recipe says so, and wrap it for several processes."""
         loss: nn.Module = self.loss
         if self._compile:
             loss = self._compiled(inputs)
         if self.processes.world > 1:
-            # BatchNorm's statistics are fixed, so no step needs to send buffers.
-            known = inspect.signature(DistributedDataParallel).parameters
+            # BatchNorm's statistics are fixed, so buffers need no synchronization. The option was
+            # renamed in torch.
+            options = inspect.signature(DistributedDataParallel).parameters
             name = "forward_sync_buffers"
-            buffers: dict[str, Any] = {name if name in known else "broadcast_buffers": False}
+            buffers: dict[str, Any] = {name if name in options else "broadcast_buffers": False}
             loss = DistributedDataParallel(loss, gradient_as_bucket_view=True, **buffers)
         return loss
 
     def _compiled(self, inputs: tuple[Any, ...]) -> nn.Module:
-        """Compile the loss and try it; where that fails, warn and return the eager one."""
+        """Return the compiled loss; if compiling fails, warn and return the eager one."""
         device = self.processes.device
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         trained = [p for p in self.stage.model.parameters() if p.requires_grad]
         try:
-            torch._dynamo.config.recompile_limit = 64  # batches have a few shapes each
+            torch._dynamo.config.recompile_limit = 64  # batches have several shapes
             compiled = torch.compile(self.loss, mode=mode, dynamic=False)
             with torch.random.fork_rng([device] if device.type == "cuda" else []), self.autocast:
                 value = compiled(*inputs)["loss"]
@@ -199,13 +203,13 @@ class TrainStep:
 
 
 class CaptionLoss(nn.Module):
-    """The loss of a part of a batch, as one module: to be compiled, and for DDP.
+    """The loss of a part of a batch, as one module for torch.compile and DDP.
 
     Args:
         model: encoder and decoder.
         objectives: by name; the loss is their sum.
         vocabulary: of the model.
-        transform: normalises pixels.
+        transform: normalizes pixels.
         dense: see TeacherForcedOutput.
     """
 
@@ -228,17 +232,17 @@ class CaptionLoss(nn.Module):
     def forward(
         self, images: Tensor, data: Captions, sampled: Captions | None, share: Tensor | None
     ) -> dict[str, Tensor]:
-        """Return the loss of captions of the data, or of sampled captions, or of both.
+        """Return the loss of the data's captions, of sampled captions, or of both.
 
         Args:
             images: pixels (B, 3, S, S) uint8, or grids (B, L, D), on the device.
             data: captions of the data.
-            sampled: captions that the model sampled for these images, in a self-critical stage.
-            share: of the input words that the model's own predictions replace, a scalar.
+            sampled: captions that the model sampled, in a self-critical stage.
+            share: share of input words to replace by predictions, a scalar.
 
         Returns:
-            `loss`, its terms `loss/NAME`, and `cross_entropy` in nats a token: of the data's
-            captions, if an objective reads them, else of the sampled ones.
+            `loss`, its terms `loss/NAME`, and `cross_entropy` in nats per token: of the data's
+            captions if an objective reads them, else of the sampled ones.
         """
         features = self.encode(images)
         if sampled is None:
@@ -265,7 +269,7 @@ class CaptionLoss(nn.Module):
     def force(
         self, features: Tensor, captions: Captions, share: Tensor | None
     ) -> TeacherForcedOutput:
-        """Run the decoder over captions, teacher-forced."""
+        """Run the decoder over captions with teacher forcing."""
         inputs = captions.tokens[..., :-1]
         if share is not None:
             inputs = self._mix(features, inputs, share)
@@ -274,18 +278,17 @@ class CaptionLoss(nn.Module):
 
     @torch.no_grad()
     def _mix(self, features: Tensor, inputs: Tensor, share: Tensor) -> Tensor:
-        """Replace a share of the words (B, K, T) by the model's own: scheduled sampling.
+        """Replace a share of the words (B, K, T) by predictions: scheduled sampling.
 
-        Bengio et al. 2015. All words at once, from a first pass over the caption, so that the
-        recurrence need not wait for the output layer (Duckworth et al. 2019, "Parallel Scheduled
-        Sampling"). The first token and what follows the end are never replaced.
+        Bengio et al. 2015. All predictions come from one pass over the data's caption (Duckworth et
+        al. 2019, "Parallel Scheduled Sampling"). The start token, the end and padding stay.
         """
         if inputs.shape[-1] < 2:
             return inputs
         before = self.model.decoder(features, inputs[..., :-1])
         logits = self.model.decoder.logits(before.deep).float()
-        own = draw(logits.index_fill(-1, self.never, -torch.inf).softmax(dim=-1))
-        chosen = torch.rand(own.shape, device=own.device) < share
+        predicted = draw(logits.index_fill(-1, self.never, -torch.inf).softmax(dim=-1))
+        chosen = torch.rand(predicted.shape, device=predicted.device) < share
         words = inputs[..., 1:]
-        mixed = torch.where(chosen & (words != PAD) & (words != END), own, words)
+        mixed = torch.where(chosen & (words != PAD) & (words != END), predicted, words)
         return torch.cat([inputs[..., :1], mixed], dim=-1)

@@ -259,7 +259,7 @@ def test_plain_captions_fetch_no_photo_from_elsewhere(
     whole = coco_json(tmp_path / "whole.json", plain, [(1, "x"), (2, "y")])
     assert len(read_coco(whole, photos)) == 2
     path = coco_json(tmp_path / "captions.json", plain | {3: name}, [(1, "x"), (2, "y"), (3, "z")])
-    message = f"images that lie outside of {photos}: 1, {name} the first"
+    message = f"images outside {photos}: 1 ({name} first)"
     result = run_main("evaluate", "--captions", path, "--images", photos)
     assert result.returncode == 1 and message in result.stderr
     root = tmp_path / "root"
@@ -268,7 +268,7 @@ def test_plain_captions_fetch_no_photo_from_elsewhere(
         shutil.copy(path, root / f"captions_{split}.json")
         shutil.copytree(photos, root / split)
         shutil.copytree(outside, root / "outside", dirs_exist_ok=True)
-    with pytest.raises(DataError, match=f"images that lie outside of {root}/train"):
+    with pytest.raises(DataError, match=f"images outside {root}/train"):
         read_dataset(root, split="train")
 
 

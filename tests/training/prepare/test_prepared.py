@@ -106,7 +106,7 @@ def test_damage_is_named(own: Path) -> None:
     shard, index = own / "train-00002.tar", own / "val.index.jsonl"
     content = shard.read_bytes()
     shard.write_bytes(content[:-100])
-    with pytest.raises(DataError, match=r"train-00002\.tar has .* bytes where the manifest says"):
+    with pytest.raises(DataError, match=r"train-00002\.tar has .* bytes, but .* in the manifest"):
         read_dataset(own, split="val")
     shard.unlink()
     with pytest.raises(DataError, match=r"train-00002\.tar cannot be read: No such file"):
@@ -194,7 +194,7 @@ def test_files_of_something_else_are_left_alone(
     assert read_tree(to) == {"train-00000.tar": b"mine"}
     (to / "manifest.json").write_text('{"name": "an app"}')
     result = run_main(*command(scenes, to, "--force"))
-    assert result.returncode == 1 and "is not a manifest" in result.stderr
+    assert result.returncode == 1 and "is not a valid manifest" in result.stderr
     assert (to / "train-00000.tar").read_bytes() == b"mine"
     (tmp_path / "file").write_text("")
     result = run_main(*command(scenes, tmp_path / "file"))
@@ -206,7 +206,7 @@ def test_two_at_work_in_one_folder_are_one_too_many(
 ) -> None:
     with locked(tmp_path / "to" / ".prepare" / "lock", verb="prepare", what=tmp_path):
         result = run_captioner(*command(scenes, tmp_path / "to"))
-    assert result.returncode == 1 and "another `captioner prepare` is at work" in result.stderr
+    assert result.returncode == 1 and "another `captioner prepare` is running" in result.stderr
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_half(

@@ -1,1 +1,1 @@
-"""What a run learns from: data sets, images, cached grids, batches, drawn scenes."""
+"""Training data: data sets, images, captions, cached grids, batches, drawn scenes."""

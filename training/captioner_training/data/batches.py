@@ -1,4 +1,4 @@
-"""The batches of a stage: images or cached grids, with all their captions, bucketed by length."""
+"""The batches of a stage: images or cached grids with all their captions, bucketed by length."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from captioner_training.recipe import Recipe
 
 __all__ = ["BucketSampler", "ImageSource", "StageBatches", "stage_sampler"]
 
-_POOL = 24  # batches that are sorted together: enough to save padding, few enough to stay random
+_POOL = 24  # batches that are sorted together: more save padding, fewer are more random
 
 
 class ImageSource(Protocol):
     """Loads images, or their grids, by their positions in the training data."""
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
-        """Load a tensor for each list of positions, in this order."""
+        """Yield a tensor for each list of positions, in this order."""
 
 
 class BucketSampler:
-    """Decides which images come together: the positions of each part of each batch.
+    """Assigns images to batches so that captions of similar length are together.
 
-    Images are shuffled, sorted by shape within pools of batches, and the batches shuffled again:
-    padding shrinks, yet an image has other company in every epoch. All batches have one size: a few
-    images come twice in an epoch if need be. A batch is the same whatever the number of processes
-    and parts.
+    Images are shuffled and sorted by shape within pools of batches; then the batches are shuffled.
+    All batches have one size, so a few images may occur twice in an epoch. Batches do not depend on
+    the number of processes and parts.
 
     Args:
-        shapes: of each image: its number of captions and the length of the longest.
-        batch_size: images per batch at most, over all processes and parts.
-        seed: with the epoch, decides the order.
-        parts: of a batch, one after the other, for gradient accumulation.
-        rank: of this process, of `world`.
+        shapes: the number of captions of each image, and the length of the longest.
+        batch_size: largest number of images per batch, over all processes and parts.
+        seed: decides the order, together with the epoch.
+        parts: of a batch, for gradient accumulation.
+        rank: of this process.
+        world: number of processes.
 
     Raises ConfigError: a batch has fewer images than processes times parts.
     """
@@ -60,16 +60,16 @@ class BucketSampler:
         self.shapes = shapes
         self.seed = seed
         self.parts, self.rank, self.world = parts, rank, world
-        self.batches = -(-len(shapes) // batch_size)  # per epoch: one optimizer step each
+        self.batches = -(-len(shapes) // batch_size)  # steps per epoch
         self.size = -(-len(shapes) // self.batches)
         if self.size < world * parts:
             raise ConfigError(
-                f"{len(shapes)} images in batches of {batch_size} are too few for {world} "
-                f"processes and {parts} parts a batch: raise batch_size, or lower accumulate"
+                f"batches of {self.size} of the {len(shapes)} images are too few for {world} "
+                f"processes with {parts} parts: raise batch_size or lower accumulate"
             )
 
     def order(self, epoch: int, *, skip: int = 0) -> list[list[int]]:
-        """Return the positions of each part of the epoch's batches, without the first `skip`."""
+        """Return the positions of each part of an epoch's batches, without the first `skip`."""
         generator = torch.Generator().manual_seed(self.seed * 100_003 + epoch)
         order = torch.randperm(len(self.shapes), generator=generator).tolist()
         order += order[: self.batches * self.size - len(order)]
@@ -90,10 +90,10 @@ class BucketSampler:
 def stage_sampler(
     recipe: Recipe, number: int, captions: CaptionTable, processes: Processes
 ) -> BucketSampler:
-    """Make the sampler of a stage, counted from 0."""
+    """Build the sampler of a stage, counted from 0."""
     stage = recipe.stages[number]
-    # Sampled captions have lengths of their own: batches alike in the data's captions would only
-    # pull the model towards long ones at one step and short ones at the next.
+    # Self-critical stages do not sort by length: their captions are sampled, and batches of long
+    # or short captions only would bias single steps.
     shapes = captions.shapes
     return BucketSampler(
         shapes if stage.self_critical is None else [(0, 0)] * len(shapes),
@@ -106,7 +106,7 @@ def stage_sampler(
 
 
 class StageBatches:
-    """The batches of a stage, epoch by epoch; each process gets its share of every batch.
+    """The batches of a stage; each process gets its share of every batch.
 
     Args:
         recipe: of the run.
@@ -133,14 +133,17 @@ class StageBatches:
 
     @property
     def steps(self) -> int:
-        """Steps of the whole stage."""
+        """Number of steps of the whole stage."""
         steps = self.stage.epochs * self.sampler.batches
         return steps if self.recipe.max_steps is None else min(steps, self.recipe.max_steps)
 
     def epoch(self, number: int, *, skip: int, most: int) -> Iterator[list[Batch]]:
-        """Yield the parts of each batch of an epoch, counted from 0.
+        """Yield the parts of each batch.
 
-        `skip` batches were done before an interruption; a dry run ends after `most`.
+        Args:
+            number: of the epoch, from 0.
+            skip: number of batches that were taken before an interruption.
+            most: number of batches of a dry run, from the start of the order.
         """
         order = self.sampler.order(number, skip=skip)[: most * self.stage.accumulate]
         starts = self._starts(number)
@@ -153,7 +156,7 @@ class StageBatches:
                 yield batch
 
     def _starts(self, epoch: int) -> Tensor | None:
-        """Return the start tokens of an epoch where a share of them is drawn (`any_style`)."""
+        """Return the start tokens of an epoch with `any_style`; None without."""
         if self.default_start is None:
             return None
         chance = random.Random(f"{self.sampler.seed}/{epoch}")

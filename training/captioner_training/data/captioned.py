@@ -1,4 +1,4 @@
-"""An image of a split with the sentence that was made for it."""
+"""An image with its generated caption."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Captioned"]
 
 @dataclass(frozen=True, kw_only=True)
 class Captioned:
-    """One image of a split with the sentence made for it."""
+    """An image of a split with its generated caption."""
 
     image: CaptionedImage
     hypothesis: Hypothesis
     words: list[str]
-    attention: Tensor | None  # (words, rows, columns); None where the model does not attend
+    attention: Tensor | None  # (words, rows, columns); None without attention

@@ -1,4 +1,4 @@
-"""The captions of a split as one integer tensor, and the batches of tokens taken from it."""
+"""The captions of a split as one integer tensor, and batches from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from captioner_training.data.images import CaptionedImage
 __all__ = ["PADDED_LENGTHS", "CaptionTable", "collate", "encode_captions", "starts_of"]
 
 PADDED_LENGTHS = (12, 16)
-"""Lengths of batches on a GPU, beside the longest: few shapes for cuDNN and the compiler."""
+"""Lengths that batches are padded to on a GPU, so that there are few shapes to compile."""
 
 Captions = Sequence[Sequence[int]]
 
@@ -22,13 +22,13 @@ Captions = Sequence[Sequence[int]]
 class CaptionTable:
     """The captions of N images as one tensor (N, K, T) on a device, padded with <pad>.
 
-    A caption ends with <end>, unless it is cut: the model must not learn to stop there.
+    A caption ends with <end>, unless it was cut: the model must not learn to stop there.
 
     Args:
         captions: the captions of each image, as word numbers.
-        starts: (N,), the token that starts the captions of each image.
-        maximum_length: in words; a longer caption is cut.
-        lengths: batches are padded to the next of these lengths; without them, to their longest.
+        starts: (N,), the start token of each image's captions.
+        maximum_length: in words; longer captions are cut.
+        lengths: batches are padded to the next of these lengths, or without them to their longest.
         device: of the tensor.
     """
 
@@ -55,20 +55,20 @@ class CaptionTable:
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """The number of captions and the length of the longest, for each image."""
+        """For each image, the number of captions and the length of the longest."""
         return list(zip(self.counts.tolist(), self.longest.tolist(), strict=True))
 
     def batch(self, positions: Sequence[int], starts: Tensor | None = None) -> Tensor:
         """Return the tokens (B, K, T + 1) of these images, start first, on the device.
 
-        `starts` (N,) replaces the usual start of each image.
+        `starts` (N,) replaces the start tokens of the table.
         """
         count, length = self.counts[positions].max(), int(self.longest[positions].max())
         length = next((padded for padded in self._lengths if padded >= length), length)
         index = torch.tensor(positions).to(self._tokens.device, non_blocking=True)
         tokens = self._tokens[index, :count, :length].long()
         first = (self.starts if starts is None else starts)[index].unsqueeze(1)
-        first = first.where(tokens[..., 0] != PAD, PAD)  # also of captions that are padding
+        first = first.where(tokens[..., 0] != PAD, PAD)  # missing captions are all padding
         return torch.cat([first.unsqueeze(-1), tokens], dim=-1)
 
 
@@ -85,7 +85,7 @@ def collate(captions: Sequence[Captions], *, starts: Sequence[int], maximum_leng
 
 
 def starts_of(images: Iterable[CaptionedImage], vocabulary: Vocabulary) -> list[int]:
-    """Return the start token of each image's style; an unknown style has the default token."""
+    """Return the start token of each image's style; unknown styles have the default token."""
     starts = {style: vocabulary.start(style) for style in ("", *vocabulary.styles)}
     return [starts.get(image.style, starts[""]) for image in images]
 

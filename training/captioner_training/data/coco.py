@@ -40,14 +40,14 @@ def read_captions(path: Path) -> list[CocoImage]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}") from error
     if not images:
-        raise DataError(f"{path} has no images: it is not in COCO's captions format")
+        raise DataError(f"{path} has no images")
     return images
 
 
 def _images(content: Any) -> list[CocoImage]:
     if not isinstance(content, dict):
         raise TypeError(
-            "it is not an object with images and annotations; `captioner prepare jsonl` reads lists"
+            "it has no object with images and annotations; `captioner prepare jsonl` reads lists"
         )
     captions: dict[int | str, list[str]] = {}
     for image in content["images"]:

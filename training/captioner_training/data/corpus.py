@@ -1,4 +1,4 @@
-"""The data of a run: its images, their captions, and the words that the model learns."""
+"""The data of a run: images, captions and vocabulary."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from captioner_training.recipe import ANY_STYLE, DataConfig
 __all__ = ["OTHER_LANGUAGE", "Corpus", "new_word_nats", "unknown_share"]
 
 OTHER_LANGUAGE = 0.5
-"""Captions with a larger share of unknown words are in another language."""
+"""Captions with a larger share of unknown words are taken for another language."""
 
-_RARE = 0.05  # a larger share of dropped words is worth a warning
+_RARE = 0.05  # share of dropped words above which a lower minimum_count is suggested
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """The images of a run and the words in their captions."""
+    """The images of a run, and the vocabulary of its model."""
 
     train: list[CaptionedImage]
     validation: list[CaptionedImage]
@@ -48,7 +48,7 @@ class Corpus:
         )
 
     def digest(self) -> str:
-        """Tell these images and captions from others, wherever they lie."""
+        """Return a hash of images, captions and vocabulary; it does not depend on paths."""
         digest = hashlib.sha256("\n".join(self.vocabulary.words).encode())
         for image in (*self.train, *self.validation):
             size = image.store.size(image.name)
@@ -57,47 +57,44 @@ class Corpus:
         return digest.hexdigest()[:16]
 
     def described(self, data: DataConfig) -> Iterator[str]:
-        """Say how much there is, and what of it the model will not learn."""
+        """Yield messages: the size of the data, and what the model will not learn."""
         counts = Counter(word for image in self.train for words in image.words for word in words)
-        known = {word: count for word, count in counts.items() if word in self.vocabulary}
+        rare = {word: count for word, count in counts.items() if word not in self.vocabulary}
         yield (
             f"{len(self.train):,} training images, {len(self.validation):,} validation images, "
             f"{len(self.vocabulary.ordinary_words):,} words"
         )
         if len(self.validation) == 1:
             yield (
-                "note: CIDEr on a single validation photo is always 0, and only its cross-entropy "
-                "tells one epoch from another: validate on more"
+                "note: CIDEr is always 0 with a single validation photo, so epochs are compared by "
+                "cross-entropy: validate on more photos"
             )
         if styles := self.vocabulary.styles:
-            usual = (ANY_STYLE,) if data.any_style > 0 else ()
-            sets = (image.style or styles[0] for image in self.train)
-            learned = dict.fromkeys((*usual, *sets))
+            default = (ANY_STYLE,) if data.any_style > 0 else ()
+            learned = dict.fromkeys((*default, *(image.style or styles[0] for image in self.train)))
             yield (
-                f"captions are learned as {', '.join(learned)}; the model has the styles "
-                f"{', '.join(styles)}, of which the first is the usual one"
+                f"styles: {', '.join(styles)} (default {styles[0]}); this run trains "
+                f"{', '.join(learned)}"
             )
-        dropped = sum(counts.values()) - sum(known.values())
-        if dropped:
-            share = dropped / sum(counts.values())
+        if rare:
+            share = sum(rare.values()) / sum(counts.values())
             line = (
-                f"{len(counts) - len(known):,} of the {len(counts):,} words in the training "
-                f"captions are rarer than data.minimum_count {data.minimum_count} and become "
-                f"<unk>: {100 * share:.1f} % of the text"
+                f"{len(rare):,} of {len(counts):,} words in the training captions become <unk> "
+                f"(data.minimum_count {data.minimum_count}): {100 * share:.1f} % of the text"
             )
             if share > _RARE and data.minimum_count > 1:
-                line += f"; for a set this small try --data.minimum_count {_threshold(counts)}"
+                line += f"; --data.minimum_count {_threshold(counts)} keeps more of them"
             yield line
         lengths = [len(words) for image in self.train for words in image.words]
         if long := sum(length > data.maximum_length for length in lengths):
             yield (
-                f"{long:,} of {len(lengths):,} captions are cut at data.maximum_length "
-                f"{data.maximum_length} words; the longest has {max(lengths)}"
+                f"{long:,} of {len(lengths):,} captions are longer than data.maximum_length "
+                f"{data.maximum_length} and are cut; the longest has {max(lengths)} words"
             )
 
 
 def _threshold(counts: Counter[str]) -> int:
-    """Find the highest threshold of 5 at most that drops little of the text."""
+    """Return the highest minimum_count below 5 that drops little of the text."""
     total = sum(counts.values())
     for threshold in (4, 3, 2):
         if sum(count for count in counts.values() if count < threshold) <= _RARE * total:
@@ -105,10 +102,10 @@ def _threshold(counts: Counter[str]) -> int:
     return 1
 
 
-def unknown_share(captions: Iterable[Sequence[str]], known: Container[str]) -> float:
-    """Return the share of the captions' words that is not known; 0 without words."""
+def unknown_share(captions: Iterable[Sequence[str]], vocabulary: Container[str]) -> float:
+    """Return the share of the captions' words outside the vocabulary; 0 without words."""
     words = [word for caption in captions for word in caption]
-    return sum(word not in known for word in words) / max(1, len(words))
+    return sum(word not in vocabulary for word in words) / max(1, len(words))
 
 
 def new_word_nats(
@@ -122,10 +119,17 @@ def new_word_nats(
 
     A word outside the smaller vocabulary is <unk>, which is easy to predict. For a fair comparison
     it counts as <unk> followed by one of the new words, all equally likely.
+
+    Args:
+        images: with captions.
+        words: the larger vocabulary.
+        before: the smaller one.
+        maximum_length: of captions in words; longer ones are cut.
     """
     new = {*words.ordinary_words} - {*before.ordinary_words}
     captions = [caption for image in images for caption in image.words]
-    # With the end, which a caption that is cut has not.
-    tokens = sum(len(one) + 1 if len(one) <= maximum_length else maximum_length for one in captions)
+    # A cut caption has no <end>.
+    lengths = [len(caption) for caption in captions]
+    tokens = sum(n + 1 if n <= maximum_length else maximum_length for n in lengths)
     hidden = sum(word in new for caption in captions for word in caption[:maximum_length])
     return hidden * math.log(max(1, len(new))) / max(1, tokens)

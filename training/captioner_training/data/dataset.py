@@ -1,4 +1,4 @@
-"""Training images as squares of pixels, augmented anew in every epoch."""
+"""Training images as pixels, augmented differently in every epoch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Augmentation", "Batch", "ImageDataset", "View"]
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """How images vary from epoch to epoch."""
+    """Random changes of images."""
 
-    flip: bool = False  # mirror every second image, unless a caption says left or right
-    crop: float = 0.0  # the largest share of a side that a random crop cuts away
+    flip: bool = False  # mirror half of the images, except those with left or right in a caption
+    crop: float = 0.0  # largest share of a side that a random crop removes
 
 
 class View(NamedTuple):
-    """The part of an image that an epoch shows, in fractions of its width and height."""
+    """The crop of an image in one epoch, in fractions of its width and height."""
 
     left: float
     top: float
@@ -48,10 +48,9 @@ class Batch(NamedTuple):
 
 
 class ImageDataset(Dataset[Tensor]):
-    """Squares of pixels (3, S, S) uint8, decoded and augmented in the loader's workers.
+    """Pixels (3, S, S) uint8, decoded and augmented in the loader's workers.
 
-    The augmentation of an image depends on (seed, epoch, index) alone: neither on the order of
-    the epoch nor on the number of workers.
+    The augmentation of an image depends only on (seed, epoch, index).
     """
 
     def __init__(
@@ -83,11 +82,11 @@ class ImageDataset(Dataset[Tensor]):
         return pixels.flip(-1) if view.mirrored else pixels
 
     def view(self, index: int) -> View:
-        """Draw the part of an image that this epoch shows."""
-        chance, cut = random.Random(f"{self.seed}/{self.epoch}/{index}"), self.augmentation.crop
+        """Draw the crop of an image in this epoch."""
+        chance, crop = random.Random(f"{self.seed}/{self.epoch}/{index}"), self.augmentation.crop
         left, top, width, height = 0.0, 0.0, 1.0, 1.0
-        if cut > 0:
-            width, height = (1 - cut * chance.random() for _ in range(2))
+        if crop > 0:
+            width, height = (1 - crop * chance.random() for _ in range(2))
             left, top = ((1 - side) * chance.random() for side in (width, height))
         mirrored = self.augmentation.flip and chance.random() < 0.5 and not self.images[index].sided
         return View(left, top, width, height, mirrored)

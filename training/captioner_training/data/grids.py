@@ -1,4 +1,4 @@
-"""Grids computed once for a frozen encoder, kept as float16 in files or in GPU memory."""
+"""Grids of a frozen encoder, computed once and cached as float16 in files or in GPU memory."""
 
 from __future__ import annotations
 
@@ -27,27 +27,25 @@ from captioner_training.distributed import Processes
 __all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "ResidentGrids"]
 
 GRIDS_FILES = "grids-*.f16"
-"""The names of the files."""
+"""Pattern of the names of cache files."""
 
-_SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that grids may take
+_SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that grids may use
 
 _BATCH = 32  # images that are encoded at once; a file has whole batches
-GRIDS_A_FILE = 32 * _BATCH  # what an interruption costs at most; 128 MB of 7 x 7 x 1,280
+GRIDS_A_FILE = 32 * _BATCH  # at most these are computed again after an interruption
 
 
 class CachedGrids:
     """The grids (N, L, D) of N images on disk.
 
-    Takes N * L * D * 2 bytes: 125 kB an image for 7 x 7 cells of 1,280 features.
-
     Args:
-        paths: the files, with as many grids each but the last.
+        paths: the files, with GRIDS_A_FILE grids each; the last may have fewer.
         shape: (N, L, D).
     """
 
     def __init__(self, paths: Sequence[Path], shape: tuple[int, int, int]) -> None:
         self._paths, self.shape = list(paths), shape
-        self._each = GRIDS_A_FILE if len(paths) > 1 else shape[0]
+        self._per_file = GRIDS_A_FILE if len(paths) > 1 else shape[0]
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -58,13 +56,13 @@ class CachedGrids:
         rows = [
             np.fromfile(path, np.float16, cells * features, offset=2 * cells * features * place)
             for path, place in (
-                (self._paths[index // self._each], index % self._each) for index in indices
+                (self._paths[index // self._per_file], index % self._per_file) for index in indices
             )
         ]
         return torch.from_numpy(np.stack(rows).reshape(-1, cells, features))
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:  # noqa: ARG002
-        """Read the grids of each list of positions, one list ahead of the caller."""
+        """Yield the grids of each list of positions, reading one list ahead."""
         with ThreadPoolExecutor(max_workers=1) as reader:
             ahead = None
             for positions in order:
@@ -75,7 +73,7 @@ class CachedGrids:
                 yield ahead.result()
 
     def resident(self, device: torch.device) -> ResidentGrids | None:
-        """Load the grids into the memory of a GPU; None if they take most of what is free."""
+        """Load the grids into GPU memory; None if they need most of it, or without a GPU."""
         if device.type != "cuda":
             return None
         free, _ = torch.cuda.mem_get_info(device)
@@ -99,12 +97,19 @@ class CachedGrids:
         dtype: torch.dtype,
         workers: Workers,
     ) -> CachedGrids:
-        """Encode every image once, but for those that an earlier run has encoded.
+        """Encode the images, except those whose grids are already in the cache.
 
-        The encoder stays as it is. The names of the files hold a digest of encoder, dtype,
-        transform and images, and a file only gets its name when it is whole: what is found is never
-        stale and never half. Each process writes files of its own, so that processes on several
-        machines never share one. `workers` decode images.
+        File names contain a hash of encoder, dtype, transform and images. A file gets its name when
+        it is complete. Each process writes its own files.
+
+        Args:
+            encoder: a copy of it is used.
+            images: in the order of the grids.
+            transform: of the images.
+            folder: the cache.
+            processes: share the work.
+            dtype: of the encoder.
+            workers: processes that decode images.
 
         Raises OutputError: the disk is full, or the folder cannot be written.
         """
@@ -126,13 +131,13 @@ class CachedGrids:
 
 
 class ResidentGrids:
-    """Grids (N, L, D) in the memory of a device: batches are taken by index, without a loader."""
+    """Grids (N, L, D) in the memory of a device."""
 
     def __init__(self, grids: Tensor) -> None:
         self.grids = grids
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:  # noqa: ARG002
-        """Take the grids of each list of positions."""
+        """Yield the grids of each list of positions."""
         for positions in order:
             index = torch.tensor(positions).to(self.grids.device, non_blocking=True)
             yield self.grids.index_select(0, index)
@@ -186,8 +191,8 @@ def _make(folder: Path) -> None:
 def _digest(
     encoder: Encoder, images: Sequence[CaptionedImage], transform: Transform, dtype: torch.dtype
 ) -> str:
-    about = (encoder.config, transform.config, dtype, GRIDS_A_FILE)
-    digest = hashlib.sha256(repr(about).encode())
+    settings = (encoder.config, transform.config, dtype, GRIDS_A_FILE)
+    digest = hashlib.sha256(repr(settings).encode())
     for tensor in encoder.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     for image in images:

@@ -24,7 +24,7 @@ from captioner_training.interrupts import SIGNALS
 __all__ = ["Loader", "PixelSource", "Workers", "split_loader"]
 
 Workers = int | Literal["auto"]
-"""Processes that decode images; auto: the cores of this machine over its training processes."""
+"""Processes that decode images; auto: the machine's cores divided by its training processes."""
 
 # Active loaders. They are closed at exit, because their workers ignore SIGTERM.
 _ACTIVE: WeakSet[Generator[Tensor]] = WeakSet()
@@ -49,7 +49,7 @@ class Loader:
             _Caught(dataset),
             num_workers=min(count, cores()),
             collate_fn=_stack,
-            # Of its own, so that loading data never moves the random numbers of the training.
+            # A separate generator, so that loading does not change the random numbers of training.
             generator=torch.Generator().manual_seed(0),
             worker_init_fn=_ignore_signals,
             **options,
@@ -61,7 +61,7 @@ class Loader:
         return loaded
 
     def _load(self) -> Generator[Tensor]:
-        with _signals_held():
+        with _signals_blocked():
             batches = iter(self._loader)
         try:
             for batch in batches:
@@ -69,11 +69,11 @@ class Loader:
                     raise batch
                 yield batch
         finally:
-            del batches  # an error holds this frame too
+            del batches  # ends the workers, even if a traceback keeps this frame alive
 
 
 class _Caught(Dataset["Tensor | CaptionerError"]):
-    """Returns the error in place of an unreadable image: raised, it would carry a traceback."""
+    """Returns errors instead of raising them, which would add the worker's traceback."""
 
     def __init__(self, dataset: ImageDataset) -> None:
         self.dataset = dataset
@@ -89,12 +89,12 @@ class _Caught(Dataset["Tensor | CaptionerError"]):
 
 
 def _stack(images: Sequence[Tensor | CaptionerError]) -> Tensor | CaptionerError:
-    sound = list[Tensor]()
+    tensors = list[Tensor]()
     for image in images:
         if isinstance(image, CaptionerError):
             return image
-        sound.append(image)
-    return torch.stack(sound)
+        tensors.append(image)
+    return torch.stack(tensors)
 
 
 class PixelSource:
@@ -104,7 +104,7 @@ class PixelSource:
         self.dataset, self.workers, self.device = dataset, workers, device
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
-        """Load the pixels of each list of positions, augmented for the epoch."""
+        """Yield the pixels of each list of positions, augmented for the epoch."""
         self.dataset.epoch = epoch
         pinned = self.device.type == "cuda"
         loader = Loader(self.dataset, workers=self.workers, batch_sampler=order, pin_memory=pinned)
@@ -114,13 +114,13 @@ class PixelSource:
 def split_loader(
     images: Sequence[CaptionedImage], transform: Transform, *, workers: Workers, batch_size: int
 ) -> Loader:
-    """Load the squares of a split in its order, as they are."""
+    """Load the pixels of a split in its order, without augmentation."""
     return Loader(ImageDataset(images, transform), workers=workers, batch_size=batch_size)
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
-    """Block signals while workers start, until they ignore them; the workers inherit this."""
+def _signals_blocked() -> Iterator[None]:
+    """Block signals while workers start; they inherit this until they ignore them."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -134,8 +134,8 @@ def _signals_held() -> Iterator[None]:
 def _ignore_signals(_: int) -> None:
     """Leave Ctrl-C and SIGTERM to the main process, which finishes its step first.
 
-    torchrun, systemd and a terminal send them to all processes. A worker ends when its loader is
-    done, and within seconds of the main process's death.
+    torchrun, systemd and terminals send them to all processes. A worker exits when its loader is
+    done or the main process has died.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,8 +1,8 @@
-"""Drawn scenes with exact captions and exact boxes: data for the smoke recipe and for tests.
+"""Drawn scenes with exact captions and boxes, for the recipe smoke and for tests.
 
-A scene holds one large and one small shape on a quiet background. Its caption names the large one
-first, "a large red circle above a small blue square": only one caption is true, so a model can be
-scored by exact match, and where it should have looked is known. The same seed draws the same bytes.
+A scene has a large and a small shape. Its caption starts with the large one, "a large red circle
+above a small blue square". Only one caption is right, so exact match is a score, and the boxes show
+where attention should be. The same seed draws the same bytes.
 
     write_scenes(Path("scenes"), splits={"train": 3000, "val": 300})
 """
@@ -38,19 +38,19 @@ Point = tuple[float, float]
 
 
 def _spokes(count: int, *radii: float) -> list[Point]:
-    """Place points around the origin, the first straight up, the radii taken in turn."""
+    """Return points around the origin, the first straight up, with alternating radii."""
     at = [(radii[i % len(radii)], 2 * math.pi * i / count) for i in range(count)]
     return [(r * math.sin(a), -r * math.cos(a)) for r, a in at]
 
 
 def _heart(t: float) -> Point:
-    """Follow the heart curve (16 sin^3 t, 13 cos t - 5 cos 2t - 2 cos 3t - cos 4t)."""
+    """Return a point of the heart curve (16 sin^3 t, 13 cos t - 5 cos 2t - 2 cos 3t - cos 4t)."""
     up = 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)
     return 16 * math.sin(t) ** 3, -up
 
 
-# Outlines with y downwards, of any scale and place: `_outline` fits them. The centre of its box is
-# inside each, also when turned. The cross's arms are 0.36 as thick as they are long.
+# Outlines with y downwards; `_outline` scales and centres them. The centre of the box is inside
+# each shape, also after rotation.
 _CROSS = [(-0.36, -1), (0.36, -1), (0.36, -0.36), (1, -0.36), (1, 0.36), (0.36, 0.36)]
 _OUTLINES: Final[Mapping[str, list[Point]]] = {
     "circle": _spokes(90, 1.0),
@@ -60,8 +60,8 @@ _OUTLINES: Final[Mapping[str, list[Point]]] = {
     "heart": [_heart(2 * math.pi * i / 60) for i in range(60)],
     "cross": _CROSS + [(-x, -y) for x, y in _CROSS],
 }
-# Hue in degrees, saturation, value. No jitter brings two of them near each other, and all are far
-# from the backgrounds, which are less saturated and of middling value.
+# Hue in degrees, saturation, value. With jitter they stay apart from each other and from the
+# backgrounds.
 _TONES: Final[Mapping[str, tuple[float, float, float]]] = {
     "red": (357, 0.86, 0.84),
     "orange": (27, 0.88, 0.96),
@@ -72,18 +72,19 @@ _TONES: Final[Mapping[str, tuple[float, float, float]]] = {
     "white": (0, 0.00, 0.97),
     "black": (0, 0.00, 0.07),
 }
-_HUE_JITTER: Final = 4.0  # degrees either way: red and orange, the closest, stay 22 apart
-_TONE_JITTER: Final = 0.03  # of saturation and value, either way: black stays black
-# The axis that the relation speaks of (0: x, 1: y), and the direction from the first to the second.
+_HUE_JITTER: Final = 4.0  # degrees either way
+_TONE_JITTER: Final = 0.03  # of saturation and value, either way
+# The axis of the relation (0: x, 1: y), and the direction from the first to the second shape.
 _STEPS: Final = {"above": (1, 1), "below": (1, -1), "left of": (0, 1), "right of": (0, -1)}
-_SIDE: Final = 128  # pixels; the small shape still spans 22, enough to tell a star from a heart
-_LARGE: Final = (0.34, 0.44)  # the longer side of its box by the image's: least, most
-_SMALL: Final = (0.17, 0.22)  # at most 2/3 of the large one: never in doubt
-_SIDEWAYS: Final = 0.4  # the centres' offset across that axis per offset along it: 22 degrees
-_GAP: Final = 0.05  # between the boxes along that axis, so that the shapes never touch
-_MARGIN: Final = 0.03  # between a box and the image's edge, so that no shape is cut
-_TURN: Final = 12.0  # degrees either way: a square becomes no diamond, a cross no x
-_FINE: Final = 8  # edges are drawn so much finer, then averaged; 4 leaves circles lumpy
+# Lengths are shares of the image's side.
+_SIDE: Final = 128  # pixels
+_LARGE: Final = (0.34, 0.44)  # least and greatest longer side of a box
+_SMALL: Final = (0.17, 0.22)
+_SIDEWAYS: Final = 0.4  # largest offset of the centres across the axis per offset along it
+_GAP: Final = 0.05  # least distance of the boxes along the axis
+_MARGIN: Final = 0.03  # least distance of a box from the image's edge
+_TURN: Final = 12.0  # degrees either way
+_FINE: Final = 8  # supersampling factor of edges
 
 SHAPES: Final = tuple(_OUTLINES)
 COLORS: Final = tuple(_TONES)
@@ -105,18 +106,18 @@ class SceneObject:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A picture and all that is true of it."""
+    """A scene with its caption and objects."""
 
     image: Image.Image  # RGB, side x side
-    caption: str  # the only true one: the large object, a relation, the small object
-    objects: tuple[SceneObject, SceneObject]  # in the caption's order: the large one first
+    caption: str
+    objects: tuple[SceneObject, SceneObject]  # the large one first, as in the caption
 
 
 def draw_scene(seed: int, *, side: int = _SIDE) -> Scene:
-    """Draw the scene of a seed, a square: the same seed and side draw the same scene.
+    """Draw the scene of a seed.
 
-    Shapes, colours and relation are drawn evenly and independently of each other and of the
-    background, so that no word can be guessed from the others.
+    Shapes, colours and relation are uniform and independent of each other and of the background, so
+    that no word can be guessed from the others.
     """
     rng = Random(seed)
     relation = rng.choice(RELATIONS)
@@ -136,7 +137,7 @@ def draw_scene(seed: int, *, side: int = _SIDE) -> Scene:
 
 
 def _outline(shape: str, extent: float, degrees: float) -> list[Point]:
-    """Turn the shape, centre its box on the origin and make the box's longer side `extent`."""
+    """Rotate a shape, centre its box on the origin, and scale the longer side to `extent`."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     turned = [(x * cos - y * sin, x * sin + y * cos) for x, y in _OUTLINES[shape]]
     left, top, width, height = _box(turned)
@@ -150,7 +151,7 @@ def _box(outline: list[Point]) -> tuple[float, float, float, float]:
 
 
 def _centers(relation: str, first: Point, second: Point, rng: Random) -> tuple[Point, Point]:
-    """Place boxes of these widths and heights: along the relation's axis, then across it."""
+    """Return the centres of two boxes, given their widths and heights."""
     along, sign = _STEPS[relation]
     across = 1 - along
     before, after = (first, second) if sign > 0 else (second, first)
@@ -166,51 +167,54 @@ def _centers(relation: str, first: Point, second: Point, rng: Random) -> tuple[P
 
 
 def _background(rng: Random, side: int) -> Image.Image:
-    """Mix two muted tones of one hue by a few random cells, smoothly enlarged."""
+    """Draw a plain tone, a gradient or a soft texture of two muted tones."""
     hue, saturation = rng.uniform(0, 360), rng.uniform(0.0, 0.22)
     tones = [_hsv(hue, saturation, rng.uniform(0.52, 0.72)) for _ in range(2)]
-    one, other = (Image.new("RGB", (side, side), tone) for tone in tones)
-    cells = rng.choice((1, 2, 9))  # plain, a gradient in some direction, a soft texture
+    first, second = (Image.new("RGB", (side, side), tone) for tone in tones)
+    cells = rng.choice((1, 2, 9))  # plain, gradient, texture
     mix = Image.frombytes("L", (cells, cells), rng.randbytes(cells * cells))
-    return Image.composite(one, other, mix.resize((side, side), Image.Resampling.BICUBIC))
+    return Image.composite(first, second, mix.resize((side, side), Image.Resampling.BICUBIC))
 
 
 def _fill(color: str, rng: Random) -> str:
     hue, saturation, value = _TONES[color]
     h, s, v = (rng.uniform(-jitter, jitter) for jitter in (_HUE_JITTER, _TONE_JITTER, _TONE_JITTER))
-    # White and black have no saturation to vary: a tinted white would be another colour.
+    # White and black have no saturation: with some they would be other colours.
     return _hsv(hue + h, saturation + s if saturation else 0.0, min(value + v, 1.0))
 
 
 def _hsv(hue: float, saturation: float, value: float) -> str:
-    return f"hsv({hue % 360:.3f},{saturation:.3%},{value:.3%})"  # as Pillow names colours
+    return f"hsv({hue % 360:.3f},{saturation:.3%},{value:.3%})"  # Pillow's syntax
 
 
 def _coverage(outline: list[Point], side: int) -> Image.Image:
-    """Draw how much of each pixel the shape covers, 0 to 255."""
+    """Return the share of each pixel that a shape covers, 0 to 255."""
     canvas = Image.new("L", (side * _FINE, side * _FINE))
-    # Pillow's coordinates name the centres of pixels, ours their edges: half a fine pixel apart.
+    # Pillow's coordinates are centres of pixels, ours are edges.
     points = [(x * _FINE - 0.5, y * _FINE - 0.5) for x, y in outline]
     ImageDraw.Draw(canvas).polygon(points, fill=255)
     return canvas.reduce(_FINE)
 
 
 def scene_seed(*, seed: int, split: str, index: int) -> int:
-    """Return the seed of one scene of a data set: the bytes of "seed/split/index" as one number.
-
-    Two scenes cannot share one, and no other split matters to it.
-    """
+    """Return the seed of a scene of a data set: the bytes of "seed/split/index" as a number."""
     return int.from_bytes(f"{seed}/{split}/{index}".encode())
 
 
 def write_scenes(
     folder: Path, *, splits: Mapping[str, int], seed: int = 0, side: int = _SIDE
 ) -> None:
-    """Write scenes as COCO lays out its data: `splits` names each split and its number of scenes.
+    """Write scenes in COCO's format.
 
-    A split gets SPLIT-00.tar (JPEG files), boxes_SPLIT.json (COCO instances: the categories are
-    the shapes, `area` is the box's) and captions_SPLIT.json (COCO captions). Each appears whole or
-    not at all. The same arguments write the same bytes, given the same Pillow.
+    Each split has SPLIT-00.tar (JPEG files), boxes_SPLIT.json (COCO instances; the categories are
+    the shapes) and captions_SPLIT.json (COCO captions). With the same version of Pillow, the same
+    arguments write the same bytes.
+
+    Args:
+        folder: written to; created if needed.
+        splits: the number of scenes by name of split.
+        seed: of the data set.
+        side: of an image in pixels.
 
     Raises OutputError: the folder cannot be written.
     """
@@ -225,7 +229,7 @@ def _write_split(folder: Path, split: str, seeds: list[int], side: int) -> None:
     boxes: list[dict[str, object]] = []
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        # Ids begin at 1: pycocotools' COCOeval takes an annotation's id of 0 for "no match".
+        # Ids begin at 1: pycocotools' COCOeval takes id 0 for "no match".
         for key, seed in enumerate(seeds, 1):
             scene, name = draw_scene(seed, side=side), f"{split}-{key:06d}.jpg"
             _add(tar, name, scene.image)
@@ -250,14 +254,14 @@ def _instance(item: SceneObject) -> dict[str, object]:
 
 def _add(tar: tarfile.TarFile, name: str, image: Image.Image) -> None:
     image.save(data := io.BytesIO(), format="JPEG", quality=95, subsampling=0)  # edges stay clean
-    member = tarfile.TarInfo(name)  # its time and owner are 0 unless set
+    member = tarfile.TarInfo(name)  # time and owner are 0
     member.size = data.tell()
     data.seek(0)
     tar.addfile(member, data)
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file; one of the same content stays, and is still what cached grids are of."""
+    """Write a file unless its content is the same: cached grids depend on its time."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and path.read_bytes() == content:

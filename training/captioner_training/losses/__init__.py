@@ -1,1 +1,1 @@
-"""What a stage minimises: objectives, each a file with a class; the protocol is objective.py's."""
+"""The losses that a stage minimizes, one class per file; objective.py has their base class."""

@@ -1,4 +1,4 @@
-"""Losses on the attention: where the words look, beside what they are."""
+"""Losses on the attention weights."""
 
 from __future__ import annotations
 
@@ -19,37 +19,35 @@ def _by_head(forced: TeacherForcedOutput) -> Tensor | None:
 
 
 class DoublyStochastic(Objective):
-    """Asks the words of a caption to look at every cell in turn (Xu et al. 2015, equation 14).
+    """Spreads the attention of a caption over all cells (Xu et al. 2015, equation 14).
 
-    (1 - sum_t alpha_ti)^2, averaged over cells, heads and captions: each head is asked, so that one
-    may not leave a cell to another.
+    (1 - sum_t alpha_ti)^2, averaged over cells, heads and captions. It applies to each head, so
+    that no head leaves a cell to another.
     """
 
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
-        """Average over captions; one without a word counts for nothing."""
+        """Return the mean over captions; captions without words are ignored."""
         attention, mask = _by_head(forced), forced.mask
         if attention is None:
             return torch.zeros((), device=mask.device)
-        looked = (attention * mask[..., None, None]).sum(dim=2)  # (B, K, H, L)
-        missed = (1 - looked).square().mean(dim=(-2, -1)) * mask.any(dim=-1)
-        return self.weight * missed.sum() / forced.count
+        totals = (attention * mask[..., None, None]).sum(dim=2)  # (B, K, H, L)
+        errors = (1 - totals).square().mean(dim=(-2, -1)) * mask.any(dim=-1)
+        return self.weight * errors.sum() / forced.count
 
 
 class AttentionEntropy(Objective):
-    """Asks every word to look at few cells: the entropy of its weights, in nats, mean of heads.
+    """Makes the attention of each word sharp: the entropy of its weights, in nats.
 
-    Heads may disagree: two that are sharp on different cells cost nothing, where the entropy of
-    their mean would be 0.69.
-
-    Every cell of a deep CNN carries information about the whole image, so that a plain mean of the
-    grid serves nearly as well as attention: without this term attention stays almost uniform.
+    The entropy is that of each head, not of their mean, so that heads may attend to different
+    cells. Without this loss attention stays almost uniform: every cell of a deep CNN describes the
+    whole image, and their mean serves nearly as well.
     """
 
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
-        """Average over tokens and heads."""
+        """Return the mean over tokens and heads."""
         attention = _by_head(forced)
         if attention is None:
             return torch.zeros((), device=forced.mask.device)
-        # Clamped, since the slope is infinite at a weight of 0.
+        # Clamped: the gradient is infinite at a weight of 0.
         entropy = torch.special.entr(forced.pick(attention).clamp(min=1e-8))
         return self.weight * forced.sum(entropy) / (forced.tokens * attention.shape[-2])

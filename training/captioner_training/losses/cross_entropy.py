@@ -1,4 +1,4 @@
-"""The cross-entropy of the data's captions, with labels smoothed (Szegedy et al. 2016)."""
+"""Cross-entropy of the data's captions with label smoothing (Szegedy et al. 2016)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CrossEntropy"]
 
 
 class CrossEntropy(Objective):
-    """Cross-entropy with `label_smoothing`, the share of probability spread over all words."""
+    """Cross-entropy; `label_smoothing` is the share of probability spread over all words."""
 
     of_data = True
 
@@ -25,10 +25,10 @@ class CrossEntropy(Objective):
 
     @classmethod
     def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:  # noqa: ARG003
-        """Take the smoothing of the recipe."""
+        """Use the label smoothing of the recipe."""
         return cls(setting, label_smoothing=recipe.label_smoothing)
 
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
-        """Average over tokens."""
+        """Return the mean over tokens."""
         losses = -torch.lerp(*forced.log_probabilities, self.label_smoothing)
         return self.weight * forced.sum(losses) / forced.tokens

@@ -1,7 +1,7 @@
-"""What an objective is: a loss over teacher-forced captions.
+"""Objective: the base class of losses over teacher-forced captions.
 
-A new one is a file with a subclass of Objective, or of SamplingObjective where it samples captions
-itself, and a line in a stage of the recipe:
+To add one, write a subclass of Objective (or of SamplingObjective, if it samples captions) and name
+it in a stage of the recipe:
 
     objectives: {my_package.my_file:MyTerm: 0.5}
 """
@@ -22,11 +22,11 @@ from captioner_training.recipe import Recipe
 
 __all__ = ["Captions", "Counts", "Objective", "SamplingObjective", "TeacherForcedOutput"]
 
-_CHUNK = 512  # targets whose logits are in memory at once on a CPU
+_CHUNK = 512  # targets whose logits are computed at once on a CPU
 
 
 class Counts(NamedTuple):
-    """What losses are averaged over: all tokens and captions of a batch."""
+    """The number of tokens and captions in a whole batch, which losses are averaged over."""
 
     tokens: Tensor
     captions: Tensor
@@ -39,10 +39,10 @@ class Counts(NamedTuple):
 
 
 class Captions(NamedTuple):
-    """The captions of B images that a loss is taken of, on the device.
+    """The captions of B images, on the device.
 
-    tokens: (B, K, T + 1), start first, padded with <pad>; counts: of the whole batch, in all its
-    parts and processes; advantages: (B, K), of sampled captions.
+    tokens: (B, K, T + 1), start first, padded with <pad>. counts: of the whole batch, over all
+    parts and processes. advantages: (B, K), of sampled captions.
     """
 
     tokens: Tensor
@@ -51,19 +51,18 @@ class Captions(NamedTuple):
 
 
 class TeacherForcedOutput:
-    """A teacher-forced pass over captions: what every objective reads.
+    """The output of a teacher-forced pass over captions, the input of every objective.
 
     Args:
         decoder: of the model.
-        output: of the pass: B images with K captions of T tokens.
+        output: of the pass, for B images with K captions of T tokens.
         captions: the whole batch or a part of it.
-        dense: whether padding is computed too, which keeps shapes fixed and never makes the CPU
-            wait for a GPU. Otherwise the N tokens that count are picked, and logits are computed
-            in chunks.
+        dense: compute padding too. Shapes are then fixed, and the CPU never waits for a GPU.
+            Otherwise only the N tokens that count are computed, their logits in chunks.
 
     Attributes:
         mask: (B, K, T), whether a token counts.
-        targets: (N,), the next tokens; all B * K * T where dense.
+        targets: (N,), the next tokens; N is B * K * T if dense.
         tokens, count: the number of tokens and captions in the whole batch.
     """
 
@@ -92,13 +91,13 @@ class TeacherForcedOutput:
 
     @property
     def logits(self) -> Tensor:
-        """The scores of all words, (N, words)."""
+        """Scores of all words, (N, words)."""
         return self.decoder.logits(self.pick(self.output.deep))
 
     @property
     def log_probabilities(self) -> tuple[Tensor, Tensor]:
-        """The log-probabilities (N,) of the targets, and the mean (N,) over all words; float32."""
-        # Not functools.cached_property: its lock breaks a compiled graph in two.
+        """Log-probabilities (N,) of the targets, and their means (N,) over all words; float32."""
+        # Not functools.cached_property: its lock breaks the compiled graph.
         if self._log_probabilities is None:
             self._log_probabilities = self._score_targets()
         return self._log_probabilities
@@ -116,7 +115,7 @@ class TeacherForcedOutput:
         return torch.cat(of_targets), torch.cat(means)
 
     def cross_entropy(self) -> Tensor:
-        """Return the plain cross-entropy in nats per token; the parts of a batch add up."""
+        """Return this part's share of the cross-entropy of the batch, in nats per token."""
         return -self.sum(self.log_probabilities[0].detach()) / self.tokens
 
 
@@ -124,16 +123,16 @@ class Objective(ABC):
     """A term of the loss of a stage. Its setting in the recipe is usually its weight."""
 
     of_data: ClassVar[bool] = False
-    """Whether it reads the data's captions even in a stage that samples captions."""
+    """Read the data's captions even in a stage that samples captions."""
     note: str = ""
-    """Printed when a run begins."""
+    """A message to print when a run begins."""
 
     def __init__(self, setting: Any) -> None:
         self.weight = float(setting)
 
     @classmethod
     def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:  # noqa: ARG003
-        """Make it for a run; by default from its setting alone.
+        """Build the objective of a run, by default from its setting.
 
         Raises CaptionerError: the recipe or the data do not fit it.
         """
@@ -143,16 +142,16 @@ class Objective(ABC):
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
         """Return this part's share of the weighted term, a scalar.
 
-        It is a sum divided by `forced.tokens` or `forced.count`, so that the shares of all parts
-        and processes add up to the mean over the batch. `forced.output.attention` is None for a
-        decoder without attention.
+        Divide a sum by `forced.tokens` or `forced.count`: the shares of all parts and processes add
+        up to the mean over the batch. `forced.output.attention` is None for a decoder without
+        attention.
         """
 
 
 class SamplingObjective(Objective):
-    """An objective that samples the captions that its stage learns from.
+    """An objective that samples the captions its stage learns from.
 
-    The stage uses no dropout: the policy that is improved is the one that was sampled from.
+    Its stage uses no dropout, so that samples come from the policy that is trained.
     """
 
     @abstractmethod
@@ -160,5 +159,5 @@ class SamplingObjective(Objective):
         """Sample captions for the grids (B, L, D) of a batch, without a gradient.
 
         Returns:
-            tokens (B, K, T + 1) and advantages (B, K) on the device, and the sum of the rewards.
+            Tokens (B, K, T + 1) and advantages (B, K) on the device, and the sum of the rewards.
         """

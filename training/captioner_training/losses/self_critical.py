@@ -1,13 +1,12 @@
 """Self-critical sequence training (Rennie et al. 2017).
 
-The model samples captions, CIDEr-D rewards them, and the log-probability of each is pushed up or
-down by its advantage: its reward less a baseline. The baseline is the mean of the image's other
-samples (Luo 2020, "A Better Variant of Self-Critical Sequence Training") or the greedy caption
-(Rennie).
+The model samples captions, and the loss of each is its negative log-probability times its
+advantage. The advantage is the caption's reward, CIDEr-D, minus a baseline: the mean of the image's
+other samples (Luo 2020, "A Better Variant of Self-Critical Sequence Training"), or the reward of
+the greedy caption (Rennie et al.).
 
-Captions are sampled without a gradient, all samples of an image sharing its grid, and then scored
-by one teacher-forced pass like captions of the data. Both without dropout: the policy that is
-improved is the one that was sampled from.
+Captions are sampled without a gradient, and then pass through the decoder with teacher forcing like
+captions of the data.
 """
 
 from __future__ import annotations
@@ -31,13 +30,17 @@ from captioner_training.recipe import Recipe, SelfCritical
 
 __all__ = ["SelfCriticalCaptions", "advantages", "sample_captions"]
 
-_END = "<end>"  # a word of the reward: else captions learn to stop in the middle, "on top of a"
+_END = "<end>"  # counts as a word in rewards; otherwise captions learn to stop in the middle
 
 
 class SelfCriticalCaptions(SamplingObjective):
-    """Samples captions and favours those with a higher reward than the others.
+    """The self-critical loss.
 
-    `references` are the captions of each training image as words; document frequencies are theirs.
+    Args:
+        config: number of samples, temperature and baseline.
+        vocabulary: of the model.
+        references: the captions of each training image, as words; also for document frequencies.
+        maximum_length: of a sample in words, unless `config` has one.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class SelfCriticalCaptions(SamplingObjective):
 
     @classmethod
     def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:
-        """Count the words of the training captions."""
+        """Use the training captions as references."""
         return cls(
             setting,
             vocabulary=corpus.vocabulary,
@@ -67,7 +70,7 @@ class SelfCriticalCaptions(SamplingObjective):
 
     @torch.no_grad()
     def sample(self, decoder: Decoder, features: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        """Sample captions for the grids (B, L, D) of a batch, with the batch's start tokens."""
+        """Sample captions for the grids (B, L, D) of a batch, from the batch's start tokens."""
         sample = partial(
             sample_captions,
             decoder,
@@ -85,7 +88,7 @@ class SelfCriticalCaptions(SamplingObjective):
         return tokens, advantages(rewards, greedy), rewards.sum()
 
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
-        """Average -A log p over tokens, of the probabilities p that captions are sampled from.
+        """Return the mean of -A log p over tokens, with p as in sampling.
 
         Tokens that cannot be sampled are masked; otherwise probability mass leaks to them.
         """
@@ -137,9 +140,10 @@ class _Reward(NamedTuple):
 
 
 def advantages(rewards: Tensor, greedy: Tensor | None) -> Tensor:
-    """Say by how much each reward (B, K), of K samples of B images, is above its baseline.
+    """Subtract the baseline from the rewards (B, K).
 
-    That is the greedy captions' (B, 1); without them the mean of the image's other samples.
+    The baseline is the reward (B, 1) of the greedy captions, or without it the mean of the image's
+    other samples.
     """
     if greedy is not None:
         return rewards - greedy
@@ -159,14 +163,21 @@ def sample_captions(
     greedy: bool = False,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Sample `count` captions for each of the grids (B, L, D) from the model's probabilities.
+    """Sample captions from the model's probabilities.
 
-    A caption begins with its grid's token of `starts` (B,), and never has a `silent` one. `greedy`
-    takes the likeliest words instead; a temperature below 1 sharpens the probabilities.
+    Args:
+        decoder: of the model.
+        features: grids (B, L, D).
+        count: K, captions per grid.
+        starts: (B,), the start token of each grid's captions.
+        silent: tokens that are never sampled.
+        maximum_length: in words.
+        greedy: take the likeliest word at each step instead of sampling.
+        temperature: below 1 sharpens the probabilities.
 
     Returns:
-        tokens (B, K, T), what starts them first, padded with <pad>. A caption that is not over
-        after `maximum_length` words has no <end>.
+        Tokens (B, K, T), start first, padded with <pad>. A caption that reaches `maximum_length`
+        has no <end>.
     """
     begin = starts.to(features.device, non_blocking=True)
     constraints = Constraints(
@@ -182,6 +193,6 @@ def sample_captions(
     ).words
     ends = words == END
     words = words.masked_fill(ends.cumsum(dim=-1) > ends.long(), PAD)
-    if words.shape[-1] > maximum_length:  # only an end may stand here
+    if words.shape[-1] > maximum_length:  # the last position may only have <end>
         words[..., -1] = words[..., -1].where(ends[..., -1], PAD)
     return torch.cat([begin[:, None, None].expand(-1, count, 1), words], dim=-1)

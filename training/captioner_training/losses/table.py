@@ -1,4 +1,4 @@
-"""The objectives of a stage, by their names in the recipe."""
+"""Build the objectives of a stage by their names in the recipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from captioner_training.recipe import Recipe, Stage
 __all__ = ["stage_objectives"]
 
 _LOSSES = "captioner_training.losses"
-# What the fields of a stage set, as `objectives` would name it.
+# The classes behind the fields of a stage.
 _FIELDS = {
     "self_critical": f"{_LOSSES}.self_critical:SelfCriticalCaptions",
     "doubly_stochastic": f"{_LOSSES}.attention:DoublyStochastic",
@@ -27,10 +27,10 @@ _PATHS: dict[str, str] = {"cross_entropy": f"{_LOSSES}.cross_entropy:CrossEntrop
 
 
 def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, Objective]:
-    """Make the objectives of a stage by name; the stage minimises their sum.
+    """Build the objectives of a stage, by name; the stage minimizes their sum.
 
     Raises:
-        ConfigError: an objective does not exist, or its setting does not fit.
+        ConfigError: an objective does not exist, or its setting is invalid.
         CaptionerError: the data do not fit an objective.
     """
     critic = stage.self_critical
@@ -46,21 +46,26 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
         except CaptionerError:
             raise
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"objectives {name}: {setting!r} does not fit ({error})") from error
+            raise ConfigError(
+                f"objectives {name}: the setting {setting!r} is invalid ({error})"
+            ) from error
         if not isinstance(objectives[name], Objective):
-            raise ConfigError(f"objectives {name}: its build returns no Objective")
+            raise ConfigError(f"objectives {name}: build() must return an Objective")
     sampling = [name for name in objectives if isinstance(objectives[name], SamplingObjective)]
     if len(sampling) > 1:
-        raise ConfigError(f"objectives {' and '.join(sampling)}: a stage samples captions for one")
+        raise ConfigError(
+            f"objectives {' and '.join(sampling)} both sample captions: use one per stage"
+        )
     if sampling and stage.scheduled_sampling:
         raise ConfigError(
-            f"scheduled_sampling needs captions of the data, but {sampling[0]} samples its own"
+            f"scheduled_sampling has no effect on {sampling[0]}, which samples captions: leave it "
+            "out"
         )
     return objectives
 
 
 def _typed(setting: Any) -> Any:
-    """Convert the text of a setting to the number or boolean that it spells."""
+    """Convert strings in a setting to numbers and booleans, as YAML does."""
     if isinstance(setting, dict):
         return {name: _typed(value) for name, value in setting.items()}
     if isinstance(setting, list):
@@ -69,17 +74,17 @@ def _typed(setting: Any) -> Any:
 
 
 def _import(path: str) -> type[Objective]:
-    """Import a class by module:Class, also of a file in the current folder."""
+    """Import a class by module:Class, also from a file in the current folder."""
     module, _, name = path.partition(":")
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
         kind = getattr(import_module(module), name)
-    except Exception as error:  # of a module of somebody's own
+    except Exception as error:  # user code may raise anything
         raise ConfigError(
-            f"objectives {path!r} cannot be imported from {Path.cwd()} or as installed: "
-            f"{type(error).__name__}: {error}"
+            f"objectives {path!r} cannot be imported ({type(error).__name__}: {error}): it must be "
+            f"installed, or a file in {Path.cwd()}"
         ) from error
     if not (isinstance(kind, type) and issubclass(kind, Objective)):
-        raise ConfigError(f"objectives {path!r} is no subclass of Objective")
+        raise ConfigError(f"objectives {path!r} is not a subclass of Objective")
     return kind

@@ -105,7 +105,7 @@ def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
         characters = " --data.tokenizer characters" * unspaced
         problems.note(
             f"{100 * share:.0f} % of the words are none that the bundled model knows: `captioner "
-            f"train own-language` learns them from nothing{characters}"
+            f"train new-language` learns them from nothing{characters}"
         )
     most = DataConfig.maximum_length
     for image in listed:

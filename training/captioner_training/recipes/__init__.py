@@ -1,4 +1,4 @@
-"""The recipes that come with Captioner, a YAML file each."""
+"""The shipped recipes, one YAML file each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ __all__ = ["shipped_recipes"]
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Give the file of each recipe by its name."""
+    """Return the file of each recipe, by name."""
     folder = Path(str(files(__name__)))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}

@@ -16,9 +16,9 @@ TRACKERS = ("tensorboard", "wandb")
 HELP = "Train a captioning model by a recipe: a shipped one by its name, or a YAML file."
 EXAMPLES = """examples:
   captioner train smoke --out runs/smoke
-  captioner train own --data.root ~/mine --out runs/mine
+  captioner train finetune --data.root ~/mine --out runs/mine
   captioner train my-recipe.yaml --seed 2 --stages.1.epochs 3
-  captioner train own --show > my-recipe.yaml
+  captioner train finetune --show > my-recipe.yaml
   torchrun --nproc-per-node 8 -m captioner train coco --data.root ~/coco --out runs/coco
 
 The same command again goes on with a run that was interrupted, from its last state in DIR.

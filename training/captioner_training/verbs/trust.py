@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HELP = "Let a checkpoint say how far its words can be trusted, and which photos are new to it."
 EXAMPLES = """examples:
   captioner trust runs/coco/best.safetensors ~/coco
-  captioner trust runs/own/best.safetensors ~/mine ~/more --photos 2000
+  captioner trust runs/finetune/best.safetensors ~/mine ~/more --photos 2000
 
 What is found is written beside the checkpoint (beside best.safetensors: best.trust.safetensors),
 and the path is printed. From then on records have `trust`, the probability that a word or the whole

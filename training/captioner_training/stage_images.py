@@ -1,0 +1,80 @@
+"""The images that a stage trains on: augmented pixels, or cached grids of a frozen encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from captioner.vision.encoder import Encoder
+from captioner.vision.transform import Transform, TransformConfig
+from captioner_training.data.batches import ImageSource
+from captioner_training.data.dataset import Augmentation, ImageDataset
+from captioner_training.data.grids import CachedGrids
+from captioner_training.data.images import CaptionedImage
+from captioner_training.data.loader import PixelSource
+from captioner_training.data.squares import SquareSource
+from captioner_training.distributed import Processes
+from captioner_training.recipe import Recipe
+from captioner_training.step import dtype_of
+
+__all__ = ["StageImages"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageImages:
+    """Prepares the training images of a run for its stages.
+
+    Attributes:
+        recipe: of the run.
+        images: the training images.
+        encoder: of the model in training.
+        cache: folder for grids.
+        processes: share the encoding.
+    """
+
+    recipe: Recipe
+    images: list[CaptionedImage]
+    encoder: Encoder
+    cache: Path
+    processes: Processes
+
+    def stage(self, number: int) -> ImageSource:
+        """Return the images of a stage, counted from 0."""
+        if self.recipe.stages[number].fine_tune_from is not None:
+            return self._pixels(number)
+        grids = self.encode(self.images)
+        return grids.resident(self.processes.device) or grids
+
+    def encode(self, images: Sequence[CaptionedImage]) -> CachedGrids:
+        """Compute the grids of images with the encoder as it is, or find them in the cache."""
+        return CachedGrids.compute(
+            self.encoder,
+            images,
+            Transform(self.recipe.transform),
+            folder=self.cache,
+            processes=self.processes,
+            dtype=dtype_of(self.recipe, self.processes.device),
+            workers=self.recipe.data.workers,
+        )
+
+    def _pixels(self, number: int) -> ImageSource:
+        """Load and augment the training images; in GPU memory if they fit."""
+        stage = self.recipe.stages[number]
+        dataset = ImageDataset(
+            self.images,
+            Transform(_resized(self.recipe.transform, stage.size)),
+            augmentation=Augmentation(flip=stage.flip, crop=stage.crop),
+            seed=self.recipe.seed + 1000 * number,
+        )
+        workers = self.recipe.data.workers
+        squares = SquareSource.resident(dataset, workers=workers, processes=self.processes)
+        return squares or PixelSource(dataset, workers=workers, device=self.processes.device)
+
+
+def _resized(transform: TransformConfig, size: int | None) -> TransformConfig:
+    """Return the same framing at `size` pixels a side; None keeps the size."""
+    if size is None:
+        return transform
+    resize = transform.resize and max(size, round(transform.resize * size / transform.size))
+    return replace(transform, size=size, resize=resize)

@@ -1,0 +1,121 @@
+"""Validation in a run: scores of its model, and of the checkpoint that it started from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from captioner.checkpoint import Checkpoint
+from captioner.errors import GenerationError
+from captioner_training.data.captioned import Captioned
+from captioner_training.data.corpus import Corpus, new_word_nats
+from captioner_training.data.grids import CachedGrids
+from captioner_training.data.images import CaptionedImage
+from captioner_training.distributed import Processes
+from captioner_training.recipe import DataConfig, Recipe
+from captioner_training.state import diverged
+from captioner_training.step import autocast_of
+
+__all__ = ["Validate", "Validation"]
+
+
+class Validate(Protocol):
+    """Scores a checkpoint on the validation split; see evaluation.split.validate."""
+
+    def __call__(
+        self,
+        checkpoint: Checkpoint,
+        images: Sequence[CaptionedImage],
+        data: DataConfig,
+        *,
+        autocast: torch.autocast,
+        processes: Processes,
+        boxes: Path | None = None,
+        grids: CachedGrids | None = None,
+        together: Callable[[], None] | None = None,
+    ) -> tuple[dict[str, float], list[Captioned]]:
+        """Return the scores, at least CIDEr and cross_entropy, and the captions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """Scores checkpoints on the validation split of a run.
+
+    Attributes:
+        validate: scores a checkpoint.
+        recipe: of the run.
+        corpus: with the validation split.
+        processes: share the work.
+        boxes: of drawn scenes, to score attention; None for photos.
+    """
+
+    validate: Validate
+    recipe: Recipe
+    corpus: Corpus
+    processes: Processes
+    boxes: Path | None = None
+
+    def score(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        step: int,
+        grids: CachedGrids | None,
+        after_batch: Callable[[], None],
+    ) -> tuple[dict[str, float], list[Captioned]]:
+        """Score the model in training; its training mode is restored.
+
+        Args:
+            checkpoint: the model.
+            step: of the run, for messages.
+            grids: of the split, if they are cached.
+            after_batch: called equally often in every process.
+
+        Raises GenerationError: the weights or the cross-entropy are not finite.
+        """
+        training = checkpoint.model.training
+        try:
+            scores, captioned = self.validate(
+                checkpoint,
+                self.corpus.validation,
+                self.recipe.data,
+                autocast=autocast_of(self.recipe, self.processes.device),
+                processes=self.processes,
+                boxes=self.boxes,
+                grids=grids,
+                together=after_batch,
+            )
+        except GenerationError as error:  # perhaps only the last step broke the weights
+            raise diverged(step) from error
+        finally:
+            checkpoint.model.train(training)
+        if not math.isfinite(scores["cross_entropy"]):
+            raise diverged(step)
+        return scores, captioned
+
+    def score_origin(self, origin: Checkpoint) -> dict[str, float]:
+        """Score the checkpoint that the run starts from, with the generation of the recipe.
+
+        Words that it lacks count in its cross-entropy; see new_word_nats.
+        """
+        origin.model.to(self.processes.device)
+        scores, _ = self.validate(
+            replace(origin, generation=self.recipe.generation),
+            self.corpus.validation,
+            self.recipe.data,
+            autocast=autocast_of(self.recipe, self.processes.device),
+            processes=self.processes,
+        )
+        origin.model.to("cpu")  # frees GPU memory
+        scores["cross_entropy"] += new_word_nats(
+            self.corpus.validation,
+            self.corpus.vocabulary,
+            origin.vocabulary,
+            maximum_length=self.recipe.data.maximum_length,
+        )
+        return scores
