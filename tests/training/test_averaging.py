@@ -122,7 +122,7 @@ def test_nothing_is_written_over(
     before = shifted.read_bytes()
     result = run_main("average", saved_tiny, shifted, "--out", shifted)
     assert (result.returncode, shifted.read_bytes() == before) == (1, True)
-    assert "is there already: choose another name" in result.stderr
+    assert "exists: choose another name" in result.stderr
     result = run_main("average", saved_tiny, shifted, "--out", tmp_path / "no" / "mean")
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert "No such file or directory" in result.stderr

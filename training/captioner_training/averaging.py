@@ -99,11 +99,11 @@ def _settings(checkpoint: Checkpoint) -> dict[str, object]:
 def _cosine(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
     """Return the cosine of two decoders, each with all its matrices as one vector."""
     names = [name for name in ours if name.startswith("decoder.") and ours[name].ndim > 1]
-    vectors = (
+    first, second = (
         torch.cat([weights[name].flatten().double() for name in names])
         for weights in (ours, theirs)
     )
-    return float(F.cosine_similarity(*vectors, dim=0))
+    return float(F.cosine_similarity(first, second, dim=0))
 
 
 def _floats(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:

@@ -218,7 +218,7 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
 @pytest.mark.parametrize(
     ("line", "status", "messages"),
     [
-        ("--captions split.json --score s.json --calibration", 2, ["--score reads captions alone"]),
+        ("--captions split.json --score s.json --calibration", 2, ["cannot be used with --score"]),
         # All that is wrong is said at once.
         (f"{PHOTOS} {SIDE}", 1, IN_SIDE),
         (
@@ -237,8 +237,8 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
         (f"{PHOTOS} --save tiny.safetensors", 1, ["tiny.safetensors is there already: choose"]),
         (f"{PHOTOS} --save known.safetensors", 1, ["known.trust.safetensors is there already"]),
         (f"{PHOTOS} --save p.jsonl --predictions p.jsonl", 2, ["--save p.jsonl is the file of"]),
-        (f"{PHOTOS} --save 4.safetensors --beam-size 2", 2, ["--save is of the checkpoint's own"]),
-        (f"{PHOTOS} --version 4", 2, ["--version '4' is of what --save FILE writes"]),
+        (f"{PHOTOS} --save 4.safetensors --beam-size 2", 2, ["--save needs the checkpoint's own"]),
+        (f"{PHOTOS} --version 4", 2, ["--version requires --save FILE"]),
         ("--captions split.json --score none.json --save 4.safetensors", 2, ["--save is about a"]),
         # A split that cannot be read keeps no other file from being looked at.
         (

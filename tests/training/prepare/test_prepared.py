@@ -283,9 +283,9 @@ def test_a_prepared_set_is_trained_on_and_scored(
 def test_evaluate_wants_one_data_set(run_main: Run, prepared: Path, saved_tiny: Path) -> None:
     tiny = ("--checkpoint", saved_tiny)
     for status, arguments, message in (
-        (2, (), "name either a folder DIR or --captions FILE"),
-        (2, (prepared, "--captions", "c.json"), "name either a folder DIR or --captions FILE"),
-        (2, ("--captions", "c.json"), "--captions and --images belong together"),
+        (2, (), "name either a folder DIR, or --captions FILE"),
+        (2, (prepared, "--captions", "c.json"), "name either a folder DIR, or --captions FILE"),
+        (2, ("--captions", "c.json"), "--captions requires --images"),
         (2, (prepared, *tiny, "--beam-size", "0"), "--beam-size 0 is out of range"),
         (1, (prepared, *tiny, "--split", "test"), "has no split 'test'"),
         (1, (prepared, "--checkpoint", "no.safetensors"), "there is no checkpoint no.safetensors"),

@@ -1,1 +1,1 @@
-"""The verbs of the `captioner` command that training brings."""
+"""The training verbs of the `captioner` command."""

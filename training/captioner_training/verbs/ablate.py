@@ -1,4 +1,4 @@
-"""`captioner ablate RECIPE`: train every variant of attention alike and compare them."""
+"""`captioner ablate RECIPE`: train every variant of attention and compare them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from captioner.device import add_machine_arguments
 from captioner.paths import expanded
 
-HELP = "Train every variant of attention alike and compare them in one table."
+HELP = "Train every variant of attention with one recipe and compare them in a table."
 EXAMPLES = """examples:
   captioner ablate ablation --data.root ~/flickr8k --out runs/ablation
   captioner ablate ablation --data.root ~/flickr8k --seeds 1 2 3
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, nargs="+", default=[1], metavar="N", help="default: 1")
     add("--variants", nargs="+", metavar="NAME", help="default: all")
     add("--deletion", type=int, default=500, metavar="N",
-        help="validation images whose captions get the deletion test; default: 500")  # fmt: skip
+        help="validation images for the deletion test; default: 500")  # fmt: skip
     add_machine_arguments(parser, dtype=False)
 
 

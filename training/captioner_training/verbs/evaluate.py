@@ -17,13 +17,13 @@ from captioner.errors import ConfigError
 from captioner.paths import checkpoint_file, expanded
 from captioner.terminal import printable
 
-if TYPE_CHECKING:  # they import torch, and --help is to be there at once
+if TYPE_CHECKING:  # these import torch, which would make --help slow
     from captioner_training.evaluation.inputs import EvaluationInputs
     from captioner_training.evaluation.measures import CaptionedSplit
     from captioner_training.evaluation.report import ImageRow
     from captioner_training.report.gallery import Gallery
 
-HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
+HELP = "Score a checkpoint on a captioned split, prepared or in COCO's captions format."
 EXAMPLES = """examples:
   captioner evaluate ~/coco --split test
   captioner evaluate --captions captions_val.json --images val2017 \\
@@ -31,9 +31,9 @@ EXAMPLES = """examples:
   captioner evaluate --captions captions_val.json --score results.json --official
   captioner evaluate ~/coco --report report
 
-The scores are printed as a table, with their 95 % bootstrap intervals over images. They are on
-lower-case Treebank tokens without punctuation, and not to be compared with published ones;
---official adds those on COCO's tokens, and METEOR."""
+Prints a table of scores with 95 % bootstrap intervals over images. They use lower-case Treebank
+tokens without punctuation and cannot be compared with published scores; --official adds scores on
+COCO's tokens, and METEOR."""
 
 _OF_A_CHECKPOINT = (
     "calibration",
@@ -56,41 +56,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # fmt: off
     add("data", nargs="?", type=Path, metavar="DIR",
         help="a prepared data set, or captions_SPLIT.json with SPLIT*.tar or a folder SPLIT")
-    add("--split", default="val", metavar="NAME", help="of DIR; default: val")
-    file("--captions", help="instead of DIR: a json file")
+    add("--split", default="val", metavar="NAME", help="split of DIR; default: val")
+    file("--captions", help="a JSON file in COCO's format, in place of DIR")
     add("--images", metavar="PATH",
-        help="with --captions: folder or tar of images, or their glob")
+        help="folder, tar file or glob of the images of --captions")
     add("--checkpoint", metavar="MODEL",
         help="file, run folder or USER/MODEL (Hub); default: bundled")
     add("--beam-size", type=int, metavar="N",
-        help="default: the checkpoint's; the bundled one's is 5")
-    add("--style", metavar="NAME", help="of a model with several; default: the checkpoint's")
+        help="default: that of the checkpoint (bundled: 5)")
+    add("--style", metavar="NAME", help="style of captions; default: that of the checkpoint")
     file("--score",
-         help="score these captions instead of a checkpoint's: COCO results, or caption records")
+         help="score the captions of this file (COCO results or caption records), not a checkpoint")
     file("--corpus",
-         help="captions of the whole split, as COCO's json, where this is a part of it")
-    add("--official", action="store_true", help="on COCO's tokens too, with METEOR (needs Java)")
-    file("--training", help="captions of training, as COCO's json: how many captions are new?")
+         help="COCO captions of the whole split, for document frequencies if DIR is a part of it")
+    add("--official", action="store_true",
+        help="add scores on COCO's tokens, and METEOR (needs Java)")
+    file("--training", help="COCO captions of the training split: count new captions")
     file("--boxes",
-         help="boxes of objects: is attention for them there, are they named without being there?")
-    add("--calibration", action="store_true",
-        help="are words of probability p right in p of the cases?")
+         help="COCO boxes of objects: measure attention on them, and absent objects in captions")
+    add("--calibration", action="store_true", help="measure the calibration of word probabilities")
     add("--deletion", action="store_true",
-        help="does a word's probability fall without the cells it looked at?")
-    file("--unlike", metavar="DIR", help="pictures that are to be found unfamiliar")
-    add("--json", action="store_true", help="print all numbers, for programs")
-    file("--predictions", help="write the captions there; .json: as COCO results")
-    file("--save", help="write the checkpoint there with these scores, and its trust")
-    add("--version", metavar="TEXT", help="of what --save writes; default: as it is")
-    file("--report", metavar="DIR", help="write report.html and report.json there")
-    file("--compare", help="another report.json: the differences, in the report side by side")
-    add("--open", action="store_true", help="show the report of --report")
+        help="measure how word probabilities fall without the attended cells")
+    file("--unlike", metavar="DIR", help="other pictures: measure whether they are unfamiliar")
+    add("--json", action="store_true", help="print all numbers as JSON")
+    file("--predictions", help="write the captions to this file; .json: as COCO results")
+    file("--save", help="write a copy of the checkpoint with these scores and its trust")
+    add("--version", metavar="TEXT", help="version of the copy; default: unchanged")
+    file("--report", metavar="DIR", help="write report.html and report.json to this folder")
+    file("--compare", help="another report.json: add the differences")
+    add("--open", action="store_true", help="open the report in a browser")
     # fmt: on
     add_machine_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score captions, and print the scores; 1 where one of the things asked for failed."""
+    """Score captions and print the scores; return 1 if a measure failed."""
     _check_use(arguments)
     for name in _PATHS:
         if (path := getattr(arguments, name)) is not None:
@@ -127,30 +127,30 @@ def _check_use(arguments: argparse.Namespace) -> None:
     from captioner.vocabulary import is_fit
 
     if (arguments.data is None) == (arguments.captions is None):
-        raise ConfigError("name either a folder DIR or --captions FILE with --images PATH")
+        raise ConfigError("name either a folder DIR, or --captions FILE with --images PATH")
     if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
-        raise ConfigError("--captions and --images belong together")
+        raise ConfigError("--captions requires --images (and vice versa)")
     if arguments.save is not None and (arguments.beam_size or arguments.style):
-        raise ConfigError("--save is of the checkpoint's own beam size and style")
+        raise ConfigError("--save needs the checkpoint's own beam size and style")
     version = arguments.version
     if version is not None and arguments.save is None:
-        raise ConfigError(f"--version {version!a} is of what --save FILE writes: name a file")
+        raise ConfigError("--version requires --save FILE")
     if version is not None and not (version and is_fit(version)):
         raise ConfigError(f"--version {version!a} is empty or not plain text: use a number, say 2")
     if arguments.open and arguments.report is None:
-        raise ConfigError("--open shows what --report DIR writes: name a folder")
+        raise ConfigError("--open requires --report DIR")
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
-            raise ConfigError(f"{option} is about a checkpoint, but --score reads captions alone")
+            raise ConfigError(f"{option} needs a checkpoint and cannot be used with --score")
 
 
 def _measure(
     arguments: argparse.Namespace, inputs: EvaluationInputs, report: dict[str, object]
 ) -> tuple[bool, list[ImageRow], Gallery]:
-    """Add what was asked for to the report; each thing costs no more than itself if it fails.
+    """Add the requested measures to the report.
 
-    Returns whether one did, the images one by one, and their photos.
+    Returns whether one failed, a row per image, and the photos.
     """
     from captioner_training.evaluation.measures import CaptionedSplit, CaptionSet
     from captioner_training.evaluation.predictions import Predictions
@@ -175,12 +175,12 @@ def _measure(
         report["predictions"] = str(arguments.score)
         report["problems"] = source.problems
         parts, rows = captions.parts(**options), captions.rows
-        pairs = zip(inputs.images, source.captions, strict=False)  # no image may be at hand
+        pairs = zip(inputs.images, source.captions, strict=False)  # images may be missing
         gallery = Gallery(images=[image for image, caption in pairs if caption is not None])
     else:
         if other is not None:
-            check_comparable(report, other)  # captioning takes minutes
-        made = CaptionedSplit(
+            check_comparable(report, other)  # before captioning, which takes minutes
+        split = CaptionedSplit(
             source,
             inputs.images,
             calibration=arguments.calibration,
@@ -189,12 +189,12 @@ def _measure(
             style=arguments.style,
             corpus=inputs.corpus,
         )
-        report |= made.facts()
+        report |= split.facts()
         options |= {"unlike": arguments.unlike, "predictions": arguments.predictions}
-        parts, rows = made.parts(**options), made.rows
+        parts, rows = split.parts(**options), split.rows
         if arguments.save is not None:
-            parts["saved"] = partial(_save, arguments, made)
-        gallery = Gallery(images=inputs.images, captioned=made.captioned, framing=source.transform)
+            parts["saved"] = partial(_save, arguments, split)
+        gallery = Gallery(images=inputs.images, captioned=split.captioned, framing=source.transform)
     failed = measure_parts(report, parts)
     images = rows()
     if other is not None:
@@ -205,15 +205,15 @@ def _measure(
     return failed, images, gallery
 
 
-def _save(arguments: argparse.Namespace, made: CaptionedSplit) -> str:
-    """Copy the checkpoint with its scores here and what is known of it; give the path."""
+def _save(arguments: argparse.Namespace, split: CaptionedSplit) -> str:
+    """Copy the checkpoint with these scores, and its trust; return the path."""
     from captioner.checkpoint import copy_checkpoint
     from captioner.paths import bundled_checkpoint
     from captioner.trust.trust import trust_file
 
     source, target = arguments.checkpoint or bundled_checkpoint(), arguments.save
-    version = arguments.version or made.captioner.version
-    copy_checkpoint(source, target, version=version, metrics=made.metrics())
+    version = arguments.version or split.captioner.version
+    copy_checkpoint(source, target, version=version, metrics=split.metrics())
     if trust_file(source).is_file():
         shutil.copyfile(trust_file(source), trust_file(target))
     print(f"captioner: {target} is the checkpoint with these scores", file=sys.stderr)

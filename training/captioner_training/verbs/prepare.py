@@ -1,4 +1,4 @@
-"""`captioner prepare KIND`: a data set of any origin as a compact one to train on."""
+"""`captioner prepare KIND`: convert a data set to tar shards for training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from captioner_training.data.manifest import Manifest
     from captioner_training.prepare.assembly import Options
 
-HELP = "Prepare a data set to train on: images resized once, in tar shards, with a manifest."
+HELP = "Convert a data set for training: resized images in tar shards, with a manifest."
 EXAMPLES = """examples:
   captioner prepare coco --to ~/coco
   captioner prepare folder photos --to ~/mine
@@ -25,9 +25,9 @@ EXAMPLES = """examples:
   captioner prepare coco-json train=train.json val=val.json --images photos --to ~/mine
   captioner train coco-fast --data.root ~/coco
 
-'captioner prepare KIND --help' has the options of a kind. Problems in the data are reported all
-together, and nothing is prepared from it; --skip-bad goes on without them. The same command
-finishes a run that was interrupted. The folder's path is printed on standard output."""
+'captioner prepare KIND --help' lists the options of a kind. If the data has problems, all are
+reported and nothing is prepared; --skip-bad leaves them out. The same command resumes after an
+interruption. The path of the folder is printed on standard output."""
 
 _COCO_EXAMPLES = ("coco --to ~/coco", "coco --to ~/coco --year 2017 --split official")
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name,
             help=summary,
             description=f"Prepare {summary}.",
-            epilog="examples:\n" + "\n".join(f"  captioner prepare {each}" for each in examples),
+            epilog="\n".join(["examples:", *(f"  captioner prepare {line}" for line in examples)]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -50,57 +50,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_coco(coco)
     _add_common(coco)
     for name, kind in KINDS.items():
-        own = add_kind(name, kind.summary, kind.examples)
-        _add_own(own, name, kind)
-        _add_common(own)
+        subparser = add_kind(name, kind.summary, kind.examples)
+        _add_source(subparser, name, kind)
+        _add_common(subparser)
 
 
 def _add_coco(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--year", type=int, choices=(2014, 2017), default=2014, help="or 2017")
+    add("--year", type=int, choices=(2014, 2017), default=2014, help="default: 2014")
     add("--split", choices=("karpathy", "official"), default="karpathy",
         help="karpathy (default): 113,287, 5,000 and 5,000 images, as in most papers; official: "
         "COCO's own train and val")  # fmt: skip
-    add("--mirror", metavar="URL", help="a folder on the web with the same files")
-    add("--keep-downloads", action="store_true", help="do not delete the zip files at the end")
+    add("--mirror", metavar="URL", help="download the same files from here")
+    add("--keep-downloads", action="store_true", help="keep the downloaded zip files")
 
 
-def _add_own(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
+def _add_source(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     add = parser.add_argument
     add("paths", metavar=kind.metavar, nargs="+" if kind.several else 1, help=kind.help)
     if name == "csv":
-        add("--delimiter", metavar="CHAR", help="default: found by the first rows")
+        add("--delimiter", metavar="CHAR", help="default: detected")
     if kind.has_columns:
-        add("--image-column", metavar="NAME", help="the image's file name")
+        add("--image-column", metavar="NAME", help="column of file names; default: detected")
         add("--caption-column", metavar="NAME", action="append", default=[],
-            help="a caption or a list of them; may be given several times")  # fmt: skip
-        add("--split-column", metavar="NAME", help="default: split, if there is one")
+            help="captions or lists of them; may be repeated; default: detected")  # fmt: skip
+        add("--split-column", metavar="NAME", help="default: detected, if there is one")
     if kind.has_images:
         add("--images", nargs="+", default=[], metavar="PLACE",
             help="folders, tar or zip files, or globs of them; default: "
             "the folder of FILE")  # fmt: skip
-    group = parser.add_argument_group("splits, for images that the data set puts into none")
+    group = parser.add_argument_group("splits of images for which the data set has none")
     add = group.add_argument
-    add("--val", type=float, metavar="FRACTION", help="share for val; default: 0.1")
+    add("--val", type=float, metavar="FRACTION", help="share of val; default: 0.1")
     add("--test", type=float, metavar="FRACTION",
-        help="share for test; default: 0.1 from 200 images up, else 0")  # fmt: skip
+        help="share of test; default: 0.1 from 200 images up, else 0")  # fmt: skip
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--to", type=Path, required=True, metavar="DIR", help="where it is put")
-    add("--name", help="of the data set; default: by its origin")
-    add("--licence", metavar="TEXT", help="of the data set, for the manifest")
-    add("--skip-bad", action="store_true", help="leave out what has problems instead of stopping")
+    add("--to", type=Path, required=True, metavar="DIR", help="folder to write")
+    add("--name", help="name of the data set; default: from its source")
+    add("--licence", metavar="TEXT", help="licence of the data set, for the manifest")
+    add("--skip-bad", action="store_true", help="leave out images and rows with problems")
     add("--force", action="store_true", help="replace another data set in DIR")
     add("--size", type=int, default=256, metavar="N", help="pixels of the short side; default: 256")
-    add("--quality", type=int, default=90, metavar="N", help="of JPEG, 1 to 100; default: 90")
+    add("--quality", type=int, default=90, metavar="N", help="JPEG quality, 1 to 100; default: 90")
     add("--shard-images", type=int, default=2000, metavar="N", help="images per tar; default: 2000")
     add("--workers", type=int, metavar="N", help="processes; default: one per core")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prepare the data set; print its folder."""
+    """Prepare the data set and print its folder."""
     from captioner.device import cores
     from captioner.terminal import printable
     from captioner_training.data.manifest import ImageFormat
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
             keep_downloads=arguments.keep_downloads,
         )
     else:
-        manifest = _prepare_own(arguments, options)
+        manifest = _prepare_source(arguments, options)
     counts = "; ".join(
         f"{name} {split.images:,} images, {split.captions:,} captions"
         for name, split in manifest.splits.items()
@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _prepare_own(arguments: argparse.Namespace, options: Options) -> Manifest:
+def _prepare_source(arguments: argparse.Namespace, options: Options) -> Manifest:
     from captioner_training.prepare.assembly import assemble, claimed, clear
     from captioner_training.prepare.splits import Fractions
 

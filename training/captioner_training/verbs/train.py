@@ -13,7 +13,7 @@ from captioner_training.recipes import shipped_recipes
 
 TRACKERS = ("tensorboard", "wandb")
 
-HELP = "Train a captioning model by a recipe: a shipped one by its name, or a YAML file."
+HELP = "Train a model with a recipe: the name of a shipped one, or a YAML file."
 EXAMPLES = """examples:
   captioner train smoke --out runs/smoke
   captioner train finetune --data.root ~/mine --out runs/mine
@@ -21,27 +21,27 @@ EXAMPLES = """examples:
   captioner train finetune --show > my-recipe.yaml
   torchrun --nproc-per-node 8 -m captioner train coco --data.root ~/coco --out runs/coco
 
-The same command again goes on with a run that was interrupted, from its last state in DIR.
-Any field of the recipe can be set: --FIELD VALUE, with dots inside (--data.workers 4); stages are
-counted from 1; --fields lists them all. The path of the best checkpoint is printed on standard
-output; DIR/report.html shows how the run went."""
+After an interruption, the same command resumes from the last state in DIR. --FIELD VALUE sets any
+field of the recipe, with dots between its parts; stages are counted from 1; --fields lists all
+fields. The path of the best checkpoint is printed on standard output; DIR/report.html is the report
+of the run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add, known = parser.add_argument, ", ".join(shipped_recipes())
-    add("recipe", metavar="RECIPE", nargs="?", help=f"{known}, or a .yaml file")
+    add, names = parser.add_argument, ", ".join(shipped_recipes())
+    add("recipe", metavar="RECIPE", nargs="?", help=f"{names}, or a .yaml file")
     add("--out", type=Path, metavar="DIR", help="default: runs/RECIPE")
     add_machine_arguments(parser, dtype=False)
     add("--log", choices=TRACKERS, help="also log to TensorBoard (DIR/tensorboard) or to W&B")
-    add("--open", action="store_true", help="show the run's report at the end")
-    add("--show", action="store_true", help="print the recipe's file, and end")
+    add("--open", action="store_true", help="open the report in a browser at the end")
+    add("--show", action="store_true", help="print the recipe and exit")
     add("--fields", action="store_true", dest="list_fields",
-        help="print all fields of a recipe with their defaults and reasons, and end")  # fmt: skip
+        help="list all fields of a recipe with their defaults and exit")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; print the path of the best checkpoint."""
+    """Train and print the path of the best checkpoint."""
     from captioner_training.recipe_file import fields_text, load_recipe, recipe_text
 
     if arguments.list_fields:
