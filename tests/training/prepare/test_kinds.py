@@ -77,7 +77,7 @@ def test_subfolders_called_as_splits_are_splits(
     found = prepared(run_main, tmp_path / "to", "folder", photos)
     assert {split: len(images) for split, images in found.items()} == {"train": 3, "val": 3}
     message = refused(run_main, tmp_path / "no", "folder", photos, "--val", 0.5, status=2)
-    assert "has the splits train, val from folders: --val and --test are for" in message
+    assert "has the splits train, val from folders: leave out --val" in message
 
 
 def test_csv_rows_of_an_image_belong_together(run_main: Run, photos: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_csv_with_columns_and_delimiter_of_its_own(
     )  # fmt: skip
     assert found == {"train": [("a/0.jpg", ["one", "two", "three"])]}
     for options, message in (
-        (("--delimiter", "|"), "the columns subject, c1, c2: which one has the captions?"),
+        (("--delimiter", "|"), "the columns subject, c1, c2: name the column of captions"),
         (("--image-column", "image"), "there is no column 'image'"),
         (("--delimiter", "ab"), "must be one character"),
     ):
@@ -223,7 +223,7 @@ def test_coco_json(run_main: Run, photos: Path, tmp_path: Path) -> None:
         assert f"bad.json is not in COCO's captions format: {reason}" in message
     (tmp_path / "bad.json").write_text("[" * 100_000)  # deeper than Python can read
     message = refused(run_main, tmp_path / "no", "coco-json", tmp_path / "bad.json")
-    assert "bad.json is not JSON" in message
+    assert "bad.json is not valid JSON" in message
     message = refused(run_main, tmp_path / "no", "coco-json", tmp_path / "none.json")
     assert f"there is no file {tmp_path}/none.json, did you mean {tmp_path}/one.json?" in message
 
@@ -321,11 +321,11 @@ def test_flickr8k_of_two_copies_is_not_guessed(run_main: Run, photos: Path, tmp_
     prepared(run_main, tmp_path / "to", *command, "--val", 0)
     shutil.copy(photos / "a" / "2.jpg", photos / "b" / "1.jpg")
     message = refused(run_main, tmp_path / "no", *command)
-    assert f"missing image: 1 (1.jpg (which one of {photos}/a/1.jpg, {photos}/b/1.jpg?))" in message
-    assert "; where several copies lie in one folder, name the folder of one\n" in message
+    assert f"missing image: 1 (1.jpg (ambiguous: {photos}/a/1.jpg, {photos}/b/1.jpg))" in message
+    assert "; if a folder has several copies of the data set, name the folder of one\n" in message
     (photos / "b" / "captions.txt").write_text("image,caption\n1.jpg,A cat\n")
     message = refused(run_main, tmp_path / "no", *command)
-    assert f"more than one captions.txt, {photos}/a/captions.txt and {photos}/b/" in message
+    assert f"two different captions.txt, {photos}/a/captions.txt and {photos}/b/" in message
 
 
 def test_all_problems_are_told_together_and_skip_bad_goes_on(
@@ -377,7 +377,7 @@ def test_a_repaired_data_set_is_taken_up(run_main: Run, photos: Path, tmp_path: 
     (photos / "b" / "4.jpg").write_bytes(whole)
     result = run_main("prepare", *command, "--workers", 1, "--to", tmp_path / "to")
     assert result.returncode == 0, result.stderr
-    assert "4 of 6 images were resized by an earlier run" in result.stderr
+    assert "reusing 4 of 6 images of an earlier run" in result.stderr
 
 
 def test_photos_are_stored_as_a_viewer_sees_them(run_main: Run, tmp_path: Path) -> None:

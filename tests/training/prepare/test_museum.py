@@ -62,10 +62,10 @@ def test_a_semicolon_export_with_a_title_and_columns_in_german(
         name: (text,) for name, text in zip(names(photos), SENTENCES, strict=True)
     }
     assert (
-        "note: photos are named in the column Datei, captions are those of Beschreibung: "
-        "--image-column and --caption-column name others\n"
+        "note: using the columns Datei for photos and Beschreibung for captions; "
+        "--image-column and --caption-column change that\n"
     ) in said
-    assert "note: lines above the header, passed over: 1\n" in said
+    assert "note: lines above the header, skipped: 1\n" in said
     assert "read as Windows-1252" in said
     assert not (tmp_path / "to" / "problems.csv").exists()
 
@@ -102,10 +102,8 @@ def test_both_columns_are_asked_for_at_once(run_main: Run, photos: Path, tmp_pat
     table = tmp_path / "Liste.csv"
     table.write_text("Raum;Jahr\nHalle;1900\nKeller;1901\n")
     said = prepare(run_main, tmp_path / "no", "csv", table, "--images", photos, status=2)
-    assert (
-        "has the columns Raum, Jahr: which one names the photos? --image-column NAME, and " in said
-    )
-    assert "which one has the captions? --caption-column NAME" in said
+    assert "has the columns Raum, Jahr: name the column of photos with --image-column, and " in said
+    assert "name the column of captions with --caption-column" in said
 
 
 def test_hugging_face_s_photos_inside_of_parquet(
@@ -156,7 +154,7 @@ def test_imagefolder_s_tables_lie_beside_its_photos(
     table = photos / "metadata.csv"
     table.write_text("file_name,year\ntrain/17.jpg,1907\n")
     said = prepare(run_main, tmp_path / "no", "folder", photos, status=2)
-    assert f"{table} has the columns file_name, year: which one has the captions?" in said
+    assert f"{table} has the columns file_name, year: name the column of captions" in said
     assert f"`captioner prepare csv {table} --images {photos}` has these options" in said
     table.unlink()
     # What is called so and is no table hides no captions beside photos.
@@ -188,7 +186,7 @@ def test_everything_that_was_left_out_stands_in_one_file(
     command = ("csv", table, "--images", photos, "--val", 0)
     said = prepare(run_main, tmp_path / "to", *command, status=1)
     problems = tmp_path / "to" / "problems.csv"
-    assert f"all of them, each with its row and what to do: {problems}\n" in said
+    assert f"\n{problems} lists all of them with remedies." in said
     with problems.open(encoding="utf-8-sig", newline="") as file:
         found = {
             (one["what"].split(":")[0], one["row"], one["file"]) for one in csv.DictReader(file)
@@ -208,7 +206,7 @@ def test_everything_that_was_left_out_stands_in_one_file(
         assert all(one["what to do"] for one in csv.DictReader(file))
     # What is put right is no more in it, and goes with the last of them.
     said = prepare(run_main, tmp_path / "to", *command, "--skip-bad")
-    assert f"note: every photo and row that this is about stands in {problems}\n" in said
+    assert f"note: {problems} lists every photo and row of these notes\n" in said
     assert captions(tmp_path / "to").keys() == {whole, "Kopie.jpg", other}
 
 

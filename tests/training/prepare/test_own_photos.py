@@ -40,10 +40,10 @@ def test_one_unreadable_sidecar_hides_nothing(run_main: Run, photos: Path, tmp_p
     assert "unreadable captions: 1 (2.txt is not a text file: save it as UTF-8)" in said
     assert "empty caption: 1 (3.jpg)" in said
     assert "note: read as Windows-1252, not UTF-8: check accents: 1 (1.txt)" in said
-    assert "note: files that were not used: 2 .mov, 1 .pdf\n" in said
+    assert "note: unused files: 2 .mov, 1 .pdf\n" in said
     said = prepare(run_main, tmp_path / "to", "folder", photos, "--skip-bad", "--val", 0)
     assert "left out: unreadable captions: 1, empty caption: 1" in said
-    assert "note: no photo is in val, and training needs some: --val 0.1" in said
+    assert "note: there is no split val, which training needs: use --val 0.1" in said
     rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
     found = {row.file_name: row.captions for row in rows}
     assert found["0.jpg"] == found["1.jpg"] == ("a café",) and len(found) == 6
@@ -87,9 +87,9 @@ def test_subfolders_are_searched_and_missing_images_say_where(
     Image.new("RGB", (32, 24), "red").save(tmp_path / "set" / "4.jpg")
     table.write_text("image,caption\nx/0.jpg,a\ny/0.jpg,b\nz/4.jpg,c\nnone.jpg,d\n5.jpg,e\n")
     said = prepare(run_main, tmp_path / "no", "csv", table, status=1)
-    twice = f"which one of {tmp_path}/set/4.jpg, {inner}/4.jpg?"
+    twice = f"ambiguous: {tmp_path}/set/4.jpg, {inner}/4.jpg"
     assert f"missing image: 4 (x/0.jpg; y/0.jpg; z/4.jpg ({twice}); none.jpg)" in said
-    assert f"looked in {tmp_path}/set and its subfolders; --images PLACE names other places" in said
+    assert f"searched {tmp_path}/set and its subfolders; add places with --images" in said
 
 
 def rows(to: Path) -> dict[str, tuple[str, ...]]:
@@ -236,7 +236,7 @@ def test_wrong_paths_say_what_is_there(run_main: Run, photos: Path, tmp_path: Pa
     )
     assert f"there is no file or folder {tmp_path}/phtoos, did you mean {photos}?" in said
     said = prepare(run_main, tmp_path / "to", "folder", table, status=1)
-    assert "captions.csv is a file: name the folder that it is in" in said
+    assert "captions.csv is a file: name its folder" in said
     said = prepare(run_main, tmp_path / "to", "csv", photos, status=1)
-    assert f"{photos} is a folder: name the file in it" in said
+    assert f"{photos} is a folder: name a file in it" in said
     assert not (tmp_path / "to").exists()

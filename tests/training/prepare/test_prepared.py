@@ -145,7 +145,7 @@ def test_one_folder_one_data_set(run_main: Run, scenes: Path, own: Path) -> None
     assert (same.returncode, read_tree(own)) == (0, before)
     other = command(scenes, own, "--shard-images", 16, "--size", 64)
     result = run_main(*other)
-    assert result.returncode == 1 and "holds another data set" in result.stderr
+    assert result.returncode == 1 and "has another data set or version" in result.stderr
     assert "--force" in result.stderr and read_tree(own) == before
     (own / "backup-00001.tar").write_text("mine")
     result = run_main(*command(scenes, own, "--size", 64, "--force"))
@@ -159,7 +159,7 @@ def test_one_folder_one_data_set(run_main: Run, scenes: Path, own: Path) -> None
     (own / "train-00001.tar").write_text("mine")  # a name that the next one needs
     again = command(scenes, own, "--shard-images", 16, "--force")
     result = run_main(*again)
-    assert result.returncode == 1 and "train-00001.tar is in the way" in result.stderr
+    assert result.returncode == 1 and "train-00001.tar exists and belongs to" in result.stderr
     assert (own / "train-00001.tar").read_text() == "mine"
     assert Manifest.load(own).image.short_side == 64  # the one that there was is whole
     (own / "train-00001.tar").unlink()
@@ -222,10 +222,10 @@ def test_a_full_disk_is_said_and_leaves_nothing_half(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--size", 0), "--size 0: must be 1 or more"),
-        (("--workers", 0), "--workers 0: must be 1 or more"),
-        (("--quality", 101), "--quality 101: must be from 1 to 100"),
-        (("--val", "1.5"), "give fractions from 0 to 1"),
+        (("--size", 0), "--size is 0; it must be at least 1"),
+        (("--workers", 0), "--workers is 0; it must be at least 1"),
+        (("--quality", 101), "--quality is 101; it must be from 1 to 100"),
+        (("--val", "1.5"), "must be fractions from 0 to 1"),
     ],
 )
 def test_options_that_cannot_work(

@@ -51,7 +51,7 @@ def test_too_many_cells_elsewhere_are_named(tmp_path: Path, problems: Problems) 
     assert read(tmp_path, table, problems) == {"2.jpg": ("fine",)}
     assert problems.report().splitlines() == [
         "  row with too many cells: 1 (line 2 has 4)",
-        "    there are 3 columns; a text with ',' in it needs quotation marks around it",
+        "    there are 3 columns; put text that contains ',' into quotation marks",
     ]
 
 
@@ -75,8 +75,8 @@ def test_columns_of_a_table_without_a_header_are_numbered(
     for columns in ({}, {"image": "3"}, {"image": "3", "captions": ("4",), "split": "2"}):
         captions = read(tmp_path, table, problems, **columns)
         assert captions == {"a.jpg": ("a dog runs",), "b.jpg": ("a cat, black, sits",)}
-    assert "photos are named in the column 3, captions are those of 4: " in problems.notes()[0]
-    with pytest.raises(ConfigError, match=r"the columns 1, 2: which one has the captions\? --cap"):
+    assert "using the columns 3 for photos and 4 for captions; " in problems.notes()[0]
+    with pytest.raises(ConfigError, match=r"the columns 1, 2: name the column of captions"):
         read(tmp_path, "7,a.jpg\n8,b.jpg\n", problems)
     with pytest.raises(ConfigError, match=r"no column 'Captoin', did you mean caption\?"):
         read(tmp_path, "image,caption\n", problems, captions=("Captoin",))
@@ -135,9 +135,14 @@ def test_deep_nesting_is_an_error_in_json_and_a_caption_in_a_cell(
     tmp_path: Path, problems: Problems
 ) -> None:
     deep = "[" * 100_000
-    with pytest.raises(DataError, match=r"t\.jsonl is not JSON: it is nested too deep"):
+    with pytest.raises(DataError, match=r"t\.jsonl is not valid JSON: it is nested too deep"):
         read(tmp_path, deep, problems, "t.jsonl")
     assert read(tmp_path, f"image,caption\n1.jpg,{deep}\n", problems) == {"1.jpg": (deep,)}
+
+
+def test_yaml_is_refused_as_a_table(tmp_path: Path, problems: Problems) -> None:
+    with pytest.raises(DataError, match=r"captions\.yaml is not a table: convert it to CSV"):
+        read(tmp_path, "1.jpg: a dog runs\n2.jpg: a cat sits\n", problems, "captions.yaml")
 
 
 SENTENCES = ("A dog runs.", "A cat sits.")
@@ -195,7 +200,7 @@ def test_tags_are_captions_where_kohya_s_metadata_has_no_other(
     [
         (
             {"images": [{"filename": "1.jpg"}]},
-            "images without annotations, and is not in Karpathy's",
+            "has images, but is not in COCO's or Karpathy's",
         ),
         ({"images": [], "annotations": 3}, "annotations is not a list of objects"),
         ({"images": [{"file_name": "1.jpg"}], "annotations": []}, "there is no 'id'"),

@@ -1,3 +1,3 @@
-"""Data sets of any origin, turned into compact ones: resized images in tar shards, a manifest."""
+"""Convert data sets of many formats to resized images in tar shards with a manifest."""
 
 __all__: list[str] = []

@@ -1,11 +1,11 @@
-"""A prepared data set from a source: shards, indexes, and the manifest at the very end.
+"""Write a prepared data set: shards, indexes, and the manifest last.
 
 DIR/.prepare       work in progress: finished shards with a record each, downloads, a lock
-DIR/problems.csv   what was left out, or should be looked at, a row each
+DIR/problems.csv   rows and photos that were left out or should be checked
 DIR/manifest.json  written last; without it there is no data set in DIR
 
-Only when every shard is there and nothing is wrong do they move to DIR. A run that was interrupted,
-or that found problems, is taken up by the next one from the shards that are finished.
+Shards move from DIR/.prepare to DIR when all are complete and the data has no problems. After an
+interruption or a problem, the next run reuses finished shards.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ _ORDER = {"train": 0, "val": 1, "test": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How and where a data set is prepared."""
+    """Output options of `captioner prepare`."""
 
     to: Path
     image: ImageFormat
-    shard_images: int = 2000  # about 50 MB: few files, and little to do again when interrupted
+    shard_images: int = 2000
     workers: int = 1
     skip_bad: bool = False
     force: bool = False  # replace another prepared data set
-    name: str | None = None  # of the data set; None: by its origin
+    name: str | None = None  # of the data set; None: from its source
     licence: str | None = None
 
     def __post_init__(self) -> None:
@@ -76,18 +76,18 @@ class Options:
         }
         for name, value in least.items():
             if value < 1:
-                raise ConfigError(f"{name} {value}: must be 1 or more")
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
         if not 1 <= self.image.quality <= 100:
-            raise ConfigError(f"--quality {self.image.quality}: must be from 1 to 100")
+            raise ConfigError(f"--quality is {self.image.quality}; it must be from 1 to 100")
 
 
 @contextmanager
 def claimed(to: Path) -> Iterator[Path]:
-    """Make the folder, keep other runs out of it, and yield DIR/.prepare. Raises OutputError."""
+    """Create and lock the folder; yield DIR/.prepare. Raises OutputError."""
     work = to / WORK
     with writing(to):
-        others = {one.name for one in to.iterdir()} - {PROBLEMS_FILE} if to.exists() else set()
-        if others and not (is_prepared(to) or work.exists()):
+        names = {path.name for path in to.iterdir()} if to.exists() else set()
+        if names - {PROBLEMS_FILE} and not (is_prepared(to) or work.exists()):
             raise OutputError(f"{to} contains other files: choose an empty or new folder")
     with locked(work / "lock", verb="prepare", what=to):
         yield work
@@ -96,16 +96,18 @@ def claimed(to: Path) -> Iterator[Path]:
 def find_finished(
     options: Options, *, source: dict[str, Any], fingerprint: str | None = None
 ) -> Manifest | None:
-    """Find the whole data set of this very command, by its source or its fingerprint.
+    """Return the manifest if the folder already has this data set, else None.
+
+    Data sets are compared by their fingerprint, or by their source if that is not known yet.
 
     Raises:
-        OutputError: the folder holds another one, and --force was not given.
-        DataError: its manifest is none of ours, or its files are not as it says.
+        OutputError: the folder has another data set, and --force was not given.
+        DataError: its manifest is invalid, or its files do not match.
     """
     if not is_prepared(options.to):
         return None
     if options.force:
-        Manifest.read(options.to / MANIFEST)  # what is not ours is not replaced
+        Manifest.read(options.to / MANIFEST)  # refuses to replace other manifests
         return None
     manifest = Manifest.load(options.to)
     same = manifest.fingerprint == fingerprint if fingerprint else manifest.source == source
@@ -113,27 +115,26 @@ def find_finished(
         return manifest
     images = sum(split.images for split in manifest.splits.values())
     raise OutputError(
-        f"{options.to} holds another data set, or another state of this one: {manifest.name}, "
-        f"{images:,} images, {json.dumps(manifest.source)}; choose another folder, or --force to "
-        "replace it"
+        f"{options.to} has another data set or version: {manifest.name}, {images:,} images, "
+        f"{json.dumps(manifest.source)}; choose another folder, or replace it with --force"
     )
 
 
 def clear(work: Path, *, keep: str | None = None) -> None:
-    """Remove DIR/.prepare, which a whole data set does not need; `keep` names what stays in it."""
+    """Remove DIR/.prepare, except the entry named `keep`."""
     with suppress(OSError):
         for path in list(work.iterdir()):
             if path.name != keep:
                 path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
-        work.rmdir()  # unless something is kept
+        work.rmdir()  # fails if an entry is kept
 
 
 def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
-    """Prepare a data set, or finish what an interrupted run began.
+    """Prepare a data set, or resume after an interruption.
 
     Raises:
-        DataError: the data set has problems and --skip-bad was not given, or has no images.
-        OutputError: the folder holds another data set, or cannot be written.
+        DataError: the data has problems and --skip-bad was not given, or has no images.
+        OutputError: the folder has another data set, or cannot be written.
     """
     plans = list(_plans(data.images, options))
     name, problems = options.name or data.name, data.problems
@@ -151,19 +152,17 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
         print(f"note: {printable(note)}", file=sys.stderr)
     if problems and not options.skip_bad:
         raise DataError(
-            f"the data set {name} has problems, and nothing was prepared from it:\n"
-            f"{problems.report()}\nall of them, each with its row and what to do: {table}\ncorrect "
-            "them and run the same command again, or go on without them: --skip-bad"
+            f"the data set {name} has problems, and nothing was prepared:\n{problems.report()}\n"
+            f"{table} lists all of them with remedies. Correct them and run the same command "
+            "again, or leave them out with --skip-bad"
         )
     if table is not None:
-        print(f"note: every photo and row that this is about stands in {table}", file=sys.stderr)
+        print(f"note: {table} lists every photo and row of these notes", file=sys.stderr)
     splits = _write_indexes(plans, work)
     if not splits:
-        raise DataError(f"no image of {name} can be used:\n{problems.report()}")
+        raise DataError(f"{name} has no usable image:\n{problems.report()}")
     if "val" not in splits:
-        print(
-            "note: no photo is in val, and training needs some: --val 0.1 draws it", file=sys.stderr
-        )
+        print("note: there is no split val, which training needs: use --val 0.1", file=sys.stderr)
     manifest = Manifest(
         name=name,
         fingerprint=fingerprint,
@@ -199,22 +198,19 @@ def _write_shards(plans: Sequence[Plan], options: Options, work: Path) -> None:
     total = sum(len(plan.images) for plan in plans)
     done = total - len(images)
     if done:
-        print(f"{done:,} of {total:,} images were resized by an earlier run", file=sys.stderr)
+        print(f"reusing {done:,} of {total:,} images of an earlier run", file=sys.stderr)
     if not pending:
         return
     results = resize_all(images, options.image, workers=options.workers)
     bar = tqdm(results, total=total, initial=done, desc="images", unit=" images", disable=None)
     with closing(results), bar:
-        each = iter(bar)
+        resized = iter(bar)
         for plan in pending:
-            write_shard(plan, islice(each, len(plan.images)), folder=work)
+            write_shard(plan, islice(resized, len(plan.images)), folder=work)
 
 
 def _write_indexes(plans: Sequence[Plan], work: Path) -> dict[str, Split]:
-    """Write the index of each split that has images.
-
-    Records are read one by one: together they are as large as the annotations.
-    """
+    """Write the index of each split that has images, one shard at a time to save memory."""
     adapter = TypeAdapter(IndexRow)
     splits = {}
     for name in dict.fromkeys(plan.split for plan in plans):
@@ -238,14 +234,12 @@ def _write_indexes(plans: Sequence[Plan], work: Path) -> dict[str, Split]:
 
 
 def _publish(manifest: Manifest, *, to: Path, work: Path) -> None:
-    """Clear away another data set's files and move everything into place, the manifest last.
+    """Remove the files of an earlier data set and move the new ones into place, manifest last.
 
-    DIR/.prepare/manifest.json names at any time what lies in DIR and is ours: the files of the
-    set that makes way, then those of the new one. So an interruption leaves nothing that the next
-    run takes for somebody's own.
+    DIR/.prepare/manifest.json always lists which files in DIR belong to a data set, the old one or
+    the new one, so that the next run after an interruption can replace them.
 
-    Raises OutputError: the folder cannot be written, or has somebody's own file under a name that
-    is needed.
+    Raises OutputError: the folder cannot be written, or has another file of the same name.
     """
     names = {file.file for file in manifest.files}
     with writing(to):
@@ -253,15 +247,14 @@ def _publish(manifest: Manifest, *, to: Path, work: Path) -> None:
         for path in (to / MANIFEST, work / MANIFEST):
             if path.exists():
                 ours |= {file.file for file in Manifest.read(path).files}
-        # An earlier run may have been interrupted after moving some.
-        moving = {name for name in names if (work / name).exists()}
-        if others := sorted(name for name in moving - ours if (to / name).exists()):
+        moving = {name for name in names if (work / name).exists()}  # others were moved before
+        if existing := sorted(name for name in moving - ours if (to / name).exists()):
             raise OutputError(
-                f"{to / others[0]} is in the way and is of no data set: move it elsewhere, and the "
-                "same command goes on from here"
+                f"{to / existing[0]} exists and belongs to no data set: move it away and run the "
+                "same command again"
             )
         if is_prepared(to):
-            (to / MANIFEST).replace(work / MANIFEST)  # from here on, it does not count
+            (to / MANIFEST).replace(work / MANIFEST)  # the old data set is no longer valid
         for name in ours - (names - moving):
             (to / name).unlink(missing_ok=True)
         with replace_file(work / MANIFEST) as file:

@@ -1,4 +1,4 @@
-"""Files of captions: tables, COCO's and Karpathy's JSON, JSON objects by photo, Parquet."""
+"""Read files of captions: tables, COCO's and Karpathy's JSON, JSON objects by photo, Parquet."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from captioner_training.prepare.originals import Found, image_suffix
 __all__ = ["CAPTION_FILES", "coco_images", "read_caption_file"]
 
 CAPTION_FILES = (".csv", ".tsv", ".token", *JSON_TABLES, *WORKBOOKS, ".parquet")
-"""Suffixes of files that list photos with their captions."""
+"""Suffixes of files with photos and captions."""
 
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
 """The place of each row, for messages, and its cells by column."""
 
+_OTHER_FORMATS = (".yaml", ".yml", ".xml", ".html", ".toml")
 _NUMBERED = re.compile(r"(.+)#\d+")  # 1000092795.jpg#0, as in Flickr8k.token.txt
 _BATCH = 256  # rows of Parquet in memory at once
-_TOP = 10  # rows, among which the header is
-_TYPED = {"\\t": "\t", "tab": "\t"}  # a tab as typed in a shell
+_TOP = 10  # rows that may be the header
+_TABS = {"\\t": "\t", "tab": "\t"}  # ways to type a tab in a shell
 
 
 def read_caption_file(
@@ -41,36 +42,38 @@ def read_caption_file(
         path: of the file.
         columns: those of a table to read.
         problems: receives rows that cannot be used.
-        prefix: folder in the names of photos inside Parquet; "": the file's stem.
+        prefix: folder in the names of photos inside Parquet; "" is the file's stem.
 
     Raises:
         ConfigError: a named column is missing, or no column has photos or captions.
-        DataError: the file cannot be read.
-        MissingExtraError: a workbook or Parquet without the extra that reads it.
+        DataError: the file cannot be read, or has no table.
+        MissingExtraError: a workbook or Parquet, and the extra that reads it is not installed.
     """
     suffix = path.suffix.lower()
     if suffix in (".parquet", ".pq"):
         return _read_parquet(path, columns, problems, prefix or path.stem)
+    if suffix in _OTHER_FORMATS:
+        raise DataError(f"{path} is not a table: convert it to CSV, JSON Lines or a workbook")
     if suffix not in WORKBOOKS:
         text = read_text(path, problems, name=str(path))
         if suffix in JSON_TABLES or _is_json(text):
             return _read_json(text, path, columns, problems)
-    separator = columns.delimiter and _TYPED.get(columns.delimiter, columns.delimiter)
+    separator = columns.delimiter and _TABS.get(columns.delimiter, columns.delimiter)
     if separator is not None and len(separator) != 1:
-        raise ConfigError(f"--delimiter {separator!r} must be one character")
+        raise ConfigError(f"--delimiter is {separator!r}; it must be one character")
     sheet = read_sheet(path, name=str(path), separator=separator)
-    found, rows = _under_header(sheet, path, columns, problems)
-    return _group(found, rows, problems)
+    columns, rows = _under_header(sheet, path, columns, problems)
+    return _group(columns, rows, problems)
 
 
 def _group(columns: Columns, rows: Rows, problems: Problems) -> list[ListedImage]:
     """Collect the rows of the same image and split."""
     captions = defaultdict[tuple[str, str], list[tuple[str, str]]](list)
-    inside: dict[str, Location] = {}
+    embedded: dict[str, Location] = {}
     for place, row in rows:
         image = row.get(columns.image or "")
         if isinstance(image, Found):
-            name, inside[image.name] = image
+            name, embedded[image.name] = image
         else:
             name = str(image).strip() if isinstance(image, str | int) else ""
         if not name:
@@ -88,7 +91,7 @@ def _group(columns: Columns, rows: Rows, problems: Problems) -> list[ListedImage
             split=split or None,
             split_from=f"the column {columns.split}",
             rows=tuple(place for _, place in texts),
-            location=inside.get(name),
+            location=embedded.get(name),
         )
         for (name, split), texts in captions.items()
     ]
@@ -97,7 +100,7 @@ def _group(columns: Columns, rows: Rows, problems: Problems) -> list[ListedImage
 def _under_header(
     sheet: Sheet, path: Path, columns: Columns, problems: Problems
 ) -> tuple[Columns, Rows]:
-    """Find the header, which may be missing or have titles above it, and the columns."""
+    """Return the columns and the rows below the header; it may be missing, or below titles."""
     rows = sheet.rows
     if not rows:
         raise DataError(f"{path} is empty")
@@ -106,7 +109,7 @@ def _under_header(
         columns = columns if columns.named() else replace(columns, image="1", captions=("2",))
     top = _header_at(rows, columns.named())
     if top:
-        problems.note(f"lines above the header, passed over: {top}")
+        problems.note(f"lines above the header, skipped: {top}")
     if any(image_suffix(cell.strip()) for cell in rows[top].cells):
         width = min(len(row.cells) for row in rows[top:])
         header, body = [str(number + 1) for number in range(width)], rows[top:]
@@ -117,10 +120,10 @@ def _under_header(
         for row in body
         for cells in [sheet.fit(row.cells, len(header))]
     ]
-    found = columns.find(list(filter(None, header)), [row for _, row in named], path, problems)
-    if sheet.separator and found.captions != (header[-1],):
+    columns = columns.find(list(filter(None, header)), [row for _, row in named], path, problems)
+    if sheet.separator and columns.captions != (header[-1],):
         named = list(_checked_width(body, named, len(header), sheet, problems))
-    return found, named
+    return columns, named
 
 
 def _checked_width(
@@ -130,12 +133,12 @@ def _checked_width(
     sheet: Sheet,
     problems: Problems,
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Leave out rows with too many cells: only a caption in the last column explains them."""
+    """Leave out rows with too many cells. Only a caption in the last column may have separators."""
     kind = "row with too many cells"
     problems.explain(
         kind,
-        f"there are {width} columns; a text with {sheet.separator!r} in it needs quotation marks "
-        "around it",
+        f"there are {width} columns; put text that contains {sheet.separator!r} into quotation "
+        "marks",
     )
     for row, (place, cells) in zip(body, named, strict=True):
         if any(map(str.strip, row.cells[width:])):
@@ -145,9 +148,9 @@ def _checked_width(
 
 
 def _header_at(rows: Sequence[Row], named: Sequence[str]) -> int:
-    """Find the row that has the named columns, or else the widest above the first photo.
+    """Return the index of the header: the row with the named columns, or the widest at the top.
 
-    Where no cell is the name of a photo, it is the first of the widest: titles are narrower.
+    Only rows above the first photo count, if a cell is the name of a photo.
     """
     filled = [sum(bool(cell.strip()) for cell in row.cells) for row in rows[:_TOP]]
     for at, row in enumerate(rows[:_TOP]):
@@ -159,7 +162,7 @@ def _header_at(rows: Sequence[Row], named: Sequence[str]) -> int:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a text of another suffix is JSON or JSON Lines."""
+    """Whether a text is JSON or JSON Lines."""
     if text.lstrip()[:1] not in ("{", "["):
         return False
     try:
@@ -173,11 +176,11 @@ def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> l
     try:
         content: Any = json.loads(text)
     except RecursionError as error:
-        raise DataError(f"{path} is not JSON: it is nested too deep") from error
+        raise DataError(f"{path} is not valid JSON: it is nested too deep") from error
     except ValueError as error:
         content = _json_lines(text)
         if not any(isinstance(row, dict) for _, row in content):
-            raise DataError(f"{path} is not JSON: {error}") from error
+            raise DataError(f"{path} is not valid JSON: {error}") from error
         return _read_objects(content, path, columns, problems)
     if isinstance(content, dict):
         if "annotations" in content and "images" in content:
@@ -195,7 +198,7 @@ def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> l
 
 def _json_lines(text: str) -> list[tuple[str, Any]]:
     rows = []
-    for number, line in enumerate(text.split("\n"), 1):  # strings may have other line ends
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: strings may have others
         if line.strip():
             try:
                 rows.append((f"line {number}", json.loads(line)))
@@ -219,7 +222,7 @@ def _read_objects(
 
 
 def _by_photo(content: Mapping[str, Any], path: Path) -> list[ListedImage]:
-    """Read captions by the name of their photo, or kohya's metadata: objects by that name."""
+    """Read an object of captions by photo, or kohya's metadata."""
     listed = [
         ListedImage(id=name, file_name=name, captions=tuple(cell_captions(value)), rows=(name,))
         for name, value in content.items()
@@ -246,16 +249,22 @@ def _karpathy_images(images: Sequence[Any], path: Path) -> list[ListedImage]:
         ]
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path} has images without annotations, and is not in Karpathy's format: {error!r}"
+            f"{path} has images, but is not in COCO's or Karpathy's format: {error!r}"
         ) from error
 
 
 def coco_images(
     content: Any, problems: Problems, *, name: str, split: str | None = None
 ) -> list[ListedImage]:
-    """Read COCO's captions format; an id is the same as a number and as text.
+    """Read COCO's captions format. Ids may be numbers in one place and strings in another.
 
-    `split` replaces that of an image record. Raises DataError: the content has another format.
+    Args:
+        content: of the JSON file.
+        problems: receives captions that cannot be used.
+        name: of the file, for messages.
+        split: replaces that of the image records.
+
+    Raises DataError: the content has another format.
     """
     try:
         return _coco_listed(content, problems, name, split)
@@ -303,20 +312,20 @@ def _coco_listed(
 def _read_parquet(
     path: Path, columns: Columns, problems: Problems, prefix: str
 ) -> list[ListedImage]:
-    """Read the columns that are asked for.
+    """Read a Parquet file.
 
-    Hugging Face's tables have photos inside, as {bytes, path}. They are not kept in memory: a
-    Location says where they are read again.
+    Hugging Face's tables contain photos, as {bytes, path}. They are not kept in memory: a Location
+    says where to read them again.
     """
     with open_parquet(path) as file:
         names = file.schema_arrow.names
         first = next(file.iter_batches(batch_size=_BATCH), None)
-        found = columns.find(names, [] if first is None else first.to_pylist(), path, problems)
-        return _group(found, _parquet_rows(file, path, found, prefix), problems)
+        columns = columns.find(names, [] if first is None else first.to_pylist(), path, problems)
+        return _group(columns, _parquet_rows(file, path, columns, prefix), problems)
 
 
 def _parquet_rows(file: Any, path: Path, columns: Columns, prefix: str) -> Rows:
-    stamps: dict[str, int] = {}  # of the photos, by their names
+    stamps: dict[str, int] = {}  # by the name of the photo
     image_column = columns.image or ""
     wanted = [name for name in file.schema_arrow.names if name in columns.named()]
     batches = file.iter_batches(batch_size=_BATCH, columns=wanted)
@@ -325,10 +334,10 @@ def _parquet_rows(file: Any, path: Path, columns: Columns, prefix: str) -> Rows:
         image = cell if isinstance(cell, Mapping) else {"bytes": cell}
         if isinstance(photo := image.get("bytes"), bytes):
             stamp = zlib.crc32(photo)
-            own = image.get("path") or f"{number}.jpg"
-            name = f"{prefix}/{own}"
+            path_inside = image.get("path") or f"{number}.jpg"
+            name = f"{prefix}/{path_inside}"
             if stamps.setdefault(name, stamp) != stamp:  # "image.jpg" in every row
-                name = f"{prefix}/{number}/{own}"
+                name = f"{prefix}/{number}/{path_inside}"
             place = Location(str(path), number, len(photo), image_column, stamp, in_table=True)
             row[image_column] = Found(name, place)
         elif isinstance(cell, Mapping):

@@ -1,6 +1,6 @@
 """Download COCO and read its captions, splits and photos.
 
-Photos are read from inside the zip files, which are never unpacked and have a checksum of each.
+Photos are read from the zip files, which are not unpacked.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from captioner_training.prepare.selection import SourceData, select
 
 __all__ = ["prepare_coco", "remote_files"]
 
-_HOST: Final = "http://images.cocodataset.org"  # its https has another host's certificate
+_HOST: Final = "http://images.cocodataset.org"  # its https has a wrong certificate
 _KARPATHY: Final = "https://cs.stanford.edu/people/karpathy/deepimagesent"
 _KARPATHY_FILE: Final = "caption_datasets.zip"
-# The COCO consortium publishes no checksums. These sizes and checksums stand alike in the
-# downloaders of many projects; for the annotations of 2014, the MD5 is also the host's ETag.
+# The COCO consortium publishes no checksums; these are used by the downloaders of many projects.
 _PUBLISHED: Final = {
     "zips/train2014.zip": (13_510_573_713, "md5:0da8c0bd3d6becc4dcb32757491aca88"),
     "zips/val2014.zip": (6_645_013_297, "md5:a3d79f5ed8d289b7a7554ce06a5782b3"),
@@ -41,19 +40,18 @@ _PUBLISHED: Final = {
     "annotations/annotations_trainval2017.zip": (
         252_907_541, "sha1:8551ee4bb5860311e79dace7e79cb91e432e78b3",
     ),
-    # No checksum is known of this one: its zip file's own are compared when it is read.
+    # No published checksum; the zip file's own are compared when it is read.
     _KARPATHY_FILE: (None, None),
 }  # fmt: skip
 _LICENCE: Final = (
     "Captions: CC BY 4.0, COCO Consortium. Photos: each under the Flickr licence in its record."
 )
-# Bytes of a prepared image of short side 256 by those of the original; on the safe side.
-_PREPARED_SHARE: Final = 0.25
-_LARGEST_JSON: Final = 1 << 30  # bytes; Karpathy's, the largest, has 150 million
+_PREPARED_SHARE: Final = 0.25  # size of prepared images by the originals', at most, at side 256
+_LARGEST_JSON: Final = 1 << 30  # bytes
 
 
 class RemoteFile(NamedTuple):
-    """A published file: its address, its size in bytes, and its checksum, if known."""
+    """A published file: its URL, its size in bytes, and its checksum, if known."""
 
     url: str
     size: int | None
@@ -68,20 +66,24 @@ class RemoteFile(NamedTuple):
 def remote_files(
     year: int, *, karpathy: bool, mirror: str | None = None, sums: str | None = None
 ) -> list[RemoteFile]:
-    """List the zip files of 2014 or 2017, the small ones first: an error shows early.
+    """Return the files to download, small ones first, so that errors show early.
 
-    A mirror has them as MIRROR/zips/train2014.zip and so on; `sums` is its SHA256SUMS.
+    Args:
+        year: 2014 or 2017.
+        karpathy: include Karpathy's splits.
+        mirror: URL below which the files have the same paths (zips/train2014.zip).
+        sums: the content of the mirror's SHA256SUMS.
     """
     paths = [f"annotations/annotations_trainval{year}.zip", *([_KARPATHY_FILE] * karpathy)]
     lines = re.findall(r"^([0-9a-fA-F]{64})\s+\*?(?:\S*/)?(\S+)\s*$", sums or "", re.MULTILINE)
-    known = {name: f"sha256:{digest.lower()}" for digest, name in lines}
+    checksums = {name: f"sha256:{digest.lower()}" for digest, name in lines}
     files = []
     for path in (*paths, f"zips/val{year}.zip", f"zips/train{year}.zip"):
         host = mirror or (_KARPATHY if path == _KARPATHY_FILE else _HOST)
         size, checksum = _PUBLISHED[path]
         file = RemoteFile(f"{host.rstrip('/')}/{path}", size, checksum)
-        if file.name in known:
-            file = file._replace(size=None, checksum=known[file.name])
+        if file.name in checksums:
+            file = file._replace(size=None, checksum=checksums[file.name])
         files.append(file)
     return files
 
@@ -89,12 +91,12 @@ def remote_files(
 def prepare_coco(
     options: Options, *, year: int, karpathy: bool, mirror: str | None, keep_downloads: bool
 ) -> Manifest:
-    """Download COCO, prepare it, and delete the downloads unless they are to be kept.
+    """Download and prepare COCO; delete the downloads unless `keep_downloads` is set.
 
     Raises:
-        DownloadError: a file cannot be had, or is not the one that was published.
+        DownloadError: a file cannot be downloaded, or is not the published one.
         DataError: images or annotations have problems and --skip-bad was not given.
-        OutputError: the disk is too small, or the folder holds another data set.
+        OutputError: the disk is too small, or the folder has another data set.
     """
     source = {"kind": "coco", "year": year, "split": "karpathy" if karpathy else "official"}
     with claimed(options.to) as work:
@@ -108,12 +110,11 @@ def prepare_coco(
 def _fetch(
     folder: Path, source: Mapping[str, Any], mirror: str | None, options: Options
 ) -> dict[str, Path]:
-    """Download what is missing; return the places of the files by their names."""
+    """Download missing files; return the paths by name."""
     folder.mkdir(parents=True, exist_ok=True)
     sums = fetch_text(f"{mirror.rstrip('/')}/SHA256SUMS") if mirror else None
     karpathy = source["split"] == "karpathy"
     files = remote_files(source["year"], karpathy=karpathy, mirror=mirror, sums=sums)
-    # Refuse before the download what would fill the disk hours later.
     downloads = images = 0
     for file in files:
         size = file.size or remote_size(file.url)
@@ -124,8 +125,9 @@ def _fetch(
     free = shutil.disk_usage(options.to).free
     if downloads + prepared > free:
         raise OutputError(
-            f"not enough room in {options.to}: {downloads / 1e9:.1f} GB to download and about "
-            f"{prepared / 1e9:.1f} GB to prepare, but only {free / 1e9:.1f} GB are free"
+            f"{options.to} has {free / 1e9:.1f} GB free, but the download needs "
+            f"{downloads / 1e9:.1f} GB and the data set about {prepared / 1e9:.1f} GB: free some "
+            "space, or choose another folder"
         )
     return {file.name: fetch(file.url, folder, checksum=file.checksum) for file in files}
 
@@ -154,23 +156,23 @@ def _read(paths: Mapping[str, Path], source: dict[str, Any]) -> SourceData:
 def _split_anew(
     listed: Sequence[ListedImage], chosen: Mapping[int, str], problems: Problems
 ) -> list[ListedImage]:
-    found = {
+    kept = {
         image.id: image._replace(split=chosen[image.id], split_from="Karpathy's split")
         for image in listed
         if isinstance(image.id, int) and image.id in chosen
     }
-    if left_out := len(listed) - len(found):
-        problems.note(f"{left_out:,} images that Karpathy's split does not name were left out")
-    if absent := [key for key in chosen if key not in found]:
+    if left_out := len(listed) - len(kept):
+        problems.note(f"{left_out:,} images outside Karpathy's splits were left out")
+    if absent := [key for key in chosen if key not in kept]:
         raise DataError(
-            f"Karpathy's split names {len(absent):,} images that are not in the annotations, "
-            f"{absent[0]} the first: they belong to another version of COCO"
+            f"Karpathy's splits have {len(absent):,} images that are not in the annotations "
+            f"({absent[0]} first): the annotations are of another version of COCO"
         )
-    return list(found.values())
+    return list(kept.values())
 
 
 def _karpathy_splits(path: Path) -> dict[int, str]:
-    """Read the split of each image id; the 600,000 tokenized sentences stay out of memory."""
+    """Read the split of each image id, without the sentences, to save memory."""
 
     def slim(record: dict[str, Any]) -> dict[str, Any]:
         return {key: record[key] for key in ("images", "cocoid", "split") if key in record}
@@ -179,20 +181,21 @@ def _karpathy_splits(path: Path) -> dict[int, str]:
     try:
         return {int(image["cocoid"]): str(image["split"]) for image in content["images"]}
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} has no split of COCO's images: {error!r}") from error
+        raise DataError(f"{path} has no splits of COCO: {error!r}") from error
 
 
 def _read_member(path: Path, name: str, **options: Any) -> Any:
-    """Read a JSON file from inside a zip file, which compares its checksum."""
+    """Read a JSON file from inside a zip file."""
     try:
         with zipfile.ZipFile(path) as archive:
-            members = [one for one in archive.infolist() if one.filename.split("/")[-1] == name]
-            if not members:
+            infos = archive.infolist()
+            info = next((info for info in infos if info.filename.split("/")[-1] == name), None)
+            if info is None:
                 raise DataError(f"{path} has no {name}")
-            if members[0].file_size > _LARGEST_JSON:
-                raise DataError(f"{name} in {path} has {members[0].file_size:,} bytes: too many")
-            with archive.open(members[0]) as member:
-                return json.loads(member.read(members[0].file_size), **options)
+            if info.file_size > _LARGEST_JSON:
+                raise DataError(f"{name} in {path} is too large: {info.file_size:,} bytes")
+            with archive.open(info) as member:
+                return json.loads(member.read(info.file_size), **options)
     except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{name} in {path} cannot be read ({error}): delete {path} and run again"

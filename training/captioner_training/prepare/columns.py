@@ -1,4 +1,4 @@
-"""The columns of a table: called by name, or found by what they hold, in any language."""
+"""Find the columns of a table by their names or their content, in any language."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from captioner_training.prepare.splits import split_named
 
 __all__ = ["IMAGE_NAMES", "Columns", "cell_captions"]
 
-# What tables call these columns; capitals do not matter. Others are found by what they hold.
+# Usual names of columns, in lower case. Other columns are found by their content.
 _IMAGE = (
     "image", "file_name", "filename", "image_path", "filepath", "path", "image_name", "image_file",
     "file", "photo", "img",
@@ -28,22 +28,22 @@ _CAPTION = (
     "caption", "captions", "text", "sentence", "sentences", "raw", "comment", "description",
     "alt_text",
 )  # fmt: skip
-_IN_OBJECT = ("raw", *_CAPTION, "tags")  # kohya's captions may be tags
+_IN_OBJECT = ("raw", *_CAPTION, "tags")  # kohya's metadata may have tags as captions
 IMAGE_NAMES = frozenset(_IMAGE)
 _USUAL_NAMES = IMAGE_NAMES | frozenset(_CAPTION)
 _SPLIT = ("split", "set", "subset", "partition")
 _NUMBERED = re.compile(r"(.*?)[ _-]?\d+")  # caption_1, Beschreibung 2
-_LOOKED_AT = 200  # rows, spread over the table
-_TRIED = 20  # names that are looked for among the photos
-_NAME = 2  # words, on average; sentences have more
+_SAMPLE = 200  # rows that are examined, spread over the table
+_LOOKUPS = 20  # values that are looked up among the photos
+_NAME_WORDS = 2  # names have at most so many words on average; sentences have more
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The columns to read; None: found by what they hold.
+    """The columns to read; those that are None are detected.
 
-    delimiter: between the cells of a CSV file; None: found by its first rows.
-    is_photo: whether a name without an image's suffix, such as a number, is that of a photo.
+    delimiter: between the cells of a CSV file. is_photo: whether a photo has this name, for names
+    without a suffix.
     """
 
     image: str | None = None
@@ -53,7 +53,7 @@ class Columns:
     is_photo: Callable[[str], bool] = lambda _: False
 
     def named(self) -> list[str]:
-        """List the columns that the user has named."""
+        """Return the columns that are given by name."""
         return [name for name in (self.image, *self.captions, self.split) if name]
 
     def find(
@@ -63,73 +63,83 @@ class Columns:
         path: Path,
         problems: Problems,
     ) -> Columns:
-        """Choose among the columns that there are; what was found by its cells is noted.
+        """Return the columns to read, all of them named; detected ones are noted in `problems`.
 
-        Raises ConfigError: a named column is not there, or none holds photos, or sentences.
+        Args:
+            names: of all columns.
+            rows: of the table.
+            path: of the table, for messages.
+            problems: receives the note.
+
+        Raises ConfigError: a named column is missing, or no column has photos or captions.
         """
         have = f"{path} has the columns {', '.join(names)}"
         for name in self.named():
             if name not in names:
                 near = did_you_mean(name, names)
                 raise ConfigError(f"there is no column {name!r}{near or ':'} {have}")
-        some = rows[:: len(rows) // _LOOKED_AT + 1]
-        cells = {name: [one for row in some if _is_filled(one := row.get(name))] for name in names}
+        sample = rows[:: len(rows) // _SAMPLE + 1]
+        cells = {
+            name: list(filter(_is_filled, (row.get(name) for row in sample))) for name in names
+        }
         image = self.image or self._photos(cells)
         captions = self.captions or _sentences(
-            {name: each for name, each in cells.items() if name not in (image, self.split)},
-            rows=len(some),
+            {name: cells[name] for name in names if name not in (image, self.split)},
+            rows=len(sample),
         )
-        asked = []
+        missing = []
         if image is None:
-            asked.append("which one names the photos? --image-column NAME")
+            missing.append("name the column of photos with --image-column")
         if not captions:
-            asked.append("which one has the captions? --caption-column NAME")
-        if asked:
-            raise ConfigError(f"{have}: {', and '.join(asked)}")
-        found = {name for name in (image, *captions) if name} - {*self.named()}
-        if any(name.lower() not in _USUAL_NAMES for name in found):
+            missing.append("name the column of captions with --caption-column")
+        if missing:
+            raise ConfigError(f"{have}: {', and '.join(missing)}")
+        detected = {name for name in (image, *captions) if name} - {*self.named()}
+        if any(name.lower() not in _USUAL_NAMES for name in detected):
             problems.note(
-                f"photos are named in the column {image}, captions are those of "
-                f"{', '.join(captions)}: --image-column and --caption-column name others"
+                f"using the columns {image} for photos and {', '.join(captions)} for captions; "
+                "--image-column and --caption-column change that"
             )
-        others = {name: each for name, each in cells.items() if name not in (image, *captions)}
-        split = self.split or _split_column(others)
-        return Columns(image=image, captions=captions, split=split)
+        rest = {name: cells[name] for name in names if name not in (image, *captions)}
+        return Columns(image=image, captions=captions, split=self.split or _split_column(rest))
 
     def _photos(self, cells: Mapping[str, Sequence[object]]) -> str | None:
-        """Find the column whose values are photos: by their suffixes, else among the photos."""
-        counts = {name: sum(map(_names_photo, each)) for name, each in cells.items()}
+        """Find the column of photos: by the suffixes of its values, else by looking them up."""
+        counts = {name: sum(map(_names_photo, values)) for name, values in cells.items()}
         most = max(counts.values(), default=0)
-        found = [
+        candidates = [
             name for name, count in counts.items() if 2 * count > max(len(cells[name]), most - 1)
         ]
-        if len(found) != 1:  # several, or none, look like names of photos
-            tried = {
-                name: [str(one).strip() for one in cells[name] if _is_short(one)][:_TRIED]
-                for name in found or cells
+        if len(candidates) != 1:
+            lookups = {
+                name: [str(cell).strip() for cell in cells[name] if _is_short(cell)][:_LOOKUPS]
+                for name in candidates or cells
             }
-            there = {name: mean(map(self.is_photo, each)) for name, each in tried.items() if each}
-            best = max(there.values(), default=0)
-            found = [name for name, part in there.items() if part == best > 0.5] or found
-        return _first(_IMAGE, found) or next(iter(found), None) or _first(_IMAGE, [*cells])
+            hits = {
+                name: mean(map(self.is_photo, texts)) for name, texts in lookups.items() if texts
+            }
+            best = max(hits.values(), default=0)
+            candidates = [name for name, share in hits.items() if share == best > 0.5] or candidates
+        usual = _first(_IMAGE, candidates) or next(iter(candidates), None)
+        return usual or _first(_IMAGE, [*cells])
 
 
 def _names_photo(cell: object) -> bool:
-    """Whether a cell is the name of a photo, or holds one, as Hugging Face's tables do."""
+    """Whether a cell is the name of a photo, or contains one, as in Hugging Face's tables."""
     if isinstance(cell, Mapping):
         return isinstance(cell.get("bytes"), bytes) or bool(cell.get("path"))
     return isinstance(cell, bytes) or (isinstance(cell, str) and bool(image_suffix(cell.strip())))
 
 
 def _is_short(cell: object) -> bool:
-    """Whether a cell may be a name."""
+    """Whether a cell may be the name of a photo."""
     return isinstance(cell, str | int) and len(str(cell)) < 200
 
 
 def cell_captions(value: object) -> list[str]:
-    """Read one caption or a list of them.
+    """Return the captions in a cell.
 
-    A cell of a text table may hold a JSON or Python list; a caption may be an object with `raw`.
+    A cell may be a text, a list, a JSON or Python list as text, or an object with `raw`.
     """
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = _parse_list(value)
@@ -155,7 +165,7 @@ def _parse_list(text: str) -> object:
 
 
 def _split_column(cells: Mapping[str, Sequence[object]]) -> str | None:
-    """Find the column of splits: by its name, else by its values."""
+    """Find the column of splits by its name, else by its values."""
     if named := _first(_SPLIT[:1], [*cells]):
         return named
     for name, values in cells.items():
@@ -175,15 +185,16 @@ def _first(usual: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def _sentences(cells: Mapping[str, Sequence[object]], *, rows: int) -> tuple[str, ...]:
-    """Find the columns of captions: those of the usual name, else of the most various sentences.
+    """Find the columns of captions by a usual name, else by the most and longest sentences.
 
-    A notice of rights is a sentence too, but the same in every row. What differs from the name
-    found in a number alone is taken with it.
+    Columns whose names differ only in a number belong together: caption_1, caption_2.
     """
     names = [*cells]
-    best = _first(_CAPTION, names) or next((one for one in names if _stem(one) in _CAPTION), None)
+    best = _first(_CAPTION, names) or next(
+        (name for name in names if _stem(name) in _CAPTION), None
+    )
     if best is None:
-        weights = {name: _weight(each, rows) for name, each in cells.items()}
+        weights = {name: _weight(values, rows) for name, values in cells.items()}
         best = max((name for name in weights if weights[name]), key=weights.__getitem__, default="")
     stem = _stem(best)
     return tuple(name for name in names if name == best or (stem and _stem(name) == stem))
@@ -195,11 +206,14 @@ def _stem(name: str) -> str:
 
 
 def _weight(cells: Sequence[object], rows: int) -> float:
-    """Say how much a column is one of captions: words a cell, by how many are different."""
+    """Return the score of a column as captions: words per cell times the share of distinct texts.
+
+    The share tells captions from copyright notices, which are the same in every row.
+    """
     texts = [text for cell in cells for text in cell_captions(cell) if has_word(text)]
-    # A script without spaces has some two signs a word.
+    # In scripts without spaces a word has about two characters.
     words = [max(text.count(" ") + 1, _unspaced(text) // 2) for text in texts]
-    if not words or mean(words) <= _NAME:
+    if not words or mean(words) <= _NAME_WORDS:
         return 0.0
     return min(mean(words), 50) * len(set(texts)) / rows
 

@@ -1,4 +1,4 @@
-"""Download large files: retried, resumed where they stopped, verified by pooch."""
+"""Download large files with retries, resume and verification (by pooch)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from captioner.files import writing
 
 __all__ = ["fetch", "fetch_text", "remote_size"]
 
-_TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
-_LONGEST_WAIT = 60.0  # seconds between two tries
+_RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
+_LONGEST_WAIT = 60.0  # seconds between two attempts
 
 
 class _TransferError(Exception):
-    """The transfer stopped early, and may be resumed."""
+    """The transfer stopped early and can be retried."""
 
 
 def fetch(
     url: str, folder: Path, *, checksum: str | None = None, tries: int = 8, backoff: float = 0.5
 ) -> Path:
-    """Download a file, or the rest of it, into a folder; one that is there is complete.
+    """Download a file into a folder and return its path; an existing file is complete.
 
     Args:
         url: of the file.
-        folder: where the file goes under the last part of the URL, NAME.part until it is complete.
-        checksum: "md5:...", "sha1:..." or "sha256:..."; without one a download is not resumed.
-        tries: attempts without a new byte before giving up.
-        backoff: seconds before the second attempt; doubled from attempt to attempt.
+        folder: gets the file under the last part of the URL; NAME.part until it is complete.
+        checksum: "md5:...", "sha1:..." or "sha256:..."; a download without one is not resumed.
+        tries: attempts in a row without a new byte before giving up.
+        backoff: seconds before the second attempt, doubled for each further one.
 
     Raises:
         DownloadError: the server does not have the file, fails too often, or sends another file.
@@ -57,14 +57,14 @@ def fetch(
             pooch.retrieve(url, checksum, fname=path.name, path=folder, downloader=download)
         except ValueError as error:
             raise DownloadError(
-                f"{url} is not the published file: its checksum is not {checksum}. It was deleted; "
-                "run the same command again to download it again"
+                f"{url} is not the published file (expected {checksum}) and was deleted: run the "
+                "same command again to download it again"
             ) from error
     return path
 
 
 def fetch_text(url: str) -> str | None:
-    """Download a small text; None: the server does not have it. Raises DownloadError."""
+    """Download a text; None if the server does not have it. Raises DownloadError."""
     try:
         with _client() as client:
             response = client.get(url)
@@ -76,7 +76,7 @@ def fetch_text(url: str) -> str | None:
 
 
 def remote_size(url: str) -> int:
-    """Ask for the size of a file in bytes; 0: unknown."""
+    """Return the size of a file in bytes; 0 if unknown."""
     with suppress(httpx.HTTPError, httpx.InvalidURL), _client() as client:
         response = client.head(url)
         return _length(response) if response.is_success else 0
@@ -84,13 +84,13 @@ def remote_size(url: str) -> int:
 
 
 def _client() -> httpx.Client:
-    # A compressed transfer could not be resumed at a byte of the file.
+    # Compressed transfers cannot be resumed at a byte of the file.
     headers = {"User-Agent": f"captioner/{__version__}", "Accept-Encoding": "identity"}
     return httpx.Client(follow_redirects=True, timeout=30.0, headers=headers)
 
 
 def _download(url: str, part: Path, *, resume: bool, tries: int, backoff: float) -> None:
-    """Transfer until the file is complete, or `tries` attempts in a row had no new byte."""
+    """Transfer until the file is complete; give up after `tries` attempts without a new byte."""
     failures = most = 0
     with _client() as client:
         while True:
@@ -108,18 +108,18 @@ def _download(url: str, part: Path, *, resume: bool, tries: int, backoff: float)
                         "the same command again later; files with a checksum are resumed"
                     ) from error
             seconds = min(_LONGEST_WAIT, backoff * 2 ** (failures - 1))
-            tqdm.write(f"{url}: {reason}; trying again in {seconds:.1f} s", file=sys.stderr)
+            tqdm.write(f"{url}: {reason}; retrying in {seconds:.1f} s", file=sys.stderr)
             time.sleep(seconds)
 
 
 def _transfer(client: httpx.Client, url: str, part: Path, *, offset: int) -> None:
-    """Make one request and append its body to `part`; returns when the file is complete."""
+    """Send one request and append its body to `part`; return when the file is complete."""
     headers = {"Range": f"bytes={offset}-"} if offset else {}
     with client.stream("GET", url, headers=headers) as response:
         status = response.status_code
-        if status in _TRY_AGAIN:
+        if status in _RETRY_STATUS:
             raise _TransferError(f"the server answers {status}")
-        if status == 416:  # nothing is behind `offset`
+        if status == 416:  # the file ends at `offset`
             return
         if status not in (200, 206):
             raise DownloadError(f"{url} cannot be downloaded: the server answers {status}")

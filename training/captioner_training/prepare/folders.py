@@ -1,4 +1,4 @@
-"""Data sets that are a folder: captions beside photos, tables, shards, and Flickr8k."""
+"""Read folders: captions beside photos, tables, shards, and Flickr8k."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from captioner_training.prepare.webdataset import has_captions, read_shards
 __all__ = ["read_flickr8k", "read_folder"]
 
 _SIDECARS = (".txt", ".caption")
-_NO_CAPTIONS = ("readme", "license", "licence", "credits", "notice")  # texts about the data set
+_NO_CAPTIONS = ("readme", "license", "licence", "credits", "notice")  # other texts
 _LISTS = {
     "train": "flickr_8k.trainimages.txt",
     "val": "flickr_8k.devimages.txt",
@@ -31,8 +31,8 @@ _FLICKR8K = ("dataset_flickr8k.json", "flickr8k.token.txt", "captions.txt")
 def read_folder(folder: Path, problems: Problems) -> tuple[list[ListedImage], bool]:
     """Read a folder of photos and captions; return them, and whether a table names the photos.
 
-    In this order: Hugging Face's metadata tables; captions beside photos (photo.jpg, photo.txt);
-    WebDataset shards; Parquet files; another table of captions.
+    The first of these layouts is used: Hugging Face's metadata tables; captions beside photos
+    (photo.jpg, photo.txt); WebDataset shards; Parquet files; another table of captions.
 
     Raises DataError: the folder cannot be read, or has no photos or captions.
     """
@@ -55,15 +55,14 @@ def read_folder(folder: Path, problems: Problems) -> tuple[list[ListedImage], bo
                 _note_loose(photos, folder, problems)
             return images, True
     if not photos:
-        others = _count_suffixes(files, ())
-        raise DataError(f"{folder} has no photos that can be read; it has {others}")
+        raise DataError(f"{folder} has no photos; it has {_count_suffixes(files, ())}")
     return _read_sidecars(photos, texts, files, folder, problems), False
 
 
 def _find_listing(
     photos: Sequence[Path], texts: set[Path], tables: Sequence[Path], folder: Path
 ) -> list[Path]:
-    """Find the tables of captions of a folder without captions beside its photos."""
+    """Return the tables of captions of a folder that has none beside its photos."""
     if parquet := [path for path in tables if path.suffix.lower() == ".parquet"]:
         return parquet
     named = [path for path in tables if splits_of_files([path])[0]]
@@ -75,8 +74,8 @@ def _find_listing(
     if len(listing) > 1 and listing != named:
         names = ", ".join(path.relative_to(folder).as_posix() for path in sorted(listing)[:5])
         raise DataError(
-            f"{folder} has several tables ({names}): name the one with the captions, "
-            f"`captioner prepare csv TABLE --images {folder}`"
+            f"{folder} has several tables ({names}): choose one, with `captioner prepare csv TABLE "
+            f"--images {folder}`"
         )
     return listing
 
@@ -87,7 +86,7 @@ def _note_loose(photos: Sequence[Path], folder: Path, problems: Problems) -> Non
 
 
 def _read_tables(tables: Sequence[Path], folder: Path, problems: Problems) -> list[ListedImage]:
-    """Read tables whose photos are named from the table's own folder."""
+    """Read tables; names of photos are relative to the table's folder."""
     listed: list[ListedImage] = []
     for table, split in zip(tables, splits_of_files(tables), strict=True):
         below = table.parent.relative_to(folder)
@@ -96,13 +95,13 @@ def _read_tables(tables: Sequence[Path], folder: Path, problems: Problems) -> li
             images = read_caption_file(table, Columns(), problems, prefix=prefix)
         except ConfigError as error:
             raise ConfigError(
-                f"{error}; `captioner prepare csv {table} --images {folder}` has these options"
+                f"{error}, which `captioner prepare csv {table} --images {folder}` accepts"
             ) from error
         for image in images:
             if not image.location:
                 name = (below / slashed(image.file_name)).as_posix()
-                is_named = image.id == image.file_name
-                image = image._replace(id=name if is_named else image.id, file_name=name)
+                has_id = image.id != image.file_name
+                image = image._replace(id=image.id if has_id else name, file_name=name)
             if split and not image.split:
                 image = image._replace(split=split[0], split_from=split[1])
             listed.append(image)
@@ -116,22 +115,22 @@ def _read_sidecars(
     folder: Path,
     problems: Problems,
 ) -> list[ListedImage]:
-    """Read photos with their captions beside them: photo.jpg, photo.txt, one caption a line."""
+    """Read photos with captions beside them: photo.jpg and photo.txt, one caption per line."""
     problems.explain(
         "image without caption",
-        "captions are expected beside each photo (photo.jpg has photo.txt or photo.caption), or "
-        "in one table: `captioner prepare csv TABLE --images FOLDER`",
+        "add photo.txt or photo.caption beside photo.jpg, or use a table: `captioner prepare csv "
+        "TABLE --images FOLDER`",
     )
-    if others := _count_suffixes(files, (*IMAGE_SUFFIXES, *_SIDECARS)):
-        problems.note(f"files that were not used: {others}")
+    if unused := _count_suffixes(files, (*IMAGE_SUFFIXES, *_SIDECARS)):
+        problems.note(f"unused files: {unused}")
     beside = {photo: _beside(photo) for photo in photos}
     used = {path for paths in beside.values() for path in paths} & texts
-    # A text that differs in case, or in another form of ü, serves a photo that has no other.
+    # Texts whose names differ in case or Unicode form are used if a photo has no other.
     spelled = {folded(str(path)): path for path in sorted(texts - used)}
     listed = []
     for photo, paths in beside.items():
-        own = [path if path in texts else spelled.get(folded(str(path))) for path in paths]
-        sidecars = list(dict.fromkeys(filter(None, own)))
+        similar = [path if path in texts else spelled.get(folded(str(path))) for path in paths]
+        sidecars = list(dict.fromkeys(filter(None, similar)))
         used.update(sidecars)
         name = photo.relative_to(folder).as_posix()
         captions = _captions(sidecars, folder, problems)
@@ -143,12 +142,12 @@ def _read_sidecars(
     return listed
 
 
-def _count_suffixes(files: Sequence[Path], known: Sequence[str]) -> str:
+def _count_suffixes(files: Sequence[Path], ignored: Sequence[str]) -> str:
     suffixes = Counter(path.suffix.lower() for path in files)
     return ", ".join(
         f"{count:,} {suffix or 'without a suffix'}"
         for suffix, count in suffixes.most_common()
-        if suffix not in known
+        if suffix not in ignored
     )
 
 
@@ -158,7 +157,7 @@ def _beside(image: Path) -> list[Path]:
 
 
 def _captions(texts: list[Path], folder: Path, problems: Problems) -> tuple[str, ...] | None:
-    """Read the captions of an image; None: a file of them cannot be read, and is reported."""
+    """Read the captions of an image; None if a file cannot be read, which is reported."""
     captions: list[str] = []
     readable = True
     for path in texts:
@@ -168,31 +167,31 @@ def _captions(texts: list[Path], folder: Path, problems: Problems) -> tuple[str,
             problems.add("unreadable captions", error.detail)
             readable = False
         else:
-            # A text without any lines is an empty caption.
+            # An empty file is an empty caption.
             captions += [line for line in text.splitlines() if line.strip()] or [""]
     return tuple(captions) if readable else None
 
 
 def read_flickr8k(folder: Path, problems: Problems) -> tuple[list[ListedImage], list[Path]]:
-    """Read Flickr8k as it is distributed; return its images and their places.
+    """Read Flickr8k as distributed; return its images, and the folders and archives of photos.
 
-    The captions are those of dataset_flickr8k.json (Karpathy), Flickr8k.token.txt (the original)
-    or captions.txt (Kaggle); the splits those of dataset_flickr8k.json, or of
-    Flickr_8k.trainImages.txt, Flickr_8k.devImages.txt and Flickr_8k.testImages.txt.
+    Captions are read from dataset_flickr8k.json (Karpathy), Flickr8k.token.txt (original) or
+    captions.txt (Kaggle); splits from dataset_flickr8k.json, or from Flickr_8k.trainImages.txt,
+    Flickr_8k.devImages.txt and Flickr_8k.testImages.txt.
 
     Raises DataError: the captions or the images are missing.
     """
     files = list(walk(folder))
-    about = _about(folder, files)
+    annotations = _find_annotations(folder, files)
     places = {path.parent for path in files if path.suffix.lower() in IMAGE_SUFFIXES}
     places |= {path for path in files if path.name.lower().endswith(("dataset.zip", ".tar"))}
     if not places:
         raise DataError(f"{folder} has no images: put Flickr8k's folder or zip file there")
-    captions_file = next((about[name] for name in _FLICKR8K if name in about), None)
+    captions_file = next((annotations[name] for name in _FLICKR8K if name in annotations), None)
     if captions_file is None:
         raise DataError(f"{folder} has none of {', '.join(_FLICKR8K)}")
     listed = read_caption_file(captions_file, Columns(), problems)
-    lists = {split: about[name] for split, name in _LISTS.items() if name in about}
+    lists = {split: annotations[name] for split, name in _LISTS.items() if name in annotations}
     if lists and not any(image.split for image in listed):
         listed = _split_by_lists(listed, lists, problems)
     return listed, sorted(places)
@@ -210,19 +209,19 @@ def _split_by_lists(
         if name
     ]
     if left_out := len(captions.keys() - {image.file_name for image in split}):
-        problems.note(f"{left_out:,} images of no split were left out")
+        problems.note(f"{left_out:,} images outside the splits were left out")
     return split
 
 
-def _about(folder: Path, files: Sequence[Path]) -> dict[str, Path]:
-    """Find the files about the data set by lower-case name; DataError where two differ."""
-    about: dict[str, Path] = {}
+def _find_annotations(folder: Path, files: Sequence[Path]) -> dict[str, Path]:
+    """Return captions and lists by lower-case name. Raises DataError: two of a name differ."""
+    annotations: dict[str, Path] = {}
     for path in files:
         if (name := path.name.lower()) in (*_FLICKR8K, *_LISTS.values()):
-            other = about.setdefault(name, path)
-            if other != path and not filecmp.cmp(other, path, shallow=False):
+            first = annotations.setdefault(name, path)
+            if first != path and not filecmp.cmp(first, path, shallow=False):
                 raise DataError(
-                    f"{folder} has more than one {path.name}, {other} and {path}, and they differ: "
-                    "name the folder of the right one"
+                    f"{folder} has two different {path.name}, {first} and {path}: name the folder "
+                    "of the right one"
                 )
-    return about
+    return annotations

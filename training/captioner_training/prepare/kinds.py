@@ -1,4 +1,4 @@
-"""Read the kinds of data set that `captioner prepare` takes; each is a row of KINDS."""
+"""The kinds of data set that `captioner prepare` reads, in the table KINDS."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from captioner.errors import ConfigError, DataError
 from captioner.paths import expanded
-from captioner.tables import WORKBOOKS
 from captioner_training.prepare.caption_files import read_caption_file
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.folders import read_flickr8k, read_folder
-from captioner_training.prepare.listing import (
-    ListedImage,
-    Problems,
-)
+from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.originals import ImageFiles, walk
 from captioner_training.prepare.selection import SourceData, select
 from captioner_training.prepare.splits import Fractions, splits_of_files
@@ -29,29 +25,30 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Kind", "Request", "read_source"]
 
-_SAMPLE = 1000  # images whose captions show the script
+_SAMPLE = 1000  # images whose captions decide the language
+_COPIES_HINT = "if a folder has several copies of the data set, name the folder of one"
 _FLICKR8K_LICENCE = "Flickr8k: research use; the photos belong to their authors on Flickr"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be read."""
+    """The arguments of `captioner prepare KIND`."""
 
-    paths: Sequence[str]  # of its folder or file; of coco-json several, [SPLIT=]FILE each
-    images: Sequence[str] = ()  # places where the images are; none: the file's folder
+    paths: Sequence[str]  # a folder, or files, each as [SPLIT=]FILE
+    images: Sequence[str] = ()  # places of the images; none: the folder of the file
     columns: Columns = field(default_factory=Columns)  # of a table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What a data set lists, before any image is looked for."""
+    """The images and captions that a data set lists, before images are searched."""
 
     name: str
     images: list[ListedImage]
-    places: Sequence[str | Path]  # where its images may be
+    places: Sequence[str | Path]  # where to search its images
     source: dict[str, Any]  # for the manifest
-    from_others: bool = True  # its names may come from a stranger: links lead nowhere else
-    missing_hint: str = "--images PLACE names other places"
+    has_table: bool = True  # a table names the images, so links must not lead out of the places
+    missing_hint: str = "add places with --images"
     licence: str | None = None
 
 
@@ -59,24 +56,27 @@ Reader = Callable[[Request, Problems], Listing]
 
 
 def read_source(kind: str, request: Request, *, fractions: Fractions | None = None) -> SourceData:
-    """Read a data set of a kind, find its images and check everything.
+    """Read a data set, find its images and check everything.
 
-    `fractions` are the shares of images without a split; None: not given.
+    Args:
+        kind: of KINDS.
+        request: the files to read.
+        fractions: the shares of val and test to draw, if given.
 
     Raises:
-        ConfigError: the columns are missing; shares of a data set that has splits.
+        ConfigError: columns are missing, or shares are given for a data set that has splits.
         DataError: a file or the images cannot be read.
     """
     problems = Problems()
     listing = KINDS[kind].read(request, problems)
     name, listed = listing.name, listing.images
     if not listed and not problems:
-        raise DataError(f"{', '.join(map(str, request.paths))} lists no photos")
+        raise DataError(f"{', '.join(map(str, request.paths))}: there are no photos in it")
     _note_language(listed, problems)
-    files = ImageFiles(listing.places, links=not listing.from_others)
+    files = ImageFiles(listing.places, links=not listing.has_table)
     selection = select(listed, files, problems, fractions=fractions)
     problems.explain("missing image", listing.missing_hint)
-    if listing.from_others:
+    if listing.has_table:
         for photo in files.unused():
             problems.note_unlisted(photo)
     return SourceData(
@@ -89,23 +89,23 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
 
 
 def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
-    """Say what of the captions a model has to be told, or will not read."""
-    from captioner.checkpoint import read_header  # with torch, which `--help` does without
+    """Note captions in another language than the bundled model's, and captions that are long."""
+    from captioner.checkpoint import read_header  # imports torch, which would make --help slow
     from captioner.paths import bundled_checkpoint
     from captioner.vocabulary import has_no_spaces, tokenize
     from captioner_training.data.corpus import OTHER_LANGUAGE, unknown_share
     from captioner_training.recipe import DataConfig
 
-    some = [caption for image in listed[:_SAMPLE] for caption in image.captions]
-    unspaced = has_no_spaces(some)
+    sample = [caption for image in listed[:_SAMPLE] for caption in image.captions]
+    unspaced = has_no_spaces(sample)
     tokenizer: Tokenizer = "characters" if unspaced else "words"
-    known = {*read_header(bundled_checkpoint())["vocabulary"]}
-    share = unknown_share((tokenize(caption, tokenizer) for caption in some), known)
+    vocabulary = {*read_header(bundled_checkpoint())["vocabulary"]}
+    share = unknown_share((tokenize(caption, tokenizer) for caption in sample), vocabulary)
     if share > OTHER_LANGUAGE:
-        characters = " --data.tokenizer characters" * unspaced
+        option = " --data.tokenizer characters" if unspaced else ""
         problems.note(
-            f"{100 * share:.0f} % of the words are none that the bundled model knows: `captioner "
-            f"train new-language` learns them from nothing{characters}"
+            f"the bundled model does not know {100 * share:.0f} % of the words; train with "
+            f"`captioner train new-language{option}`"
         )
     most = DataConfig.maximum_length
     for image in listed:
@@ -115,32 +115,36 @@ def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
                 problems.note(
                     f"captions longer than {most} words", f"{image.file_name} has {words}",
                     file=image.file_name, row=image.row(at),
-                    remedy="training reads the beginning: shorten it, or set --data.maximum_length",
+                    remedy="training cuts it: shorten it, or raise --data.maximum_length",
                 )  # fmt: skip
 
 
 def _folder(request: Request, problems: Problems) -> Listing:
     paths = [expanded(path) for path in request.paths]
     if all(path.suffix.lower() == ".tar" for path in paths):
-        images, from_others = read_shards(paths, problems), True
+        images, has_table = read_shards(paths, problems), True
     elif len(paths) == 1:
-        images, from_others = read_folder(paths[0], problems)
+        images, has_table = read_folder(paths[0], problems)
     else:
-        raise ConfigError("name one folder, or tar files")
+        raise ConfigError("name either one folder, or tar files")
     return Listing(
         name=(paths[0] if len(paths) == 1 else _top(paths)).resolve().name.removesuffix(".tar"),
         images=images,
-        places=[] if _all_inside(images) else paths,
-        source={"path": str(paths[0].resolve())}
-        if len(paths) == 1
-        else {"files": list(request.paths)},
-        from_others=from_others,  # a folder's own links may lead anywhere
-        missing_hint="where several copies lie in one folder, name the folder of one",
+        places=[] if _are_embedded(images) else paths,
+        source=_source(request, paths),
+        has_table=has_table,
+        missing_hint=_COPIES_HINT,
     )
 
 
-def _all_inside(images: Sequence[ListedImage]) -> bool:
-    """Whether the files of captions contain the photos."""
+def _source(request: Request, paths: Sequence[Path]) -> dict[str, Any]:
+    if len(paths) == 1:
+        return {"path": str(paths[0].resolve())}
+    return {"files": list(request.paths)}
+
+
+def _are_embedded(images: Sequence[ListedImage]) -> bool:
+    """Whether all photos are inside the files of captions."""
     return bool(images) and all(image.location for image in images)
 
 
@@ -152,14 +156,14 @@ def _flickr8k(request: Request, problems: Problems) -> Listing:
         images=images,
         places=places,
         source={"path": str(path.resolve())},
-        from_others=False,
-        missing_hint="where several copies lie in one folder, name the folder of one",
+        has_table=False,
+        missing_hint=_COPIES_HINT,
         licence=_FLICKR8K_LICENCE,
     )
 
 
 def _caption_files(request: Request, problems: Problems) -> Listing:
-    """Read the files of one data set; each may be a split."""
+    """Read the files of a data set, which may be one per split."""
     arguments = [
         (split, path)
         for split, named in map(_split_argument, request.paths)
@@ -167,7 +171,7 @@ def _caption_files(request: Request, problems: Problems) -> Listing:
     ]
     paths = [path for _, path in arguments]
     places: Sequence[str | Path] = request.images or list({path.parent: None for path in paths})
-    files = cache(lambda: ImageFiles(places))  # only when a name is looked up
+    files = cache(lambda: ImageFiles(places))  # built when a name is looked up
     columns = replace(request.columns, is_photo=lambda name: files().has(name))
     images: list[ListedImage] = []
     for (given, path), named in zip(arguments, splits_of_files(paths), strict=True):
@@ -176,24 +180,23 @@ def _caption_files(request: Request, problems: Problems) -> Listing:
             if split and (given or not image.split):
                 image = image._replace(split=split[0], split_from=split[1])
             images.append(image)
-    of_file = {"path": str(paths[0].resolve())} if len(paths) == 1 else {"files": [*request.paths]}
     return Listing(
         name=paths[0].stem if len(paths) == 1 else _top(paths).name,
         images=images,
-        places=[] if _all_inside(images) else places,
-        source={**of_file, "images": list(request.images)},
+        places=[] if _are_embedded(images) else places,
+        source={**_source(request, paths), "images": list(request.images)},
     )
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Return the Parquet files in a folder, as Hugging Face stores splits. Raises DataError."""
+    """Return the Parquet files in a folder of Hugging Face. Raises DataError."""
     if paths := [path for path in walk(folder) if path.suffix.lower() == ".parquet"]:
         return paths
-    raise DataError(f"{folder} is a folder: name the file in it, or use `prepare folder`")
+    raise DataError(f"{folder} is a folder: name a file in it, or use `prepare folder`")
 
 
 def _split_argument(argument: str) -> tuple[str | None, Path]:
-    """Read [SPLIT=]FILE; a file whose name has an equals sign is itself."""
+    """Parse [SPLIT=]FILE. File names may contain an equals sign."""
     split, equals, name = argument.partition("=")
     if equals and split and "/" not in split and not expanded(argument).exists():
         return split, expanded(name)
@@ -206,23 +209,22 @@ def _top(paths: Sequence[Path]) -> Path:
 
 
 def _prefix(path: Path, paths: Sequence[Path]) -> str:
-    """Name a file by its folders below the folder that all files share, and its stem."""
+    """Return the path of a file below the folder that all files share, without its suffix."""
     return path.resolve().relative_to(_top(paths)).with_suffix("").as_posix()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of data set, and what `captioner prepare` says of it."""
+    """A kind of data set and its help."""
 
     summary: str
     examples: tuple[str, ...]
     read: Reader
     metavar: str = "FILE"
     help: str | None = None  # of the path
-    several: bool = False  # paths may be named
-    suffixes: tuple[str, ...] = ()  # of such files, in small letters
-    has_columns: bool = False  # a table, whose columns may be named
-    has_images: bool = True  # its images may lie elsewhere: --images
+    several: bool = False  # accepts several paths
+    has_columns: bool = False  # accepts --image-column and so on
+    has_images: bool = True  # accepts --images
 
 
 KINDS: Final = {
@@ -232,27 +234,25 @@ KINDS: Final = {
         read=_folder,
         metavar="FOLDER",
         several=True,
-        help="photos, each with a .txt or .caption file of one caption per line, or with a table "
-        "of captions; or Parquet files; or WebDataset shards, which may be named themselves",
+        help="photos, each with a .txt or .caption file (one caption per line), or with a table "
+        "of captions; or with Parquet files or WebDataset shards; or tar files",
         has_images=False,
     ),
     "csv": Kind(
-        summary="a table as text, one row per caption",
+        summary="a text table with one row per caption",
         examples=(
             "csv captions.csv --images photos --to ~/mine",
             "csv results.csv --image-column image_name --caption-column comment \\\n"
             "      --images photos.zip --to ~/mine",
         ),
-        suffixes=(".csv", ".tsv", ".token"),
         several=True,
         read=_caption_files,
         has_columns=True,
         help="with a header or without",
     ),
     "xlsx": Kind(
-        summary="the first sheet of a workbook, as CSV",
+        summary="the first sheet of a workbook, one row per caption",
         examples=("xlsx captions.xlsx --images photos --to ~/mine",),
-        suffixes=WORKBOOKS,
         several=True,
         read=_caption_files,
         has_columns=True,
@@ -262,7 +262,6 @@ KINDS: Final = {
         examples=(
             "jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",
         ),
-        suffixes=(".jsonl", ".ndjson"),
         several=True,
         read=_caption_files,
         has_columns=True,
@@ -274,7 +273,6 @@ KINDS: Final = {
             "parquet data/train-*.parquet data/test-*.parquet --to ~/mine",
         ),
         several=True,
-        suffixes=(".parquet",),
         read=_caption_files,
         has_columns=True,
     ),
@@ -285,7 +283,6 @@ KINDS: Final = {
             "coco-json dataset_flickr30k.json --images flickr30k-images --to ~/mine",
             "coco-json captions.json --images 'photos-*.tar' --val 0.1 --to ~/mine",
         ),
-        suffixes=(".json",),
         several=True,
         read=_caption_files,
         metavar="[SPLIT=]FILE",
@@ -296,9 +293,9 @@ KINDS: Final = {
         examples=("flickr8k downloads --to ~/flickr8k",),
         read=_flickr8k,
         metavar="FOLDER",
-        help="with the images (unpacked or not), and dataset_flickr8k.json; or "
-        "Flickr8k.token.txt and Flickr_8k.*Images.txt; or Kaggle's captions.txt",
+        help="images (unpacked or not) with dataset_flickr8k.json, or with Flickr8k.token.txt and "
+        "Flickr_8k.*Images.txt, or with Kaggle's captions.txt",
         has_images=False,
     ),
 }
-"""The kinds by the names that `captioner prepare` takes."""
+"""Kinds by name, as in `captioner prepare KIND`."""

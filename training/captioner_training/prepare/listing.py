@@ -24,15 +24,15 @@ __all__ = [
 ]
 
 PROBLEMS_FILE = "problems.csv"
-"""Beside the manifest: everything that was left out or should be looked at, a row each."""
+"""File beside the manifest with everything that was left out or should be checked."""
 
-_EXAMPLES = 5  # enough to see what they have in common
+_EXAMPLES = 5  # in a message
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|[A-Za-z]\w*);")
 _CONTROL = dict.fromkeys([*range(32), 127], " ")
 
 
 class ListedImage(NamedTuple):
-    """An image as a table, a json file or a folder names it."""
+    """An image as a table, a JSON file or a folder lists it."""
 
     id: int | str
     file_name: str
@@ -41,10 +41,10 @@ class ListedImage(NamedTuple):
     split_from: str = ""  # what names the split: "the column split", "file names", "folders"
     licence: str | None = None
     rows: tuple[str, ...] = ()  # the place of each caption in its file, if known
-    location: Location | None = None  # None: looked for by name
+    location: Location | None = None  # None: search by name
 
     def row(self, caption: int = 0) -> str:
-        """Return the place of a caption in its file, "" if not known."""
+        """Return the place of a caption in its file; "" if unknown."""
         return self.rows[caption] if caption < len(self.rows) else ""
 
 
@@ -56,22 +56,22 @@ class _Problem(NamedTuple):
     row: str
 
 
-# What to do, as problems.csv says it.
+# The last column of problems.csv.
 _REMEDIES = {
-    "missing image": "put the photo where the row says, or correct its name there",
-    "corrupt image": "copy or download the photo again, or take it out",
-    "image without caption": "write a caption, or take the photo out",
+    "missing image": "add the photo, or correct its name in the row",
+    "corrupt image": "copy or download the photo again, or remove it",
+    "image without caption": "write a caption, or remove the photo",
     "empty caption": "write the caption, or delete the row",
-    "incomplete row": "name the photo in this row, or delete the row",
+    "incomplete row": "add the name of the photo, or delete the row",
     "caption that is no text": "write it as text",
     "caption of an unknown image": "add the photo, or delete the caption",
     "unreadable captions": "save the file again as UTF-8",
-    "duplicate id": "give each photo an id of its own",
+    "duplicate id": "give each photo a different id",
 }
 
 
 class Problems:
-    """Problems by kind, which stop the preparation, and notes, which do not."""
+    """Problems, which stop the preparation, and notes, which do not, both by kind."""
 
     def __init__(self) -> None:
         self._problems: dict[str, list[_Problem]] = {}
@@ -97,25 +97,22 @@ class Problems:
     def note(
         self, kind: str, example: str = "", *, file: str = "", row: str = "", remedy: str = ""
     ) -> None:
-        """Add a note, which does not stop the preparation.
-
-        With a `file` it is listed in problems.csv, with its `remedy`.
-        """
+        """Add a note; with a `file` it is listed in problems.csv, with its `remedy`."""
         self._notes.setdefault(kind, []).append(_Problem(example, file, row))
         if remedy:
             self._hints[kind] = remedy
 
     def note_unlisted(self, photo: str) -> None:
         """Note a photo that the data set does not list."""
-        remedy = "write a row for it, or leave it out"
+        remedy = "add a row for it, or ignore this"
         self.note("photos without a row", photo, file=photo, remedy=remedy)
 
     def notes(self) -> list[str]:
-        """Return all notes, one line per kind."""
+        """Return one line per kind of note."""
         return [_line(kind, notes) for kind, notes in self._notes.items()]
 
     def report(self) -> str:
-        """Return all problems, one line per kind, each with its remedy below."""
+        """Return one line per kind of problem, with its remedy below."""
         lines = []
         for kind, problems in self._problems.items():
             lines.append(f"  {_line(kind, problems)}")
@@ -124,7 +121,7 @@ class Problems:
         return "\n".join(lines)
 
     def write(self, folder: Path) -> Path | None:
-        """Write problems.csv; return None, and remove it, if there is nothing to list.
+        """Write problems.csv and return its path; if there is nothing to list, remove it.
 
         Raises OutputError: it cannot be written.
         """
@@ -147,26 +144,26 @@ class Problems:
         table = csv.writer(text, lineterminator="\n")
         table.writerow(["row", "file", "what", "what to do"])
         table.writerows([_harmless(cell) for cell in row] for row in rows)
-        with replace_file(path) as file:  # spreadsheets recognise UTF-8 by its mark
+        with replace_file(path) as file:  # with a BOM, by which spreadsheets recognize UTF-8
             file.write(codecs.BOM_UTF8 + text.getvalue().encode("utf-8", "backslashreplace"))
         return path
 
 
 def _harmless(cell: str) -> str:
-    """Return a cell that no spreadsheet executes as a formula."""
+    """Return a cell that spreadsheets do not execute as a formula."""
     return f"'{cell}" if cell.lstrip().startswith(("=", "+", "-", "@")) else cell
 
 
 def _line(kind: str, problems: list[_Problem]) -> str:
-    different = list(dict.fromkeys(problem.example for problem in problems if problem.example))
-    if not different:
+    examples = list(dict.fromkeys(problem.example for problem in problems if problem.example))
+    if not examples:
         return kind
-    more = "; ..." if len(different) > _EXAMPLES else ""
-    return f"{kind}: {len(problems):,} ({'; '.join(different[:_EXAMPLES])}{more})"
+    more = "; ..." if len(examples) > _EXAMPLES else ""
+    return f"{kind}: {len(problems):,} ({'; '.join(examples[:_EXAMPLES])}{more})"
 
 
 def has_word(text: str) -> bool:
-    """Whether a text has a letter or digit of any script; emoji and dots are not words."""
+    """Whether a text has a letter or digit of any script."""
     return any(map(str.isalnum, text))
 
 
@@ -181,7 +178,7 @@ def clean_caption(text: str) -> str:
 
 
 def read_text(source: Source, problems: Problems, *, name: str) -> str:
-    """Read a text file; note in `problems` that its encoding was guessed. Raises DataError."""
+    """Read a text file, and note if it is not UTF-8. Raises DataError."""
     text, encoding = decode_text(read_bytes(source, name=name), name=name)
     if encoding == "cp1252":
         problems.note("read as Windows-1252, not UTF-8: check accents", name)

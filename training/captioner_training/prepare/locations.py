@@ -1,4 +1,4 @@
-"""The bytes of original images: loose files, members of tar and zip files, cells of Parquet."""
+"""The bytes of original images: files, members of tar and zip files, cells of Parquet."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from captioner.vision.image import LARGEST_FILE
 
 __all__ = ["Location", "equal_images", "open_parquet", "read_location"]
 
-_SAMPLE = 4096  # bytes from the middle: they differ in nearly all photos of equal size
+_SAMPLE = 4096  # bytes from the middle that are compared first
 
 
 class Location(NamedTuple):
     """The bytes of one original image."""
 
-    path: str  # of the file, or of the archive
-    offset: int  # in a Parquet file the row
+    path: str  # of the file or archive
+    offset: int  # in the file; in Parquet the row
     size: int
-    member: str | None  # of a zip file, where they may be compressed; a Parquet file's column
-    stamp: int  # changes with the image: modification time; CRC-32 in a zip or Parquet file
-    in_table: bool = False
+    member: str | None  # member of a zip file; column of a Parquet file
+    stamp: int  # changes with the image: CRC-32 in zip and Parquet files, else modification time
+    in_table: bool = False  # in a Parquet file
 
     @property
     def is_loose(self) -> bool:
-        """Whether it is a file by itself: in archives a header comes before."""
+        """Whether it is a file; members of archives have an offset."""
         return self.member is None and self.offset == 0
 
     @property
@@ -50,18 +50,18 @@ def read_location(location: Location) -> bytes:
     Raises OSError: it cannot be read, is too large, or its archive is damaged.
     """
     if location.size > LARGEST_FILE:
-        raise OSError(f"{location.size:,} bytes are more than those of any photo")
+        raise OSError(f"{location.size:,} bytes are too large for a photo")
     if location.in_table and location.member is not None:
         return _parquet_photo(location.path, location.member, location.offset)
     if location.member is None:
-        with open(location.path, "rb") as file:  # noqa: PTH123 - one of a hundred thousand
+        with open(location.path, "rb") as file:  # noqa: PTH123 - faster than Path.open
             file.seek(location.offset)
             return file.read(location.size)
     try:
         with open_zip(location.path).open(location.member) as member:  # compares the checksum
-            return member.read(location.size)  # without a size, all that a bomb unpacks to
+            return member.read(location.size)  # the size limits zip bombs
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
-        raise OSError(str(error)) from error  # RuntimeError: it is encrypted
+        raise OSError(str(error)) from error  # RuntimeError: encrypted
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
 
 
 def _parquet_photo(path: str, column: str, row: int) -> bytes:
-    """Read a photo inside a table; its row group is kept for the next one."""
+    """Read a photo from a table; the row group is cached for the next one."""
     ends = _group_ends(path)
     group = next(number for number, end in enumerate(ends) if row < end)
     first = ends[group - 1] if group else 0
@@ -98,7 +98,7 @@ def _parquet_photo(path: str, column: str, row: int) -> bytes:
 @lru_cache(maxsize=2)
 def _photos(path: str, column: str, group: int) -> Sequence[Any]:
     with open_parquet(Path(path)) as file:
-        # Not columns=[column]: that of a structure is called by its parts.
+        # Not columns=[column], which would need the names of a structure's fields.
         photos: Sequence[Any] = file.read_row_group(group).column(column)
         return photos
 
@@ -111,9 +111,9 @@ def _group_ends(path: str) -> list[int]:
 
 
 def equal_images(locations: Sequence[Location]) -> list[list[int]]:
-    """Group the positions of images whose bytes are equal, wherever they are stored.
+    """Group the positions of images with equal bytes.
 
-    Most images are told apart by their size, a checksum that is at hand, or a few bytes.
+    Size, known checksums and a few bytes are compared first, so that few images are read whole.
     """
 
     def digest(location: Location) -> Hashable:
@@ -140,7 +140,7 @@ def _parted(
     for index in group:
         try:
             parts[key(locations[index])].append(index)
-        except OSError:  # it is reported as a corrupt image
+        except OSError:  # reported later as a corrupt image
             parts[index, "unreadable"].append(index)
     return parts.values()
 

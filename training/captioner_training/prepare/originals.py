@@ -33,37 +33,37 @@ __all__ = [
 ]
 
 _ARCHIVES = (".tar", ".zip")
-_NAMED = 5  # places; a data set in a hundred tar files would fill the screen
+_SHOWN = 5  # places in a message
 
 
 def _matches(pattern: Path) -> list[Path]:
-    """List the paths that match a pattern with wildcards in any part."""
+    """Return the paths that match a pattern with wildcards in any part."""
     return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
 
 
 def composed(name: str) -> str:
-    """Return a name in Unicode's NFC, in which names that look the same are equal."""
+    """Return a name in Unicode's NFC form."""
     return unicodedata.normalize("NFC", name)
 
 
 def folded(name: str) -> str:
-    """Return a name in lower case, composed."""
+    """Return a name in lower case and NFC form."""
     return composed(composed(name).casefold())
 
 
 def image_suffix(name: str) -> str:
-    """Return the suffix of an image's name; "" if it has another one, or none."""
+    """Return the suffix of a name if it is that of an image, else ""."""
     suffix = PurePosixPath(name).suffix
     return suffix if suffix.lower() in IMAGE_SUFFIXES else ""
 
 
 def stem(name: str) -> str:
-    """Return a path in lower case, composed, without the suffix of an image."""
+    """Return a path in lower case and NFC form, without the suffix of an image."""
     return folded(name.removesuffix(image_suffix(name)))
 
 
 def slashed(path: str) -> str:
-    """Return a path with forward slashes; it may be one of Windows."""
+    """Return a path of any system with forward slashes."""
     return (path if "/" in path else path.replace("\\", "/")).removeprefix("./")
 
 
@@ -73,7 +73,7 @@ def base_name(path: str) -> str:
 
 
 def folders_of(path: str) -> str:
-    """Return the folders before the base name, in lower case; "" if there are none."""
+    """Return the folders before the base name, in lower case; "" without folders."""
     return folded(slashed(path)).rpartition("/")[0]
 
 
@@ -85,14 +85,14 @@ class Found(NamedTuple):
 
 
 class ImageFiles:
-    """Finds images by the names that a data set calls them.
+    """Finds images by the names that a data set has for them.
 
     Args:
-        places: folders, tar files, zip files, or globs of them, and archives directly in a folder.
-        links: whether a link in a folder may lead out of all places. A name never may: a
-            downloaded table must not fetch private photos.
+        places: folders (with the archives in them), tar files, zip files, or globs of them.
+        links: follow links that lead out of the places. Names never may lead out, so that a
+            downloaded table cannot read private photos.
 
-    Raises DataError: nothing is there, or an archive is damaged.
+    Raises DataError: a place does not exist, or an archive is damaged.
     """
 
     def __init__(self, places: Iterable[str | os.PathLike[str]], *, links: bool = False) -> None:
@@ -102,30 +102,32 @@ class ImageFiles:
         self._used: set[Location] = set()
         for place in places:
             pattern = expanded(place)
-            # A name with brackets is itself before it is a pattern.
+            # A name with brackets may be a file, not a pattern.
             paths = [pattern] if pattern.exists() else _matches(pattern)
             if not paths:
                 raise DataError(there_is_no("file or folder", pattern))
             for path in paths:
                 if path.is_dir():
                     self._folders.append(path)
-                    archives = [one for one in path.iterdir() if one.suffix.lower() in _ARCHIVES]
-                    self._archives += sorted(filter(Path.is_file, archives))
+                    files = filter(Path.is_file, path.iterdir())
+                    self._archives += sorted(
+                        file for file in files if file.suffix.lower() in _ARCHIVES
+                    )
                 else:
                     self._archives.append(path)
         self._members = [member for archive in self._archives for member in _members(archive)]
         resolved: Callable[[Path], str] = os.path.abspath if links else os.path.realpath
-        self._resolved = lru_cache(resolved)  # most images share their folder with others
+        self._resolved = lru_cache(resolved)  # many images share a folder
         self._roots = [self._resolved(folder) for folder in self._folders]
 
     def __str__(self) -> str:
         folders = [f"{folder} and its subfolders" for folder in self._folders]
         places = [*folders, *map(str, self._archives)]
-        more = len(places) - _NAMED
-        return ", ".join(places[:_NAMED]) + (f" and {more} more places" if more > 0 else "")
+        more = len(places) - _SHOWN
+        return ", ".join(places[:_SHOWN]) + (f" and {more} more places" if more > 0 else "")
 
     def split_of(self, location: Location) -> tuple[str, str] | None:
-        """Return the split that an archive or folder, one of several places, is named for."""
+        """Return the split in the name of an image's archive or folder, and its origin."""
         if not location.is_loose:
             return self._place_splits.get(location.path)
         parents = map(str, Path(location.path).parents)
@@ -137,87 +139,90 @@ class ImageFiles:
         return dict(zip(map(str, places), splits_of_files(places), strict=True))
 
     def find(self, name: str) -> Found | None:
-        """Find an image by its path, then the one with the most similar name.
+        """Return the image with this path, or else with the most similar name.
 
-        That is a path in another case or without a suffix, then one with the same base name.
-        None: there is none, or several different ones.
+        That is a path in another case or without a suffix, then an equal base name. None: there is
+        none, or there are several different ones.
         """
-        found = self._called(name)
-        same = bool(found) and all(_same(found[0].location, one.location) for one in found[1:])
-        self._used.update(one.location for one in found)
-        return found[0] if same else None
+        images = self._called(name)
+        locations = [image.location for image in images]
+        self._used.update(locations)
+        if images and all(_same(locations[0], location) for location in locations[1:]):
+            return images[0]
+        return None
 
     def has(self, name: str) -> bool:
-        """Whether one or several images have this name."""
+        """Whether at least one image has this name."""
         return bool(self._called(name))
 
     def unused(self) -> list[str]:
         """Return the names of images that `find` has not returned, sorted.
 
-        A folder is searched from the common folder of those that were found: it may be a home
-        folder. Packed copies of a photo that lies unpacked beside the archive are left out.
+        In a folder, only the common folder of the used images is searched: the place may be a home
+        folder. Members of an archive that were also found unpacked do not count.
         """
-        loose = {os.path.realpath(place.path) for place in self._used if place.is_loose}
-        unpacked = {(folded(base_name(one.path)), one.size) for one in self._used if one.is_loose}
+        files = [place for place in self._used if place.is_loose]
+        loose = {os.path.realpath(place.path) for place in files}
+        unpacked = {(folded(base_name(place.path)), place.size) for place in files}
 
         def is_used(name: str, place: Path | Location) -> bool:
             if isinstance(place, Location):
                 return place in self._used or (folded(base_name(name)), place.size) in unpacked
             return os.path.realpath(place) in loose
 
-        each: list[tuple[str, Path | Location]] = [
-            one for one in self._members if image_suffix(one.name)
+        images: list[tuple[str, Path | Location]] = [
+            member for member in self._members if image_suffix(member.name)
         ]
         for folder in self._folders:
-            used = (Path(os.path.normpath(one.path)) for one in self._used if one.is_loose)
+            used = (Path(os.path.normpath(place.path)) for place in files)
             near = {path.parent for path in used if path.is_relative_to(folder)}
-            each += _images(folder, Path(os.path.commonpath(near)) if near else folder)
+            images += _images(folder, Path(os.path.commonpath(near)) if near else folder)
         return sorted(
-            name for name, place in each if base_name(name)[0] != "." and not is_used(name, place)
+            name for name, place in images if base_name(name)[0] != "." and not is_used(name, place)
         )
 
     def why_not(self, name: str) -> str:
-        """Return why an image was not found, in parentheses; "" if unknown."""
+        """Return the reason why an image was not found, in parentheses; "" if unknown."""
         for folder in self._folders:
             path = folder / slashed(name)
             if path.is_file() and not self._is_inside(path):
                 return f" (outside: {os.path.realpath(path)})"
-        found = self._called(name)
-        if len(found) < 2:
+        images = self._called(name)
+        if len(images) < 2:
             return ""
-        return f" (which one of {found[0].location.path}, {found[1].location.path}?)"
+        return f" (ambiguous: {images[0].location.path}, {images[1].location.path})"
 
     def _called(self, name: str) -> list[Found]:
         name = slashed(name)
-        # First as it is written: folders are not walked without need.
+        # Exact names first, because walking folders is slow.
         exact = (self._loose(folder / name) for folder in self._folders)
-        if found := [Found(self._below(name), place) for place in exact if place]:
-            return found
+        if images := [Found(self._below(name), place) for place in exact if place]:
+            return images
         near = defaultdict[tuple[tuple[bool, ...], bool], list[Found]](list)
-        for path, known in self._known.get(stem(base_name(name)), ()):
-            location = self._loose(known) if isinstance(known, Path) else known
+        for path, place in self._by_stem.get(stem(base_name(name)), ()):
+            location = self._loose(place) if isinstance(place, Path) else place
             distance = _distance(path, name)
             if location and distance is not None:
                 near[distance, not location.is_loose].append(Found(path, location))
         return near[min(near)] if near else []
 
     def _below(self, name: str) -> str:
-        """Return an absolute name relative to the folder that it lies in."""
+        """Return an absolute name relative to the folder that contains it."""
         for folder in self._folders if name.startswith("/") else ():
             if (path := Path(name)).is_relative_to(folder):
                 return path.relative_to(folder).as_posix()
         return name
 
     @cached_property
-    def _known(self) -> dict[str, list[tuple[str, Path | Location]]]:
-        """All images by the stems of their base names, loose ones first; read when needed."""
-        known: dict[str, list[tuple[str, Path | Location]]] = defaultdict(list)
+    def _by_stem(self) -> dict[str, list[tuple[str, Path | Location]]]:
+        """All images by the stem of their base name, files first."""
+        images: dict[str, list[tuple[str, Path | Location]]] = defaultdict(list)
         for folder in self._folders:
             for name, path in _images(folder, folder):
-                known[stem(path.name)].append((name, path))
+                images[stem(path.name)].append((name, path))
         for member in self._members:
-            known[stem(base_name(member.name))].append(member)
-        return known
+            images[stem(base_name(member.name))].append(member)
+        return images
 
     def _loose(self, path: Path) -> Location | None:
         try:
@@ -227,58 +232,58 @@ class ImageFiles:
         if not stat.S_ISREG(status.st_mode) or not self._is_inside(path):
             return None
         place = Location(str(path), 0, status.st_size, None, status.st_mtime_ns)
-        # What the file system takes for two spellings of one name is one place.
+        # On some file systems two spellings of a name are the same file.
         return self._spelled.setdefault((status.st_dev, status.st_ino, folded(str(path))), place)
 
     def _is_inside(self, path: Path) -> bool:
-        """Whether a file lies in one of the folders, after all `..` and links."""
+        """Whether a file is in one of the folders, after resolving `..` and links."""
         folder = Path(self._resolved(path) if path.is_symlink() else path).parent
         return any(Path(self._resolved(folder)).is_relative_to(root) for root in self._roots)
 
 
 def _images(folder: Path, top: Path) -> Iterator[tuple[str, Path]]:
-    """List the images below `top`, by their paths as seen from the folder that this lies in."""
-    for parent, folders, files in os.walk(top):  # what cannot be read is passed over
-        folders[:] = sorted(one for one in folders if not one.startswith("."))
+    """Yield the images below `top` by their paths relative to `folder`."""
+    for parent, folders, files in os.walk(top):  # skips unreadable folders
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         above = Path(parent).relative_to(folder)
         for name in filter(image_suffix, files):
             yield (above / name).as_posix(), Path(parent, name)
 
 
 def _distance(path: str, name: str) -> tuple[bool, ...] | None:
-    """Return the distance of a path from the name of an image; None: another image."""
+    """Return how far a path differs from the name of an image; None if it is another image."""
     equal = [
         is_equal
-        for one, other in ((path, name), (base_name(path), base_name(name)))
+        for a, b in ((path, name), (base_name(path), base_name(name)))
         for is_equal in (
-            one == other,
-            composed(one) == composed(other),
-            folded(one) == folded(other),
-            stem(one) == folded(other),
+            a == b,
+            composed(a) == composed(b),
+            folded(a) == folded(b),
+            stem(a) == folded(b),
         )
     ]
     return tuple(not is_equal for is_equal in equal) if any(equal) else None
 
 
-def _same(one: Location, other: Location) -> bool:
-    """Whether two locations hold the same bytes."""
-    if one == other or one.size != other.size:
-        return one == other
+def _same(a: Location, b: Location) -> bool:
+    """Whether two locations have the same bytes."""
+    if a == b or a.size != b.size:
+        return a == b
     try:
-        return read_location(one) == read_location(other)
+        return read_location(a) == read_location(b)
     except OSError:
         return False
 
 
 def _members(archive: Path) -> Iterator[Found]:
-    """List the files inside an archive. Raises DataError."""
+    """Yield the files in an archive. Raises DataError."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as file:
-                for one in file.infolist():
-                    if not one.is_dir():
-                        place = Location(str(archive), 0, one.file_size, one.filename, one.CRC)
-                        yield Found(one.filename.removeprefix("./"), place)
+                for info in file.infolist():
+                    if not info.is_dir():
+                        place = Location(str(archive), 0, info.file_size, info.filename, info.CRC)
+                        yield Found(info.filename.removeprefix("./"), place)
             return
         stamp = archive.stat().st_mtime_ns
         for _, member in tar_members(archive):
@@ -292,10 +297,11 @@ def _members(archive: Path) -> Iterator[Found]:
 
 
 def walk(folder: Path, *, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
-    """Yield the files of a folder and its subfolders in the order of their names, none hidden.
+    """Yield the files of a folder and its subfolders, sorted by name, without hidden ones.
 
-    A link to a folder that it lies in is passed over: `above` has the device and inode of those.
-    Raises DataError where a folder cannot be read.
+    Links to a parent folder are skipped; `above` has the device and inode of the parents.
+
+    Raises DataError: a folder cannot be read.
     """
     try:
         status = folder.stat()
@@ -303,15 +309,15 @@ def walk(folder: Path, *, above: frozenset[tuple[int, int]] = frozenset()) -> It
     except FileNotFoundError as error:
         raise DataError(there_is_no("folder", folder)) from error
     except NotADirectoryError as error:
-        raise DataError(f"{folder} is a file: name the folder that it is in") from error
+        raise DataError(f"{folder} is a file: name its folder") from error
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror}") from error
-    if (own := (status.st_dev, status.st_ino)) in above:
+    if (identity := (status.st_dev, status.st_ino)) in above:
         return
     for entry in entries:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from walk(entry, above=above | {own})
+            yield from walk(entry, above=above | {identity})
         else:
             yield entry

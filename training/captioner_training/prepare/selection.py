@@ -1,4 +1,4 @@
-"""Select which listed images go into the prepared data set, and into which split."""
+"""Select the images of a prepared data set, and their splits."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from captioner_training.prepare.splits import (
 __all__ = ["SelectedImage", "Selection", "SourceData", "select"]
 
 _OTHER_NAMES = "images found by another name"
-_OTHER_REMEDY = "nothing, if it is the right photo: it is used"
+_OTHER_REMEDY = "check that it is the right photo; it is used"
 _COPIES = "copies of another photo"
-_COPIES_REMEDY = "nothing: both are used, in the same split"
+_COPIES_REMEDY = "none needed: both are used, in the same split"
 _TWO_SPLITS = "copies in two splits, left out of one"
-_TWO_SPLITS_REMEDY = "nothing: test keeps the photo, else val; or remove one of the copies"
+_TWO_SPLITS_REMEDY = "none needed: it stays in test, or else in val"
 _OUTSIDE = "photos outside any split, left out"
-_OUTSIDE_REMEDY = "name its split as for the others, or draw one with --val and --test"
+_OUTSIDE_REMEDY = "add its split, or draw one with --val and --test"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectedImage:
-    """An image that was found, with its captions and split."""
+    """An image with its location, captions and split."""
 
     id: int | str
     file_name: str
@@ -53,13 +53,13 @@ class SelectedImage:
     row: str = ""  # the place of its first caption
 
     def identity(self) -> tuple[object, ...]:
-        """Return all that decides what is stored of it; not the folder, which may be renamed."""
+        """Return everything that decides what is stored. Folders may be renamed."""
         return self.id, self.file_name, self.captions, self.licence, *self.location[1:]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceData:
-    """A data set as it was found."""
+    """A data set to prepare."""
 
     name: str
     images: list[SelectedImage]
@@ -83,20 +83,20 @@ def select(
     *,
     fractions: Fractions | None = None,
 ) -> Selection:
-    """Check what a data set lists; keep what can be used, in its order.
+    """Return the usable images of a data set, in its order.
 
-    Splits named by the data set are kept, and copies of a photo are in one split.
+    Splits of the data set are kept. Copies of a photo are in one split.
 
     Args:
-        listed: the images.
-        files: the places of the original images.
-        problems: receives what cannot be used, and notes.
-        fractions: the shares to draw for images without a split. None: if no image has a split,
-            all are drawn by the default shares, else images without one are left out.
+        listed: the images of the data set.
+        files: finds their files.
+        problems: receives problems and notes.
+        fractions: the shares to draw for images without a split. None: default shares if no image
+            has a split; otherwise images without one are left out.
 
     Raises:
-        ConfigError: fractions of a data set that has splits.
-        DataError: a split has a name that cannot be a file's.
+        ConfigError: fractions for a data set that has splits.
+        DataError: the name of a split is invalid.
     """
     images = list(_unique(listed, problems))
     by_name = _find(images, files, problems)
@@ -136,7 +136,7 @@ def _selected(image: ListedImage, location: Location, split: str) -> SelectedIma
 
 
 def _unique(listed: Iterable[ListedImage], problems: Problems) -> Iterator[ListedImage]:
-    """Yield each image of a split once, its split under our name."""
+    """Yield each image of a split once, with the standard name of its split."""
     ids: set[tuple[str | None, int | str]] = set()
     for image in listed:
         split = image.split and _split_name(image.split, image.file_name)
@@ -149,14 +149,14 @@ def _unique(listed: Iterable[ListedImage], problems: Problems) -> Iterator[Liste
 
 
 def _split_name(name: str, file_name: str) -> str:
-    ours = split_named(name) or name.strip().lower()
-    if not re.fullmatch(r"[a-z0-9_]+", ours):
-        raise DataError(f"{file_name} is in split {name!r}: name splits like train, val, test")
-    return ours
+    standard = split_named(name) or name.strip().lower()
+    if not re.fullmatch(r"[a-z0-9_]+", standard):
+        raise DataError(f"{file_name} is in split {name!r}: use names like train, val, test")
+    return standard
 
 
 def _named_by_place(image: ListedImage, found: Found | None, files: ImageFiles) -> ListedImage:
-    """Give an image without a split the one that its folder or archive is named for."""
+    """Give an image without a split the one in the name of its folder or archive."""
     if image.split or not found:
         return image
     names = (slashed(image.file_name), found.name)
@@ -169,7 +169,7 @@ def _named_by_place(image: ListedImage, found: Found | None, files: ImageFiles) 
 
 
 def _without_vehicles(images: Sequence[ListedImage], present: Container[str]) -> list[ListedImage]:
-    """Take a folder `train` for photos of trains where others lie beside it: bus, car, train."""
+    """Ignore the split of a folder `train` that is one of several classes: bus, car, train."""
     named = {image.split for image in images if image.split_from == "folders" and image.split}
     outside = [image for image in images if not image.split and image.file_name in present]
     if named == {"train"} and any(folders_of(image.file_name) for image in outside):
@@ -181,7 +181,7 @@ def _without_vehicles(images: Sequence[ListedImage], present: Container[str]) ->
 
 
 def _with_words(image: ListedImage, problems: Problems) -> ListedImage:
-    """Return an image with its captions in one line each; report those without words."""
+    """Return an image with clean captions; report captions without words."""
     captions = [clean_caption(caption) for caption in image.captions]
     worded = [at for at, caption in enumerate(captions) if has_word(caption)]
     if not captions:
@@ -195,12 +195,12 @@ def _with_words(image: ListedImage, problems: Problems) -> ListedImage:
 
 
 def _valid(text: str) -> str:
-    """Replace what is not valid in UTF-8, as file names may be."""
+    """Replace characters that are not valid UTF-8, which file names may have."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) -> dict[str, Found]:
-    """Find images by name; report missing ones, note those that have another name."""
+    """Find images by name; report missing ones, and note those with another name."""
     rows = {image.file_name: image.row() for image in images}
     found = {
         image.file_name: Found(image.file_name, image.location)
@@ -216,7 +216,7 @@ def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) 
     )
     for name, original in found.items():
         moved = original and folders_of(name) != folders_of(original.name)
-        # In other folders than the name says it is a guess: not where another name means it too.
+        # In other folders than in its name, a match is a guess: not if two names match.
         if original and moved and folders_of(name) and claims[original.location] > 1:
             found[name] = original = None
         if original is None:
@@ -227,9 +227,9 @@ def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) 
         elif composed(base_name(original.name)) != composed(base_name(name)):
             found_as = f"{name} is {original.name}"
             problems.note(_OTHER_NAMES, found_as, file=name, row=rows[name], remedy=_OTHER_REMEDY)
-    hint = f"looked in {files}"
+    hint = f"searched {files}"
     if any(map(is_web_address, found)):
-        hint += "; photos named by URL must be downloaded first"
+        hint += "; download photos given by URL first"
     problems.explain("missing image", hint)
     return {name: original for name, original in found.items() if original}
 
@@ -241,7 +241,7 @@ def _assign(
     fractions: Fractions | None,
     problems: Problems,
 ) -> tuple[list[str | None], str]:
-    """Return the split of each image, None for those to leave out, and where splits come from."""
+    """Return the split of each image (None: leave it out), and the origin of the splits."""
     splits: list[str | None] = [image.split for image in images]
     names = {split for split in splits if split}
     origins = sorted({image.split_from for image in images if image.split})
@@ -280,23 +280,23 @@ def _drawn_anew(
     fractions: Fractions,
     split_from: str,
 ) -> tuple[list[Sequence[int]], Fractions, str]:
-    """Choose what shares that were given are drawn from, if every image has a split.
+    """Choose the images to draw given shares from, if every image already has a split.
 
-    One split alone is none; published train and test splits may lack val.
+    A single split counts as none. If there are train and test but no val, val is drawn from train.
     """
     if len(names) == 1:
         return list(groups), fractions, ""
     if "val" in names or "train" not in names:
         raise ConfigError(
-            f"the data set has the splits {', '.join(sorted(names))} {split_from}: --val and "
-            "--test are for data without splits"
+            f"the data set has the splits {', '.join(sorted(names))} {split_from}: leave out --val "
+            "and --test"
         )
     train = [group for group in groups if splits[group[0]] == "train"]
     return train, replace(fractions, test=0.0), f"{split_from}, val drawn from train"
 
 
 def _key(image: ListedImage, found: Found) -> int | str:
-    """Return what decides a drawn split: the id, or the file name, composed and with a suffix."""
+    """Return the key of a drawn split: the id, or the file name in NFC form with a suffix."""
     if image.id != image.file_name:
         return image.id
     name = composed(image.file_name)
@@ -306,7 +306,7 @@ def _key(image: ListedImage, found: Found) -> int | str:
 def _keep_copies_together(
     selected: list[SelectedImage | None], groups: Sequence[Sequence[int]], problems: Problems
 ) -> None:
-    """Leave copies of a photo in one split, and note them."""
+    """Keep copies of a photo in one split only, and note them."""
     for group in groups:
         copies = [(index, image) for index in group if (image := selected[index])]
         if len(copies) < 2:
@@ -327,13 +327,13 @@ def _keep_copies_together(
 
 
 def _merge(images: Iterable[SelectedImage]) -> list[SelectedImage]:
-    """Put together the captions of an image that the data set names in several ways."""
+    """Merge the captions of images that are the same file."""
     records: dict[object, SelectedImage] = {}
     for image in images:
-        # An id that is not the file's name may be asked for, and stays.
+        # Images with ids of their own are not merged.
         place = image.location.path, image.location.offset, image.location.member
         key = (place if image.id == image.file_name else image.id), image.split
-        if known := records.get(key):
-            image = replace(known, captions=known.captions + image.captions)
+        if earlier := records.get(key):
+            image = replace(earlier, captions=earlier.captions + image.captions)
         records[key] = image
     return list(records.values())

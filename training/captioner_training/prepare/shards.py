@@ -1,8 +1,7 @@
-"""The way of an image into a shard: resized in worker processes, then written into a tar file.
+"""Resize images in worker processes and write them into WebDataset shards.
 
-Shards are tar files by the WebDataset convention, each whole or not there. webdataset's own
-ShardWriter tells no offsets, by which training finds an image without reading the tar file first,
-and marks each member with the time of day.
+webdataset's own ShardWriter returns no offsets, which the index needs, and writes the current time
+into each member, so that shards would not be reproducible.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ __all__ = [
     "write_shard",
 ]
 
-_CHUNK = 16  # images a task: a worker waits for nothing
+_CHUNK = 16  # images per task
 
 
 class ResizedImage(NamedTuple):
-    """An image as it goes into a shard, or why it does not."""
+    """A resized image, or the problem with it."""
 
     jpeg: bytes
-    width: int  # of the original, in pixels, as a viewer sees it
+    width: int  # of the upright original in pixels
     height: int
     problem: str | None = None
 
@@ -61,29 +60,29 @@ class ResizedImage(NamedTuple):
 def resize_all(
     images: Sequence[SelectedImage], image_format: ImageFormat, *, workers: int
 ) -> Generator[ResizedImage]:
-    """Resize images in worker processes, in order. One worker is this process.
+    """Resize images in worker processes, in order; a single worker is this process.
 
-    Raises DataError where a worker process was killed.
+    Raises DataError: a worker process was killed.
     """
     resize = partial(_resize, image_format)
-    if workers == 1:  # a process of its own takes longer to start than a small data set
+    if workers == 1:
         yield from map(resize, images)
         return
-    context = multiprocessing.get_context("spawn")  # tqdm has a thread, which fork would copy
+    context = multiprocessing.get_context("spawn")  # fork is unsafe with tqdm's thread
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     try:
         yield from pool.map(resize, images, chunksize=_CHUNK)
     except BrokenProcessPool as error:
         raise DataError(
-            "a process that reads images was killed, perhaps because memory ran out: run the same "
-            "command again with fewer --workers; it goes on where it stopped"
+            "a process that reads images was killed, most likely because memory ran out: run the "
+            "same command again with fewer --workers; it resumes"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _start_worker() -> None:
-    """Leave interrupts to the parent, and never outlive it: it may be killed."""
+    """Leave interrupts to the parent process, and exit when it has died."""
 
     def end_with_parent() -> None:
         if parent := multiprocessing.parent_process():
@@ -91,7 +90,7 @@ def _start_worker() -> None:
             os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # As in captioner.cli: Pillow warns of odd metadata in photos that it reads all the same.
+    # As in captioner.cli: Pillow warns of metadata in photos that it reads anyway.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     threading.Thread(target=end_with_parent, daemon=True).start()
 
@@ -108,9 +107,9 @@ def _resize(image_format: ImageFormat, image: SelectedImage) -> ResizedImage:
         return ResizedImage(b"", 0, 0, error.detail.replace("the image", name, 1))
     width, height, plain = _measure(data, picture)
     if plain and min(width, height) <= side:
-        return ResizedImage(data, width, height)  # as it is: no second loss
+        return ResizedImage(data, width, height)  # not compressed again
     scale = side / min(picture.size)
-    if scale < 1:  # a smaller image keeps its size
+    if scale < 1:  # smaller images keep their size
         size = max(side, round(picture.width * scale)), max(side, round(picture.height * scale))
         picture = picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
     picture.save(stored := io.BytesIO(), format="JPEG", quality=image_format.quality)
@@ -118,10 +117,10 @@ def _resize(image_format: ImageFormat, image: SelectedImage) -> ResizedImage:
 
 
 def _measure(data: bytes, picture: Image.Image) -> tuple[int, int, bool]:
-    """Return the original's size, and whether it is an RGB JPEG without metadata to act on."""
+    """Return the size of the upright original, and whether it is an RGB JPEG without EXIF."""
     if not data.startswith(b"\xff\xd8\xff"):
         return *picture.size, False
-    # `picture` may be a half or a quarter as large.
+    # `picture` may have been decoded at a smaller size.
     header = read_header(io.BytesIO(data), "the image", MAX_PIXELS)
     width, height = header.size
     if orientation(header) >= 5:
@@ -131,7 +130,7 @@ def _measure(data: bytes, picture: Image.Image) -> tuple[int, int, bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to go into one shard."""
+    """The content of a shard."""
 
     split: str
     number: int  # of the shard in its split
@@ -146,30 +145,35 @@ class Plan:
 
     @property
     def record(self) -> str:
-        """The name of the file of its Record."""
+        """The name of the file with its Record."""
         return f"{self.file}.json"
 
     def fingerprint(self) -> str:
-        """Digest all that decides what is in the shard."""
+        """Return a hash of everything that decides the bytes of the shard."""
         images = [image.identity() for image in self.images]
-        about = (2, asdict(self.image_format), self.split, self.number, self.first, images)
-        return hashlib.sha256(repr(about).encode("utf-8", "surrogateescape")).hexdigest()
+        values = (2, asdict(self.image_format), self.split, self.number, self.first, images)
+        return hashlib.sha256(repr(values).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What is known of a shard that is written; kept beside it until the data set is whole."""
+    """The description of a finished shard, kept beside it until the data set is complete."""
 
     fingerprint: str
     shard: ShardFile
     rows: tuple[IndexRow, ...]
-    corrupt: dict[str, str]  # what is wrong with the images that could not be read
+    corrupt: dict[str, str]  # problems of images that could not be read
 
 
 def write_shard(plan: Plan, results: Iterator[ResizedImage], *, folder: Path) -> None:
-    """Write a shard and its record: a result for each image of the plan, in order.
+    """Write a shard and its record; the same plan and images give the same bytes.
 
-    The same plan and images give the same bytes. Raises OutputError.
+    Args:
+        plan: of the shard.
+        results: one for each image of the plan, in order.
+        folder: to write to.
+
+    Raises OutputError: it cannot be written.
     """
     rows: list[IndexRow] = []
     corrupt: dict[str, str] = {}
@@ -203,21 +207,21 @@ def write_shard(plan: Plan, results: Iterator[ResizedImage], *, folder: Path) ->
         rows=tuple(rows),
         corrupt=corrupt,
     )
-    with replace_file(folder / plan.record) as file:  # after the shard: it vouches for it
+    with replace_file(folder / plan.record) as file:  # last: it marks the shard as finished
         file.write(TypeAdapter(Record).dump_json(record))
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
-    """Append a file and return where its bytes begin."""
-    member = tarfile.TarInfo(name)  # its time and owner are 0 unless set
+    """Append a file and return the offset of its bytes."""
+    member = tarfile.TarInfo(name)  # time and owner are 0
     member.size = len(data)
-    offset: int = tar.offset + tarfile.BLOCKSIZE  # names are short: one header
+    offset: int = tar.offset + tarfile.BLOCKSIZE  # short names need one block of header
     tar.addfile(member, io.BytesIO(data))
     return offset
 
 
 def _annotation(row: IndexRow, split: str) -> bytes:
-    """What KEY.json says."""
+    """Return the content of KEY.json."""
     content = {
         "id": row.id,
         "file_name": row.file_name,
@@ -231,7 +235,7 @@ def _annotation(row: IndexRow, split: str) -> bytes:
 
 
 def read_shard_record(folder: Path, plan: Plan) -> Record:
-    """Read what is known of a shard. Raises OutputError where that is missing or damaged."""
+    """Read the record of a shard. Raises OutputError: it is missing or damaged."""
     path = folder / plan.record
     try:
         return TypeAdapter(Record).validate_json(path.read_bytes())
@@ -240,7 +244,7 @@ def read_shard_record(folder: Path, plan: Plan) -> Record:
 
 
 def is_written(plan: Plan, *, work: Path, to: Path) -> bool:
-    """Whether an earlier run finished this very shard, and it is still as it was written."""
+    """Whether an earlier run has finished this shard, and it has not changed since."""
     with suppress(OutputError):
         record = read_shard_record(work, plan)
         if record.fingerprint == plan.fingerprint():

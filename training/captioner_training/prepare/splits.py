@@ -1,6 +1,6 @@
-"""Splits: recognised in names of columns, files and folders, or drawn.
+"""Splits: recognized in names of columns, files and folders, or drawn.
 
-Names compare without case. A year may follow, as in COCO's `val2014`.
+Case does not matter. A year may follow, as in COCO's `val2014`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",
-    "restval": "train",  # Karpathy: COCO's validation images outside his val and test
+    "restval": "train",  # Karpathy: COCO's validation images outside val and test
     "val": "val",
     "valid": "val",
     "validation": "val",
@@ -35,17 +35,17 @@ SPLIT_NAMES = {
     "test": "test",
     "testing": "test",
 }
-"""Names of splits in data sets, and ours."""
+"""Standard names of splits, by the names in data sets."""
 
 _WITH_YEAR = re.compile(r"([a-z]+)[-_ ]?(?:19|20)\d\d")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _HUGGING_FACE_PART = re.compile(r".*-\d+-of-\d+")
-_NUMBERED = (".parquet", ".tar")  # files that may be called by numbers alone
-_FOR_TEST = 200  # images, from which on a test split is drawn by default
+_NUMBERED = (".parquet", ".tar")  # suffixes of files whose name may be just a number
+_FOR_TEST = 200  # least number of images from which test is drawn by default
 
 
 def split_named(name: str) -> str | None:
-    """Return the split that a word names.
+    """Return the standard name of a split, or None for another word.
 
     >>> split_named("Validation"), split_named("train2017"), split_named("photos")
     ('val', 'train', None)
@@ -56,7 +56,7 @@ def split_named(name: str) -> str | None:
 
 
 def split_in_folders(path: str) -> str | None:
-    """Return the split that the outermost of a file's folders names.
+    """Return the split in the names of a file's folders, the outermost first.
 
     >>> split_in_folders("data/Train/test/1.jpg")
     'train'
@@ -65,16 +65,16 @@ def split_in_folders(path: str) -> str | None:
 
 
 def _split_in_stem(stem: str) -> str | None:
-    """Return the one split among the words of a file name, as in Flickr_8k.trainImages.txt."""
+    """Return the only split among the words of a file name, as in Flickr_8k.trainImages.txt."""
     splits = {SPLIT_NAMES.get(word.lower()) for word in _WORD.findall(stem)} - {None}
     return splits.pop() if len(splits) == 1 else None
 
 
 def splits_of_files(paths: Sequence[Path]) -> list[tuple[str, str] | None]:
-    """Return the split of each table or archive of one data set, and which name has it.
+    """Return the split of each table or archive of a data set, with its origin.
 
-    The file's name comes first; one file alone names a split only where a file beside it names
-    another. Then come the folders below the one that all files share.
+    Names of files count first, if files beside them have other splits; then the folders below the
+    one that all files share.
     """
     named = [_split_in_stem(path.stem) for path in paths]
     beside = {
@@ -86,7 +86,7 @@ def splits_of_files(paths: Sequence[Path]) -> list[tuple[str, str] | None]:
     parents = [path.parent.resolve() for path in paths]
     top = PurePath(os.path.commonpath(parents)) if parents else PurePath()
     if not any(path.suffix not in _NUMBERED or path.stem.strip("0123456789") for path in paths):
-        top = top.parent  # train/0000.parquet: the folder is the file's name
+        top = top.parent  # train/0000.parquet: the folder serves as the name
     splits: list[tuple[str, str] | None] = []
     for path, parent, split in zip(paths, parents, named, strict=True):
         below = PurePath(parent).relative_to(top) / path.name
@@ -100,7 +100,7 @@ def splits_of_files(paths: Sequence[Path]) -> list[tuple[str, str] | None]:
 
 
 def keep_rank(split: str) -> tuple[int, str]:
-    """Order splits by which one keeps a photo that is in two: scores must not change."""
+    """Return a sort key: the first split keeps a photo that is in two, so scores stay the same."""
     return {"test": 0, "val": 1}.get(split, 2), split
 
 
@@ -118,12 +118,12 @@ class Fractions:
         test = self.test or 0
         if not (0 <= self.val < 1 and 0 <= test < 1 and self.val + test < 1):
             raise ConfigError(
-                f"--val {self.val} --test {self.test}: give fractions from 0 to 1, less than 1 "
-                "together"
+                f"--val is {self.val}, --test is {self.test}; they must be fractions from 0 to 1 "
+                "with a sum below 1"
             )
 
     def test_of(self, count: int) -> float:
-        """Return the share for test of a number of images."""
+        """Return the share of test for a number of images."""
         if self.test is None:
             return min(0.1, (1 - self.val) / 2) if count >= _FOR_TEST else 0.0
         return self.test
@@ -137,8 +137,8 @@ class Fractions:
     def draw(self, keys: Sequence[int | str]) -> list[str]:
         """Draw the split of each image by a hash of its key.
 
-        An image keeps its split when others are added or removed. In a small data set, half of
-        each share, and two of ten images or more, are certain.
+        An image keeps its split when others are added or removed, except in small data sets: val
+        and test get at least half of their share, and at least two of ten or more images.
         """
         test = self.test_of(len(keys))
         chances = [_chance(key) for key in keys]
@@ -148,7 +148,7 @@ class Fractions:
         scored = vals + max(tests, _least(test, len(keys)))
         splits = ["train"] * len(keys)
         order = sorted(range(len(keys)), key=chances.__getitem__)
-        for rank, index in enumerate(order[:-1][:scored]):  # something is left to train on
+        for rank, index in enumerate(order[:-1][:scored]):  # keeps one for train
             splits[index] = "val" if rank < vals else "test"
         return splits
 

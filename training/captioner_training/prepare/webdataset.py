@@ -1,4 +1,4 @@
-"""WebDataset shards: tar files with KEY.jpg beside KEY.txt or KEY.json, as img2dataset writes."""
+"""Read WebDataset shards: tar files with KEY.jpg and KEY.txt or KEY.json, as from img2dataset."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from captioner_training.prepare.splits import splits_of_files
 __all__ = ["has_captions", "read_shards"]
 
 _TEXTS = (".txt", ".caption", ".json")
-_LARGEST_TEXT = 1 << 20  # bytes of one caption's file
-_LOOKED_AT = 20  # members
+_LARGEST_TEXT = 1 << 20  # bytes of a caption file
+_SAMPLE = 20  # members that are examined
 
 
 def has_captions(path: Path) -> bool:
-    """Whether a tar file has texts beside its photos."""
+    """Whether a tar file contains captions."""
     try:
         for number, (_, member) in enumerate(tar_members(path)):
             if _split_name(member.name)[1] in _TEXTS:
                 return True
-            if number > _LOOKED_AT:
+            if number > _SAMPLE:
                 break
     except (tarfile.TarError, OSError):
         pass  # damage is reported when the file is read
@@ -52,14 +52,14 @@ def read_shards(paths: Sequence[Path], problems: Problems) -> list[ListedImage]:
                 continue
             about = _parse(texts.get(".json", b""))
             captions = _captions(texts, about, problems, f"{path.name}/{key}.txt")
-            own = about.get("split")
+            named = about.get("split")
             listed.append(
                 ListedImage(
                     id=f"{path.stem}/{name}",
                     file_name=f"{path.stem}/{name}",
                     captions=tuple(captions),
-                    split=own if isinstance(own, str) else split and split[0],
-                    split_from="the photos' json files" if own else (split or ("", ""))[1],
+                    split=named if isinstance(named, str) else split and split[0],
+                    split_from="the photos' json files" if named else (split or ("", ""))[1],
                     rows=(f"{path.name}/{key}",) * len(captions),
                     location=location,
                 )
@@ -68,7 +68,7 @@ def read_shards(paths: Sequence[Path], problems: Problems) -> list[ListedImage]:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Cut a member's name into its key and suffix, at the first dot of the base name."""
+    """Split a member's name into key and suffix, at the first dot of the base name."""
     folder, _, base = name.removeprefix("./").rpartition("/")
     key, dot, suffix = base.partition(".")
     return (f"{folder}/{key}" if folder else key), f"{dot}{suffix}".lower()
