@@ -145,8 +145,8 @@ class SelfCritical:
     """Samples are drawn from the softmax of scores / temperature. Label smoothing leaves
     probability on senseless words; a temperature below 1 avoids them."""
     baseline: Literal["mean", "greedy"] = "mean"
-    """What is subtracted from a reward: the mean of the image's other samples (Luo 2020), or the
-    reward of the greedy caption (Rennie et al. 2017)."""
+    """The baseline subtracted from rewards: `mean` of the image's other samples (Luo 2020), or the
+    reward of the `greedy` caption (Rennie et al. 2017)."""
     cross_entropy: NotNegative = 0.0
     """Weight of the cross-entropy of the data's captions beside the reward (Wu et al. 2016,
     equation 9). It keeps word probabilities calibrated."""

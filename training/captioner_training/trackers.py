@@ -1,4 +1,4 @@
-"""Loggers of other programs: TensorBoard and Weights & Biases, `captioner train --log NAME`."""
+"""Send the log of a run to TensorBoard or Weights & Biases (`captioner train --log NAME`)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,23 @@ class Tracker(Protocol):
     """Receives the scalars of a run's log."""
 
     def begin(self, recipe: Mapping[str, Any], *, out: Path, step: int) -> None:
-        """Open the run in `out`, which continues after `step` steps."""
+        """Open a run, or continue it after a number of steps.
+
+        Args:
+            recipe: of the run.
+            out: folder of the run.
+            step: number of steps already taken.
+        """
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Record scalars by name."""
 
     def close(self) -> None:
-        """Write everything that is not written yet."""
+        """Flush and close the run."""
 
 
 def open_tracker(name: Literal["tensorboard", "wandb"]) -> Tracker:
-    """Return a tracker that has not begun.
+    """Return a tracker, to be opened with `begin`.
 
     Raises ConfigError: its package is not installed.
     """
@@ -40,13 +46,13 @@ def open_tracker(name: Literal["tensorboard", "wandb"]) -> Tracker:
 
 
 class TensorBoard:
-    """Event files in DIR/tensorboard: `tensorboard --logdir DIR`."""
+    """Writes event files to DIR/tensorboard; view them with `tensorboard --logdir DIR`."""
 
     def __init__(self) -> None:
         self._module: Any = import_module("torch.utils.tensorboard")
 
     def begin(self, recipe: Mapping[str, Any], *, out: Path, step: int) -> None:
-        """Open a file of events; those after `step` of an interrupted run are dropped."""
+        """Open an event file; events of an interrupted run after `step` are dropped."""
         folder = out / "tensorboard"
         with writing(folder):
             self._writer = self._module.SummaryWriter(str(folder), purge_step=step + 1)
@@ -58,18 +64,18 @@ class TensorBoard:
             self._writer.add_scalar(name, value, global_step=step)
 
     def close(self) -> None:
-        """Flush the file."""
+        """Flush and close the file."""
         self._writer.close()
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases; the environment variables WANDB_PROJECT, WANDB_MODE ... hold."""
+    """Logs to Weights & Biases, configured by WANDB_PROJECT, WANDB_MODE and so on."""
 
     def __init__(self) -> None:
         self._module: Any = import_module("wandb")
 
     def begin(self, recipe: Mapping[str, Any], *, out: Path, step: int) -> None:  # noqa: ARG002 - kept by W&B
-        """Open the run, or continue the one that `out` names."""
+        """Open a run, or continue the one noted in `out`."""
         marker = out / "wandb-run"
         with writing(marker):
             out.mkdir(parents=True, exist_ok=True)
@@ -88,7 +94,7 @@ class WeightsAndBiases:
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """Upload what is left."""
+        """Upload the rest and close the run."""
         self._run.finish()
 
 

@@ -1,4 +1,4 @@
-"""Training images in GPU memory as squares, decoded once; crops and mirrors are made there."""
+"""Training images decoded once into GPU memory as squares, and augmented there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from captioner_training.distributed import Processes
 
 __all__ = ["SquareSource"]
 
-_SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that squares may take
+_SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that squares may use
 _BATCH = 64  # images that are decoded at once
 
 
@@ -40,10 +40,10 @@ class SquareSource:
     def resident(
         cls, dataset: ImageDataset, *, workers: Workers, processes: Processes
     ) -> SquareSource | None:
-        """Decode the images into the memory of a GPU.
+        """Decode the images into GPU memory.
 
-        Returns None on a CPU, for transforms that cut or pad photos, and where the squares would
-        take most of the free memory.
+        Returns None on a CPU, for transforms that crop or pad photos, and if the squares would need
+        most of the free memory.
         """
         device, config = processes.device, dataset.transform.config
         if device.type != "cuda" or config.mode != "squash":
@@ -57,7 +57,7 @@ class SquareSource:
     def decode(
         cls, dataset: ImageDataset, *, workers: Workers, processes: Processes
     ) -> SquareSource:
-        """Decode all images into the memory of the device of these processes."""
+        """Decode all images into the memory of the processes' device."""
         side, count = _stored_side(dataset), len(dataset)
         squares = torch.empty((count, 3, side, side), dtype=torch.uint8, device=processes.device)
         if processes.main and not sys.stderr.isatty():
@@ -75,7 +75,7 @@ class SquareSource:
         return cls(dataset, squares)
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
-        """Crop, mirror and resize the squares of each list of positions for the epoch."""
+        """Yield the images of each list of positions, augmented for the epoch."""
         self.dataset.epoch = epoch
         for positions in order:
             yield self._augmented(positions)
@@ -103,5 +103,5 @@ class SquareSource:
 
 
 def _stored_side(dataset: ImageDataset) -> int:
-    """Return the side of squares of which the smallest crop has the pixels that are needed."""
+    """Return the side of squares whose smallest crop still has enough pixels."""
     return math.ceil(dataset.transform.config.size / (1 - dataset.augmentation.crop))

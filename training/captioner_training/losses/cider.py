@@ -1,7 +1,7 @@
-"""CIDEr-D (Vedantam et al. 2015, section 5): how well captions match references in n-grams.
+"""CIDEr-D (Vedantam et al. 2015, section 5): the similarity of captions to references in n-grams.
 
-The numbers are those of pycocoevalcap's CiderScorer. Everything is a tensor operation on numbered
-words, so that rewards are computed where captions are sampled, without waiting for the device.
+The scores equal those of pycocoevalcap's CiderScorer. All operations are tensor operations on word
+numbers, so that rewards are computed on the GPU without synchronization.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["CiderD", "Words"]
 Words = Sequence[str]
 
 _ORDERS = (1, 2, 3, 4)
-_SIGMA = 6.0  # words: how gently a difference in length is penalised
-_CHUNK = 64  # images that are compared at once: bounds the memory
-# An n-gram is one 64-bit number, 16 bits a word.
+_SIGMA = 6.0  # of the Gaussian penalty on the difference in length, in words
+_CHUNK = 64  # images that are compared at once, to bound the memory
+# An n-gram is one 64-bit number, 16 bits per word.
 _BITS, _LAST = 16, 2**16 - 1
-_PAD, _ABSENT = -1, -2  # after the last word; in place of a reference that an image lacks
+_PAD, _ABSENT = -1, -2  # padding after the last word; padding for missing references
 
 
 class _Table(NamedTuple):
-    """How common the n-grams of one order are: their keys, sorted, and log(document frequency)."""
+    """The n-grams of one order: sorted keys and their log(document frequency)."""
 
     keys: Tensor
     log_frequency: Tensor
 
 
 class _Grams(NamedTuple):
-    """The n-grams of sentences (B, S), at P places: keys, their number in the sentence, idf²."""
+    """The n-grams of sentences, all (B, S, P): keys, counts in the sentence, and squared idf."""
 
     keys: Tensor
     counts: Tensor
@@ -43,13 +43,13 @@ class _Grams(NamedTuple):
 
 
 class CiderD:
-    """Scores captions, with n-grams weighted by how few images of a corpus they occur in.
+    """Scores captions with n-grams weighted by their rarity in a corpus.
 
-    Words beyond the 65,535 most frequent of the corpus share one number.
+    All words beyond the 65,535 most frequent ones of the corpus count as the same word.
 
     Args:
-        corpus: the references of each image, as words. Document frequencies come from here: the
-            training references for a reward, the scored references for a score.
+        corpus: the references of each image, as words, for the document frequencies: training
+            references for a reward, the scored references for a score.
         device: of `compare`.
     """
 
@@ -74,7 +74,7 @@ class CiderD:
         """Score K captions of each of B images against the image's references.
 
         Returns:
-            (B, K), 0 to 10; 100 times the mean over images is what papers call CIDEr.
+            (B, K), from 0 to 10. Papers report 100 times the mean as CIDEr.
         """
         chunks = [slice(first, first + _CHUNK) for first in range(0, len(captions), _CHUNK)]
         scores = [
@@ -84,9 +84,9 @@ class CiderD:
         return torch.cat(scores).cpu().numpy()
 
     def number(self, images: Sequence[Sequence[Words]]) -> Tensor:
-        """Number the words of S sentences of each image: (B, S, T) int64 on the CPU.
+        """Return the word numbers of S sentences per image: (B, S, T) int64 on the CPU, padded.
 
-        Unknown words differ from one another. Rows are padded for `compare`.
+        Words outside the corpus have different numbers.
         """
         most = max(len(sentences) for sentences in images)
         tokens = self._pad([words for sentences in images for words in sentences])
@@ -97,7 +97,7 @@ class CiderD:
         return padded
 
     def compare(self, captions: Tensor, references: Tensor) -> Tensor:
-        """Score captions (B, K, T) against references (B, R, T'), both numbered.
+        """Score captions (B, K, T) against references (B, R, T'), both from `number`.
 
         Returns:
             (B, K) float64 on the device of the tables.
@@ -114,9 +114,9 @@ class CiderD:
         return total.sum(dim=-1) / present
 
     def _similarity(self, captions: Tensor, references: Tensor, order: int) -> Tensor:
-        """Compare the tf-idf vectors of one order: (B, K, R), cosines with clipped counts.
+        """Return the cosines (B, K, R) of the tf-idf vectors of one order, with clipped counts.
 
-        A sum over distinct n-grams is a sum over places, each divided by its n-gram's count.
+        A sum over distinct n-grams is a sum over places divided by the counts.
         """
         given, wanted = self._grams(captions, order), self._grams(references, order)
         equal = given.keys[:, :, None, :, None] == wanted.keys[:, None, :, None, :]
@@ -130,7 +130,7 @@ class CiderD:
         return torch.where(scale > 0, shared / scale.where(scale > 0, 1), 0.0)
 
     def _grams(self, tokens: Tensor, order: int) -> _Grams:
-        """List the n-grams of sentences (B, S, T); places without one have count 0 and idf 0."""
+        """Return the n-grams of sentences (B, S, T); padding has count 0 and idf 0."""
         keys, valid = _keys(tokens, order)
         equal = keys[..., :, None] == keys[..., None, :]
         counts = (equal & valid[..., None, :]).sum(dim=-1) * valid
@@ -138,7 +138,7 @@ class CiderD:
         return _Grams(keys, counts, idf**2)
 
     def _log_frequency(self, keys: Tensor, order: int) -> Tensor:
-        """Look n-grams up; one that no reference of the corpus has counts as seen once."""
+        """Look up n-grams; those outside the corpus have a frequency of 1."""
         table = self._tables[order - 1]
         if not len(table.keys):
             return torch.zeros(keys.shape, dtype=torch.float64, device=keys.device)
@@ -146,7 +146,7 @@ class CiderD:
         return torch.where(table.keys[place] == keys, table.log_frequency[place], 0.0)
 
     def _pad(self, sentences: Sequence[Words]) -> Tensor:
-        """Number the words of sentences: (S, longest) int64, with _PAD after the last word."""
+        """Return the word numbers of sentences: (S, longest) int64, padded with _PAD."""
         lengths = torch.tensor([len(words) for words in sentences], dtype=torch.int64)
         longest = max(1, int(lengths.max())) if len(sentences) else 1
         tokens = torch.full((len(sentences), longest), _PAD, dtype=torch.int64)
@@ -163,7 +163,7 @@ class CiderD:
 
 
 def _keys(tokens: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Return the n-grams of sentences (..., T) as keys (..., P), and which of them are complete."""
+    """Return the n-grams of sentences (..., T) as keys (..., P), and which are complete."""
     places = max(0, tokens.shape[-1] - order + 1)
     keys = tokens.new_zeros((*tokens.shape[:-1], places))
     for offset in range(order if places else 0):
@@ -172,10 +172,10 @@ def _keys(tokens: Tensor, order: int) -> tuple[Tensor, Tensor]:
 
 
 def _table(tokens: Tensor, image: Tensor, order: int) -> _Table:
-    """Count in how many images each n-gram of one order occurs."""
+    """Count the images that each n-gram of one order occurs in."""
     keys, valid = _keys(tokens, order)
     keys, order_of_keys = keys[valid].sort(stable=True)
-    # Sentences are in the order of their images, and the sort keeps that.
+    # Sentences are in the order of their images, and the stable sort keeps it.
     images = image[:, None].expand(valid.shape)[valid][order_of_keys]
     first = torch.ones(len(keys), dtype=torch.bool)
     first[1:] = keys[1:] != keys[:-1]

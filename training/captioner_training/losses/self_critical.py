@@ -102,7 +102,7 @@ class SelfCriticalCaptions(SamplingObjective):
         return -forced.sum(weights * chosen) / forced.tokens
 
     def rewards(self, tokens: Tensor, positions: Sequence[int]) -> Tensor:
-        """Score the captions (B, K, T) of training images: CIDEr-D (B, K), on their device."""
+        """Return the CIDEr-D (B, K) of captions (B, K, T) of training images, on their device."""
         if self._reward is None or self._reward.numbers.device != tokens.device:
             self._reward = _Reward.build(self._references, self.vocabulary, device=tokens.device)
         return self._reward.score(tokens, positions)
@@ -112,8 +112,8 @@ class _Reward(NamedTuple):
     """CIDEr-D of tokens, on their device.
 
     Attributes:
-        numbers: (V,), the number in `cider` of every token of the vocabulary, -1 for <pad>.
-        references: (N, R, T), of the training images, numbered and padded by `cider`.
+        numbers: (V,), the word number in `cider` of every token, -1 for <pad>.
+        references: (N, R, T), of the training images, from `cider.number`.
     """
 
     cider: CiderD

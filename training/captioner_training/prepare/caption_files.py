@@ -315,7 +315,7 @@ def _read_parquet(
     """Read a Parquet file.
 
     Hugging Face's tables contain photos, as {bytes, path}. They are not kept in memory: a Location
-    says where to read them again.
+    stores where to read them again.
     """
     with open_parquet(path) as file:
         names = file.schema_arrow.names

@@ -208,7 +208,7 @@ def _stem(name: str) -> str:
 def _weight(cells: Sequence[object], rows: int) -> float:
     """Return the score of a column as captions: words per cell times the share of distinct texts.
 
-    The share tells captions from copyright notices, which are the same in every row.
+    The share excludes copyright notices, which are the same in every row.
     """
     texts = [text for cell in cells for text in cell_captions(cell) if has_word(text)]
     # In scripts without spaces a word has about two characters.

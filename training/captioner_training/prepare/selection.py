@@ -103,10 +103,10 @@ def select(
     images = [_named_by_place(image, by_name.get(image.file_name), files) for image in images]
     images = _without_vehicles(images, by_name.keys())
     at = [position for position, image in enumerate(images) if image.file_name in by_name]
-    found = [by_name[images[position].file_name] for position in at]
-    groups = equal_images([original.location for original in found])
+    originals = [by_name[images[position].file_name] for position in at]
+    groups = equal_images([original.location for original in originals])
     present = [images[position] for position in at]
-    splits, split_from = _assign(present, found, groups, fractions, problems)
+    splits, split_from = _assign(present, originals, groups, fractions, problems)
     outside = {position for position, split in zip(at, splits, strict=True) if split is None}
     checked = {
         position: _with_words(image, problems)
@@ -117,7 +117,7 @@ def select(
         _selected(checked[position], original.location, split)
         if split is not None and checked[position].captions
         else None
-        for position, original, split in zip(at, found, splits, strict=True)
+        for position, original, split in zip(at, originals, splits, strict=True)
     ]
     _keep_copies_together(selected, groups, problems)
     return Selection(images=_merge(filter(None, selected)), split_from=split_from)
@@ -202,7 +202,7 @@ def _valid(text: str) -> str:
 def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) -> dict[str, Found]:
     """Find images by name; report missing ones, and note those with another name."""
     rows = {image.file_name: image.row() for image in images}
-    found = {
+    originals = {
         image.file_name: Found(image.file_name, image.location)
         if image.location
         else files.find(image.file_name)
@@ -211,14 +211,14 @@ def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) 
     claims = Counter(
         place
         for _, place in {
-            (composed(name), original.location) for name, original in found.items() if original
+            (composed(name), original.location) for name, original in originals.items() if original
         }
     )
-    for name, original in found.items():
+    for name, original in originals.items():
         moved = original and folders_of(name) != folders_of(original.name)
         # In other folders than in its name, a match is a guess: not if two names match.
         if original and moved and folders_of(name) and claims[original.location] > 1:
-            found[name] = original = None
+            originals[name] = original = None
         if original is None:
             problems.add("missing image", name + files.why_not(name), file=name, row=rows[name])
         elif original.location.is_loose and moved and folders_of(name):  # usual in archives
@@ -228,15 +228,15 @@ def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) 
             found_as = f"{name} is {original.name}"
             problems.note(_OTHER_NAMES, found_as, file=name, row=rows[name], remedy=_OTHER_REMEDY)
     hint = f"searched {files}"
-    if any(map(is_web_address, found)):
+    if any(map(is_web_address, originals)):
         hint += "; download photos given by URL first"
     problems.explain("missing image", hint)
-    return {name: original for name, original in found.items() if original}
+    return {name: original for name, original in originals.items() if original}
 
 
 def _assign(
     images: Sequence[ListedImage],
-    found: Sequence[Found],
+    originals: Sequence[Found],
     groups: Sequence[Sequence[int]],
     fractions: Fractions | None,
     problems: Problems,
@@ -261,7 +261,8 @@ def _assign(
     if fractions or not names:
         shares = (fractions or Fractions()).describe(len(drawn))
         keys = [
-            min((_key(images[index], found[index]) for index in group), key=str) for group in drawn
+            min((_key(images[index], originals[index]) for index in group), key=str)
+            for group in drawn
         ]
         for group, split in zip(drawn, (fractions or Fractions()).draw(keys), strict=True):
             for index in group:

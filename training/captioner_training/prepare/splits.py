@@ -78,10 +78,10 @@ def splits_of_files(paths: Sequence[Path]) -> list[tuple[str, str] | None]:
     """
     named = [_split_in_stem(path.stem) for path in paths]
     beside = {
-        _split_in_stem(other.stem)
+        _split_in_stem(sibling.stem)
         for path in paths
-        for other in path.parent.glob(f"*{path.suffix}")
-        if other.suffix == path.suffix
+        for sibling in path.parent.glob(f"*{path.suffix}")
+        if sibling.suffix == path.suffix
     }
     parents = [path.parent.resolve() for path in paths]
     top = PurePath(os.path.commonpath(parents)) if parents else PurePath()

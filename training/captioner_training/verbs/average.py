@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     version, out = arguments.version, expanded(arguments.out)
     if version is not None and not (version and is_fit(version)):
-        raise ConfigError(f"--version {version!a} is empty or not plain text: use a number, say 2")
+        raise ConfigError(f"--version {version!a} is empty or not plain text: use a number like 2")
     if os.path.lexists(out):
         raise OutputError(f"{out} exists: choose another name, or remove it")
     paths = [

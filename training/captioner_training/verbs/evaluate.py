@@ -136,7 +136,7 @@ def _check_use(arguments: argparse.Namespace) -> None:
     if version is not None and arguments.save is None:
         raise ConfigError("--version requires --save FILE")
     if version is not None and not (version and is_fit(version)):
-        raise ConfigError(f"--version {version!a} is empty or not plain text: use a number, say 2")
+        raise ConfigError(f"--version {version!a} is empty or not plain text: use a number like 2")
     if arguments.open and arguments.report is None:
         raise ConfigError("--open requires --report DIR")
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
