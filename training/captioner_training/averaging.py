@@ -97,7 +97,6 @@ def _settings(checkpoint: Checkpoint) -> dict[str, object]:
 
 
 def _cosine(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
-    """Return the cosine of two decoders, each with all its matrices as one vector."""
     names = [name for name in ours if name.startswith("decoder.") and ours[name].ndim > 1]
     first, second = (
         torch.cat([weights[name].flatten().double() for name in names])

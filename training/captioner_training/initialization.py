@@ -116,13 +116,7 @@ def _load_stages(encoder: Encoder, path: Path) -> None:
 def build_model(
     recipe: Recipe, vocabulary: Vocabulary, *, encoder: Encoder, origin: Checkpoint | None = None
 ) -> CaptionModel:
-    """Build the model of a recipe.
-
-    Args:
-        recipe: of the run.
-        vocabulary: of the run.
-        encoder: from `load_encoder`.
-        origin: from `load_origin`.
+    """Build the model of a recipe from the results of `load_encoder` and `load_origin`.
 
     Raises ConfigError: the decoder does not fit into memory.
     """

@@ -18,12 +18,8 @@ __all__ = ["locked"]
 def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
     """Hold a lock file until the block or the process ends.
 
-    Folders that this creates are removed again if the block leaves them empty.
-
-    Args:
-        file: the lock file.
-        verb: of the command, for the message.
-        what: the folder that is locked, for the message.
+    Folders that this creates are removed again if the block leaves them empty. The error names the
+    command `verb` and the locked folder `what`.
 
     Raises OutputError: another process has the lock, or the file cannot be written.
     """

@@ -44,10 +44,7 @@ _INTERVAL = 10.0  # seconds between two messages about steps if no bar is shown
 class Clock:
     """Measures the speed of an epoch since it began or was resumed.
 
-    Args:
-        processes: number of processes, each with as much work as this one.
-        captions: number of captions of each image.
-        device: of this process.
+    `captions` has the number of captions of each image. All `processes` do equal work.
     """
 
     def __init__(
@@ -157,7 +154,6 @@ class Log(Closing):
             self._tracker.close()
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        """Append a record and flush it."""
         if self.processes.main:
             with writing(self.path):
                 self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")

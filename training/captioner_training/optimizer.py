@@ -42,14 +42,7 @@ def build_optimizer(model: CaptionModel, recipe: Recipe, stage: Stage) -> AdamW:
 
 
 def build_scheduler(optimizer: AdamW, stage: Stage, *, steps: int, taken: int = 0) -> LambdaLR:
-    """Return the schedule of a stage: linear warm-up, then half a cosine.
-
-    Args:
-        optimizer: of the stage.
-        stage: with `warmup`.
-        steps: of the whole stage.
-        taken: steps taken before.
-    """
+    """Return the schedule of a stage, linear warm-up and half a cosine, after `taken` steps."""
     rate = partial(warmup_cosine, steps=steps, warmup=min(stage.warmup, steps // 2))
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]

@@ -126,7 +126,6 @@ def _parse(text: str, source: str) -> Any:
 
 
 def _set(values: dict[str, Any], key: str, text: str) -> str | None:
-    """Set one dotted field; return the problem, if any."""
     *path, last = key.split(".")
     target: Any = values
     for part in path:

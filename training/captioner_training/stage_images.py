@@ -23,15 +23,7 @@ __all__ = ["StageImages"]
 
 @dataclass(frozen=True, kw_only=True)
 class StageImages:
-    """Prepares the training images of a run for its stages.
-
-    Attributes:
-        recipe: of the run.
-        images: the training images.
-        encoder: of the model in training.
-        cache: folder for grids.
-        processes: share the encoding.
-    """
+    """The training images of a run, as input of its stages. `cache` is the folder for grids."""
 
     recipe: Recipe
     images: list[CaptionedImage]
@@ -59,7 +51,6 @@ class StageImages:
         )
 
     def _pixels(self, number: int) -> ImageSource:
-        """Load and augment the training images; in GPU memory if they fit."""
         stage = self.recipe.stages[number]
         dataset = ImageDataset(
             self.images,

@@ -43,13 +43,9 @@ class Progress:
 
 
 class StageState:
-    """The optimizer, scheduler, averaged weights and loss sums of a stage.
+    """The optimizer, scheduler, averaged weights and loss sums of a stage of `steps` steps.
 
-    Args:
-        model: with gradients enabled for the trained parts.
-        progress: of the run.
-        recipe: of the run.
-        steps: of the whole stage.
+    The trained parameters of the model must require gradients.
 
     Attributes:
         config: the stage in the recipe.

@@ -58,14 +58,7 @@ def is_compiled(recipe: Recipe, device: torch.device) -> bool:
 
 
 class TrainStep:
-    """The training step of a stage.
-
-    Args:
-        stage: with the model, the optimizer and the averaged weights.
-        recipe: of the run.
-        objectives: of the stage, by name; at most one samples captions.
-        vocabulary: of the model.
-        processes: of the run.
+    """The training step of a stage. At most one objective samples captions.
 
     Attributes:
         loss: not compiled, not wrapped for several processes.
@@ -203,14 +196,9 @@ class TrainStep:
 
 
 class CaptionLoss(nn.Module):
-    """The loss of a part of a batch, as one module for torch.compile and DDP.
+    """The sum of the objectives for a part of a batch, as one module for torch.compile and DDP.
 
-    Args:
-        model: encoder and decoder.
-        objectives: by name; the loss is their sum.
-        vocabulary: of the model.
-        transform: normalizes pixels.
-        dense: see TeacherForcedOutput.
+    `dense` is as in TeacherForcedOutput.
     """
 
     def __init__(

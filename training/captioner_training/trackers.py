@@ -17,13 +17,7 @@ class Tracker(Protocol):
     """Receives the scalars of a run's log."""
 
     def begin(self, recipe: Mapping[str, Any], *, out: Path, step: int) -> None:
-        """Open a run, or continue it after a number of steps.
-
-        Args:
-            recipe: of the run.
-            out: folder of the run.
-            step: number of steps already taken.
-        """
+        """Open the run in the folder `out`, or continue it after `step` steps."""
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Record scalars by name."""

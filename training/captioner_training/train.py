@@ -110,7 +110,6 @@ class Run:
 
     Attributes:
         digest: hash of the data.
-        images: the training images.
         captions: of the training images, on the device.
         origin: the checkpoint that the model started from.
         objectives: the losses of each stage, by name.
@@ -284,7 +283,6 @@ class Run:
             self._save()
 
     def _batches(self) -> StageBatches:
-        """Build the batches of the stage."""
         number, any_style = self.state.progress.stage, self.recipe.data.any_style > 0
         return StageBatches(
             self.recipe,
@@ -308,7 +306,6 @@ class Run:
             checkpoint.save(self.folder.epoch(progress.stage + 1, progress.epoch))
 
     def _checkpoint(self) -> Checkpoint:
-        """Return the model with its current weights as a checkpoint."""
         return Checkpoint(
             model=self.state.model,
             vocabulary=self.corpus.vocabulary,

@@ -3,62 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
-
-import torch
 
 from captioner.checkpoint import Checkpoint
 from captioner.errors import GenerationError
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.corpus import Corpus, new_word_nats
 from captioner_training.data.grids import CachedGrids
-from captioner_training.data.images import CaptionedImage
 from captioner_training.distributed import Processes
-from captioner_training.recipe import DataConfig, Recipe
+from captioner_training.recipe import Recipe
 from captioner_training.state import diverged
 from captioner_training.step import autocast_of
 
 __all__ = ["Validate", "Validation"]
 
 
-class Validate(Protocol):
-    """Scores a checkpoint on the validation split; see evaluation.split.validate."""
+Scored = tuple[dict[str, float], list[Captioned]]
+"""Scores, at least CIDEr and cross_entropy, and captions."""
 
-    def __call__(
-        self,
-        checkpoint: Checkpoint,
-        images: Sequence[CaptionedImage],
-        data: DataConfig,
-        *,
-        autocast: torch.autocast,
-        processes: Processes,
-        boxes: Path | None = None,
-        grids: CachedGrids | None = None,
-        together: Callable[[], None] | None = None,
-    ) -> tuple[dict[str, float], list[Captioned]]:
-        """Return the scores, at least CIDEr and cross_entropy, and the captions."""
+Validate = Callable[..., Scored]
+"""Scores a checkpoint; has the arguments of evaluation.split.validate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Scores checkpoints on the validation split of a run.
-
-    Attributes:
-        validate: scores a checkpoint.
-        recipe: of the run.
-        corpus: with the validation split.
-        processes: share the work.
-        boxes: of drawn scenes, to score attention; None for photos.
-    """
+    """Scores checkpoints on the validation split of a run."""
 
     validate: Validate
     recipe: Recipe
     corpus: Corpus
     processes: Processes
-    boxes: Path | None = None
+    boxes: Path | None = None  # of drawn scenes, to score attention
 
     def score(
         self,
@@ -67,7 +44,7 @@ class Validation:
         step: int,
         grids: CachedGrids | None,
         after_batch: Callable[[], None],
-    ) -> tuple[dict[str, float], list[Captioned]]:
+    ) -> Scored:
         """Score the model in training; its training mode is restored.
 
         Args:

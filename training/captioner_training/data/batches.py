@@ -106,15 +106,9 @@ def stage_sampler(
 
 
 class StageBatches:
-    """The batches of a stage; each process gets its share of every batch.
+    """The batches of a stage, counted from 0; each process gets its share of every batch.
 
-    Args:
-        recipe: of the run.
-        number: of the stage, from 0.
-        images: the training images, or their grids.
-        captions: of the training images.
-        sampler: of the stage.
-        default_start: the start token of `data.any_style`.
+    `default_start` is the start token of `data.any_style`.
     """
 
     def __init__(

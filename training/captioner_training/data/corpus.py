@@ -119,12 +119,6 @@ def new_word_nats(
 
     A word outside the smaller vocabulary is <unk>, which is easy to predict. For a fair comparison
     it counts as <unk> followed by one of the new words, all equally likely.
-
-    Args:
-        images: with captions.
-        words: the larger vocabulary.
-        before: the smaller one.
-        maximum_length: of captions in words; longer ones are cut.
     """
     new = {*words.ordinary_words} - {*before.ordinary_words}
     captions = [caption for image in images for caption in image.words]

@@ -100,16 +100,7 @@ class CachedGrids:
         """Encode the images, except those whose grids are already in the cache.
 
         File names contain a hash of encoder, dtype, transform and images. A file gets its name when
-        it is complete. Each process writes its own files.
-
-        Args:
-            encoder: a copy of it is used.
-            images: in the order of the grids.
-            transform: of the images.
-            folder: the cache.
-            processes: share the work.
-            dtype: of the encoder.
-            workers: processes that decode images.
+        it is complete. Each process writes its own files; `workers` decode images.
 
         Raises OutputError: the disk is full, or the folder cannot be written.
         """
@@ -155,7 +146,6 @@ def _write(
     processes: Processes,
     workers: Workers,
 ) -> None:
-    """Encode the images of each file."""
     total = sum(map(len, shares.values()))
     if processes.main and not sys.stderr.isatty():
         print(f"encoding {total:,} images", file=sys.stderr, flush=True)

@@ -235,7 +235,6 @@ def _with_style(
 
 
 def _take(sets: Sequence[Sequence[CaptionedImage]], most: int) -> list[CaptionedImage]:
-    """Return at most so many images, taken from the sets in turn."""
     return list(islice(filter(None, chain.from_iterable(zip_longest(*sets))), most))
 
 

@@ -208,13 +208,7 @@ def write_scenes(
 
     Each split has SPLIT-00.tar (JPEG files), boxes_SPLIT.json (COCO instances; the categories are
     the shapes) and captions_SPLIT.json (COCO captions). With the same version of Pillow, the same
-    arguments write the same bytes.
-
-    Args:
-        folder: written to; created if needed.
-        splits: the number of scenes by name of split.
-        seed: of the data set.
-        side: of an image in pixels.
+    arguments write the same bytes. `splits` has the number of scenes by name of split.
 
     Raises OutputError: the folder cannot be written.
     """

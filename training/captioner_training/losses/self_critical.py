@@ -36,11 +36,8 @@ _END = "<end>"  # counts as a word in rewards; otherwise captions learn to stop 
 class SelfCriticalCaptions(SamplingObjective):
     """The self-critical loss.
 
-    Args:
-        config: number of samples, temperature and baseline.
-        vocabulary: of the model.
-        references: the captions of each training image, as words; also for document frequencies.
-        maximum_length: of a sample in words, unless `config` has one.
+    `references` are the captions of each training image, as words; they also give the document
+    frequencies. `maximum_length` in words applies unless `config` has one.
     """
 
     def __init__(

@@ -162,7 +162,6 @@ def _header_at(rows: Sequence[Row], named: Sequence[str]) -> int:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a text is JSON or JSON Lines."""
     if text.lstrip()[:1] not in ("{", "["):
         return False
     try:
@@ -258,13 +257,7 @@ def coco_images(
 ) -> list[ListedImage]:
     """Read COCO's captions format. Ids may be numbers in one place and strings in another.
 
-    Args:
-        content: of the JSON file.
-        problems: receives captions that cannot be used.
-        name: of the file, for messages.
-        split: replaces that of the image records.
-
-    Raises DataError: the content has another format.
+    `split` replaces that of the image records. Raises DataError: the content has another format.
     """
     try:
         return _coco_listed(content, problems, name, split)

@@ -185,7 +185,6 @@ def _karpathy_splits(path: Path) -> dict[int, str]:
 
 
 def _read_member(path: Path, name: str, **options: Any) -> Any:
-    """Read a JSON file from inside a zip file."""
     try:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()

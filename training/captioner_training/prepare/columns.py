@@ -65,12 +65,6 @@ class Columns:
     ) -> Columns:
         """Return the columns to read, all of them named; detected ones are noted in `problems`.
 
-        Args:
-            names: of all columns.
-            rows: of the table.
-            path: of the table, for messages.
-            problems: receives the note.
-
         Raises ConfigError: a named column is missing, or no column has photos or captions.
         """
         have = f"{path} has the columns {', '.join(names)}"
@@ -132,7 +126,6 @@ def _names_photo(cell: object) -> bool:
 
 
 def _is_short(cell: object) -> bool:
-    """Whether a cell may be the name of a photo."""
     return isinstance(cell, str | int) and len(str(cell)) < 200
 
 

@@ -144,7 +144,6 @@ def _source(request: Request, paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _are_embedded(images: Sequence[ListedImage]) -> bool:
-    """Whether all photos are inside the files of captions."""
     return bool(images) and all(image.location for image in images)
 
 
@@ -204,7 +203,6 @@ def _split_argument(argument: str) -> tuple[str | None, Path]:
 
 
 def _top(paths: Sequence[Path]) -> Path:
-    """Return the folder that all files share."""
     return Path(os.path.commonpath([path.resolve().parent for path in paths]))
 
 

@@ -37,7 +37,6 @@ _SHOWN = 5  # places in a message
 
 
 def _matches(pattern: Path) -> list[Path]:
-    """Return the paths that match a pattern with wildcards in any part."""
     return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
 
 
@@ -266,7 +265,6 @@ def _distance(path: str, name: str) -> tuple[bool, ...] | None:
 
 
 def _same(a: Location, b: Location) -> bool:
-    """Whether two locations have the same bytes."""
     if a == b or a.size != b.size:
         return a == b
     try:

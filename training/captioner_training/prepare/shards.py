@@ -96,7 +96,6 @@ def _start_worker() -> None:
 
 
 def _resize(image_format: ImageFormat, image: SelectedImage) -> ResizedImage:
-    """Read, check and shrink one image."""
     name, side = image.file_name, image_format.short_side
     try:
         data = read_location(image.location)
@@ -168,12 +167,7 @@ class Record:
 def write_shard(plan: Plan, results: Iterator[ResizedImage], *, folder: Path) -> None:
     """Write a shard and its record; the same plan and images give the same bytes.
 
-    Args:
-        plan: of the shard.
-        results: one for each image of the plan, in order.
-        folder: to write to.
-
-    Raises OutputError: it cannot be written.
+    `results` has one item for each image of the plan, in order. Raises OutputError.
     """
     rows: list[IndexRow] = []
     corrupt: dict[str, str] = {}
@@ -221,7 +215,6 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
 
 
 def _annotation(row: IndexRow, split: str) -> bytes:
-    """Return the content of KEY.json."""
     content = {
         "id": row.id,
         "file_name": row.file_name,

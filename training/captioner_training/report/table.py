@@ -65,7 +65,6 @@ def _head(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _name(source: object) -> str:
-    """Return the name of a checkpoint or a file of captions."""
     if isinstance(source, Mapping):
         return f"{source['name']}, version {source['version']}"
     return str(source)

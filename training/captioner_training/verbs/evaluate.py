@@ -206,7 +206,6 @@ def _measure(
 
 
 def _save(arguments: argparse.Namespace, split: CaptionedSplit) -> str:
-    """Copy the checkpoint with these scores, and its trust; return the path."""
     from captioner.checkpoint import copy_checkpoint
     from captioner.paths import bundled_checkpoint
     from captioner.trust.trust import trust_file
