@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from captioner.checkpoint import Checkpoint
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import build_decoder
-from captioner.decoders.state import asked_every
+from captioner.decoders.state import sync_interval
 from captioner.generation import beam_search, roll_out
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
@@ -85,7 +85,7 @@ def test_a_search_reads_the_device_every_fourth_step(
     kind: str, beam: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for room in (beam_search, roll_out):
-        monkeypatch.setattr(room, "asked_every", lambda _: asked_every(torch.device("cuda")))
+        monkeypatch.setattr(room, "sync_interval", lambda _: sync_interval(torch.device("cuda")))
     torch.manual_seed(0)
     config = DecoderConfig(kind=kind, embedding_dim=16, hidden_dim=16, attention_dim=8)
     decoder = build_decoder(config, grid_dim=GRID[-1], vocabulary_size=30).eval()

@@ -1,12 +1,15 @@
-"""Attention: queries, keys and values of any spaces and numbers (Xu et al. 2015, section 4.2).
+"""Attention over any keys and values (Xu et al. 2015, section 4.2).
 
-A score function says how well a query (the hidden state, say) fits each key (a cell of the grid).
-The softmax of the scores is the attention weights, and the weighted mean of the values the context.
-What depends on the keys and values alone is computed once, by `project`; what is left for a query
-is small, and the hypotheses of an image share its keys and values without a copy.
+A score function compares a query, such as the decoder's hidden state, with each key, such as a
+cell of the grid. The softmax of the scores gives the attention weights (equation 5). The mean of
+the values with these weights is the context (equation 13).
 
-A mask says which keys a query may see: True is visible. A query that may see none has weights of
-zero, and a context of zero.
+`Attention.project` computes what depends only on keys and values, once per image. Hypotheses of an
+image share the result without a copy.
+
+A mask is True where a query may see a key. A query that may see no key has weights and context 0.
+
+Shapes: B images, K queries, L keys, H heads, A numbers of a projected query or key, V of a value.
 """
 
 from __future__ import annotations
@@ -36,45 +39,41 @@ __all__ = [
 
 
 class ProjectedGrid(NamedTuple):
-    """What queries need of B images.
-
-    keys: (B, L, A); values: (B, L, V).
-    """
+    """Projected keys (B, L, A) and values (B, L, V) of B images."""
 
     keys: Tensor
     values: Tensor
 
 
 def average(weights: Tensor, values: Tensor) -> Tensor:
-    """Take each head's weighted mean of its own part of the values (equation 13).
+    """Return the context (B, K, V): the weighted mean of the values (equation 13).
 
     Args:
         weights: (B, K, H, L).
-        values: (B, L, V), of which head h has the h-th V / H numbers.
-
-    Returns:
-        The context (B, K, V): the heads' means side by side.
+        values: (B, L, V). Head h averages the h-th block of V / H numbers.
     """
     weights = weights.to(values.dtype)
     heads = weights.shape[2]
     if heads == 1:
         return torch.bmm(weights.squeeze(2), values)
-    # Each head averages the parts of all, and its own is taken: without a copy of the values.
+    # Each head averages the blocks of all heads; the diagonal picks its own. No copy of the values.
     every = torch.bmm(weights.flatten(1, 2), values)  # (B, K * H, V)
     own = every.view(*weights.shape[:3], heads, -1).diagonal(dim1=2, dim2=3)  # (B, K, V / H, H)
     return own.transpose(2, 3).flatten(2)
 
 
 def fold(values: Tensor, matrix: Tensor, *, heads: int) -> Tensor:
-    """Apply to values, once, the matrix that would follow the context of every query.
+    """Multiply the values by a matrix that would otherwise multiply every context.
+
+    The mean is linear, so a matrix after it can be applied to the values once per image.
 
     Args:
         values: (B, L, V).
         matrix: (F, V).
-        heads: H; each has V / H numbers of the values, and so its own columns of the matrix.
+        heads: H. Each has a block of V / H numbers, and the same columns of the matrix.
 
     Returns:
-        (B, L, H, F), what `average_folded` takes.
+        (B, L, H, F), for `average_folded`.
     """
     if heads == 1:
         return F.linear(values, matrix).unsqueeze(2)
@@ -83,14 +82,11 @@ def fold(values: Tensor, matrix: Tensor, *, heads: int) -> Tensor:
 
 
 def average_folded(weights: Tensor, folded: Tensor) -> Tensor:
-    """Take the context as `average` does, with the matrix applied to it already.
+    """Return the context times the matrix of `fold`: (B, K, F).
 
     Args:
         weights: (B, K, H, L).
-        folded: (B, L, H, F).
-
-    Returns:
-        (B, K, F): the sum of what the heads add.
+        folded: (B, L, H, F), from `fold`.
     """
     rows = weights.transpose(2, 3).flatten(2).to(folded.dtype)  # (B, K, L * H)
     return torch.bmm(rows, folded.flatten(1, 2))
@@ -99,18 +95,15 @@ def average_folded(weights: Tensor, folded: Tensor) -> Tensor:
 def attend_fused(
     queries: Tensor, keys: Tensor, values: Tensor, *, heads: int, mask: Tensor | None = None
 ) -> Tensor:
-    """Average values by products of queries and keys, with PyTorch's fused attention.
+    """Return the context (B, K, V) of product scores, with PyTorch's fused attention.
 
     Args:
         queries: (B, K, A), projected and scaled.
         keys: (B, L, A).
         values: (B, L, V).
-        heads: H, which share the numbers of each.
-        mask: (K, L) or (B, K, L), True where a query may see a key, or numbers that are added to
-            its scores; None: everywhere.
-
-    Returns:
-        The context (B, K, V).
+        heads: H.
+        mask: (K, L) or (B, K, L): True where a query may see a key, or floats that are added to the
+            scores. None: every query sees every key.
     """
     queries, keys, values = (
         split_heads(part.to(keys.dtype), heads).transpose(1, 2) for part in (queries, keys, values)
@@ -121,29 +114,29 @@ def attend_fused(
 
 
 def maps(weights: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Give the mean (..., L) of the heads' weights (..., H, L), and these where H is not 1."""
+    """Return the mean (..., L) of weights (..., H, L) over the heads, and the weights if H > 1."""
     if weights.shape[-2] == 1:
         return weights.squeeze(-2), None
     return weights.mean(dim=-2), weights
 
 
 class Attention(nn.Module):
-    """Attention with a score function chosen by name, and any number of heads.
+    """Attention with any score function and number of heads.
 
     Args:
         score: a name in captioner.attention.scores.SCORES.
-        query_dim: Q, the numbers of a query.
-        key_dim: D, the numbers of a key.
-        attention_dim: A, what queries and keys are projected to where the score projects.
-        value_dim: V, what values are projected to; None takes them as they are, as the paper does.
+        query_dim: Q, the size of a query.
+        key_dim: D, the size of a key.
+        attention_dim: A, the size of projected queries and keys, if the score projects.
+        value_dim: V, the size of projected values. None: no projection, as in the paper.
         heads: H. Each scores with A / H numbers and averages V / H numbers.
-        value_bias: whether the projection of the values adds a bias.
-        input_dim: the numbers of a value before its projection; None: the keys are the values too.
+        value_bias: whether the projection of the values has a bias.
+        input_dim: the size of a value before its projection. None: the keys are the values too.
 
-    A score that does not project, as `dot`, compares the query with the projected values, unless
-    there are values besides the keys: so Luong et al. compare two hidden states.
+    A score without projections, such as `dot`, compares the query with the projected values, unless
+    `input_dim` is given. So Luong et al. compare two hidden states.
 
-    Raises ConfigError: no such score function, or sizes that do not fit it.
+    Raises ConfigError: unknown score function, or sizes that do not fit it.
     """
 
     def __init__(
@@ -159,8 +152,8 @@ class Attention(nn.Module):
         input_dim: int | None = None,
     ) -> None:
         super().__init__()
-        entering = key_dim if input_dim is None else input_dim
-        self.value_dim = entering if value_dim is None else value_dim
+        input_size = key_dim if input_dim is None else input_dim
+        self.value_dim = input_size if value_dim is None else value_dim
         raw = score in SCORES and not SCORES[score].projects
         self.keys_are_values = raw and input_dim is None
         self.score = build_score(
@@ -173,14 +166,14 @@ class Attention(nn.Module):
         check_heads(heads, value_dim=self.value_dim)
         self.value: nn.Module = nn.Identity()
         if value_dim is not None:
-            self.value = nn.Linear(entering, value_dim, bias=value_bias)
+            self.value = nn.Linear(input_size, value_dim, bias=value_bias)
 
     def project(self, keys: Tensor, values: Tensor | None = None) -> ProjectedGrid:
-        """Project keys (B, L, D) and values (B, L, ...) once, for all queries.
+        """Project keys and values, once for all queries.
 
         Args:
-            keys: the cells of a grid, the states of a sequence, ...
-            values: what is averaged in their place; None: the keys themselves.
+            keys: (B, L, D), such as the cells of a grid.
+            values: (B, L, input_dim). None: the keys.
         """
         projected = cast(Tensor, self.value(keys if values is None else values))
         return ProjectedGrid(
@@ -190,29 +183,26 @@ class Attention(nn.Module):
     def forward(
         self, query: Tensor, grid: ProjectedGrid, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attend with queries (B, K, Q).
+        """Return the context (B, K, V) and the attention weights (B, K, H, L), float32.
 
         Args:
-            query: any number K of them.
-            grid: what `project` made.
-            mask: (K, L) or (B, K, L), True where a query may see a key; None: everywhere.
-
-        Returns:
-            The context (B, K, V), and the attention weights (B, K, H, L), float32.
+            query: (B, K, Q).
+            grid: from `project`.
+            mask: (K, L) or (B, K, L), True where a query may see a key. None: everywhere.
         """
         weights: Tensor = self.weigh(query, grid.keys, mask)
         return average(weights, grid.values), weights
 
     def weigh(self, query: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Give the attention weights (B, K, H, L) alone, of queries over projected keys."""
+        """Return the attention weights (B, K, H, L) of queries over projected keys."""
         scores = self.score(query, keys)
         return masked_softmax(scores, None if mask is None else mask.unsqueeze(-2))  # equation 5
 
     def attend(self, query: Tensor, grid: ProjectedGrid, mask: Tensor | None = None) -> Tensor:
-        """Do as `forward` does where nobody asks for the weights: the context (B, K, V) alone.
+        """Return the context (B, K, V) only; arguments as for `forward`.
 
-        A product's weights are then never written to memory (PyTorch's fused attention), where a
-        head's keys are as long as its values: otherwise PyTorch has nothing fused on a CPU.
+        For product scores it uses PyTorch's fused attention, which never stores the weights. On a
+        CPU this needs keys as long as the values.
         """
         if not isinstance(self.score, ProductScore) or grid.keys.shape[-1] != grid.values.shape[-1]:
             return average(self.weigh(query, grid.keys, mask), grid.values)
@@ -221,57 +211,58 @@ class Attention(nn.Module):
 
 
 def full(queries: int, keys: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Let every query see every key: (queries, keys)."""
+    """Return a mask (queries, keys) where every query sees every key."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device)
 
 
 def causal(queries: int, keys: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Let position i see the positions up to i: (queries, keys).
+    """Return a mask (queries, keys) where position i sees the positions up to i.
 
-    The last query stands at the last key: with fewer queries than keys, the queries are the newest
-    positions, as when words are generated one by one.
+    Queries are the last positions of the keys, as when words are generated one by one.
 
-    Raises ConfigError: there are more queries than keys, so that the first would see nothing.
+    Raises ConfigError: there are more queries than keys.
     """
     return _distance(queries, keys, device) >= 0
 
 
 def local(queries: int, keys: int, *, delta: int, device: torch.device | str = "cpu") -> Tensor:
-    """Let position i see the positions j with |i - j| <= delta: (queries, keys).
+    """Return a mask (queries, keys) where position i sees the positions j with |i - j| <= delta.
 
-    Queries stand at the last positions, as in `causal`.
+    Queries are the last positions of the keys, as in `causal`.
 
     Raises ConfigError: delta is negative, or there are more queries than keys.
     """
     if delta < 0:
-        raise ConfigError(f"delta {delta} of a local mask is negative: no position sees itself")
+        raise ConfigError(f"delta is {delta}; it must be 0 or more")
     return _distance(queries, keys, device).abs() <= delta
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Turn scores into weights that sum to 1 over the visible keys and are 0 elsewhere.
+    """Return the softmax of scores over the visible keys; weights are 0 elsewhere.
 
-    A row that may see nothing has weights of zero, where a softmax alone would give NaN.
+    A row without a visible key has weights of 0, not NaN.
 
     Args:
         scores: (..., L).
-        mask: of bools that broadcast to the scores; None sees everything.
+        mask: bool, broadcasts to the scores. None: every key is visible.
 
     Returns:
-        The weights (..., L), float32 or finer.
+        The weights (..., L), float32 or float64.
     """
-    # Half precision would make the weights of a long grid miss a sum of 1 visibly.
+    # In half precision the weights of a large grid would not sum to 1.
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if mask is None:
         return scores.softmax(dim=-1)
-    # The lowest number, since a whole row of -inf has no softmax; such a row is zeroed after it.
+    # The lowest number instead of -inf: the softmax of a row of -inf is NaN.
     weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
     return weights * mask
 
 
 def _distance(queries: int, keys: int, device: torch.device | str) -> Tensor:
-    """How far each key lies behind each query: (queries, keys)."""
+    """Return the position of each query less that of each key: (queries, keys)."""
     if queries > keys:
-        raise ConfigError(f"{queries} queries do not stand at the ends of {keys} keys")
-    places = torch.arange(keys, device=device)
-    return places[keys - queries :, None] - places
+        raise ConfigError(
+            f"there are {queries} queries but {keys} keys; there must be at least as many keys"
+        )
+    positions = torch.arange(keys, device=device)
+    return positions[keys - queries :, None] - positions

@@ -1,12 +1,12 @@
-"""Positional encodings: attention sees a set, and this tells its members where they stand.
+"""Positional encodings: tell attention, which sees a set, where its members are.
 
-    none      nothing
-    sine      sines and cosines of the place at wavelengths from 2 pi to 10,000 * 2 pi, added
+    none      no encoding
+    sine      sines and cosines of the position, added; wavelengths from 2 pi to 10,000 * 2 pi
               (Vaswani et al. 2017, section 3.5)
-    learned   a vector for every place, added
-    binary    the bits of the place, appended
+    learned   a vector for every position, added
+    binary    the bits of the position, appended
 
-A place has one number in a sentence and two, row and column, in a grid.
+A position is one number in a sentence and two, row and column, in a grid.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ __all__ = [
 ]
 
 POSITIONS = ("none", "sine", "learned", "binary")
-"""The encodings by the name that a decoder's configuration takes."""
+"""The names of the encodings in a decoder's configuration."""
 
 GRID_SIDE = 64
 """The most rows and columns of a grid: 1024 pixels at a stride of 16."""
 
-_LONGEST = 10_000  # times 2 pi: the longest wavelength of the sines
+_LONGEST = 10_000  # the longest wavelength of the sines, over 2 pi
 
 
 def sine(places: Tensor, dim: int) -> Tensor:
-    """Give sin(w_i p) and cos(w_i p) side by side, with w_i from 1 down to 1 / 10,000.
+    """Return sin(w_i p) and cos(w_i p) for each position p, with w_i from 1 to 1 / 10,000.
 
-    The encoding of p + delta is that of p with each pair turned by the angle w_i delta, wherever p
-    is: a linear map can look a fixed distance back.
+    The encoding of p + delta is that of p with pair i rotated by the angle w_i delta. So a linear
+    map can find a fixed distance at any position.
 
     Args:
-        places: (...).
+        places: (...), the positions.
         dim: even.
 
     Returns:
@@ -57,66 +57,70 @@ def sine(places: Tensor, dim: int) -> Tensor:
 
 
 def binary(places: Tensor, bits: int) -> Tensor:
-    """Give the bits of the places (...), the lowest first: (..., bits), float32."""
+    """Return the bits of the positions (...), lowest first: (..., bits), float32."""
     return (places.unsqueeze(-1) >> torch.arange(bits, device=places.device) & 1).float()
 
 
 def word_places(words: int, *, first: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """Give the places of words in a sentence: (words, 1)."""
+    """Return the positions of the words of a sentence: (words, 1)."""
     return torch.arange(first, first + words, device=device).unsqueeze(-1)
 
 
 def grid_places(cells: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Give row and column of the cells of a square grid, row-major: (cells, 2).
+    """Return row and column of the cells of a square grid, row by row: (cells, 2).
 
-    Raises ConfigError: so many cells make no square.
+    Raises ConfigError: the number of cells is not a square number.
     """
     side = math.isqrt(cells)
     if side * side != cells:
-        raise ConfigError(f"a grid of {cells} cells is not square: its positions are not known")
+        raise ConfigError(
+            f"a grid of {cells} cells is not square: positional encodings need a square one"
+        )
     places = torch.arange(side, device=device)
     return torch.cartesian_prod(places, places)
 
 
 class Positions(nn.Module):
-    """Adds to features where they stand, or appends it.
+    """Adds positional encodings to features, or appends them.
 
-    A code of norm about 1 would be lost beside cells of norm 20, and one of norm 25 would drown
-    them. So a code is scaled to be as loud as what it places, times a learned number that begins at
-    1; the square root of d that Vaswani et al. multiply words by serves the same end.
+    Encodings are scaled to the norm of the features, times a learned factor that starts at 1.
+    Otherwise the features would dominate the encodings, or the reverse. Vaswani et al. multiply
+    words by the square root of d for the same purpose.
 
     Args:
         kind: a name in POSITIONS.
-        dim: D, the numbers of a feature vector.
-        axes: the numbers of a place: 1 in a sentence, 2 in a grid.
-        length: how many places an axis has at most.
-        scaled: False leaves codes as they are, as older checkpoints have them.
+        dim: D, the size of a feature vector.
+        axes: the numbers of a position: 1 in a sentence, 2 in a grid.
+        length: the number of positions on an axis.
+        scaled: False: encodings are not scaled, as in older checkpoints.
 
-    Raises ConfigError: no such kind.
+    Raises ConfigError: unknown kind.
     """
 
     def __init__(self, *, kind: str, dim: int, axes: int, length: int, scaled: bool = True) -> None:
         super().__init__()
         if kind not in POSITIONS:
-            raise ConfigError(f"positions {kind!r} are not known; known are {', '.join(POSITIONS)}")
+            raise ConfigError(
+                f"there are no positions {kind!r}: choose from {', '.join(POSITIONS)}"
+            )
         self.kind, self.axes, self.length = kind, axes, length
-        self.waves = dim // (2 * axes) * 2  # of an axis; what is left over of D stays as it is
+        self.waves = dim // (2 * axes) * 2  # per axis; the remaining numbers get no encoding
         self.bits = max(1, math.ceil(math.log2(length)))
         self.output_dim = dim + axes * self.bits if kind == "binary" else dim
         self.tables = nn.ParameterList()
         if kind == "learned":
             self.tables.extend(torch.randn(length, dim) * dim**-0.5 for _ in range(axes))
-        # The norm of a code: of sines exactly, of drawn vectors and of the bits on average.
+        # The norm of an encoding: exact for sines, the expected one for learned and binary.
         squares = {"sine": self.waves / 2, "learned": 1.0, "binary": self.bits / 2}
         self.norm = math.sqrt(axes * squares.get(kind, 1.0)) or 1.0
         self.scale = nn.Parameter(torch.ones(1)) if scaled and kind != "none" else None
 
     def forward(self, features: Tensor, *, first: int = 0) -> Tensor:
-        """Tell features (..., L, D) their places: (..., L, output_dim).
+        """Encode the positions of features (..., L, D): (..., L, output_dim).
 
-        In a sentence they stand at `first`, first + 1, ...; in a grid, which is square, row by row.
+        Words of a sentence are at `first`, first + 1, ...; cells of a square grid row by row.
 
-        Raises ConfigError: the grid is not square, or a place lies beyond the length.
+        Raises ConfigError: the grid is not square, or a position is beyond the length.
         """
         if self.kind == "none":
             return features
@@ -126,28 +130,30 @@ class Positions(nn.Module):
         else:
             last, places = math.isqrt(count) - 1, grid_places(count, device=device)
         if self.kind != "sine" and last >= self.length:
-            raise ConfigError(f"place {last} has no {self.kind} position: there are {self.length}")
+            raise ConfigError(
+                f"position {last} is out of range: there are {self.length} {self.kind} positions"
+            )
         code = self._code(places, features.shape[-1])
         if self.scale is not None:
-            code = code * (self.scale / self.norm) * self._loudness(features)
+            code = code * (self.scale / self.norm) * self._norms(features)
         code = code.to(features.dtype)
         if self.kind == "binary":
             return torch.cat([features, code.expand(*features.shape[:-1], -1)], dim=-1)
         return features + code
 
     def _code(self, places: Tensor, dim: int) -> Tensor:
-        """Give the code of places (L, axes), unscaled: (L, D), or (L, axes * bits) of bits."""
+        """Return the unscaled encodings of positions (L, axes): (L, D), or (L, axes * bits)."""
         columns = places.unbind(-1)
         if self.kind == "sine":
             code = torch.cat([sine(column, self.waves) for column in columns], dim=-1)
             return F.pad(code, (0, dim - code.shape[-1]))
         if self.kind == "binary":
             return torch.cat([binary(column, self.bits) for column in columns], dim=-1)
-        found = [table[column] for table, column in zip(self.tables, columns, strict=True)]
-        return torch.stack(found).sum(dim=0)
+        vectors = [table[column] for table, column in zip(self.tables, columns, strict=True)]
+        return torch.stack(vectors).sum(dim=0)
 
-    def _loudness(self, features: Tensor) -> Tensor:
-        """Give the norm of a word itself, since a step sees no other; of a grid the cells' mean."""
+    def _norms(self, features: Tensor) -> Tensor:
+        """Return each word's norm, since a step sees one word; for a grid the cells' mean norm."""
         exact = features.detach().to(torch.promote_types(features.dtype, torch.float32))
         norms: Tensor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
         return norms if self.axes == 1 else norms.mean(dim=-2, keepdim=True)

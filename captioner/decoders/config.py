@@ -1,4 +1,4 @@
-"""Which decoder, how it attends, and its sizes."""
+"""The configuration of a decoder: its kind, its attention and its sizes."""
 
 from __future__ import annotations
 
@@ -21,74 +21,68 @@ DECODERS = {
     "top_down": "captioner.decoders.top_down:TopDownDecoder",
     "transformer": "captioner.decoders.transformer:TransformerDecoder",
 }
-"""Where the class of each `DecoderConfig.kind` is, as MODULE:CLASS; a decoder of one's own is a row
-more (docs/design.md)."""
+"""The class of each `DecoderConfig.kind`, as MODULE:CLASS; see docs/design.md for adding one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Which decoder, how it attends, and the sizes that are free to choose.
+    """The kind of a decoder, its attention and its sizes.
 
-    Those that follow from data and encoder, the vocabulary's size and the features of a grid cell,
-    are arguments of `build_decoder`.
+    Sizes that follow from data and encoder (vocabulary, features of a grid cell) are arguments of
+    `build_decoder`.
 
-    Raises ConfigError: a value cannot work; the detail names every such field.
+    Raises ConfigError: values are out of range or contradict each other; it names each.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
 
     kind: Annotated[str, OneOf(DECODERS)] = "lstm"
-    """The kind of decoder; older files do not say."""
+    """A name in DECODERS."""
     score: Annotated[str, OneOf(SCORES)] = "additive"
-    """How the grid is looked at; see captioner.attention.scores."""
+    """The score function of the attention; see captioner.attention.scores."""
     heads: Width = 1
-    """Each looks for itself, with its part of attention_dim and value_dim."""
+    """The heads of the attention; each gets a part of attention_dim and value_dim."""
     query: Literal["previous", "current"] = "previous"
-    """What the lstm looks with: the hidden state before a word is read (Show, Attend and Tell), or
-    after (Luong et al. 2015). The other kinds leave no choice."""
+    """For lstm: attend with the hidden state before the word (Show, Attend and Tell) or after it
+    (Luong et al. 2015)."""
     positions: Annotated[str, OneOf(POSITIONS)] = "none"
-    """Tells the cells, and a transformer's words, where they are; see
+    """Positional encodings of cells, and of a transformer's words; see
     captioner.attention.positions."""
     scaled_positions: bool = True
-    """Whether positions begin as loud as what they place, and learn how loud to be; older files,
-    which do not say, add them as they are."""
+    """Whether the encodings are scaled to the features. Checkpoints without it have False."""
     encoder_layers: Annotated[int, Interval(ge=0, le=100)] = 0
-    """Layers of self-attention between the cells of the grid, hidden_dim wide, before any decoder
-    looks at them."""
+    """Transformer layers over the grid before the decoder, hidden_dim wide."""
     layers: Annotated[int, Interval(ge=1, le=100)] = 2
-    """Of the transformer."""
+    """Layers of the transformer."""
     norm: Literal["pre", "post"] = "pre"
-    """Where the transformer normalises: before each part, which trains without a slow start, or
-    after it and its input are added up, as in Vaswani et al. 2017."""
+    """The place of a transformer's norms: before each sublayer, which needs no warm-up, or after
+    it, as in Vaswani et al. 2017."""
     embedding_dim: Width = 512
-    """m: words, and the deep output layer, which shares their matrix."""
+    """m, the size of word embeddings and of the deep output."""
     hidden_dim: Width = 512
-    """n: hidden and cell state; the width of the transformer."""
+    """n, the size of hidden and cell state; the width of the transformer."""
     attention_dim: Width = 256
-    """A: A numbers a cell and hypothesis are much of a step on a CPU."""
+    """A, the size of projected queries and keys."""
     value_dim: Width | None = None
-    """V: None attends over the raw features, as the paper does."""
+    """V, the size of projected values; None: no projection, as in the paper."""
     dropout: Fraction = 0.3
-    """On embedded words and before the output; 0.5 starves small data sets."""
+    """On embedded words and before the output."""
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
-        """Name what each field allows and all of them together do not."""
+        """Yield what is wrong with fields that are valid one by one."""
         if self.query == "current" and self.kind != "lstm":
-            yield f"query 'current' is a choice of kind lstm alone, not of {self.kind}"
+            yield f"query 'current' needs kind lstm, not {self.kind}"
         projected = self.kind == "transformer" or self.value_dim is not None
         layered = self.kind == "transformer" or self.encoder_layers > 0
         if layered and self.positions == "sine" and self.hidden_dim < 4:
-            yield (
-                f"positions 'sine' need a hidden_dim of at least 4, not {self.hidden_dim}: a "
-                "sine and a cosine of the row, and of the column"
-            )
+            yield (f"positions 'sine' need a hidden_dim of at least 4, not {self.hidden_dim}")
         if not projected and (self.heads > 1 or not SCORES[self.score].projects):
-            which = f"heads {self.heads}" if self.heads > 1 else f"score {self.score!r}"
+            setting = f"heads {self.heads}" if self.heads > 1 else f"score {self.score!r}"
             yield (
-                f"{which} needs projected values: set value_dim, to hidden_dim "
+                f"{setting} needs projected values: set value_dim, to hidden_dim "
                 f"{self.hidden_dim} for instance"
             )
             return
@@ -98,7 +92,7 @@ class DecoderConfig:
                 check_heads(self.heads, hidden_dim=self.hidden_dim)
             if self.value_dim is not None:
                 check_heads(self.heads, value_dim=values)
-            with torch.device("meta"):  # what cannot be made says why
+            with torch.device("meta"):  # sizes without memory
                 build_score(
                     self.score,
                     query_dim=self.hidden_dim,

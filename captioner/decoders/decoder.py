@@ -1,7 +1,10 @@
-"""What every decoder of a model is: steps for generation, one pass for training.
+"""The interface of a decoder: single steps for generation, one pass for training.
 
-`Decoder` says it, `WordDecoder` and `RecurrentDecoder` bring what the decoders here share, and
-`build_decoder` makes the one that a configuration names.
+`WordDecoder` and `RecurrentDecoder` hold what the decoders share. `build_decoder` makes the decoder
+that a configuration names.
+
+Shapes: B images, K hypotheses or captions of each, T tokens, L grid cells, H heads, m numbers of a
+word embedding, n of a hidden state.
 """
 
 from __future__ import annotations
@@ -33,10 +36,10 @@ __all__ = [
 class DecoderOutput(NamedTuple):
     """A teacher-forced pass over T tokens.
 
-    deep: (B, K, T, m), what `Decoder.logits` turns into scores of words.
-    attention: (B, K, T, L); None where the decoder does not attend.
-    gate: (B, K, T); None where the decoder has none.
-    heads: (B, K, T, H, L), of which attention is the mean; None where there is but one.
+    deep: (B, K, T, m), the input of `Decoder.logits`.
+    attention: (B, K, T, L); None if the decoder has no attention.
+    gate: (B, K, T); None if the decoder has no gate.
+    heads: (B, K, T, H, L), whose mean is `attention`; None if there is one head.
     """
 
     deep: Tensor
@@ -46,47 +49,47 @@ class DecoderOutput(NamedTuple):
 
 
 class Decoder(nn.Module, ABC):
-    """Scores the next word of a caption, given a grid and the words before.
+    """Scores the next word of a caption, given a grid and the words so far.
 
-    A subclass is listed in captioner.decoders.config.DECODERS, and takes `config`, `grid_dim` and
-    `vocabulary_size`.
+    Subclasses are listed in captioner.decoders.config.DECODERS. Their constructors take `config`,
+    `grid_dim` and `vocabulary_size`.
     """
 
     @abstractmethod
     def start(self, features: Tensor) -> State:
-        """Begin one hypothesis (K = 1) for each of the grids (B, L, D)."""
+        """Return the state of one empty hypothesis (K = 1) for each of the grids (B, L, D)."""
 
     @abstractmethod
     def step(self, tokens: Tensor, state: State) -> StepOutput:
-        """Read the tokens (B, K) and score the next ones."""
+        """Read the tokens (B, K) and score their successors."""
 
     @abstractmethod
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
-        """Teacher forcing: read the tokens (B, K, T) of K captions of each image's grid (B, L, D).
+        """Read the tokens (B, K, T) of K captions for each of the grids (B, L, D).
 
-        The output at t is for the token that follows tokens[..., t].
+        The output at position t scores the successor of tokens[..., t].
         """
 
     @abstractmethod
     def logits(self, deep: Tensor) -> Tensor:
-        """Score every word from the deep output (..., m): (..., words)."""
+        """Return logits (..., words) of the deep output (..., m)."""
 
     def word_attention(self, features: Tensor, tokens: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Show how tokens (B, K, T), read as by `forward`, look at each other: (B, K, H, T, T).
+        """Return the self-attention (B, K, H, T, T) of tokens (B, K, T); None if there is none.
 
-        Rows look, columns are looked at. None, as by default, where they do not.
+        Rows are queries, columns are keys. Arguments as for `forward`.
         """
         return None
 
     def tabulate(self) -> None:
-        """Work out once what does not depend on the photo; afterwards no weight may change."""
+        """Precompute what depends on the weights only; afterwards no weight may change."""
 
 
 class WordDecoder(Decoder):
-    """A decoder whose deep output layer has the matrix of the embedded words (tied weights).
+    """A decoder whose output layer shares the matrix of the word embeddings (tied weights).
 
-    Its subclasses say in `tabulate` which of their matrices words meet first and last: what these
-    make of each word is worked out once, which spares every step their products.
+    `tabulate` multiplies every word's embedding by the matrices next to it, once. Steps then look
+    the product up.
     """
 
     def __init__(self, config: DecoderConfig, *, vocabulary_size: int) -> None:
@@ -95,25 +98,25 @@ class WordDecoder(Decoder):
         self.embedding = nn.Embedding(vocabulary_size, config.embedding_dim)
         self.output_bias = nn.Parameter(torch.zeros(vocabulary_size))
         self.dropout = nn.Dropout(config.dropout)
-        # The matrix also scores words: rows of unit variance would start with huge logits.
+        # The matrix also makes the logits, which rows of unit variance would make too large.
         nn.init.normal_(self.embedding.weight, std=config.embedding_dim**-0.5)
         self.words_in: Tensor | None
         self.words_out: Tensor | None
         self.words_bias: Tensor | None
-        for name in ("words_in", "words_out", "words_bias"):  # of `tabulate`, in no checkpoint
+        for name in ("words_in", "words_out", "words_bias"):  # set by `tabulate`, not saved
             self.register_buffer(name, None, persistent=False)
 
     def logits(self, deep: Tensor) -> Tensor:
-        """Score every word from the deep output (..., m): (..., words)."""
+        """Return logits (..., words) of the deep output (..., m)."""
         return F.linear(deep, self.embedding.weight, self.output_bias)
 
     @torch.no_grad()
     def _tabulate(self, *, first: nn.Linear, last: nn.Linear | None = None) -> None:
-        """Work out what each word is behind the first matrix, and before the last.
+        """Precompute the products of all words with two layers.
 
         Args:
-            first: what embedded words (..., m) meet.
-            last: what makes the deep output (..., m), where nothing else adds to it.
+            first: the layer after the embedding.
+            last: the layer that makes the deep output, if nothing is added to its result.
         """
         words = self.embedding.weight
         self.words_in = first(words)
@@ -124,21 +127,21 @@ class WordDecoder(Decoder):
     def _embed(self, tokens: Tensor) -> Tensor:
         return cast(Tensor, self.dropout(self.embedding(tokens)))
 
-    def _enter(self, tokens: Tensor, first: nn.Linear) -> Tensor:
-        """Bring the tokens (B, K) of one step through the first matrix (E, m): (B, K, E)."""
+    def _first_layer(self, tokens: Tensor, first: nn.Linear) -> Tensor:
+        """Embed the tokens (B, K) of a step and apply the first layer: (B, K, E)."""
         if self.words_in is None:
             return cast(Tensor, first(self._embed(tokens)))
         return F.embedding(tokens, self.words_in)
 
-    def _leave(self, hidden: Tensor, last: nn.Linear) -> Tensor:
-        """Score the words from what the last matrix takes (B, K, n), of one step."""
+    def _last_layer(self, hidden: Tensor, last: nn.Linear) -> Tensor:
+        """Return the logits (B, K, words) of a step from the last layer's input (B, K, n)."""
         if self.words_out is None:
             return self.logits(self.dropout(last(hidden)))
         return F.linear(hidden, self.words_out, self.words_bias)
 
 
 class RecurrentDecoder(WordDecoder):
-    """A decoder whose hidden state (B, K, n) looks at the grid, a step at a time."""
+    """A decoder whose hidden state (B, K, n) attends over the grid at every step."""
 
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
         super().__init__(config, vocabulary_size=vocabulary_size)
@@ -158,16 +161,15 @@ class RecurrentDecoder(WordDecoder):
 
 
 def advance(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Advance an LSTM cell by a step (Xu et al. 2015, equations 1 to 3).
-
-    The gates' inputs come worked out, so that each decoder can add them up from its own parts.
+    """Advance an LSTM cell by one step (Xu et al. 2015, equations 1 to 3).
 
     Args:
-        gates: (..., 4n), what enters input, forget and output gate and the candidate.
-        cell: (..., n), the cell state before.
+        gates: (..., 4n), the inputs of input, forget and output gate and of the candidate, before
+            their nonlinearities.
+        cell: (..., n), the cell state.
 
     Returns:
-        Hidden state and cell state (..., n).
+        The new hidden state and cell state, both (..., n).
     """
     input_, forget, output, candidate = gates.chunk(4, dim=-1)
     cell = forget.sigmoid() * cell + input_.sigmoid() * candidate.tanh()  # equation 2
@@ -178,12 +180,12 @@ def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int)
     """Make the decoder that the configuration names, with random weights.
 
     Args:
-        config: the kind and its free sizes.
-        grid_dim: D, the features of a grid cell: the encoder decides it.
+        config: its kind and sizes.
+        grid_dim: D, the features of a grid cell.
         vocabulary_size: words and special tokens.
 
-    Raises ConfigError: its sizes cannot work together.
+    Raises ConfigError: the sizes do not fit together.
     """
     module, name = DECODERS[config.kind].split(":")
-    made = getattr(import_module(module), name)
-    return cast(Decoder, made(config, grid_dim=grid_dim, vocabulary_size=vocabulary_size))
+    decoder = getattr(import_module(module), name)
+    return cast(Decoder, decoder(config, grid_dim=grid_dim, vocabulary_size=vocabulary_size))

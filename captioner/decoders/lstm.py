@@ -1,6 +1,6 @@
 """Show, Attend and Tell: an LSTM that attends over the grid for every word.
 
-Xu et al. 2015, section 3.1.2; with `query: current`, attention after the LSTM as in Luong et al.
+Xu et al. 2015, section 3.1.2. With `query: current` it attends after the LSTM, as in Luong et al.
 2015, section 3.
 """
 
@@ -20,14 +20,21 @@ __all__ = ["LSTMDecoder"]
 
 
 class LSTMDecoder(RecurrentDecoder):
-    """Attention LSTM with a deep output layer.
+    """An attention LSTM with a deep output layer.
 
-    query: previous
-        alpha from h_(t-1); z_t = beta sum alpha a; h_t = LSTM(E y_(t-1), z_t, h_(t-1)); words from
-        E y_(t-1) + L_h h_t + L_z z_t.
-    query: current
-        h_t = LSTM(E y_(t-1), h_(t-1)); alpha from h_t; words from the attentional hidden state
-        tanh(W_c [sum alpha a; h_t]). There is no gate.
+    With a the grid's values, y the words and E their embedding, `query: previous` computes
+
+        alpha_t = softmax(score(h_(t-1), a))               equations 4 and 5
+        beta_t  = sigmoid(W_beta h_(t-1))                  section 4.2.1
+        z_t     = beta_t sum_i alpha_ti a_i                equation 13
+        h_t     = LSTM(E y_(t-1), h_(t-1), z_t)            equations 1 to 3
+        p(y_t)  = softmax(E^T (E y_(t-1) + L_h h_t + L_z z_t))     equation 7, with L_o = E^T
+
+    and `query: current`, which has no gate,
+
+        h_t     = LSTM(E y_(t-1), h_(t-1))
+        alpha_t = softmax(score(h_t, a))
+        p(y_t)  = softmax(E^T tanh(W_c [sum_i alpha_ti a_i; h_t]))
     """
 
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
@@ -36,29 +43,29 @@ class LSTMDecoder(RecurrentDecoder):
         context_dim = self.attention.value_dim
         self.initial_hidden = nn.Linear(self.grid_dim, n)
         self.initial_cell = nn.Linear(self.grid_dim, n)
-        # Equation 1 in three parts: what comes from the word does not wait for the recurrence.
+        # The matrix of equation 1 in three parts: the words' part needs no recurrence.
         self.word_gates = nn.Linear(m, 4 * n)
         self.hidden_gates = nn.Linear(n, 4 * n, bias=False)
-        self.deep_hidden = nn.Linear(n, m)  # with deep_context, W_c of `query: current`
+        self.deep_hidden = nn.Linear(n, m)  # L_h; with `deep_context`, W_c
         self.deep_context = nn.Linear(context_dim, m, bias=False)
         if config.query == "previous":
             self.gate = nn.Linear(n, 1)
             self.context_gates = nn.Linear(context_dim, 4 * n, bias=False)
 
     def tabulate(self) -> None:
-        """Work out once what each word adds to the LSTM's gates."""
+        """Precompute what each word adds to the LSTM's gates."""
         self._tabulate(first=self.word_gates)
 
     def start(self, features: Tensor) -> State:
-        """Project the grids (B, L, D) and begin one hypothesis an image (K = 1).
+        """Project the grids (B, L, D) and return the state of one hypothesis (K = 1) each.
 
-        h_0 and c_0 come from the mean of the grid (section 3.1.2).
+        h_0 and c_0 are computed from the mean of the grid (section 3.1.2).
         """
         features = self.grid_layers(features)
         mean = features.mean(dim=1, keepdim=True)
         keys, values = self.attention.project(self.positions(features))
-        # The context is a weighted mean of the values and enters LSTM and output linearly, so that
-        # their weights can be applied to the values, once, instead of to every step's context.
+        # LSTM and output take the context linearly, so their matrices are applied to the values,
+        # once per image, instead of to the context of every step.
         matrix = self.deep_context.weight
         if self.config.query == "previous":
             matrix = torch.cat([self.context_gates.weight, matrix])
@@ -71,18 +78,18 @@ class LSTMDecoder(RecurrentDecoder):
         )
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
-        """Read the tokens (B, K) and score the next ones."""
+        """Read the tokens (B, K) and score their successors."""
         words = self._embed(tokens)
-        word_gates = self._enter(tokens, self.word_gates)
+        word_gates = self._first_layer(tokens, self.word_gates)
         deep_context, weights, gate, state = self._recur(word_gates, state)
         deep = self._deep_output(words, state.hypothesis["hidden"], deep_context)
         attention, heads = maps(weights)
         return StepOutput(self.logits(deep), state, attention, gate, heads)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
-        """Teacher forcing: read the tokens (B, K, T) of K captions of each image's grid (B, L, D).
+        """Read the tokens (B, K, T) of K captions for each of the grids (B, L, D).
 
-        The output at t is for the token that follows tokens[..., t].
+        The output at position t scores the successor of tokens[..., t].
         """
         state = self.start(features).expand(tokens.shape[1])
         words = self._embed(tokens)
@@ -101,16 +108,16 @@ class LSTMDecoder(RecurrentDecoder):
     def _recur(
         self, word_gates: Tensor, state: State
     ) -> tuple[Tensor, Tensor, Tensor | None, State]:
-        """Attend and advance the LSTM, in the order that the configuration says.
+        """Attend and advance the LSTM, in the order that `query` sets.
 
-        Returns L_z z_t (B, K, m), attention weights (B, K, H, L), gate (B, K) and state.
+        Returns L_z z_t (B, K, m), attention weights (B, K, H, L), gate (B, K) and the new state.
         """
         hidden, cell = state.hypothesis["hidden"], state.hypothesis["cell"]
         if self.config.query == "current":
             hidden, cell = advance(word_gates + self.hidden_gates(hidden), cell)
-            deep_context, weights = self._look(hidden, state)
+            deep_context, weights = self._attend(hidden, state)
             return deep_context, weights, None, State(state.image, {"hidden": hidden, "cell": cell})
-        context, weights = self._look(hidden, state)
+        context, weights = self._attend(hidden, state)
         gate = torch.sigmoid(self.gate(hidden))  # section 4.2.1
         sizes = [word_gates.shape[-1], self.config.embedding_dim]
         context_gates, deep_context = torch.split(gate * context, sizes, dim=-1)  # of z_t
@@ -118,13 +125,13 @@ class LSTMDecoder(RecurrentDecoder):
         following = State(state.image, {"hidden": hidden, "cell": cell})
         return deep_context, weights, gate.squeeze(-1), following
 
-    def _look(self, hidden: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """Attend with hidden states (B, K, n): what the context adds, and the weights."""
+    def _attend(self, hidden: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Return the folded context and the weights for hidden states (B, K, n)."""
         weights = self.attention.weigh(hidden, state.image["keys"])
         return average_folded(weights, state.image["values"]), weights
 
     def _deep_output(self, words: Tensor, hidden: Tensor, deep_context: Tensor) -> Tensor:
-        """E y_(t-1) + L_h h_t + L_z z_t, the inside of equation 7; or the attentional state."""
+        """Return the vector (..., m) that is multiplied by E^T (equation 7)."""
         deep = self.deep_hidden(hidden) + deep_context
         deep = words + deep if self.config.query == "previous" else torch.tanh(deep)
         return cast(Tensor, self.dropout(deep))

@@ -1,8 +1,8 @@
-"""What generation needs of a decoder: its state, one step, and where both come from.
+"""The state of a decoder between steps, and what a step returns.
 
-Every tensor has the shape (B, K, ...): B images with K hypotheses each. K is the captions of an
-image in training, the beam in beam search, the samples in sampling. What belongs to an image has
-the shape (B, L, ...) instead, and is shared by the image's hypotheses without a copy.
+Tensors have the shape (B, K, ...): B images with K hypotheses each. K is the number of captions of
+an image in training, the beam size in beam search, and the number of samples in sampling. Tensors
+of an image have the shape (B, L, ...) and are shared by its hypotheses without a copy.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ __all__ = [
     "State",
     "StepDecoder",
     "StepOutput",
-    "asked_every",
     "check_numbers",
     "log_probabilities",
+    "sync_interval",
 ]
 
 
 class State(NamedTuple):
-    """What one step hands to the next.
+    """The state of B images with K hypotheses each.
 
-    image: what is known of an image, each (B, L, ...) with a row for each of the grid's L cells,
-        so that cells can be left out or replaced whatever the decoder is.
-    hypothesis: what is known of a hypothesis, each (B, K, ...).
-    words: what is known of the words that any hypothesis of an image has said, each (B, S, ...).
-        Hypotheses share it and it does not move when they follow their parents: `hypothesis` has
-        which of the S words are whose.
+    image: tensors (B, L, ...) of the images, with a row for each of the L grid cells. So cells can
+        be removed or replaced without knowing the decoder.
+    hypothesis: tensors (B, K, ...) of the hypotheses.
+    words: tensors (B, S, ...) of all words of all hypotheses of an image. They do not move when
+        hypotheses follow their parents: `hypothesis` holds the indices of each one's words.
 
-    The names inside belong to the decoder; nobody else looks at them.
+    The names of the tensors are private to the decoder.
     """
 
     image: dict[str, Tensor]
@@ -44,7 +43,7 @@ class State(NamedTuple):
     words: Mapping[str, Tensor] = MappingProxyType({})
 
     def expand(self, hypotheses: int) -> State:
-        """Give every image K hypotheses like its only one, without a copy."""
+        """Repeat each image's only hypothesis K times, without a copy."""
         return self._replace(
             hypothesis={
                 name: part.expand(-1, hypotheses, *part.shape[2:])
@@ -53,7 +52,7 @@ class State(NamedTuple):
         )
 
     def select(self, parents: Tensor) -> State:
-        """Let hypothesis k of image b follow hypothesis parents[b, k] (B, K)."""
+        """Replace hypothesis k of image b by hypothesis parents[b, k]; parents are (B, K)."""
         if not self.hypothesis:
             return self
         count = next(iter(self.hypothesis.values())).shape[1]
@@ -67,7 +66,7 @@ class State(NamedTuple):
         )
 
     def take(self, rows: Tensor) -> State:
-        """Keep these images alone."""
+        """Keep these images only."""
         return State(
             {name: part[rows] for name, part in self.image.items()},
             {name: part[rows] for name, part in self.hypothesis.items()},
@@ -76,12 +75,13 @@ class State(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """One step of B images with K hypotheses.
+    """One step of B images with K hypotheses each.
 
     logits: (B, K, words).
-    attention: (B, K, L), sums to 1; None where the decoder does not attend.
-    gate: (B, K), in 0..1; None where the decoder has none.
-    heads: (B, K, H, L), the attention of each head; None where there is but one.
+    state: after the step.
+    attention: (B, K, L), sums to 1; None if the decoder has no attention.
+    gate: (B, K), 0 to 1; None if the decoder has no gate.
+    heads: (B, K, H, L), the attention of each head; None if there is one head.
     """
 
     logits: Tensor
@@ -94,40 +94,37 @@ class StepOutput(NamedTuple):
 def log_probabilities(logits: Tensor) -> Tensor:
     """Turn logits (..., words) into log-probabilities of the same shape, float32.
 
-    An impossible word stays finite: -inf is kept for what the constraints forbid, so that there
-    always is a hypothesis to return.
+    They are finite. -inf is reserved for words that the constraints forbid.
     """
     return logits.float().log_softmax(dim=-1).clamp(min=-1e4)
 
 
 def check_numbers(broken: bool) -> None:
-    """Refuse scores of words that are not numbers.
+    """Raise GenerationError if any score is NaN.
 
-    One NaN or infinite logit makes all log-probabilities of its hypothesis NaN: any word tells.
-
-    Raises GenerationError: they are not.
+    One NaN or infinite logit makes all log-probabilities of its hypothesis NaN, so checking one
+    word of each is enough.
     """
     if broken:
         raise GenerationError(
-            "the model scored words with NaN or infinity: its weights are damaged, or the "
-            "device overflowed; try float32, or another checkpoint"
+            "the model scored words with NaN or infinity: use float32, or another checkpoint if "
+            "its weights are damaged"
         )
 
 
-def asked_every(device: torch.device) -> int:
-    """Say after how many steps a device is asked whether all is said.
+def sync_interval(device: torch.device) -> int:
+    """Return after how many steps to check whether all hypotheses have ended.
 
-    A CPU knows at once. A GPU computes what was queued while the next steps are; whoever asks waits
-    for all of it, which costs more than the steps that nobody needed.
+    On a GPU every check waits for the queued work, which costs more than a few superfluous steps.
     """
     return 1 if device.type == "cpu" else 4
 
 
 class StepDecoder(Protocol):
-    """What generation needs of a decoder; a hand-made one is as good as a trained one."""
+    """The part of a decoder that generation needs."""
 
     def start(self, features: Tensor) -> State:
-        """Begin one hypothesis (K = 1) for each of the grids (B, L, D)."""
+        """Return the state of one empty hypothesis (K = 1) for each of the grids (B, L, D)."""
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
-        """Read the tokens (B, K) and score the next ones."""
+        """Read the tokens (B, K) and score their successors."""

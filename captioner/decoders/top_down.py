@@ -1,4 +1,4 @@
-"""Bottom-up and top-down attention: one LSTM looks, a second one speaks (Anderson et al. 2018).
+"""Bottom-up and top-down attention: an attention LSTM and a language LSTM (Anderson et al. 2018).
 
 Section 3.2 of the paper, over the cells of the grid instead of detected regions.
 """
@@ -19,7 +19,7 @@ __all__ = ["TopDownDecoder"]
 
 
 class _Step(NamedTuple):
-    """What a step leaves: the language LSTM's hidden state (B, K, n), weights (B, K, H, L)."""
+    """A step's language state h2_t (B, K, n), attention weights (B, K, H, L) and new state."""
 
     hidden: Tensor
     weights: Tensor
@@ -27,15 +27,18 @@ class _Step(NamedTuple):
 
 
 class TopDownDecoder(RecurrentDecoder):
-    """The attention LSTM reads [h2_(t-1), mean of the grid, E y_(t-1)]; its state h1_t looks.
+    """Two LSTMs, h1 and h2, with attention between them.
 
-    The language LSTM reads [context, h1_t]; its state h2_t says the word.
+    h1_t    = LSTM([h2_(t-1); mean_i v_i; E y_(t-1)], h1_(t-1))     equation 2
+    alpha_t = softmax(score(h1_t, v))                               equations 3 and 4
+    h2_t    = LSTM([sum_i alpha_ti v_i; h1_t], h2_(t-1))            equations 5 and 6
+    p(y_t)  = softmax(E^T W h2_t)                                   equation 7, tied weights
     """
 
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
         super().__init__(config, grid_dim=grid_dim, vocabulary_size=vocabulary_size)
         m, n = config.embedding_dim, config.hidden_dim
-        # What enters the gates of the two LSTMs, each from its own source; one bias each.
+        # The matrices of both LSTMs, split by input; one bias each.
         self.look_word = nn.Linear(m, 4 * n)
         self.look_mean = nn.Linear(self.attention.value_dim, 4 * n, bias=False)
         self.look_language = nn.Linear(n, 4 * n, bias=False)
@@ -46,56 +49,56 @@ class TopDownDecoder(RecurrentDecoder):
         self.deep_hidden = nn.Linear(n, m)
 
     def tabulate(self) -> None:
-        """Work out once what each word adds to the gates, and what scores it."""
+        """Precompute what each word adds to the gates, and its output row."""
         self._tabulate(first=self.look_word, last=self.deep_hidden)
 
     def start(self, features: Tensor) -> State:
-        """Project the grids (B, L, D) and begin one hypothesis an image (K = 1), from zeros."""
+        """Project the grids (B, L, D); return one hypothesis (K = 1) each, with zero states."""
         features = self.grid_layers(features)
         keys, values = self.attention.project(self.positions(features))
-        nothing = features.new_zeros(features.shape[0], 1, self.config.hidden_dim)
+        zeros = features.new_zeros(features.shape[0], 1, self.config.hidden_dim)
         names = ("look_hidden", "look_cell", "speak_hidden", "speak_cell")
         return State(
             image={
                 "keys": keys,
-                # The context enters the language LSTM linearly: its weights are applied once.
+                # The language LSTM takes the context linearly: see `fold`.
                 "values": fold(values, self.speak_context.weight, heads=self.config.heads),
             },
             hypothesis={
-                **dict.fromkeys(names, nothing),
+                **dict.fromkeys(names, zeros),
                 "mean": self.look_mean(values.mean(dim=1, keepdim=True)),
             },
         )
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
-        """Read the tokens (B, K) and score the next ones."""
-        done = self._recur(self._enter(tokens, self.look_word), state)
-        attention, heads = maps(done.weights)
-        logits = self._leave(done.hidden, self.deep_hidden)
-        return StepOutput(logits, done.state, attention, None, heads)
+        """Read the tokens (B, K) and score their successors."""
+        step = self._recur(self._first_layer(tokens, self.look_word), state)
+        attention, heads = maps(step.weights)
+        logits = self._last_layer(step.hidden, self.deep_hidden)
+        return StepOutput(logits, step.state, attention, None, heads)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
-        """Teacher forcing: read the tokens (B, K, T) of K captions of each image's grid (B, L, D).
+        """Read the tokens (B, K, T) of K captions for each of the grids (B, L, D).
 
-        The output at t is for the token that follows tokens[..., t].
+        The output at position t scores the successor of tokens[..., t].
         """
         state = self.start(features).expand(tokens.shape[1])
         hidden, weights = [], []
         for gates in self.look_word(self._embed(tokens)).unbind(dim=2):
-            done = self._recur(gates, state)
-            state = done.state
-            hidden.append(done.hidden)
-            weights.append(done.weights)
+            step = self._recur(gates, state)
+            state = step.state
+            hidden.append(step.hidden)
+            weights.append(step.weights)
         attention, heads = maps(torch.stack(weights, dim=2))
         deep = self.dropout(self.deep_hidden(torch.stack(hidden, dim=2)))
         return DecoderOutput(deep, attention, None, heads)
 
     def _recur(self, gates: Tensor, state: State) -> _Step:
-        """Advance both LSTMs, with the attention between them.
+        """Advance both LSTMs.
 
         Args:
-            gates: (B, K, 4n), what the word adds to the gates of the attention LSTM.
-            state: of the step before.
+            gates: (B, K, 4n), the word's part of the attention LSTM's gates.
+            state: after the step before.
         """
         before = state.hypothesis
         gates = (

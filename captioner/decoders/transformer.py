@@ -1,8 +1,8 @@
-"""The decoder of a transformer: words look at the words before, and at the grid.
+"""The decoder of a transformer (Vaswani et al. 2017, section 3.1).
 
-Vaswani et al. 2017, section 3.1. In generation, keys and values of the words so far are kept in the
-state, so that a step works on the newest word alone. They are kept once for an image: a word is
-seen by the hypotheses whose path it lies on, and nothing moves when these follow their parents.
+During generation the state holds keys and values of all words so far, so that a step computes the
+newest word only. The hypotheses of an image share this cache: each reads the words on its path, and
+nothing is copied when hypotheses follow their parents.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from captioner.attention.attention import Attention, ProjectedGrid, causal, maps
 from captioner.attention.positions import GRID_SIDE, Positions
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput, WordDecoder
-from captioner.decoders.layers import Layer, back_to, grid_layers
+from captioner.decoders.layers import Layer, grid_layers, project_back
 from captioner.decoders.state import State, StepOutput
 
 __all__ = ["TransformerDecoder"]
 
-_WORDS = 512  # places that a caption has at most; binary ones are 9 numbers
+_WORDS = 512  # positions of a caption; 9 bits
 
 
 class TransformerDecoder(WordDecoder):
-    """Layers of masked self-attention, attention over the grid, and two matrices with a ReLU.
+    """Layers of masked self-attention, attention over the grid, and a feed-forward network.
 
-    The attention that is told is that of the last layer over the grid.
+    Its reported attention is the last layer's over the grid.
     """
 
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
@@ -42,7 +42,7 @@ class TransformerDecoder(WordDecoder):
         self.word_positions = Positions(
             kind=config.positions, dim=n, axes=1, length=_WORDS, scaled=config.scaled_positions
         )
-        self.place_word = back_to(n, self.word_positions.output_dim)
+        self.place_word = project_back(n, self.word_positions.output_dim)
         self.layers = nn.ModuleList(
             _Layer(config, key_dim=self.grid_positions.output_dim) for _ in range(config.layers)
         )
@@ -50,41 +50,42 @@ class TransformerDecoder(WordDecoder):
         self.deep_hidden = nn.Linear(n, m)
 
     def tabulate(self) -> None:
-        """Work out once how each word enters, and what scores it."""
+        """Precompute each word's input, and its output row."""
         self._tabulate(first=self.enter_word, last=self.deep_hidden)
 
     def start(self, features: Tensor) -> State:
-        """Project the grids (B, L, D) for every layer, and begin one hypothesis (K = 1) each."""
+        """Project the grids (B, L, D) for every layer; return one hypothesis (K = 1) each."""
         image = {}
         for number, grid in enumerate(self._grids(features)):
             image[f"keys{number}"], image[f"values{number}"] = grid
-        nothing = features.new_zeros(len(features), 0, 2 * self.config.hidden_dim)
+        empty = features.new_zeros(len(features), 0, 2 * self.config.hidden_dim)
         path = torch.zeros(len(features), 1, 0, dtype=torch.long, device=features.device)
-        said = {f"layer{number}": nothing for number in range(self.config.layers)}
-        return State(image, {"path": path}, said)
+        caches = {f"layer{number}": empty for number in range(self.config.layers)}
+        return State(image, {"path": path}, caches)
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
-        """Read the tokens (B, K) and score the next ones."""
+        """Read the tokens (B, K) and score their successors."""
         before = state.words["layer0"]
-        path = _longer(state.hypothesis["path"], said=before.shape[1])
-        mask = _on_path(path, said=before.shape[1] + tokens.shape[1], like=before)
-        entered = self._enter(tokens, self.enter_word)
-        words = self._placed(entered.unsqueeze(2), first=path.shape[-1] - 1).squeeze(2)
-        said: dict[str, Tensor] = {}
+        path = _extend(state.hypothesis["path"], length=before.shape[1])
+        mask = _path_mask(path, length=before.shape[1] + tokens.shape[1], like=before)
+        embedded = self._first_layer(tokens, self.enter_word)
+        words = self._add_positions(embedded.unsqueeze(2), first=path.shape[-1] - 1).squeeze(2)
+        caches: dict[str, Tensor] = {}
         weights = words  # there is at least one layer
         for number, layer in enumerate(self._layers()):
             name = f"layer{number}"
-            words, said[name] = layer.read_newest(words, state.words[name], mask)
+            words, caches[name] = layer.attend_newest(words, state.words[name], mask)
             grid = ProjectedGrid(state.image[f"keys{number}"], state.image[f"values{number}"])
-            words, weights = layer.look_and_think(words, grid, tell=self._is_last(number))
+            words, weights = layer.attend_grid(words, grid, need_weights=self._is_last(number))
         attention, heads = maps(weights)
-        logits = self._leave(self.final_norm(words), self.deep_hidden)
-        return StepOutput(logits, State(state.image, {"path": path}, said), attention, None, heads)
+        logits = self._last_layer(self.final_norm(words), self.deep_hidden)
+        following = State(state.image, {"path": path}, caches)
+        return StepOutput(logits, following, attention, None, heads)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
-        """Teacher forcing: read the tokens (B, K, T) of K captions of each image's grid (B, L, D).
+        """Read the tokens (B, K, T) of K captions for each of the grids (B, L, D), all at once.
 
-        The output at t is for the token that follows tokens[..., t]; all T at once.
+        The output at position t scores the successor of tokens[..., t].
         """
         words, weights, _ = self._read_captions(features, tokens)
         deep = self.dropout(self.deep_hidden(self.final_norm(words)))
@@ -92,41 +93,41 @@ class TransformerDecoder(WordDecoder):
         return DecoderOutput(deep, attention, None, heads)
 
     def word_attention(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """Show how tokens (B, K, T) look at each other in the last layer: (B, K, H, T, T)."""
-        _, _, entering = self._read_captions(features, tokens)
+        """Return the last layer's self-attention (B, K, H, T, T) of tokens (B, K, T)."""
+        _, _, inputs = self._read_captions(features, tokens)
         mask = causal(tokens.shape[-1], tokens.shape[-1], device=tokens.device)
         last = self._layers()[-1]
-        words = last.enter(entering, 0)
+        words = last.sublayer_input(inputs, 0)
         weights = last.read.weigh(words, last.read.project(words).keys, mask)  # (B * K, T, H, T)
         return weights.view(*tokens.shape, *weights.shape[2:]).transpose(2, 3)
 
     def _read_captions(self, features: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Bring the tokens (B, K, T) through all layers.
+        """Apply all layers to the tokens (B, K, T).
 
         Returns the words (B, K, T, n), the weights (B, K * T, H, L) of the last layer over the
-        grid, and the words as they came to the last layer (B * K, T, n).
+        grid, and the input (B * K, T, n) of the last layer.
         """
         length = tokens.shape[-1]
-        words = self._placed(self.enter_word(self._embed(tokens)))
+        words = self._add_positions(self.enter_word(self._embed(tokens)))
         mask = causal(length, length, device=tokens.device)
-        weights = entering = words
+        weights = inputs = words
         for number, (layer, grid) in enumerate(
             zip(self._layers(), self._grids(features), strict=True)
         ):
-            entering = words.flatten(0, 1)  # each caption reads itself
-            own = layer.read_all(entering, mask)
-            flat = own.view(words.shape).flatten(1, 2)  # the captions of an image share its grid
-            flat, weights = layer.look_and_think(flat, grid, tell=self._is_last(number))
+            inputs = words.flatten(0, 1)  # each caption attends over itself
+            attended = layer.self_attend(inputs, mask)
+            flat = attended.view(words.shape).flatten(1, 2)  # captions of an image share its grid
+            flat, weights = layer.attend_grid(flat, grid, need_weights=self._is_last(number))
             words = flat.view(words.shape)
-        return words, weights, entering
+        return words, weights, inputs
 
     def _grids(self, features: Tensor) -> list[ProjectedGrid]:
         """Project the grids (B, L, D) for every layer."""
         cells = self.grid_positions(self.enter_grid(self.grid_layers(features)))
         return [layer.look.project(cells) for layer in self._layers()]
 
-    def _placed(self, words: Tensor, *, first: int = 0) -> Tensor:
-        """Tell words (B, K, T, n), whose first stands at that place, where they are."""
+    def _add_positions(self, words: Tensor, *, first: int = 0) -> Tensor:
+        """Encode the positions `first`, first + 1, ... of the words (B, K, T, n)."""
         return cast(Tensor, self.place_word(self.word_positions(words, first=first)))
 
     def _is_last(self, number: int) -> bool:
@@ -137,10 +138,10 @@ class TransformerDecoder(WordDecoder):
 
 
 class _Layer(Layer):
-    """Words (B, ..., n) read each other, look at the grid, and think."""
+    """Self-attention, attention over the grid, and a feed-forward network."""
 
     def __init__(self, config: DecoderConfig, *, key_dim: int) -> None:
-        super().__init__(config, parts=3)
+        super().__init__(config, sublayers=3)
         n = config.hidden_dim
         self.look = Attention(
             score=config.score,
@@ -151,51 +152,50 @@ class _Layer(Layer):
             heads=config.heads,
         )
         self.look_output = nn.Linear(self.look.value_dim, n)
-        if self.first and config.score == "none":
-            self.norms[1] = nn.Identity()  # nobody reads the queries
+        if self.pre_norm and config.score == "none":
+            self.norms[1] = nn.Identity()  # the score ignores queries
 
-    def read_newest(
-        self, words: Tensor, before: Tensor, mask: Tensor | None
+    def attend_newest(
+        self, words: Tensor, cache: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Let the newest words (B, K, n) read what was said; see SelfAttention.read_newest."""
-        read, said = self.read.read_newest(self.enter(words, 0), before, mask)
-        return self.add(words, self.read_output(read), 0), said
+        """Apply self-attention to the newest words (B, K, n); see SelfAttention.attend_newest."""
+        context, cache = self.read.attend_newest(self.sublayer_input(words, 0), cache, mask)
+        return self.residual(words, self.read_output(context), 0), cache
 
-    def look_and_think(
-        self, words: Tensor, grid: ProjectedGrid, *, tell: bool
+    def attend_grid(
+        self, words: Tensor, grid: ProjectedGrid, *, need_weights: bool
     ) -> tuple[Tensor, Tensor]:
-        """Let words (B, Q, n), which have read each other, look at the grid, and think.
+        """Apply attention over the grid and the feed-forward network.
 
         Args:
-            words: any number of them an image.
-            grid: keys and values of the grid, of this layer.
-            tell: whether the attention weights over the grid are wanted.
+            words: (B, Q, n), after self-attention.
+            grid: of this layer.
+            need_weights: whether to return the attention weights.
 
         Returns:
-            The words (B, Q, n); the weights (B, Q, H, L), or the words again where they are not
-            wanted.
+            The words (B, Q, n), and the weights (B, Q, H, L), or the input where not needed.
         """
-        queries, weights = self.enter(words, 1), words
-        if tell:
+        queries, weights = self.sublayer_input(words, 1), words
+        if need_weights:
             context, weights = self.look(queries, grid)
         else:
             context = self.look.attend(queries, grid)
-        words = self.add(words, self.look_output(context), 1)
-        return self.add(words, self.think(self.enter(words, 2)), 2), weights
+        words = self.residual(words, self.look_output(context), 1)
+        return self.residual(words, self.think(self.sublayer_input(words, 2)), 2), weights
 
 
-def _longer(path: Tensor, *, said: int) -> Tensor:
-    """Let the paths (B, K, t) go on to the newest words, which stand behind those said before."""
-    own = torch.arange(said, said + path.shape[1], device=path.device)
-    return torch.cat([path, own[None, :, None].expand(len(path), -1, -1)], dim=-1)
+def _extend(path: Tensor, *, length: int) -> Tensor:
+    """Append the newest words, at length, length + 1, ... of the cache, to paths (B, K, t)."""
+    newest = torch.arange(length, length + path.shape[1], device=path.device)
+    return torch.cat([path, newest[None, :, None].expand(len(path), -1, -1)], dim=-1)
 
 
-def _on_path(path: Tensor, *, said: int, like: Tensor) -> Tensor | None:
-    """Give what is added to scores over all that is said (B, K, S): 0 for the words of a path.
+def _path_mask(path: Tensor, *, length: int, like: Tensor) -> Tensor | None:
+    """Return an additive mask (B, K, length): 0 on each path (B, K, t), -inf elsewhere.
 
-    Elsewhere -inf. None where each path (B, K, t) has all words, as with a single hypothesis.
+    None if every path holds all words, as with a single hypothesis.
     """
-    images, count, length = path.shape
-    if length == said:
+    images, count, on_path = path.shape
+    if on_path == length:
         return None
-    return like.new_full((images, count, said), -torch.inf).scatter_(-1, path, 0.0)
+    return like.new_full((images, count, length), -torch.inf).scatter_(-1, path, 0.0)

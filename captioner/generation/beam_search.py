@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioner.decoders.state import StepDecoder, asked_every, check_numbers
+from captioner.decoders.state import StepDecoder, check_numbers, sync_interval
 from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
 from captioner.generation.hypothesis import Hypothesis
@@ -127,7 +127,7 @@ def beam_search(
     Raises GenerationError: the decoder's scores are not numbers.
     """
     search = _Search(decoder, features, config, constraints, starts)
-    every = asked_every(features.device)
+    every = sync_interval(features.device)
     for step in range(config.maximum_length + 1):
         search.advance(step)
         asked = (step + 1) % every == 0 or step == config.maximum_length

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from captioner.decoders.state import StepDecoder, asked_every, check_numbers, log_probabilities
+from captioner.decoders.state import StepDecoder, check_numbers, log_probabilities, sync_interval
 from captioner.generation.constraints import Constraints
 from captioner.generation.trace import Trace
 from captioner.vocabulary import END
@@ -44,7 +44,7 @@ def roll_out(
     tokens = starts.unsqueeze(1).expand(-1, count)
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     trace = Trace(tokens.new_zeros(*tokens.shape, 0))
-    every, broken = asked_every(features.device), ended.new_zeros(())
+    every, broken = sync_interval(features.device), ended.new_zeros(())
     for step in range(constraints.maximum_length + 1):
         output = decoder.step(tokens, state)
         logs = log_probabilities(output.logits)

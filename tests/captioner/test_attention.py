@@ -177,7 +177,7 @@ def test_masks_by_their_rule() -> None:
     assert full(2, 3).tolist() == [[True] * 3] * 2
     with pytest.raises(ConfigError, match="3 queries"):
         causal(3, 2)
-    with pytest.raises(ConfigError, match="delta -1"):
+    with pytest.raises(ConfigError, match="delta is -1"):
         local(2, 2, delta=-1)
 
 
@@ -257,7 +257,7 @@ def test_weights_sum_to_one_in_half_precision(name: str) -> None:
         ({"score": "dotty"}, r"'dotty'.*additive, multiplicative, dot, scaled_dot, none"),
         (
             {"score": "dot", "heads": 3},
-            r"heads 3 do not divide query_dim 8 into equal parts: 2 or 4 would",
+            r"heads is 3, which does not divide query_dim 8: use 2 or 4",
         ),
     ],
 )
@@ -305,9 +305,13 @@ def test_a_word_is_told_its_place_whatever_stands_beside_it() -> None:
 def test_a_place_beyond_the_length_is_refused(kind: str) -> None:
     positions = Positions(kind=kind, dim=4, axes=1, length=3)
     assert positions(torch.zeros(1, 2, 4), first=1).shape[1] == 2
-    with pytest.raises(ConfigError, match=f"place 3 has no {kind} position: there are 3"):
+    with pytest.raises(
+        ConfigError, match=f"position 3 is out of range: there are 3 {kind} positions"
+    ):
         positions(torch.zeros(1, 2, 4), first=2)
-    with pytest.raises(ConfigError, match=f"place 3 has no {kind} position: there are 3"):
+    with pytest.raises(
+        ConfigError, match=f"position 3 is out of range: there are 3 {kind} positions"
+    ):
         Positions(kind=kind, dim=4, axes=2, length=3)(torch.zeros(1, 16, 4))
 
 

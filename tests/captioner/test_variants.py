@@ -239,11 +239,11 @@ def test_files_of_before_add_positions_as_they_are(
     ("changes", "sentence"),
     [
         ({"score": "dotty"}, "score 'dotty' is out of range"),
-        ({"heads": 3}, "heads 3 do not divide"),
+        ({"heads": 3}, "heads is 3, which does not divide"),
         ({"heads": 2, "value_dim": None}, "heads 2 needs projected values: set value_dim"),
         ({"score": "dot", "value_dim": None}, "set value_dim, to hidden_dim 8"),
         ({"score": "dot", "value_dim": 6}, "a query of 8 numbers with a key of 6"),
-        ({"score": "none", "heads": 2}, "the same mean"),
+        ({"score": "none", "heads": 2}, "needs no more than one"),
         ({"hidden_dim": 0}, "hidden_dim 0"),
         ({"value_dim": -1}, "value_dim -1"),
         ({"dropout": 1.0}, "dropout 1.0"),
@@ -251,12 +251,18 @@ def test_files_of_before_add_positions_as_they_are(
             {"kind": "transformer", "hidden_dim": 3, "positions": "sine"},
             "positions 'sine' need a hidden_dim of at least 4",
         ),
-        ({"kind": "top_down", "query": "current"}, "kind lstm alone, not of top_down"),
-        ({"kind": "transformer", "heads": 5, "attention_dim": 10}, "heads 5 do not divide hidden"),
-        ({"encoder_layers": 1, "hidden_dim": 10, "heads": 4}, "heads 4 do not divide hidden_dim"),
+        ({"kind": "top_down", "query": "current"}, "needs kind lstm, not top_down"),
+        (
+            {"kind": "transformer", "heads": 5, "attention_dim": 10},
+            "heads is 5, which does not divide hidden",
+        ),
+        (
+            {"encoder_layers": 1, "hidden_dim": 10, "heads": 4},
+            "heads is 4, which does not divide hidden_dim",
+        ),
         (
             {"heads": 3, "value_dim": 128},
-            "heads 3 do not divide value_dim 128 into equal parts: 2 or 4 would",
+            "heads is 3, which does not divide value_dim 128: use 2 or 4",
         ),
     ],
 )
