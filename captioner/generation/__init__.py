@@ -1,1 +1,1 @@
-"""From the scores of words to sentences: beam search, greedy, sampling."""
+"""Generation: beam search, greedy search and sampling."""

@@ -1,4 +1,4 @@
-"""Beam search for many images at once; each leaves as soon as it has its sentences."""
+"""Beam search over a batch of images; each image leaves the batch when it is finished."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from captioner.generation.trace import Ends, Trace
 
 __all__ = ["beam_search"]
 
-_OPEN = 0.75  # finished images are dropped once no more than this share is still open
+_OPEN = 0.75  # finished images are removed when at most this share is unfinished
 
 
 class _Search:
-    """The unfinished hypotheses of B images, K each, and the finished ones.
+    """The state of a search: B images with K unfinished hypotheses each, and the finished ones.
 
-    numbers: the image of each row, since finished ones are dropped; tokens: (B, K), the last words;
-    totals: (B, K), log-probabilities of the words so far; closed: (B,), images that are finished;
-    broken: (1,), whether any score was not a number.
+    numbers: (B,), the index of each row's image in the batch.
+    tokens: (B, K), the last words.
+    totals: (B, K), the summed log-probabilities of the words so far, best first.
+    closed: (B,), whether an image is finished.
+    broken: (1,), whether any score was NaN.
+    pool: the best finished hypotheses of each image.
     """
 
     def __init__(
@@ -41,62 +44,62 @@ class _Search:
         self.totals = torch.zeros(count, 1, device=device)
         self.closed = torch.zeros(count, dtype=torch.bool, device=device)
         self.broken = torch.zeros(1, dtype=torch.bool, device=device)
-        self.pool = Ends.nowhere(count, config.captions, device)
+        self.pool = Ends.empty(count, config.captions, device)
         self.numbers = torch.arange(count)
-        self.found: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
 
     def advance(self, step: int) -> None:
-        """Find the K best ways to go on with `step` words, and those that end with them."""
+        """Extend hypotheses of `step` words by one word, or end them."""
         forbidden = self.constraints.forbidden(self.trace.words)
         beam = self.config.beam_size
-        found = self.step(self.tokens, self.totals, forbidden, self.state, beam=beam)
-        self.broken |= torch.isnan(found.end_logs).any()
+        extended = self.step(self.tokens, self.totals, forbidden, self.state, beam=beam)
+        self.broken |= torch.isnan(extended.end_logs).any()
         if step == self.config.maximum_length:
-            found = found.over(self.totals)
-        self._finish(found, step)
-        self.tokens, self.totals, self.state = found.tokens, found.totals, found.state
+            extended = extended.end_all(self.totals)
+        self._finish(extended, step)
+        self.tokens, self.totals, self.state = extended.tokens, extended.totals, extended.state
         self._close()
-        self.trace.add(found.output, found.parents, found.tokens, found.logs)
+        self.trace.add(extended.output, extended.parents, extended.tokens, extended.logs)
 
-    def _finish(self, found: Step, step: int) -> None:
-        """Put the hypotheses that end after `step` words into the pools of images still open."""
+    def _finish(self, extended: Step, step: int) -> None:
+        """Add hypotheses that end after `step` words to the pools of unfinished images."""
         self.pool = self.pool.best_of(
             Ends(
-                found.ending.masked_fill(self.closed.unsqueeze(1), -torch.inf)
+                extended.ending.masked_fill(self.closed.unsqueeze(1), -torch.inf)
                 / (step + 1) ** self.config.length_penalty,
-                torch.full_like(found.ended, step),
-                found.ended,
-                found.end_logs.gather(1, found.ended),
+                torch.full_like(extended.ended, step),
+                extended.ended,
+                extended.end_logs.gather(1, extended.ended),
             )
         )
 
     def _close(self) -> None:
-        """Close the images whose unfinished hypotheses cannot enter the pool any longer.
+        """Close images whose unfinished hypotheses cannot enter the pool any more.
 
-        At best, every word to come has the probability 1 and the caption gets the maximum length.
+        The upper bound of a score: all further words have probability 1 up to the maximum length.
         """
         longest = self.config.maximum_length + 1
         bound = self.totals[:, 0] / longest**self.config.length_penalty
         self.closed |= bound <= self.pool.score[:, -1]
 
     def collect(self) -> bool:
-        """Read the closed images and drop them, where it is worth it; say whether any is left."""
-        answer = torch.cat([self.closed, self.broken]).cpu()  # all that is asked, at once
-        check_numbers(bool(answer[-1]))
-        closed = answer[:-1]
-        open_ = int((~closed).sum())
-        if open_ > _OPEN * len(closed):
+        """Remove closed images if they are many enough; return whether any image is unfinished."""
+        flags = torch.cat([self.closed, self.broken]).cpu()  # one copy from the device
+        check_numbers(bool(flags[-1]))
+        closed = flags[:-1]
+        unfinished = int((~closed).sum())
+        if unfinished > _OPEN * len(closed):
             return True
         rows = closed.nonzero().squeeze(1).to(self.closed.device, non_blocking=True)
         ends = Ends(*(part[rows, : self.config.captions] for part in self.pool))
         captions = self.trace.read(rows, ends)
         for number, hypotheses in zip(self.numbers[closed].tolist(), captions, strict=True):
-            self.found[number] = hypotheses
-        if open_:
+            self.results[number] = hypotheses
+        if unfinished:
             left = (~closed).nonzero().squeeze(1)
             self._keep(left.to(self.closed.device, non_blocking=True))
             self.numbers = self.numbers[~closed]
-        return open_ > 0
+        return unfinished > 0
 
     def _keep(self, rows: Tensor) -> None:
         self.tokens, self.totals = self.tokens[rows], self.totals[rows]
@@ -111,26 +114,28 @@ def beam_search(
     constraints: Constraints,
     starts: Tensor,
 ) -> list[list[Hypothesis]]:
-    """Keep the K best unfinished hypotheses an image; finished ones leave into a pool.
+    """Keep the K best unfinished hypotheses of each image, and a pool of the best finished ones.
 
-    The pool holds as many as are returned. An image is finished when none of its hypotheses can
-    enter its pool any longer. It therefore gets the captions of a search to the maximum length, and
-    the same captions alone as in a batch.
+    The pool has `config.captions` places. An image is finished when no unfinished hypothesis can
+    enter its pool. So its captions are those of a search to the maximum length, and do not depend
+    on the batch.
 
     Args:
         decoder: scores the words.
-        features: (B, L, D), the grids of B images.
-        config: how many hypotheses are kept and returned.
-        constraints: on what may be said, as long as the configuration lets it be.
-        starts: (B,), the token that each image's captions begin with.
+        features: (B, L, D), the grids.
+        config: beam size, captions, length penalty.
+        constraints: with the maximum length of `config`.
+        starts: (B,), the first token of each image's captions.
 
-    Raises GenerationError: the decoder's scores are not numbers.
+    Returns the hypotheses of each image, best first.
+
+    Raises GenerationError: a score is NaN.
     """
     search = _Search(decoder, features, config, constraints, starts)
-    every = sync_interval(features.device)
+    interval = sync_interval(features.device)
     for step in range(config.maximum_length + 1):
         search.advance(step)
-        asked = (step + 1) % every == 0 or step == config.maximum_length
-        if asked and not search.collect():
+        is_sync = (step + 1) % interval == 0 or step == config.maximum_length
+        if is_sync and not search.collect():
             break
-    return search.found
+    return search.results

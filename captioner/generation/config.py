@@ -1,4 +1,4 @@
-"""How sentences are made from scores of words: the settings of generation."""
+"""The settings of generation."""
 
 from __future__ import annotations
 
@@ -16,73 +16,70 @@ from captioner.vision.bounds import EXPLAINED, Positive, check_bounds
 __all__ = ["MAX_BEAM_SIZE", "GenerationConfig", "Length"]
 
 MAX_BEAM_SIZE = 20
-"""Of every front end: a wider beam finds no better sentences, and takes time and memory."""
+"""The widest beam; wider ones cost time and memory and find no better sentences."""
 
-_MOST_DRAWN = 10_000  # captions of an image; more would take all memory
+_MOST_SAMPLES = 10_000  # captions of an image, limited by memory
 
 Length = Annotated[int, Interval(ge=1, le=256)]
-"""Words of a caption at most: a model that never says <end> is stopped there."""
+"""The maximum number of words of a caption."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """How sentences are made from scores of words.
+    """The settings of generation.
 
-    Raises ConfigError: a value cannot work; the detail names every such field.
+    Raises ConfigError: values are out of range or contradict each other; it names each.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
 
     beam_size: Annotated[int, Interval(ge=1, le=MAX_BEAM_SIZE)] = 5
-    """Hypotheses; 1 is greedy."""
+    """Hypotheses kept at each step; 1 is greedy search."""
     captions: Positive = 1
-    """How many of the best are returned."""
+    """The number of captions returned."""
     length_penalty: Annotated[float, Interval(ge=0, lt=10)] = 0.5
-    """a in sum / length^a: 0 prefers short captions, 1 takes the mean."""
+    """a in score = sum / length^a: 0 prefers short captions, 1 ranks by the mean."""
     consensus: bool = True
-    """Of the sentences that a beam has finished those come first that people would most agree with,
-    where the checkpoint knows that (captioner.trust.consensus). False: the likeliest."""
+    """Rank the sentences of a beam by expected CIDEr, if the checkpoint has the
+    statistics (captioner.trust.consensus). False: by probability."""
     no_repeat_ngram: Annotated[int, Ge(0)] = 2
-    """No n words stand twice in this order, and no word twice in a row ("a hat hat"); 0 allows
-    both. With a vocabulary of characters, such as Chinese ones, the last may stand twice in a
-    row."""
+    """n: no n-gram occurs twice, and no word twice in a row; 0: both may. With a vocabulary of
+    characters a character may occur twice in a row."""
     different_around: str = "and"
-    """No word stands on both sides of this one, as in "a red and red car": the attention has looked
-    at one thing twice. A word that the vocabulary does not have, or "", allows it."""
+    """A word that must not stand between two equal words ("a red and red car"); "": none."""
     minimum_length: Annotated[int, Ge(0)] = 1
-    """Words, before <end> may come."""
+    """Words, before <end> is allowed."""
     maximum_length: Length = 24
-    """Words; then <end> must come."""
+    """Words, after which the caption ends."""
     sample: bool = False
-    """Draw words at random instead of searching for the likeliest."""
+    """Whether words are sampled at random, instead of searched."""
     temperature: Annotated[float, Gt(0)] = 1.0
-    """Below 1 sharpens, above 1 flattens what is drawn."""
+    """Of sampling: below 1 sharpens the distribution, above 1 flattens it."""
     top_k: Annotated[int, Ge(0)] = 0
-    """Draw from the k likeliest words only; 0: from all."""
+    """Sample from the k most probable words; 0: from all."""
     top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
-    """Draw from the likeliest words that together have this probability."""
+    """Sample from the most probable words that together have this probability."""
     seed: Annotated[int, Interval(ge=-(2**63), le=2**64 - 1)] | None = None
-    """Of sampling, as torch takes it; None draws anew every time."""
+    """Of sampling; None: different captions every time."""
     style: str = ""
-    """Which of the styles that a model has learned, such as those of two data sets; "": the
-    first."""
+    """The style of the captions, if the model was trained on several; "": the default style."""
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())
 
     @property
-    def searches(self) -> bool:
-        """Whether a beam searches, in place of greedy words or drawn ones."""
+    def uses_beam(self) -> bool:
+        """Whether this is a beam search, not greedy search or sampling."""
         return self.beam_size > 1 and not self.sample
 
     @property
-    def chooses(self) -> bool:
-        """Whether consensus chooses among its sentences."""
-        return self.searches and self.consensus
+    def uses_consensus(self) -> bool:
+        """Whether the sentences of a beam are ranked by expected CIDEr."""
+        return self.uses_beam and self.consensus
 
     def _contradictions(self) -> Iterator[str]:
-        if self.sample and self.captions > _MOST_DRAWN:
-            yield f"captions {self.captions} is out of range: it is at most {_MOST_DRAWN}"
+        if self.sample and self.captions > _MOST_SAMPLES:
+            yield f"captions {self.captions} is out of range: it is at most {_MOST_SAMPLES}"
         if not self.sample and self.captions > self.beam_size:
             remedy = f"ask for {MAX_BEAM_SIZE} or fewer"
             if self.captions <= MAX_BEAM_SIZE:
@@ -98,18 +95,18 @@ class GenerationConfig:
             )
 
     def changed(self, **settings: Any) -> GenerationConfig:
-        """These settings with some of them changed; a beam becomes as wide as `captions` needs.
+        """Return a copy with other settings; the beam becomes as wide as `captions` needs.
 
         Raises ConfigError: there is no such setting, or it is out of range.
         """
-        known = [field.name for field in fields(self)]
+        names = [field.name for field in fields(self)]
         for name in settings:
-            if name not in known:
-                near = get_close_matches(name, known, 1)
-                meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-                raise ConfigError(f"there is no setting {name!r}: {meant}")
+            if name not in names:
+                near = get_close_matches(name, names, 1)
+                hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
+                raise ConfigError(f"there is no setting {name!r}: {hint}")
         settings = {
-            # Integers of numpy are no int.
+            # numpy's integers are no int.
             name: value
             if isinstance(value, bool) or not isinstance(value, Integral)
             else int(value)
@@ -120,13 +117,15 @@ class GenerationConfig:
             settings["beam_size"] = max(self.beam_size, min(captions, MAX_BEAM_SIZE))
         return replace(self, **settings)
 
-    def asked(
+    def for_request(
         self, *, beam_size: int | None = None, captions: int = 1, style: str | None = None
     ) -> GenerationConfig:
-        """These settings with what somebody asked for: one rule for every front end.
+        """Return a copy with the options of a request, by the same rule in every front end.
 
-        Without a beam size it is these settings' own, made as wide as `captions` needs; without a
-        style, or with "", their own too. Whether there is such a style, the model knows.
+        Args:
+            beam_size: None: the own one, made as wide as `captions` needs.
+            captions: the number of captions.
+            style: None or "": the own one. It is not checked here.
 
         Raises ConfigError: one of them is out of range.
         """

@@ -1,4 +1,4 @@
-"""What a hypothesis may say next: lengths, repetitions, and words that are never said."""
+"""Constraints on the next word: lengths, repetitions, and tokens that are never generated."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ __all__ = ["Constraints", "restrict"]
 
 
 class Constraints:
-    """Rules over the log-probabilities of the next word.
+    """Constraints on the next word of hypotheses.
 
-    A hypothesis that no word is left for may always end, so that every hypothesis finishes.
+    A hypothesis without an allowed word may always end, so every hypothesis finishes.
 
     Args:
-        maximum_length: words, after which only <end> may come.
-        minimum_length: words, before which <end> may not come.
-        no_repeat_ngram: no n words stand twice in this order, and no word twice in a row; 0 allows
+        maximum_length: the number of words after which only <end> is allowed.
+        minimum_length: the number of words before which <end> is forbidden.
+        no_repeat_ngram: n: forbids an n-gram to occur twice, and a word twice in a row; 0: allows
             both.
-        no_repeat_word: False allows the same token twice in a row all the same, where tokens are
-            characters: languages repeat those within words.
-        conjunction: the number of a word that has no word on both sides, such as "and"; <unk>,
-            which is never said, allows it.
-        silent: tokens that stand for no word; neither they nor <unk> are said.
-        must_end: False lets a hypothesis go on after `maximum_length` words, for those who would
-            rather cut it there than have it end with a word that it has not chosen.
-        device: where the words are.
+        no_repeat_word: False: allows a token twice in a row, for vocabularies of characters.
+        conjunction: a token that must not have the same word on both sides, such as "and"; <unk>:
+            no such token.
+        silent: tokens that are never generated, besides <unk>.
+        must_end: False: hypotheses may exceed `maximum_length`; the caller cuts them.
+        device: of the log-probabilities.
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class Constraints:
         self._never = torch.tensor([END, *silent, UNK]).to(device, non_blocking=True)
 
     def apply(self, logs: Tensor, history: Tensor) -> Tensor:
-        """Set what is not allowed to -inf.
+        """Return the log-probabilities with -inf for forbidden words.
 
         Args:
             logs: (B, K, words), log-probabilities of the next word.
@@ -63,28 +61,27 @@ class Constraints:
         return restrict(logs, self.forbidden(history))
 
     def forbidden(self, history: Tensor) -> Tensor:
-        """Give the words that each hypothesis may not say after its history (B, K, t): (B, K, F).
+        """Return the forbidden words (B, K, F) after histories (B, K, t), padded with <pad>.
 
-        <pad>, which is never said, stands where there is none. That a sentence is long enough is
-        not in it.
+        The maximum length is not included.
         """
         step = history.shape[-1]
         never = self._never if step < self.minimum_length else self._never[1:]
-        found = [never.expand(*history.shape[:2], -1)]
+        forbidden = [never.expand(*history.shape[:2], -1)]
         if self.no_repeat_ngram:
-            found.append(_repetitions(history, self.no_repeat_ngram))
+            forbidden.append(_repetitions(history, self.no_repeat_ngram))
             if self.no_repeat_word:
-                found.append(history[..., -1:])
+                forbidden.append(history[..., -1:])
         if self.conjunction != UNK and step >= 2:
             before, last = history[..., -2:-1], history[..., -1:]
-            found.append(before.where(last == self.conjunction, PAD))
-        return torch.cat(found, dim=-1)
+            forbidden.append(before.where(last == self.conjunction, PAD))
+        return torch.cat(forbidden, dim=-1)
 
 
 def restrict(logs: Tensor, forbidden: Tensor) -> Tensor:
-    """Set log-probabilities (B, K, words) of words that may not be said (B, K, F) to -inf.
+    """Set the log-probabilities (B, K, words) of forbidden words (B, K, F) to -inf.
 
-    A hypothesis that no word is left for may end.
+    A hypothesis without an allowed word may end.
     """
     allowed = logs.scatter(-1, forbidden, -torch.inf)
     stuck = torch.isneginf(allowed.amax(dim=-1))
@@ -93,7 +90,7 @@ def restrict(logs: Tensor, forbidden: Tensor) -> Tensor:
 
 
 def _repetitions(history: Tensor, n: int) -> Tensor:
-    """Give every word that would complete an n-gram which stands in the history (B, K, t)."""
+    """Return the words that would complete an n-gram of the history (B, K, t) again."""
     if history.shape[-1] < n:
         return history[..., :0]
     grams = history.unfold(-1, n, 1)  # (B, K, t - n + 1, n)

@@ -1,6 +1,6 @@
-"""Generation: greedy, sampling and beam search over the decoder's `start` and `step`.
+"""Generation with a decoder: beam search, greedy search or sampling.
 
-Every method works on B images x K hypotheses at once, on the decoder's device.
+Every method works on B images with K hypotheses each, on the decoder's device.
 """
 
 from __future__ import annotations
@@ -33,24 +33,23 @@ def generate(
     starts: Sequence[int] | None = None,
     consensus: Consensus | None = None,
 ) -> list[list[Hypothesis]]:
-    """Write captions for the grids (B, L, D) of B images.
+    """Generate captions for the grids of B images.
 
     Args:
         decoder: scores the words.
-        features: of B images.
-        config: the method, its width, and what may be said.
-        vocabulary: numbers the words that the configuration names, and says what a word is; None:
-            it has none of them, and its tokens are words.
-        starts: the token that each image's captions begin with; None: that of the style that the
-            configuration names.
-        consensus: puts the sentences of a beam in order, where the configuration lets it.
+        features: (B, L, D).
+        config: method, beam size, constraints.
+        vocabulary: of the words that the configuration names; None: tokens are words without names.
+        starts: the first token of each image's captions; None: the token of the configured style.
+        consensus: re-ranks the sentences of a beam, if the configuration allows it.
 
-    Returns for each image `config.captions` hypotheses, the best first (sampling: as drawn).
-    Fewer come back only where so few sentences exist under the constraints.
+    Returns:
+        For each image `config.captions` hypotheses, best first (samples in the order drawn). Fewer
+        only if the constraints allow no more sentences.
 
     Raises:
         ConfigError: the vocabulary does not have the style.
-        GenerationError: the decoder's scores are not numbers.
+        GenerationError: a score is NaN.
     """
     vocabulary = vocabulary or Vocabulary([])
     if starts is None:
@@ -65,11 +64,11 @@ def generate(
         silent=vocabulary.silent,
         device=features.device,
     )
-    if config.chooses and consensus is not None:
+    if config.uses_consensus and consensus is not None:
         whole_beam = replace(config, captions=config.beam_size)
-        found = beam_search(decoder, features, whole_beam, constraints, begin)
-        return [each[: config.captions] for each in consensus.choose(features, found)]
-    if config.searches:
+        beams = beam_search(decoder, features, whole_beam, constraints, begin)
+        return [beam[: config.captions] for beam in consensus.choose(features, beams)]
+    if config.uses_beam:
         return beam_search(decoder, features, config, constraints, begin)
     choose = _sampler(config, features.device) if config.sample else choose_likeliest
     return roll_out(

@@ -11,15 +11,15 @@ __all__ = ["Hypothesis"]
 
 
 class Hypothesis(NamedTuple):
-    """A finished sentence of T words.
+    """A finished sentence of T words. Tensors are float32 on the CPU.
 
     tokens: the words, without <end>.
-    score: what a beam ranks sentences by: the log-probability of the words and <end> over their
+    score: the ranking score: the summed log-probability of words and <end>, divided by their
         number to the power of GenerationConfig.length_penalty.
     log_probabilities: (T + 1,), of the words and <end>.
-    attention: (T, L), gate: (T,) and heads: (T, H, L), or None where the decoder has none.
-
-    All are on the CPU, in float32; of an exported model they are arrays of numpy.
+    attention: (T, L); None if the decoder has no attention.
+    gate: (T,); None if the decoder has no gate.
+    heads: (T, H, L); None if there is one head.
     """
 
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""One word after the other, without a search: greedy, sampling, and self-critical training."""
+"""Generation without a search: greedy, sampling, and self-critical training."""
 
 from __future__ import annotations
 
@@ -24,27 +24,26 @@ def roll_out(
     choose: Callable[[Tensor], Tensor],
     starts: Tensor,
 ) -> Trace:
-    """Follow `count` hypotheses for each of the grids (B, L, D) until all have said <end>.
+    """Generate `count` hypotheses for each of the grids (B, L, D) until all have ended.
 
     Args:
         decoder: scores the words.
-        features: of B images.
-        count: hypotheses an image.
-        constraints: on what may be said.
-        choose: takes a word (B, K) for each row of log-probabilities (B, K, words), of which those
-            that may not be said are -inf.
-        starts: (B,), the token that each image's hypotheses begin with.
+        features: (B, L, D).
+        count: hypotheses per image.
+        constraints: on the words.
+        choose: maps log-probabilities (B, K, words), -inf for forbidden words, to words (B, K).
+        starts: (B,), the first token of each image's hypotheses.
 
     Returns:
-        What was said and seen. After its first <end> a hypothesis says anything.
+        The trace. Words after a hypothesis's first <end> are arbitrary.
 
-    Raises GenerationError: the decoder's scores are not numbers.
+    Raises GenerationError: a score is NaN.
     """
     state = decoder.start(features).expand(count)
     tokens = starts.unsqueeze(1).expand(-1, count)
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     trace = Trace(tokens.new_zeros(*tokens.shape, 0))
-    every, broken = sync_interval(features.device), ended.new_zeros(())
+    interval, broken = sync_interval(features.device), ended.new_zeros(())
     for step in range(constraints.maximum_length + 1):
         output = decoder.step(tokens, state)
         logs = log_probabilities(output.logits)
@@ -53,29 +52,29 @@ def roll_out(
         trace.add(output, None, tokens, logs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
         state = output.state
         ended |= tokens == END
-        if (step + 1) % every == 0 or step == constraints.maximum_length:
-            over, wrong = torch.stack([ended.all(), broken]).tolist()
-            check_numbers(wrong)
-            if over:
+        if (step + 1) % interval == 0 or step == constraints.maximum_length:
+            all_ended, any_nan = torch.stack([ended.all(), broken]).tolist()
+            check_numbers(any_nan)
+            if all_ended:
                 break
     return trace
 
 
 def choose_likeliest(logs: Tensor) -> Tensor:
-    """Choose the likeliest word for each row of log-probabilities (B, K, words): greedy."""
+    """Choose the most probable word for each row of log-probabilities (B, K, words): greedy."""
     return logs.argmax(dim=-1)
 
 
 class Sampler:
-    """Draws a word by its probability.
+    """Samples words by their probability.
 
     Args:
-        temperature: below 1 sharpens, above 1 flattens what is drawn from.
+        temperature: below 1 sharpens the distribution, above 1 flattens it.
         top_k: see filter_top.
         top_p: see filter_top.
-        generator: on the device of the decoder; None: torch's own.
-        shared: use the same random numbers for every image of a batch, so that what is drawn for
-            an image does not depend on the others.
+        generator: on the decoder's device; None: torch's default.
+        shared: use the same random numbers for every image, so that the samples of an image do not
+            depend on the batch.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Sampler:
 
     def __call__(self, logs: Tensor) -> Tensor:
         """Choose a word for each row of log-probabilities (B, K, words): (B, K)."""
-        # However low the temperature, the likeliest word stays at 0 while others fall to -inf.
+        # The most probable word stays at 0 however low the temperature.
         below = logs - logs.amax(dim=-1, keepdim=True)
         scaled = below / max(self.temperature, torch.finfo(logs.dtype).tiny)
         kept = filter_top(scaled, top_k=self.top_k, top_p=self.top_p)
@@ -102,36 +101,35 @@ class Sampler:
 def draw(
     probabilities: Tensor, *, generator: torch.Generator | None = None, shared: bool = False
 ) -> Tensor:
-    """Draw a word for each row of probabilities (..., words), by the inverse of their running sum.
+    """Sample a word for each row of probabilities (..., words), by inverting their cumulative sum.
 
-    torch.multinomial draws a random number for every word: on a CPU, two fifths of the time of a
-    step of the bundled model.
+    torch.multinomial draws one random number per word, which is slow on a CPU.
 
     Args:
-        probabilities: float32 or finer, since a sum of thousands in half the bits loses most words.
-            They need not sum to 1, but one must be above 0; a word of probability 0 is never drawn.
-        generator: on their device; None: torch's own.
+        probabilities: float32 or float64. They need not sum to 1. Words of probability 0 are never
+            drawn, unless all are 0.
+        generator: on their device; None: torch's default.
         shared: use the same random numbers along the first dimension.
     """
     sums = probabilities.cumsum(dim=-1)
-    # Where a random number next to 1 is rounded up to the whole sum, there is no word.
     total = sums[..., -1:]
     shape = (1, *total.shape[1:]) if shared else total.shape
     chance = torch.rand(shape, generator=generator, device=total.device, dtype=total.dtype)
+    # chance * total may round up to total, beyond the last word.
     chosen = torch.searchsorted(
         sums, torch.minimum(chance * total, total.nextafter(-total)), right=True
     )
-    # NaN has no place among the sums; who asks for numbers hears of it (check_numbers).
+    # Sums of NaN give an index beyond the end; check_numbers raises later.
     return chosen.squeeze(-1).clamp(max=sums.shape[-1] - 1)
 
 
 def filter_top(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:
-    """Leave only the words to draw from; the likeliest always stays.
+    """Set the logits of all but the most probable words to -inf; at least one word is kept.
 
     Args:
         logits: (..., words).
-        top_k: keep the k likeliest (Fan et al. 2018); 0 keeps all.
-        top_p: keep the likeliest words whose probabilities reach p (Holtzman et al. 2020).
+        top_k: keep the k most probable words (Fan et al. 2018); 0: all.
+        top_p: keep the fewest words whose probabilities sum to p (Holtzman et al. 2020).
     """
     if 0 < top_k < logits.shape[-1]:
         least = logits.topk(top_k, dim=-1).values[..., -1:]

@@ -1,4 +1,4 @@
-"""One step of beam search: the module that the search runs, and that `captioner export` exports."""
+"""One step of beam search, as a module that `captioner export` can export."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ __all__ = ["BeamStep", "Step"]
 
 
 class Step(NamedTuple):
-    """What a step of B images with K hypotheses leads to: K' that go on, and those that end.
+    """The result of a step of B images: K' extended hypotheses, and those that end.
 
-    tokens, parents: (B, K'), what each says, and which hypothesis it follows; logs: of these words;
-    totals: (B, K'), log-probabilities of all words so far, the best first.
-    ending: (B, K'), the totals of those that end here, -inf where one does not; ended: (B, K'),
-    which hypotheses they are; end_logs: (B, K), of <end> after every hypothesis.
-    output: what the decoder said of the K before; state: of the K' that go on.
+    tokens: (B, K'), the new words.
+    parents: (B, K'), the hypotheses that they extend.
+    logs: (B, K'), the log-probabilities of the new words.
+    totals: (B, K'), the summed log-probabilities of all words, best first.
+    ending: (B, K'), the totals of hypotheses that end, with <end>; -inf for places without one.
+    ended: (B, K'), which hypotheses these are.
+    end_logs: (B, K), the log-probability of <end> after each hypothesis.
+    output: of the decoder, for the K hypotheses before.
+    state: of the decoder, for the K' hypotheses.
     """
 
     tokens: Tensor
@@ -34,18 +38,18 @@ class Step(NamedTuple):
     output: StepOutput
     state: State
 
-    def over(self, totals: Tensor) -> Step:
-        """End all K hypotheses, whose totals (B, K) came in: no word more may be said."""
-        everyone = torch.arange(totals.shape[1], device=totals.device)
+    def end_all(self, totals: Tensor) -> Step:
+        """End all K hypotheses, given their totals (B, K) before the step: the maximum length."""
+        hypotheses = torch.arange(totals.shape[1], device=totals.device)
         return self._replace(
             totals=torch.full_like(self.totals, -torch.inf),
             ending=totals + self.end_logs,
-            ended=everyone.expand_as(totals),
+            ended=hypotheses.expand_as(totals),
         )
 
 
 class BeamStep(nn.Module):
-    """Finds the best ways to go on with the hypotheses of B images."""
+    """Extends the hypotheses of B images by one word."""
 
     def __init__(self, decoder: StepDecoder) -> None:
         super().__init__()
@@ -60,14 +64,14 @@ class BeamStep(nn.Module):
         *,
         beam: int,
     ) -> Step:
-        """Read the last words, and keep the best that follow.
+        """Score all successors of K hypotheses per image and keep the K' best.
 
         Args:
             tokens: (B, K), the last words.
-            totals: (B, K), log-probabilities of the words so far.
-            forbidden: (B, K, F), words that each may not say.
+            totals: (B, K), the summed log-probabilities of the words so far.
+            forbidden: (B, K, F), the words that each hypothesis must not use next.
             state: of the decoder.
-            beam: K', how many are kept.
+            beam: K'.
         """
         output = self.decoder.step(tokens, state)
         logs = log_probabilities(output.logits)
@@ -76,10 +80,10 @@ class BeamStep(nn.Module):
         best, flat = sums.topk(torch.sym_min(2 * beam, sums.shape[1]), dim=1)
         parents, chosen = flat // words, flat % words
         ends = chosen == END
-        # A hypothesis ends only if that is among the K best ways to go on.
+        # A hypothesis ends only if <end> is among the K' best successors.
         ending, ended = torch.where(ends, best, -torch.inf)[:, :beam], parents[:, :beam]
-        going_on = best.masked_fill(ends, -torch.inf)
-        kept, alive = going_on.topk(torch.sym_min(beam, best.shape[1]), dim=1)
+        unfinished = best.masked_fill(ends, -torch.inf)
+        kept, alive = unfinished.topk(torch.sym_min(beam, best.shape[1]), dim=1)
         following, next_tokens = parents.gather(1, alive), chosen.gather(1, alive)
         return Step(
             tokens=next_tokens,

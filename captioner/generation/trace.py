@@ -1,8 +1,8 @@
-"""The trace of a search, from which the finished sentences are read.
+"""The trace of a search, from which finished sentences are read.
 
-A step's attention and gate are stored where the step made them; each hypothesis finds its own by
-walking back through its parents, so attention can never belong to another beam. The walk stays on
-the device, and all sentences come to the CPU in one copy.
+A step's attention and gate are stored by the hypothesis that computed them. A sentence finds its
+own by following its parents back through the steps, so it never gets those of another beam. This
+runs on the device, and all sentences are copied to the CPU at once.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from captioner.vocabulary import END
 
 __all__ = ["Ends", "Trace"]
 
-_LOOKS = ("attention", "gate", "heads")  # what a step may tell beside the logits
+_OPTIONAL = ("attention", "gate", "heads")  # optional outputs of a step
 
 
 class Ends(NamedTuple):
-    """Where C hypotheses of each of B images said <end>.
+    """The ends of C hypotheses of each of B images.
 
-    score: (B, C), what they are ordered by; -inf where there is no hypothesis.
-    step: (B, C), how many words came before; hypothesis: (B, C), which of that step's it was.
-    log_probability: (B, C), of that <end>.
+    score: (B, C), the ranking score; -inf for places without a hypothesis.
+    step: (B, C), the number of words before <end>.
+    hypothesis: (B, C), the index of the hypothesis at that step.
+    log_probability: (B, C), of <end>.
     """
 
     score: Tensor
@@ -35,49 +36,53 @@ class Ends(NamedTuple):
     log_probability: Tensor
 
     @classmethod
-    def nowhere(cls, images: int, count: int, device: torch.device) -> Ends:
-        """Hold nothing yet."""
-        nothing = torch.zeros(images, count, dtype=torch.long, device=device)
-        return cls(nothing.float() - torch.inf, nothing, nothing, nothing.float())
+    def empty(cls, images: int, count: int, device: torch.device) -> Ends:
+        """Return places without hypotheses."""
+        zeros = torch.zeros(images, count, dtype=torch.long, device=device)
+        return cls(zeros.float() - torch.inf, zeros, zeros, zeros.float())
 
     def best_of(self, other: Ends) -> Ends:
-        """Keep the C best of both."""
+        """Return the C best of both."""
         both = [torch.cat(pair, dim=1) for pair in zip(self, other, strict=True)]
         best = both[0].topk(self.score.shape[1], dim=1).indices
         return Ends(*(part.gather(1, best) for part in both))
 
     def take(self, rows: Tensor) -> Ends:
-        """Keep these images alone."""
+        """Keep these images only."""
         return Ends(*(part[rows] for part in self))
 
 
 class Trace:
-    """What every step of B images produced, and from which hypothesis of the step before.
+    """The tokens, log-probabilities, attention and parents of every step of B images.
 
     Args:
-        words: (B, K, t), of the hypotheses of the last step; (B, K, 0) before the first.
+        words: (B, K, 0) before the first step; then (B, K, t), the words of the hypotheses.
     """
 
     def __init__(self, words: Tensor) -> None:
         self.words = words
-        # A step's hypotheses (B, K) point into the step before; None: each follows itself.
+        # (B, K), indices into the hypotheses of the step before; None: the same index.
         self._parents: list[Tensor | None] = []
-        self._tokens: list[Tensor] = []  # (B, K), chosen at that step
-        self._logs: list[Tensor] = []  # (B, K), log-probabilities of those tokens
-        # Of the hypotheses of the step before, (B, K, ...): what the decoder gives of _LOOKS.
-        self._looks: dict[str, list[Tensor]] = {}
+        self._tokens: list[Tensor] = []  # (B, K)
+        self._logs: list[Tensor] = []  # (B, K)
+        # (B, K, ...), computed by the hypotheses of the step before.
+        self._outputs: dict[str, list[Tensor]] = {}
 
     def add(self, output: StepOutput, parents: Tensor | None, tokens: Tensor, logs: Tensor) -> None:
-        """Take down a step: tokens (B, K) chosen from the output, and their log-probabilities.
+        """Add a step.
 
-        Parents (B, K) say which hypothesis each follows; None: itself.
+        Args:
+            output: of the decoder.
+            parents: (B, K), the hypothesis that each extends; None: the one of the same index.
+            tokens: (B, K), the new words.
+            logs: (B, K), their log-probabilities.
         """
         self._parents.append(parents)
         self._tokens.append(tokens)
         self._logs.append(logs)
-        for name in _LOOKS:
-            if (look := getattr(output, name)) is not None:
-                self._looks.setdefault(name, []).append(look)
+        for name in _OPTIONAL:
+            if (part := getattr(output, name)) is not None:
+                self._outputs.setdefault(name, []).append(part)
         last = tokens.unsqueeze(-1)
         if parents is not None:
             index = parents.unsqueeze(-1).expand(-1, -1, self.words.shape[-1])
@@ -85,23 +90,25 @@ class Trace:
         self.words = torch.cat([self.words, last], dim=-1)
 
     def take(self, rows: Tensor) -> Trace:
-        """Keep these images alone."""
+        """Keep these images only."""
         taken = Trace(self.words[rows])
         taken._parents = [None if step is None else step[rows] for step in self._parents]
         taken._tokens = [step[rows] for step in self._tokens]
         taken._logs = [step[rows] for step in self._logs]
-        taken._looks = {name: [step[rows] for step in steps] for name, steps in self._looks.items()}
+        taken._outputs = {
+            name: [step[rows] for step in steps] for name, steps in self._outputs.items()
+        }
         return taken
 
     def read_all(self, *, length_penalty: float) -> list[list[Hypothesis]]:
-        """Read every hypothesis of a trace without parents up to its first <end>.
+        """Read every hypothesis of a trace without parents, up to its first <end>.
 
-        The length penalty is a in their score, sum / length^a.
+        Its score is sum / length^length_penalty.
         """
         steps = (self.words == END).int().argmax(dim=-1)
-        every, last = torch.stack(self._logs, dim=-1), steps.unsqueeze(-1)
-        logs = every.gather(-1, last).squeeze(-1)
-        totals = every.cumsum(dim=-1).gather(-1, last).squeeze(-1)
+        all_logs, last = torch.stack(self._logs, dim=-1), steps.unsqueeze(-1)
+        logs = all_logs.gather(-1, last).squeeze(-1)
+        totals = all_logs.cumsum(dim=-1).gather(-1, last).squeeze(-1)
         images, count = steps.shape
         numbers = torch.arange(max(images, count), device=steps.device)
         scores = totals / (steps + 1) ** length_penalty
@@ -109,42 +116,44 @@ class Trace:
         return self.read(numbers[:images], ends)
 
     def read(self, images: Tensor, ends: Ends) -> list[list[Hypothesis]]:
-        """Read the sentences that end there, of these images (B,) of the trace.
+        """Read the sentences of the ends, best first; those with a score of -inf are skipped.
 
-        Ends with a score of -inf are left out.
+        Args:
+            images: (B,), the rows of the trace that the ends belong to.
+            ends: of B images.
         """
-        said, seen = self._follow(images, ends)
+        words, parents = self._follow(images, ends)
         parts = {"score": ends.score, "step": ends.step, "end": ends.log_probability}
-        parts["tokens"] = _pick(self._tokens, images, said)
-        parts["logs"] = _pick(self._logs, images, said)
-        parts |= {name: _pick(steps, images, seen) for name, steps in self._looks.items()}
-        here = _to_cpu(parts)
+        parts["tokens"] = _pick(self._tokens, images, words)
+        parts["logs"] = _pick(self._logs, images, words)
+        parts |= {name: _pick(steps, images, parents) for name, steps in self._outputs.items()}
+        parts = _to_cpu(parts)
         return [
             [
-                _hypothesis({name: part[image, k] for name, part in here.items()})
+                _hypothesis({name: part[image, k] for name, part in parts.items()})
                 for k in range(ends.score.shape[1])
-                if here["score"][image, k] > -torch.inf
+                if parts["score"][image, k] > -torch.inf
             ]
             for image in range(len(images))
         ]
 
     def _follow(self, images: Tensor, ends: Ends) -> tuple[list[Tensor], list[Tensor]]:
-        """Walk back from the ends.
+        """Follow the parents back from the ends.
 
-        Returns for each step the hypothesis (B, C) that an end came through, and that one's parent,
-        which is the one that looked. Steps that came after an end give any hypothesis.
+        Returns, for each step, the hypotheses (B, C) on the paths and their parents, which computed
+        the attention. Their values after an end are arbitrary.
         """
-        at, said, seen = ends.hypothesis, [], []
+        at, on_path, before = ends.hypothesis, [], []
         for step in range(len(self._parents) - 1, -1, -1):
-            said.append(at)
+            on_path.append(at)
             if (parents := self._parents[step]) is not None:
                 at = torch.where(ends.step > step, parents[images].gather(1, at), at)
-            seen.append(at)
-        return said[::-1], seen[::-1]
+            before.append(at)
+        return on_path[::-1], before[::-1]
 
 
 def _pick(steps: list[Tensor], images: Tensor, chosen: list[Tensor]) -> Tensor:
-    """Take of each step (., K, ...) the chosen hypotheses (B, C) of the images: (B, C, T, ...)."""
+    """Gather hypotheses (B, C) of the images from each step (., K, ...): (B, C, T, ...)."""
     rows, before = [], 0
     for step, index in zip(steps, chosen, strict=True):
         rows.append(before + images.unsqueeze(1) * step.shape[1] + index)
@@ -153,10 +162,7 @@ def _pick(steps: list[Tensor], images: Tensor, chosen: list[Tensor]) -> Tensor:
 
 
 def _to_cpu(parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Bring tensors (B, C, ...) to the CPU in one copy, as float32.
-
-    The numbers of words are exact in it, up to 16 million.
-    """
+    """Copy tensors (B, C, ...) to the CPU at once, as float32, which is exact for tokens."""
     flat = [part.float().reshape(*part.shape[:2], -1) for part in parts.values()]
     together = torch.split(torch.cat(flat, dim=-1).cpu(), [part.shape[-1] for part in flat], dim=-1)
     return {
@@ -166,13 +172,13 @@ def _to_cpu(parts: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _hypothesis(parts: dict[str, Tensor]) -> Hypothesis:
-    """Make one hypothesis of what was read, without what came after its end."""
+    """Make one hypothesis, cut at its end."""
     length = int(parts["step"])
     logs = torch.cat([parts["logs"][:length], parts["end"].unsqueeze(0)])
     return Hypothesis(
         parts["tokens"][:length].long().tolist(),
         float(parts["score"]),
         logs,
-        # Copies, or each would keep the whole batch in memory.
-        **{name: parts[name][:length].clone() for name in _LOOKS if name in parts},
+        # Views would keep the whole batch in memory.
+        **{name: parts[name][:length].clone() for name in _OPTIONAL if name in parts},
     )

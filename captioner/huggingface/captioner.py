@@ -192,7 +192,7 @@ class HuggingFaceCaptioner(Captioner):
             "do_sample": config.sample,
             "num_beams": 1 if config.sample else config.beam_size,
         }
-        if config.searches:
+        if config.uses_beam:
             settings |= {"length_penalty": config.length_penalty, "early_stopping": False}
         if config.sample:
             names = ("temperature", "top_k", "top_p")

@@ -169,7 +169,7 @@ def _captions(
         dtype=arguments.dtype,
         max_pixels=arguments.max_pixels,
     )
-    config = captioner.generation.asked(
+    config = captioner.generation.for_request(
         beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
     )
     captioner.check_head(arguments.head)

@@ -427,17 +427,17 @@ def test_top_k_and_top_p() -> None:
 
 def test_what_is_asked_for_follows_one_rule() -> None:
     own = GenerationConfig(beam_size=5, length_penalty=0.7)
-    assert own.asked() == own
-    assert own.asked(captions=8) == replace(own, beam_size=8, captions=8)  # as wide as needed
-    assert own.asked(beam_size=20, captions=20).captions == 20
+    assert own.for_request() == own
+    assert own.for_request(captions=8) == replace(own, beam_size=8, captions=8)  # as wide as needed
+    assert own.for_request(beam_size=20, captions=20).captions == 20
     for asked in ({"beam_size": 2, "captions": 3}, {"captions": 21}, {"beam_size": 21}):
         with pytest.raises(ConfigError, match="is out of range"):
-            own.asked(**asked)
+            own.for_request(**asked)
     with pytest.raises(ConfigError, match="beam_size, 5: set beam_size 6 too, or ask for fewer"):
         GenerationConfig(captions=6)
-    assert replace(own, sample=True).asked(captions=20).captions == 20
+    assert replace(own, sample=True).for_request(captions=20).captions == 20
     with pytest.raises(ConfigError, match="it is at most 20"):
-        replace(own, sample=True).asked(captions=21)
+        replace(own, sample=True).for_request(captions=21)
 
 
 def test_every_field_that_is_out_of_bounds_is_named_at_once() -> None:

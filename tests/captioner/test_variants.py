@@ -242,7 +242,7 @@ def test_files_of_before_add_positions_as_they_are(
         ({"heads": 3}, "heads is 3, which does not divide"),
         ({"heads": 2, "value_dim": None}, "heads 2 needs projected values: set value_dim"),
         ({"score": "dot", "value_dim": None}, "set value_dim, to hidden_dim 8"),
-        ({"score": "dot", "value_dim": 6}, "a query of 8 numbers with a key of 6"),
+        ({"score": "dot", "value_dim": 6}, "of the same size, not 8 and 6"),
         ({"score": "none", "heads": 2}, "needs no more than one"),
         ({"hidden_dim": 0}, "hidden_dim 0"),
         ({"value_dim": -1}, "value_dim -1"),

@@ -110,7 +110,9 @@ class BatchConfig:
 
     def asked_of(self, generation: GenerationConfig) -> GenerationConfig:
         """What this batch makes of a checkpoint's own settings."""
-        return generation.asked(beam_size=self.beam_size, captions=self.captions, style=self.style)
+        return generation.for_request(
+            beam_size=self.beam_size, captions=self.captions, style=self.style
+        )
 
     def settings(self, generation: GenerationConfig, review: str | None) -> dict[str, Any]:
         """What two runs must share to write one output, beside the model.

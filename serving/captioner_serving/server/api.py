@@ -98,7 +98,7 @@ class CaptionFields(BaseModel):
         """
         if not shared:
             captioner.check_trust(self.minimum_trust)
-        return captioner.generation.asked(
+        return captioner.generation.for_request(
             beam_size=self.beam_size,
             captions=self.captions,
             style=None if shared else self.style,

@@ -68,7 +68,7 @@ def add_assistant_function(blocks: gr.Blocks, service: CaptionService) -> None:
         """
         photo = await _photo(config, image, image_url, image_path)
         client = client_key(request.client.host if request.client else "")
-        asked = service.captioner.generation.asked(captions=2)
+        asked = service.captioner.generation.for_request(captions=2)
         return describe(await service.caption_one(photo, asked, client=client))
 
     ways = [f"`{name}`, {text[0].lower()}{text[1:]}" for name, text in _ways(config).items()]

@@ -144,7 +144,7 @@ def _thumbnail(path: Path) -> str:
 
 def _settings(captioner: Captioner) -> dict[str, int | bool | str]:
     """What the page asks for until the visitor changes it, by the fields of the API."""
-    config = captioner.generation.asked(captions=SENTENCES)
+    config = captioner.generation.for_request(captions=SENTENCES)
     style = captioner.vocabulary.style(config.style)
     return {
         "beam_size": config.beam_size,

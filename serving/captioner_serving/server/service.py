@@ -81,7 +81,7 @@ class CaptionService:
         (decoded,) = self.pool.reader.produce(photo, [square]).result()
         decoded.check()
         image = decoded.prepared(image=name)
-        config = self.captioner.generation.asked(captions=captions)
+        config = self.captioner.generation.for_request(captions=captions)
         return self._batcher.submit(image, Order(config)).result()
 
     async def caption_one(

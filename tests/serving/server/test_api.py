@@ -115,7 +115,7 @@ def test_a_style_can_be_asked_for(
                 "/api/caption", files={"image": photo.read_bytes()}, data={"style": style}
             )
             (record,) = answer.json()["records"]
-            expected = captioner.caption(photo, captioner.generation.asked(style=style))
+            expected = captioner.caption(photo, captioner.generation.for_request(style=style))
             assert record["style"] == style and record["caption"] == expected.text
     answer = api.post("/api/caption", files={"image": jpeg()}, data={"style": "long"})
     assert answer.status_code == 422 and "no style 'long'" in answer.json()["detail"]

@@ -145,7 +145,7 @@ def _captioner(arguments: argparse.Namespace) -> Captioner:
     captioner = Captioner.from_pretrained(
         arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
     )
-    config = captioner.generation.asked(beam_size=arguments.beam_size, style=arguments.style)
+    config = captioner.generation.for_request(beam_size=arguments.beam_size, style=arguments.style)
     captioner.vocabulary.style(config.style)
     if arguments.unlike is not None and captioner.trust is None:
         file = trust_file(arguments.checkpoint or bundled_checkpoint())

@@ -226,7 +226,7 @@ class CaptionedSplit:
         corpus: Sequence[Target] | None = None,
     ) -> None:
         self.captioner = captioner
-        self.config = captioner.generation.asked(beam_size=beam_size, style=style)
+        self.config = captioner.generation.for_request(beam_size=beam_size, style=style)
         self.style = captioner.vocabulary.style(self.config.style)
         self._pooled: list[NDArray[np.float32]] = []  # the grids of each batch
         self._measures: dict[str, Calibration | DeletionTest | EffectMeans] = {}
@@ -311,7 +311,7 @@ class CaptionedSplit:
         return {
             "beam_size": self.config.beam_size,
             **({} if self.style is None else {"style": self.style}),
-            "consensus": self.config.chooses and self.captioner.consensus is not None,
+            "consensus": self.config.uses_consensus and self.captioner.consensus is not None,
             "dtype": str(self.captioner.dtype).removeprefix("torch."),
             "checkpoint": {
                 "name": self.captioner.name,
