@@ -1,4 +1,4 @@
-"""A photo in, a sentence out, and for every word the place where the model looked.
+"""Captions photos and shows, for every word, where the model looked.
 
 >>> from captioner import Captioner
 >>> caption = Captioner.from_pretrained().caption("photo.jpg")          # doctest: +SKIP
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Alternative", "Caption", "Captioner", "GenerationConfig", "Word", "__version__"]
 __all__ += errors.__all__
 
-# These need torch, which takes seconds to import: they are fetched when first asked for, so that
-# `captioner --help` does not wait.
+# Imported on first use, because torch takes seconds to import.
 _LAZY = {
     "Alternative": "captioner.caption",
     "Caption": "captioner.caption",
@@ -44,13 +43,13 @@ def __getattr__(name: str) -> Any:
 
 
 def _version() -> str:
-    # Not needed by the processes that decode, which are many and should start at once.
+    # Imported here, because decoding processes do not need it.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version("captioner")
     except PackageNotFoundError:  # a bare checkout on PYTHONPATH
-        return "0.1.0"
+        return "0.2.0"
 
 
 def __dir__() -> list[str]:

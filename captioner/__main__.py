@@ -7,13 +7,13 @@ import sys
 
 
 def main() -> int:
-    """Run the command and return its exit status; Ctrl-C ends even its imports in silence."""
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored
-    if ours:
+    """Run the command and return its exit status; Ctrl-C during imports ends it silently."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from captioner.cli import main as command
 
-    if ours:
+    if is_default:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return command()
 

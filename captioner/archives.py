@@ -1,6 +1,7 @@
-"""Archives from anywhere: their members, listed in order, to be read in place.
+"""Reading the members of untrusted archives in order.
 
-tarfile believes what a header says: sizes are looked at before, and damage is an error and no end.
+tarfile trusts the sizes in headers, and ends silently at damage. These functions check sizes first
+and raise at damage.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Self
 
 __all__ = ["BoundedTarInfo", "open_zip", "tar_members", "walk_tar"]
 
-_LARGEST_HEADER = 1 << 20  # tarfile reads names and attributes of a member at one go
+_LARGEST_HEADER = 1 << 20  # bytes; tarfile reads a header of names and attributes whole
 _HEADERS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -25,40 +26,40 @@ _HEADERS = (
 
 
 class BoundedTarInfo(tarfile.TarInfo):
-    """A member whose size is looked at before tarfile believes it."""
+    """A member whose size is checked when its header is read."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Read a header; tarfile.ReadError where it claims what no header has."""
+        """Read a header. Raises tarfile.ReadError: its size is negative or too large."""
         member = super().frombuf(buf, encoding, errors)
         if member.size < 0 or (member.type in _HEADERS and member.size > _LARGEST_HEADER):
-            raise tarfile.ReadError(f"a header says that it has {member.size:,} bytes")
+            raise tarfile.ReadError(f"a header claims {member.size:,} bytes")
         return member
 
 
 def walk_tar(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Give the members of an open tar file, none of which it keeps in memory.
+    """Iterate over the members of an open tar file without keeping them in memory.
 
-    Raises tarfile.ReadError: it is damaged.
+    Raises tarfile.ReadError: the file is damaged.
     """
     offset = -1
     while (member := tar.next()) is not None:
-        if member.size < 0 or tar.offset <= offset:  # or it would go round in circles
+        if member.size < 0 or tar.offset <= offset:  # an endless loop otherwise
             raise tarfile.ReadError(f"damaged at byte {member.offset:,}")
         offset = tar.offset
         yield member
-        tar.members = []  # type: ignore[attr-defined]  # or tarfile would remember them all
+        tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members
 
 
 def tar_members(path: str | Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Give the members of an uncompressed tar file, with the file.
+    """Iterate over the members of an uncompressed tar file, each with the open file.
 
-    Raises tarfile.ReadError: it is damaged or cut off.
+    Raises tarfile.ReadError: the file is damaged or truncated.
     """
     with tarfile.open(path, "r:", tarinfo=BoundedTarInfo) as tar:
         for member in walk_tar(tar):
             yield tar, member
-        # At damage tarfile just ends: where it ends there must be zeros, or nothing.
+        # tarfile ends at damage without an error: a valid end is zeros, or the end of the file.
         end = tar.offset
     with Path(path).open("rb") as file:
         file.seek(end)
@@ -69,5 +70,5 @@ def tar_members(path: str | Path) -> Iterator[tuple[tarfile.TarFile, tarfile.Tar
 
 @lru_cache(maxsize=4)
 def open_zip(path: str) -> zipfile.ZipFile:
-    """Open a zip file for as long as the process lives: its list of members may be long."""
+    """Open a zip file and keep it open, because reading its list of members is slow."""
     return zipfile.ZipFile(path)

@@ -1,7 +1,7 @@
-"""A checkpoint: weights, configuration, vocabulary and transform in one safetensors file.
+"""Checkpoints: weights, configuration, vocabulary and transform in one safetensors file.
 
-The tensors are the model's state dict. All else is one JSON document in the file's header, so
-loading runs no code from the file and needs neither pickle nor network.
+The tensors are the model's state dict. Everything else is one JSON document in the file's metadata.
+Loading runs no code from the file and needs neither pickle nor a network.
 """
 
 from __future__ import annotations
@@ -46,27 +46,32 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-"""Goes up when a file of the new kind would be misread by the old code."""
+"""Incremented when older code would misread a new file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A model with all that captioning with it needs."""
+    """A model and everything that captioning needs.
+
+    name: of the model, for records and model cards.
+    version: of its training.
+    metrics: its scores.
+    generation: its default settings.
+    """
 
     model: CaptionModel
     vocabulary: Vocabulary
     transform: TransformConfig
-    name: str  # which model this is, for records and model cards
-    version: str = "1"  # which training of it
-    metrics: Mapping[str, float] = field(default_factory=dict)  # its scores
-    # How it makes captions unless it is told otherwise; older files do not say.
+    name: str
+    version: str = "1"
+    metrics: Mapping[str, float] = field(default_factory=dict)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
 
     def save(self, path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float16) -> None:
-        """Write the checkpoint, in a folder that exists.
+        """Write the checkpoint into an existing folder.
 
-        Weight matrices get the dtype. Vectors (BatchNorm statistics, biases) stay float32: they are
-        small, and float16 would overflow some.
+        Matrices are stored in `dtype`. Vectors (BatchNorm statistics, biases) stay float32, because
+        some would overflow in float16.
 
         Raises OutputError: the file cannot be written.
         """
@@ -78,7 +83,7 @@ class Checkpoint:
             file.write(save(tensors, metadata={HEADER_KEY: json.dumps(self._header())}))
 
     def fingerprint(self) -> str:
-        """Digest weights, vocabulary and transform, but no dtype."""
+        """Return a digest of weights, vocabulary and transform, the same in every dtype."""
         digest = hashlib.sha256(repr((self.vocabulary.words, self.transform)).encode())
         for tensor in self.model.state_dict().values():
             digest.update(tensor.bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())
@@ -102,7 +107,7 @@ class Checkpoint:
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read a checkpoint, on the CPU, in float32, ready to caption.
+    """Load a checkpoint on the CPU, in float32, in evaluation mode.
 
     Raises:
         CheckpointNotFoundError: there is no such file.
@@ -114,15 +119,15 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     path = checkpoint_file(path)
     header = read_header(path)
     try:
-        # Older files repeat here what vocabulary and encoder decide, and did not scale positions.
-        repeated = {"vocabulary_size", "grid_dim"}
-        decoder = {key: one for key, one in header["decoder"].items() if key not in repeated}
+        # Older files have two more settings, and did not scale positions.
+        dropped = {"vocabulary_size", "grid_dim"}
+        decoder = {key: value for key, value in header["decoder"].items() if key not in dropped}
         decoder.setdefault("scaled_positions", decoder.get("positions", "none") == "none")
         vocabulary = Vocabulary(
             header["vocabulary"],
-            tokenizer=header.get("tokenizer", "words"),  # older checkpoints know no other
+            tokenizer=header.get("tokenizer", "words"),  # not in older files
             lowercase=bool(header.get("lowercase", True)),
-            styles=header.get("styles", ()),  # and no styles
+            styles=header.get("styles", ()),
         )
         generation = GenerationConfig(**_generation(header.get("generation", {})))
         vocabulary.start(generation.style)
@@ -145,17 +150,17 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointFormatError(
             f"{path} has a header that this Captioner cannot use ({error!s}): "
-            "it is damaged, or of another version, or of a score or decoder of somebody's own"
+            "it is damaged, from another version, or has a custom score or decoder"
         ) from error
 
 
 def _generation(settings: dict[str, Any]) -> dict[str, Any]:
-    """Drop a setting of version 0.1: every beam search is exact now."""
+    """Drop a setting of version 0.1 that no longer exists."""
     return {name: value for name, value in settings.items() if name != "exact"}
 
 
 def copy_checkpoint(source: Path, target: Path, **entries: Any) -> None:
-    """Copy a checkpoint, its tensors as they lie there, with other entries in its header.
+    """Copy a checkpoint with other entries in its header; tensors are copied unchanged.
 
     Raises OutputError: the copy cannot be written.
     """
@@ -164,14 +169,14 @@ def copy_checkpoint(source: Path, target: Path, **entries: Any) -> None:
         header = json.loads(document["__metadata__"][HEADER_KEY])
         document["__metadata__"][HEADER_KEY] = json.dumps(header | entries)
         text = json.dumps(document).encode()
-        text += b" " * (-len(text) % 8)  # as safetensors has it
+        text += b" " * (-len(text) % 8)  # safetensors aligns to 8 bytes
         with replace_file(target) as copy:
             copy.write(len(text).to_bytes(8, "little") + text)
             shutil.copyfileobj(file, copy)
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what a checkpoint says of itself: everything but the tensors.
+    """Read the header of a checkpoint: everything but the tensors.
 
     Raises:
         CheckpointNotFoundError: there is no such file.
@@ -185,8 +190,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
             text = (file.metadata() or {}).get(HEADER_KEY)
         if text is None:
             raise CheckpointFormatError(
-                f"{path} holds tensors but no Captioner configuration: "
-                "it is not a Captioner checkpoint"
+                f"{path} has no Captioner configuration: it is not a Captioner checkpoint"
             )
         header = json.loads(text)
     except SafetensorError as error:
@@ -206,7 +210,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _check_kind(path: Path) -> None:
-    """Name the usual mistakes before the parser stumbles over them."""
+    """Raise a CheckpointError for common mistakes, such as a folder or a pickle."""
     if str(path).startswith(HUGGING_FACE):
         raise CheckpointFormatError(
             f"{path} is a Hugging Face model: this command needs a Captioner checkpoint"
@@ -226,25 +230,22 @@ def _check_kind(path: Path) -> None:
         raise CheckpointNotFoundError(f"{path} cannot be read: {error.strerror}") from error
     if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
         raise CheckpointFormatError(
-            f"{path} is a pickle (torch.save), which could run code when it is read: "
-            "Captioner reads .safetensors files only"
+            f"{path} is a pickle (torch.save), which can run code when loaded: Captioner reads "
+            "only .safetensors files"
         )
     if start.startswith(b"version https://git-lfs"):
         raise CheckpointFormatError(f"{path} is a Git LFS pointer: run git lfs pull")
 
 
 def _plain(text: object) -> str:
-    """Let pass what may stand in records, tables and terminals.
-
-    Raises ValueError: it is no text, or has characters that steer a terminal.
-    """
+    """Return a name or version. Raises ValueError: it is not a str of printable characters."""
     if not (isinstance(text, str) and is_fit(text)):
         raise ValueError(f"the name or version {text!a} is not plain text")
     return text
 
 
 def _load_model(config: ModelConfig, vocabulary_size: int, path: Path) -> CaptionModel:
-    """Make the model around the file's tensors."""
+    """Build the model and load its tensors."""
     make = partial(CaptionModel, config, vocabulary_size=vocabulary_size)
     model = without_weights(make)
     expected = model.state_dict()
@@ -255,31 +256,31 @@ def _load_model(config: ModelConfig, vocabulary_size: int, path: Path) -> Captio
     except (SafetensorError, OSError) as error:
         raise CheckpointFormatError(f"{path} cannot be read: {error}") from error
     problems = [f"no {name}" for name in expected if name not in names]
-    problems += [f"a stray {name[:99]}" for name in sorted(names - expected.keys())]
+    problems += [f"an extra {name[:99]}" for name in sorted(names - expected.keys())]
     for name, tensor in tensors.items():
-        wanted = expected[name]
-        if tensor.shape != wanted.shape:
-            problems.append(f"{name} of shape {_shape(tensor)} instead of {_shape(wanted)}")
-        floats = tensor.is_floating_point() and wanted.is_floating_point()
-        if tensor.dtype != wanted.dtype and not floats:
-            problems.append(f"{name} of {tensor.dtype} instead of {wanted.dtype}")
+        target = expected[name]
+        if tensor.shape != target.shape:
+            problems.append(f"{name} of shape {_shape(tensor)} instead of {_shape(target)}")
+        floats = tensor.is_floating_point() and target.is_floating_point()
+        if tensor.dtype != target.dtype and not floats:
+            problems.append(f"{name} of {tensor.dtype} instead of {target.dtype}")
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointMismatchError(
             f"{path} does not fit its own configuration: it has {', '.join(problems[:3])}{more}"
         )
-    # Copies, not views of a file that somebody may write over while the model is at work.
+    # Copies: the file may be overwritten while the model runs.
     weights = {
         name: tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
         for name, tensor in tensors.items()
     }
     model.load_state_dict(weights, assign=True)
-    if any(buffer.is_meta for buffer in model.buffers()):  # tables that a network does not save
+    if any(buffer.is_meta for buffer in model.buffers()):  # not in the state dict
         model = make()
         model.load_state_dict(weights)
     return model.requires_grad_(False).eval()
 
 
 def _shape(tensor: Tensor) -> str:
-    """Say a shape that somebody may have made of a million numbers."""
+    """Return a shape as text; a damaged file may claim a million dimensions."""
     return str(tuple(tensor.shape)) if tensor.ndim < 10 else f"{tensor.ndim} dimensions"

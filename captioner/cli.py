@@ -1,7 +1,7 @@
-"""The `captioner` command: a table of verbs, each imported only when it is called.
+"""The `captioner` command: a table of verbs, each imported when it is called.
 
-A verb's module has `HELP` (one line), `EXAMPLES`, `add_arguments(parser)` and `run(arguments)`,
-which returns the exit status; it imports torch no earlier than in `run`.
+A verb's module has `HELP` (one line), `EXAMPLES`, `add_arguments(parser)` and `run(arguments)`.
+`run` returns the exit status, and only it imports torch.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["VERBS", "Verb", "main"]
 
 
 class Verb(NamedTuple):
-    """Where a verb lives, and its line in `captioner --help`."""
+    """A verb: its module and its line in `captioner --help`."""
 
     module: str
     summary: str
-    takes_fields: bool = False  # whether `--any.field value` is passed on to the verb
+    takes_fields: bool = False  # accepts `--any.field value`
 
 
 VERBS = {
@@ -58,22 +58,22 @@ VERBS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says which option or verb a misspelt one may have meant."""
+    """A parser that suggests the closest option or verb."""
 
     def error(self, message: str) -> NoReturn:
         """See ArgumentParser."""
         option = re.search(r"unrecognized arguments: .*?(--[\w.-]+)", message)
         verb = re.search(r"argument VERB: invalid choice: '([^']*)'", message)
-        if misspelt := option or verb:
-            known = self._option_string_actions if option else VERBS
-            near = get_close_matches(misspelt[1], known, 1)
+        if misspelled := option or verb:
+            names = self._option_string_actions if option else VERBS
+            near = get_close_matches(misspelled[1], names, 1)
             message += f"; did you mean {near[0]}?" if near else ""
         super().error(message)
 
 
 _EPILOG = """Run 'captioner VERB --help' for the options of a verb, with examples.
 
-Exit status: 0 all done; 1 something was not done, standard error says what; 2 wrong usage."""
+Exit status: 0 success; 1 something failed, see standard error; 2 wrong usage."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,9 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _reopen_closed()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a file name need not be valid text
+        if isinstance(stream, io.TextIOWrapper):  # file names may be invalid UTF-8
             stream.reconfigure(errors="surrogateescape")
-    # Pillow warns of odd metadata in photos that it reads all the same.
+    # Pillow warns about odd metadata that does not matter here.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         status = _dispatch(arguments)
@@ -93,10 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"captioner: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except BrokenPipeError:
-        _discard_output()  # its reader has gone
+        _discard_output()
         return 1
     except OSError as error:
-        if error.errno != errno.ENOSPC:  # files have errors of their own: this is standard output
+        if error.errno != errno.ENOSPC:
             raise
         _discard_output()
         print("captioner: standard output cannot be written: the disk is full", file=sys.stderr)
@@ -106,14 +106,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _reopen_closed() -> None:
-    """Let nothing be written where the shell has closed an output (`>&-`)."""
+    """Open /dev/null in place of a stream that the shell closed (`>&-`)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
 def _discard_output() -> None:
-    """Send standard output nowhere, so that the last flush of the process cannot fail."""
+    """Redirect standard output to /dev/null, so that the flush at exit cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -125,14 +125,14 @@ def _dispatch(arguments: list[str]) -> int:
     parser = _Parser(
         prog="captioner",
         usage="captioner [--version] VERB ...",
-        description=f"A photo in, a sentence out, and where each word comes from.\n\n{table}",
+        description=f"Caption photos, and show where each word comes from.\n\n{table}",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"captioner {__version__}")
     parser.add_argument("verb", choices=VERBS, metavar="VERB", help=argparse.SUPPRESS)
     if arguments:
-        parser.parse_args(arguments)  # which ends here
+        parser.parse_args(arguments)  # exits
     parser.print_help(sys.stderr)
     return 2
 
@@ -158,10 +158,10 @@ def _run(name: str, *arguments: str) -> int:
 
 
 def _add_fields(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, str]:
-    """Let the parser take every `--a.b value`; returns the fields by where it puts their values."""
+    """Add every `--a.b` of the arguments as an option; return the fields by their `dest`."""
     fields = {}
-    for word in arguments:
-        option = word.partition("=")[0]
+    for argument in arguments:
+        option = argument.partition("=")[0]
         if option == "--":
             break
         if option.startswith("--") and option not in parser._option_string_actions:
@@ -172,9 +172,9 @@ def _add_fields(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> di
 
 
 def _as_typed(detail: str, parser: argparse.ArgumentParser) -> str:
-    """Say `--beam-size 0` where a configuration says `beam_size 0`.
+    """Replace names of settings in a message by their options: beam_size becomes --beam-size.
 
-    A name of one word may be just that word, unless the message begins with it.
+    A name of one word is replaced only at the start, because it may be an ordinary word.
     """
     for action in parser._actions:
         option = f"--{action.dest.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""Things that are closed when their block ends."""
+"""A base class for objects that are closed at the end of a `with` block."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Closing"]
 
 
 class Closing(ABC):
-    """A thing to be closed, by itself at the end of `with thing:`."""
+    """An object with `close`, called at the end of `with object:`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything that it holds."""
+        """Release all resources."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,10 +1,12 @@
-"""The deletion test: whether it mattered for a word that the model looked where it looked.
+"""The deletion test: whether a word depends on the cells that it attended to.
 
-The decoder's state before the word is kept. The fewest cells that hold half of the word's attention
-are replaced by the mean of the grid, attention is computed again, and the word is scored again: how
-far does its log-probability fall, against random draws of as many cells? Insertion goes the other
-way: from a grid that is its mean everywhere, with only these cells as they were. (Petsiuk et al.
-2018, RISE, section 4.1, for pictures; here for a word, one step, and the attention's own map.)
+The fewest cells that hold half of a word's attention are replaced by the mean of the grid. The step
+is repeated, with new attention, from the decoder's state before the word. The test measures how far
+the word's log-probability falls, compared with replacing as many random cells. The insertion test
+does the opposite: it starts from a grid that is its mean everywhere and restores only these cells.
+
+(Petsiuk et al. 2018, RISE, section 4.1, for classifiers and pixels. Here: one word, one step, and
+the model's own attention.)
 """
 
 from __future__ import annotations
@@ -35,21 +37,26 @@ __all__ = [
     "word_effects",
 ]
 
-_SHARE = 0.5  # of a word's attention that the deleted cells hold
-_DRAWS = 8  # enough to know a word's chance level; the mean over words is sharper by far
-_ROWS = 64  # grids that are changed at once: their copies are what a step takes most memory for
+_SHARE = 0.5  # the share of a word's attention in the deleted cells
+_DRAWS = 8  # sets of random cells per word
+_ROWS = 64  # changed grids in a batch, which limits the memory
 
-# Takes how many cells (R,) to draw and the cells L of a grid; gives masks (draws, R, L).
 Draws = Callable[[Tensor, int], Tensor]
+"""Maps the numbers of cells to draw (R,) and the cells L of a grid to masks (draws, R, L)."""
 
 
 class WordEffect(NamedTuple):
-    """What the test found of one word, in nats.
+    """The result for one word, in nats.
 
-    caption, place: which caption, and which of its words; cells: how many were replaced.
-    deletion: how far the log-probability falls without the attended cells; insertion: how far it
-    rises with them alone (NaN where nobody asked). random_...: the same for random cells.
-    entropy: of the attention; gate: in 0..1, None where the decoder has none.
+    caption: the index of the caption.
+    place: the index of the word.
+    cells: the number of replaced cells.
+    deletion: the fall of the log-probability without the attended cells.
+    random_deletion: the same for random cells, on average.
+    insertion: the rise of the log-probability with the attended cells alone; NaN if not measured.
+    random_insertion: the same for random cells, on average.
+    entropy: of the attention.
+    gate: 0 to 1; None if the decoder has no gate.
     """
 
     caption: int
@@ -64,35 +71,37 @@ class WordEffect(NamedTuple):
 
     @property
     def effect(self) -> float:
-        """How much more the attended cells mattered than random ones."""
+        """The fall without the attended cells, less the fall without random cells."""
         return self.deletion - self.random_deletion
 
 
 def attended_cells(attention: Tensor) -> Tensor:
-    """Mark the fewest cells that hold half of the attention: (R, L) weights to a mask (R, L)."""
+    """Return a mask (R, L) of the fewest cells that hold half of the attention (R, L)."""
     ordered, order = attention.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
-    # The tolerance is for sums that reach the share but for rounding.
+    # The tolerance allows for rounding of the sums.
     kept = before < _SHARE * attention.sum(dim=-1, keepdim=True) - 1e-6
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
 def random_cells(generator: torch.Generator, *, draws: int = _DRAWS) -> Draws:
-    """Draw cells by chance, without replacement, anew for every word."""
-    return partial(_draw, generator, draws, True)
+    """Draw random cells without replacement, independently for every word."""
+    return partial(_draw, generator, draws, independent=True)
 
 
 def repeated_cells() -> Draws:
-    """Draw cells by chance, for all captions the same at the same place.
+    """Draw random cells, the same for all captions at the same word, with a fixed seed.
 
-    So what is found of a photo does not depend on the photos beside it, nor on the day.
+    So the effects of a photo's words are reproducible and do not depend on the batch.
     """
-    return partial(_draw, torch.Generator().manual_seed(0), _DRAWS, False)
+    return partial(_draw, torch.Generator().manual_seed(0), _DRAWS, independent=False)
 
 
-def _draw(generator: torch.Generator, draws: int, anew: bool, counts: Tensor, cells: int) -> Tensor:
-    """Mark as many cells as are counted (R,), in an order by chance: (draws, R, L)."""
-    numbers = torch.rand(draws, len(counts) if anew else 1, cells, generator=generator)
+def _draw(
+    generator: torch.Generator, draws: int, counts: Tensor, cells: int, *, independent: bool
+) -> Tensor:
+    """Return masks (draws, R, L) of as many random cells as the counts (R,)."""
+    numbers = torch.rand(draws, len(counts) if independent else 1, cells, generator=generator)
     ranks = numbers.argsort(dim=-1).argsort(dim=-1)
     return ranks.to(counts.device) < counts[None, :, None]
 
@@ -111,20 +120,20 @@ def word_effects(
     """Test every word of captions.
 
     Args:
-        decoder: that attends.
+        decoder: with attention.
         features: (B, L, D), the grids.
-        captions: the tokens that were said, without <end>.
-        draws: of the cells to compare with.
-        starts: of each caption, the token that it began with.
-        images: of each caption, its grid; None: there is one for each grid, in order.
-        insertion: whether that is measured too, which doubles the work.
+        captions: their tokens, without <end>.
+        draws: the random cells.
+        starts: of each caption, the first token.
+        images: of each caption, the index of its grid; None: one caption for each grid.
+        insertion: also measure insertion, which doubles the work.
 
     Returns:
-        The words, in the order of their places; none where the decoder does not attend.
+        The words, ordered by their index; empty if the decoder has no attention.
 
-    Raises GenerationError: the decoder's scores are not numbers.
+    Raises GenerationError: a score is NaN.
     """
-    found: list[WordEffect] = []
+    effects: list[WordEffect] = []
     device = features.device
     rows = torch.arange(len(captions), device=device)
     state = decoder.start(features)
@@ -132,19 +141,19 @@ def word_effects(
         state = state.take(torch.tensor(images, device=device))
     tokens = torch.tensor(starts, device=device).unsqueeze(1)
     for place in range(max(map(len, captions), default=0)):
-        alive = [at for at, row in enumerate(rows.tolist()) if place < len(captions[row])]
-        if len(alive) < len(rows):
-            keep = torch.tensor(alive, device=device)
+        unfinished = [at for at, row in enumerate(rows.tolist()) if place < len(captions[row])]
+        if len(unfinished) < len(rows):
+            keep = torch.tensor(unfinished, device=device)
             rows, tokens, state = rows[keep], tokens[keep], state.take(keep)
-        said = torch.tensor([captions[row][place] for row in rows.tolist()], device=device)
+        words = torch.tensor([captions[row][place] for row in rows.tolist()], device=device)
         output = decoder.step(tokens, state)
         if output.attention is None:
             return []
         weights = output.attention[:, 0].float()
         mask = attended_cells(weights)
         masks = torch.cat([mask[None], draws(mask.sum(dim=-1), mask.shape[-1])])
-        score = partial(_score, decoder, tokens, state, said)
-        falls = _said(output, said) - score(masks)
+        score = partial(_score, decoder, tokens, state, words)
+        falls = _log_probabilities_of(output, words) - score(masks)
         rises = torch.full_like(falls, math.nan)
         if insertion:
             rises = score(~masks) - score(torch.ones_like(masks[:1]))
@@ -153,9 +162,9 @@ def word_effects(
         columns = rows.tolist(), mask.sum(-1).tolist(), torch.stack(parts, dim=1).tolist()
         gates = [None] * len(rows) if output.gate is None else output.gate[:, 0].tolist()
         for row, cells, numbers, gate in zip(*columns, gates, strict=True):
-            found.append(WordEffect._make([row, place, cells, *numbers, gate]))
-        tokens, state = said.unsqueeze(1), output.state
-    return found
+            effects.append(WordEffect._make([row, place, cells, *numbers, gate]))
+        tokens, state = words.unsqueeze(1), output.state
+    return effects
 
 
 def sentence_effects(
@@ -165,53 +174,61 @@ def sentence_effects(
     *,
     start: int,
 ) -> list[list[list[float] | None]]:
-    """Find the effect of every word of the sentences of each grid, all together.
+    """Return the effects of the words of any number of sentences for each of the grids.
 
-    Sentences, any number of each grid, are tokens without <end>; all began with `start`. Gives of
-    each the effects of its words; None where the decoder does not attend. Else as `word_effects`.
+    Args:
+        decoder: of the sentences.
+        features: (B, L, D), the grids.
+        sentences: of each grid, the tokens of its sentences, without <end>.
+        start: the first token of all sentences.
+
+    Returns:
+        Of each sentence the effects of its words; None if the decoder has no attention.
+
+    Raises GenerationError: a score is NaN.
     """
-    places = [(image, at) for image, each in enumerate(sentences) for at in range(len(each))]
-    found = word_effects(
+    keys = [(image, at) for image, beam in enumerate(sentences) for at in range(len(beam))]
+    results = word_effects(
         decoder,
         features,
-        [sentences[image][at] for image, at in places],
+        [sentences[image][at] for image, at in keys],
         draws=repeated_cells(),
-        starts=[start] * len(places),
-        images=[image for image, _ in places],
+        starts=[start] * len(keys),
+        images=[image for image, _ in keys],
         insertion=False,
     )
-    effects: list[list[list[float] | None]] = [[None] * len(each) for each in sentences]
-    for one in found:  # in the order of their places
-        image, at = places[one.caption]
-        effects[image][at] = [*(effects[image][at] or []), one.effect]
+    effects: list[list[list[float] | None]] = [[None] * len(beam) for beam in sentences]
+    for result in results:  # ordered by the words' index
+        image, at = keys[result.caption]
+        effects[image][at] = [*(effects[image][at] or []), result.effect]
     return effects
 
 
 def _score(
-    decoder: StepDecoder, tokens: Tensor, state: State, said: Tensor, masks: Tensor
+    decoder: StepDecoder, tokens: Tensor, state: State, words: Tensor, masks: Tensor
 ) -> Tensor:
-    """Score the words (R,) with the grid's mean in the cells of masks (M, R, L): (M, R)."""
+    """Score words (R,) with the cells of masks (M, R, L) replaced by the mean: (M, R)."""
     means = {name: part.mean(dim=1, keepdim=True) for name, part in state.image.items()}
     scores = []
-    for some in torch.split(masks, max(1, _ROWS // masks.shape[1])):
-        times = len(some)
-        image = {  # masks have the dimensions of a part (R, L, ...) behind the first
+    for chunk in torch.split(masks, max(1, _ROWS // masks.shape[1])):
+        times = len(chunk)
+        image = {
             name: torch.where(
-                some.reshape(*some.shape, *[1] * (part.dim() - 2)), means[name], part
+                chunk.reshape(*chunk.shape, *[1] * (part.dim() - 2)), means[name], part
             ).flatten(0, 1)
-            for name, part in state.image.items()
+            for name, part in state.image.items()  # (R, L, ...)
         }
-        others = (
+        hypothesis, cache = (
             {name: part.repeat(times, *[1] * (part.dim() - 1)) for name, part in parts.items()}
             for parts in (state.hypothesis, state.words)
         )
-        output = decoder.step(tokens.repeat(times, 1), State(image, *others))
-        scores.append(_said(output, said.repeat(times)).view(times, -1))
+        output = decoder.step(tokens.repeat(times, 1), State(image, hypothesis, cache))
+        scores.append(_log_probabilities_of(output, words.repeat(times)).view(times, -1))
     return torch.cat(scores)
 
 
-def _said(output: StepOutput, said: Tensor) -> Tensor:
-    """Take the log-probabilities (R,) of the words (R,)."""
-    logs = log_probabilities(output.logits)[:, 0].gather(-1, said.unsqueeze(-1)).squeeze(-1)
+def _log_probabilities_of(output: StepOutput, words: Tensor) -> Tensor:
+    """Return the log-probabilities (R,) of the words (R,)."""
+    logs = log_probabilities(output.logits)[:, 0].gather(-1, words.unsqueeze(-1)).squeeze(-1)
     check_numbers(bool(logs.isnan().any()))
     return logs

@@ -1,4 +1,4 @@
-"""What a command computes on, and in which dtype: as asked for, or what the machine is fast in."""
+"""Devices and dtypes of the commands."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ __all__ = ["add_machine_arguments", "best_dtype", "cores", "find_device", "find_
 
 _DTYPES = ("float32", "bfloat16")
 
-# As /proc/cpuinfo spells them: x86 with AMX, and ARM. Without them bfloat16 is emulated, and slower
-# than float32. With AVX-512 alone it is slower by 1.5 times on a Xeon whose AMX was hidden, and
-# faster by 1.4 to 1.6 times on AMD's.
+# Flags in /proc/cpuinfo of x86 with AMX, and of ARM. Without them bfloat16 is slower than float32,
+# except with AMD's AVX-512 (docs/performance.md).
 _FLAGS = ("amx_bf16", "bf16")
-_OF_AMD = {"AuthenticAMD", "avx512_bf16"}
+_AMD_FLAGS = {"AuthenticAMD", "avx512_bf16"}
 
 
 def add_machine_arguments(parser: ArgumentParser | _ArgumentGroup, *, dtype: bool = True) -> None:
-    """Declare `--device`, and `--dtype` unless the command has its own way with that."""
+    """Add `--device` and, unless the command has none, `--dtype`."""
     add = parser.add_argument
     add("--device", default="auto", metavar="NAME", help="auto, cpu or cuda; default: auto")
     if dtype:
@@ -34,9 +33,9 @@ def add_machine_arguments(parser: ArgumentParser | _ArgumentGroup, *, dtype: boo
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """Turn "auto", "cpu", "cuda", "cuda:1" or "mps" into a device that is there.
+    """Return the device of a name: "auto", "cpu", "cuda", "cuda:1", "mps", ...
 
-    Raises DeviceError: torch does not know the name, or this machine has no such device.
+    Raises DeviceError: torch has no such device, or this machine does not.
     """
     import torch
 
@@ -47,7 +46,7 @@ def find_device(name: str | torch.device) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        if reason.startswith("Expected one of"):  # some twenty names that nobody has
+        if reason.startswith("Expected one of"):  # a list of all backends follows
             reason = "no such kind of device"
         raise DeviceError(
             f"device {str(name)!r} cannot be used here ({reason}): try auto, or cpu"
@@ -56,9 +55,9 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Turn "auto", "float32" or "bfloat16" into a dtype; a dtype stays as it is.
+    """Return the dtype of a name: "auto", "float32" or "bfloat16". A dtype is returned unchanged.
 
-    Raises ConfigError: there is no such name.
+    Raises ConfigError: another name.
     """
     import torch
 
@@ -73,7 +72,7 @@ def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def best_dtype(device: torch.device) -> tuple[torch.dtype, str]:
-    """Choose bfloat16 where the hardware has it; with the reason, in words."""
+    """Return bfloat16 if the hardware supports it, else float32; and the reason."""
     import torch
 
     if device.type == "cuda":
@@ -84,25 +83,25 @@ def best_dtype(device: torch.device) -> tuple[torch.dtype, str]:
     if device.type != "cpu":
         return torch.float32, f"on {device.type}"
     if platform.system() != "Linux":
-        return torch.float32, f"what the CPU is fast in is not known on {platform.system()}"
-    known = _cpu_flags()
+        return torch.float32, f"bfloat16 is not tested on {platform.system()}"
+    flags = _cpu_flags()
     for flag in _FLAGS:
-        if flag in known:
+        if flag in flags:
             return torch.bfloat16, f"the CPU has {flag}"
-    if known >= _OF_AMD:
+    if flags >= _AMD_FLAGS:
         return torch.bfloat16, "the CPU has AMD's avx512_bf16"
     return torch.float32, "the CPU has no fast bfloat16"
 
 
 def cores() -> int:
-    """Count the cores that this process may run on: 1 or more."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _cpu_flags() -> set[str]:
-    """What Linux says that the CPU has, and whose it is; nothing elsewhere."""
+    """Return the flags and vendor of /proc/cpuinfo; empty if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

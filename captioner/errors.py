@@ -1,29 +1,29 @@
-"""Every error that Captioner raises on purpose.
+"""All exceptions that Captioner raises on purpose.
 
 CaptionerError
-├── ImageError                  one image cannot be captioned; the others can
-│   ├── ImageNotFoundError        no such file, or it cannot be read
-│   ├── ImageEmptyError           zero bytes, or zero pixels
-│   ├── ImageFormatError          not an image, or a format that is not read
-│   ├── ImageTypeError            an object that no image can be made of
-│   ├── ImageTruncatedError       begins as an image, but is cut off or damaged
+├── ImageError                  one image cannot be captioned; others can
+│   ├── ImageNotFoundError        the file does not exist or cannot be read
+│   ├── ImageEmptyError           zero bytes or zero pixels
+│   ├── ImageFormatError          not an image, or an unsupported format
+│   ├── ImageTypeError            an object that is not an image
+│   ├── ImageTruncatedError       truncated or damaged
 │   ├── ImageTooLargeError        more pixels than the limit
-│   └── UntrustedError            its caption has less trust than was asked for
+│   └── UntrustedError            its caption has less trust than required
 ├── CheckpointError             a model file cannot be used
-│   ├── CheckpointNotFoundError   no such file
+│   ├── CheckpointNotFoundError   the file does not exist
 │   ├── CheckpointFormatError     not a Captioner checkpoint, or damaged
-│   ├── CheckpointVersionError    written by a version of Captioner that this one cannot read
+│   ├── CheckpointVersionError    written by an incompatible version of Captioner
 │   └── CheckpointMismatchError   its tensors do not fit its own configuration
-├── ConfigError                 a setting has a value that cannot work
+├── ConfigError                 an invalid setting
 ├── DataError                   a data set cannot be read
-├── DownloadError               a file cannot be downloaded, or is not the one that was expected
-├── DeviceError                 a device that this machine does not have
-├── GenerationError             the model produced scores that are not finite numbers
-├── OutputError                 a result cannot be written
-└── MissingExtraError           an optional part is not installed
+├── DownloadError               a file cannot be downloaded, or has the wrong content
+├── DeviceError                 this machine does not have the device
+├── GenerationError             the model's scores are not finite
+├── OutputError                 a file cannot be written
+└── MissingExtraError           an optional dependency is not installed
 
-Each carries `type` (a stable slug for programs), `title` (the kind of problem, in words) and
-`detail` (this problem: the file or value, and the remedy). str(error) is the detail.
+Each has `type` (a stable identifier for programs), `title` (the kind of problem) and `detail` (the
+file or value, and the remedy). str(error) is the detail.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 
 
 class CaptionerError(Exception):
-    """The root: `except CaptionerError` catches every error listed above."""
+    """The base class of all exceptions above."""
 
     type: ClassVar[str] = "captioner-error"
     title: ClassVar[str] = "Captioner cannot continue"
@@ -68,23 +68,23 @@ class CaptionerError(Exception):
         self.detail = detail
 
     def record(self) -> dict[str, str]:
-        """The error as it stands in a caption record: type, title and detail."""
+        """Return the `error` of a record: type, title and detail."""
         return {"type": self.type, "title": self.title, "detail": self.detail}
 
 
 class ImageError(CaptionerError):
-    """One image cannot be captioned; the others can."""
+    """One image cannot be captioned; others can."""
 
     type = "image-error"
     title = "The image cannot be captioned"
 
     def without_traceback(self) -> Self:
-        """The same error for keeping: one that was raised holds what every caller had at hand."""
+        """Return a copy without traceback, which would keep the callers' local variables alive."""
         return type(self)(self.detail)
 
 
 class ImageNotFoundError(ImageError):
-    """There is no such file, or it cannot be read."""
+    """The image file does not exist or cannot be read."""
 
     type = "image-not-found"
     title = "The image cannot be read"
@@ -98,35 +98,35 @@ class ImageEmptyError(ImageError):
 
 
 class ImageFormatError(ImageError):
-    """The bytes are not an image, or in a format that is not read."""
+    """The file is not an image, or in an unsupported format."""
 
     type = "image-format"
     title = "Not an image in a known format"
 
 
 class ImageTruncatedError(ImageError):
-    """The file begins as an image but ends too early, or is damaged inside."""
+    """The image is truncated or damaged."""
 
     type = "image-truncated"
     title = "The image is cut off or damaged"
 
 
 class ImageTypeError(ImageError, TypeError):
-    """No image can be made of such an object."""
+    """The object is not an image."""
 
     type = "image-type"
     title = "Not an image"
 
 
 class ImageTooLargeError(ImageError):
-    """The image has more pixels than the limit allows."""
+    """The image has more pixels than the limit."""
 
     type = "image-too-large"
     title = "The image has too many pixels"
 
 
 class UntrustedError(ImageError):
-    """The caption of an image has less trust than was asked for."""
+    """The caption of an image has less trust than required."""
 
     type = "untrusted"
     title = "The caption is not trusted"
@@ -140,7 +140,7 @@ class CheckpointError(CaptionerError):
 
 
 class CheckpointNotFoundError(CheckpointError):
-    """There is no such checkpoint file."""
+    """The checkpoint file does not exist."""
 
     type = "checkpoint-not-found"
     title = "The checkpoint cannot be found"
@@ -154,7 +154,7 @@ class CheckpointFormatError(CheckpointError):
 
 
 class CheckpointVersionError(CheckpointError):
-    """The checkpoint was written by a version of Captioner that this one cannot read."""
+    """The checkpoint was written by an incompatible version of Captioner."""
 
     type = "checkpoint-version"
     title = "A checkpoint of another version"
@@ -168,7 +168,7 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class ConfigError(CaptionerError, ValueError):
-    """A setting has a value that cannot work."""
+    """A setting is invalid."""
 
     type = "config-error"
     title = "A setting cannot work"
@@ -182,39 +182,39 @@ class DataError(CaptionerError):
 
 
 class DownloadError(CaptionerError):
-    """A file cannot be downloaded, or is not the one that was expected."""
+    """A file cannot be downloaded, or has the wrong content."""
 
     type = "download-error"
     title = "The download failed"
 
 
 class DeviceError(CaptionerError):
-    """A device was asked for that this machine does not have."""
+    """The machine does not have the device."""
 
     type = "device-error"
     title = "The device is not available"
 
 
 class GenerationError(CaptionerError):
-    """The model produced scores that are not finite numbers."""
+    """The model's scores are not finite."""
 
     type = "generation-error"
     title = "The model produced no usable scores"
 
 
 class OutputError(CaptionerError):
-    """A result cannot be written where it should go."""
+    """A file cannot be written."""
 
     type = "output-error"
     title = "The result cannot be written"
 
 
 class MissingExtraError(CaptionerError):
-    """An optional part of Captioner is not installed."""
+    """An optional dependency is not installed."""
 
     type = "missing-extra"
     title = "An optional part is not installed"
 
     def __init__(self, feature: str, extra: str) -> None:
-        pip = f"{shlex.quote(sys.executable or 'python3')} -m pip"  # of the Python that lacks it
-        super().__init__(f"{feature} needs an optional part: {pip} install 'captioner[{extra}]'")
+        pip = f"{shlex.quote(sys.executable or 'python3')} -m pip"
+        super().__init__(f"{feature} needs an extra: {pip} install 'captioner[{extra}]'")

@@ -1,7 +1,7 @@
-"""Files: the one way to write one, and how to know one again.
+"""Writing files safely, and recognising a file by different paths.
 
-Whoever reads its name finds the old file or the new one, whole: the new one is written beside the
-old one, brought to the disk, and only then takes its name.
+`replace_file` writes a temporary file beside the target, flushes it to the disk and renames it. A
+reader sees either the old or the new file, never a part.
 """
 
 from __future__ import annotations
@@ -31,40 +31,38 @@ __all__ = [
 ]
 
 HEADER_KEY = "captioner"
-"""Under which a checkpoint's header stands in the metadata of its file."""
+"""The key of a checkpoint's header in the metadata of its safetensors file."""
 
 
 @contextmanager
 def replace_file(path: str | os.PathLike[str], *, part: str | None = None) -> Iterator[BinaryIO]:
-    """Open a binary file that becomes `path` when the block ends without an error.
+    """Open a temporary binary file that replaces `path` when the block ends without an error.
 
     >>> with replace_file("captions.json") as file:         # doctest: +SKIP
     ...     file.write(data)
 
-    It has the permissions of the file it replaces, or those that any new file gets. A link is
-    written through. After an error, `path` is as it was and nothing is left beside it; a process
-    that is killed may leave a hidden file `.captioner-*.part`. Once the block has ended, the file
-    survives a power cut. `file.name` is where the bytes are until then, for writers that want a
-    path.
+    The new file has the permissions of the old one. A symbolic link is kept, its target replaced.
+    After an error `path` is unchanged. A killed process may leave a hidden `.captioner-*.part`.
+    After the block the file survives a power cut. `file.name` is the temporary path.
 
     Args:
         path: of the file.
-        part: the name of that hidden file, from `new_part`, for a writer of one file at a time who
-            wants to find what it left when it was killed. None: a name that is used but once.
+        part: the name of the temporary file, from `new_part`, so that the caller can find it after
+            a crash; not for concurrent writers. None: a unique name.
 
-    Raises OutputError: the file cannot be written: an OSError from opening it, or in the block.
+    Raises OutputError: an OSError occurred on opening the file, or in the block.
     """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(part or new_part())
     with writing(path):
         try:
-            rights = _rights(target)
+            mode = _mode(target)
             if part is not None:
                 temporary.unlink(missing_ok=True)
-            # Not tempfile: its files are private, and asking for the umask disturbs other threads.
+            # tempfile would make it private to the user.
             with temporary.open("xb") as file:
-                if rights is not None:
-                    os.fchmod(file.fileno(), rights)
+                if mode is not None:
+                    os.fchmod(file.fileno(), mode)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -77,21 +75,21 @@ def replace_file(path: str | os.PathLike[str], *, part: str | None = None) -> It
 
 
 @contextmanager
-def writing(what: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise OutputError where the block raises OSError: `what` cannot be written, and why."""
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn an OSError in the block into an OutputError that names the path and the reason."""
     try:
         yield
     except OSError as error:
-        raise OutputError(f"{what} cannot be written: {error.strerror or error}") from error
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def new_part() -> str:
-    """Name a file that is being written so that two writers do not meet."""
+    """Return a unique name for a temporary file."""
     return f".captioner-{secrets.token_hex(8)}.part"
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Bring the names in a folder to the disk, or a new file could be missing after a power cut.
+    """Flush a folder to the disk, so that new files in it survive a power cut.
 
     Raises OSError: the disk failed.
     """
@@ -103,12 +101,12 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def identity(path: str | os.PathLike[str]) -> set[object]:
-    """Name a file so that links and other spellings of its path are recognised.
+    """Return keys of the file that a path leads to.
 
-    Two paths lead to one file when these sets have anything in common.
+    Two paths lead to the same file if their keys intersect.
     """
     real = os.path.realpath(path)
-    # On these systems A.jpg is a.jpg.
+    # File names ignore case there.
     keys: set[object] = {real.casefold() if sys.platform in ("darwin", "win32") else real}
     with suppress(OSError, ValueError):
         status = Path(real).stat()
@@ -117,13 +115,13 @@ def identity(path: str | os.PathLike[str]) -> set[object]:
 
 
 def digest(text: str | bytes) -> bytes:
-    """Digest a name or the content of a file: sixteen bytes that stand for it."""
+    """Return 16 bytes of the SHA-256 digest."""
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     return hashlib.sha256(data).digest()[:16]
 
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:
-    """Digest a file, in hexadecimal. Raises OSError where it cannot be read."""
+    """Return the hexadecimal digest of a file. Raises OSError: it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
@@ -131,29 +129,27 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
 def refuse_input(
     option: str, path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str] | None]
 ) -> None:
-    """Refuse to write a file that the same command reads, or that lies in a folder it reads.
+    """Raise ConfigError if an output file is an input of the same command, or inside one.
 
     Args:
-        option: what the file was typed behind, for the error.
-        path: the file to be written.
-        inputs: files and folders; None stands for one that was not given.
-
-    Raises ConfigError: it is one of them.
+        option: of the output file, for the error.
+        path: the output file.
+        inputs: files and folders; None is ignored.
     """
     written = identity(path)
     for name in (name for name in inputs if name is not None):
         inside = Path(path).exists() and Path(name).resolve() in Path(path).resolve().parents
         if inside or identity(name) & written:
             raise ConfigError(
-                f"{option} {path} would overwrite what this command reads, {name}: "
+                f"{option} {path} would overwrite an input of this command, {name}: "
                 "name another file"
             )
 
 
-def _rights(target: Path) -> int | None:
-    """Read the permissions of the file that is there; None where there is none.
+def _mode(target: Path) -> int | None:
+    """Return the permissions of a file; None if there is none.
 
-    Raises OSError: what is there is not a file: a folder, a device, a pipe.
+    Raises OSError: it is a folder, a device or a pipe.
     """
     try:
         mode = target.stat().st_mode

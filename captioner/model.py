@@ -1,4 +1,4 @@
-"""The captioning model: encoder and decoder, and the teacher-forced forward of training."""
+"""The captioning model: an encoder and a decoder."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["CaptionModel", "ModelConfig", "prepare_model"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Everything that decides the shapes of a model's tensors but the size of its vocabulary."""
+    """The configuration of a model; with the vocabulary size it determines all shapes."""
 
     encoder: EncoderConfig
     decoder: DecoderConfig
 
 
 class CaptionModel(nn.Module):
-    """A CNN encoder and a decoder.
+    """An encoder and a decoder.
 
     Args:
-        config: the shapes.
+        config: of both.
         vocabulary_size: words and special tokens.
-        encoder: an encoder that is there already (pretrained, say); None builds a fresh one.
+        encoder: an existing encoder, such as a pretrained one; None: a new one.
     """
 
     def __init__(
@@ -42,26 +42,25 @@ class CaptionModel(nn.Module):
         )
 
     def encode(self, images: Tensor) -> Grid:
-        """Turn normalised images (B, 3, H, W) into a grid with features (B, L, D).
+        """Encode normalised images (B, 3, H, W) into a grid with features (B, L, D).
 
-        The images are cast to the dtype of the encoder.
+        Images are cast to the encoder's dtype.
         """
         grid: Grid = self.encoder(images.to(next(self.encoder.parameters()).dtype))
         return grid
 
     def forward(self, images: Tensor, tokens: Tensor) -> DecoderOutput:
-        """Teacher forcing: images (B, 3, H, W) and K captions each (B, K, T)."""
+        """Run teacher forcing on images (B, 3, H, W) with K captions each (B, K, T)."""
         output: DecoderOutput = self.decoder(self.encode(images).features, tokens)
         return output
 
 
 def prepare_model(model: CaptionModel, *, device: torch.device, dtype: torch.dtype) -> CaptionModel:
-    """Turn a model into one for captioning: folded, tabulated, in one dtype, on one device.
+    """Convert a model for inference, in place: fold BatchNorm, precompute tables, set the dtype.
 
-    What comes out is for use only: it cannot be trained, and its tensors are not those of a
-    checkpoint. The model that is given is used up: give a copy of one that is still wanted.
+    The result cannot be trained or saved. Pass a copy to keep the original.
     """
     ready = model.requires_grad_(False).float().eval()
-    ready.decoder.tabulate()  # in float32, so that half precision rounds once, after it
+    ready.decoder.tabulate()  # in float32: half precision then rounds once
     prepare_encoder(ready.encoder, device=device, dtype=dtype)
     return ready.to(device, dtype)

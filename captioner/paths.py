@@ -1,4 +1,4 @@
-"""Paths as people type them, what was meant where they lead nowhere, and what comes along."""
+"""Path helpers: expand, suggest close matches, find bundled files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = [
 ]
 
 HUGGING_FACE = "hf:"
-"""Begins the name of a checkpoint that is a Hugging Face model."""
+"""The prefix of checkpoint names that are Hugging Face models."""
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Put the home folder in the place of a leading ~; a user that is not there leaves it.
+    """Expand a leading ~; unchanged if there is no such user.
 
     >>> expanded("~nobody-of-that-name/photos")
     PosixPath('~nobody-of-that-name/photos')
@@ -63,7 +63,7 @@ def checkpoint_file(path: str | os.PathLike[str]) -> Path:
 
 
 def is_web_address(name: str) -> bool:
-    """Whether a name is an http or https address; schemes are the same in either case.
+    """Whether a name is an http or https address.
 
     >>> is_web_address("HTTPS://example.org/photo.jpg")
     True
@@ -72,7 +72,7 @@ def is_web_address(name: str) -> bool:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Say which of `names` is nearest to a misspelt one: ", did you mean ...?", or nothing.
+    """Return ", did you mean X?" with the name closest to a misspelled one, or "".
 
     >>> did_you_mean("minimum_cuont", ["minimum_count", "workers"])
     ', did you mean minimum_count?'
@@ -82,15 +82,15 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def there_is_no(what: str, path: Path) -> str:
-    """Say that a file or folder is not there, and what has a name like it.
+    """Return the message that a file or folder does not exist, with a similar name.
 
     >>> there_is_no("folder", Path("/nowhere/photos"))
     'there is no folder /nowhere/photos: /nowhere does not exist'
     """
-    ways = (*reversed(path.parents), path)
-    first = next((way for way in ways if not os.path.lexists(way)), path)
+    parts = (*reversed(path.parents), path)
+    first = next((part for part in parts if not os.path.lexists(part)), path)
     try:
-        near = _nearest(first.name, (one.name for one in first.parent.iterdir()))
+        near = _nearest(first.name, (entry.name for entry in first.parent.iterdir()))
     except OSError:
         near = None
     text = f"there is no {what} {path}"
@@ -100,13 +100,13 @@ def there_is_no(what: str, path: Path) -> str:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
-    by_lower = {one.lower(): one for one in names}
-    found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    matches = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else None
 
 
 def bundled_checkpoint() -> Path:
-    """Find the checkpoint that comes with Captioner.
+    """Return the path of the bundled checkpoint.
 
     Raises CheckpointNotFoundError: this installation has none.
     """
@@ -120,18 +120,18 @@ def bundled_checkpoint() -> Path:
 
 
 def sample_photos() -> dict[str, Path]:
-    """Give the sample photos by name, in the order in which they are shown.
+    """Return the bundled sample photos by name, in display order.
 
-    They are public domain or CC0; CREDITS.md beside them says whose.
+    They are public domain or CC0; see CREDITS.md beside them.
     """
     folder = _find_bundled("samples")
     photos = {path.stem: path for path in sorted(folder.glob("*.jpg"))} if folder else {}
-    # The one that the model does best comes first: it shows what a map looks like that fits.
+    # First the one with the clearest attention maps.
     return dict(sorted(photos.items(), key=lambda item: item[0] != "coffee"))
 
 
 def _find_bundled(name: str) -> Path | None:
-    """Find an asset: inside the package, or in the checkout."""
+    """Find a file of assets/, in the package or in a checkout."""
     package = Path(__file__).resolve().parent
-    ways = (folder / "assets" / name for folder in (package, package.parent))
-    return next((path for path in ways if path.exists()), None)
+    paths = (folder / "assets" / name for folder in (package, package.parent))
+    return next((path for path in paths if path.exists()), None)

@@ -1,6 +1,6 @@
-"""The record of a caption, as anybody may send it back: checked before a caption is made of it.
+"""The schema of a caption's record, to validate records from elsewhere.
 
-The bounds are what no model of ours exceeds.
+The limits are above what any model of ours writes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = [
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Side = Annotated[int, Field(ge=1, le=64)]
-_Far = Annotated[float, Field(ge=-1e3, le=1e3)]  # edges of a box in photos, effects in nats
-_SUM = 0.02  # weights are rounded to six digits, and a grid has at most 4,096 cells
+_Far = Annotated[float, Field(ge=-1e3, le=1e3)]  # edges of a box, effects in nats
+_SUM = 0.02  # tolerance for rounding
 
 
 class _Part(BaseModel):
@@ -38,7 +38,7 @@ class _Part(BaseModel):
 
 
 class AttentionRecord(_Part):
-    """Where a word looked: weights row by row over the box, in fractions of the photo."""
+    """A word's attention: weights, row by row, over the box, in fractions of the photo."""
 
     rows: _Side
     columns: _Side
@@ -72,7 +72,7 @@ class WordRecord(_Part):
 
 
 class SentenceRecord(_Part):
-    """A sentence; an alternative may come without words."""
+    """A sentence; alternatives may have no words."""
 
     caption: Annotated[str, StringConstraints(max_length=20_000)]
     score: Annotated[float, Field(ge=-1e6, le=1e6)]
@@ -89,7 +89,7 @@ class ModelRecord(_Part):
 
 
 class CaptionRecord(SentenceRecord):
-    """The best sentence of a photo, and others."""
+    """The best sentence of a photo, and its alternatives."""
 
     words: Annotated[list[WordRecord], Field(max_length=256)]
     alternatives: Annotated[list[SentenceRecord], Field(max_length=20)] = []
@@ -100,9 +100,9 @@ class CaptionRecord(SentenceRecord):
 
 
 def read_record(record: object) -> CaptionRecord:
-    """Check a record of this version or another.
+    """Validate a record of this version or an earlier one.
 
-    Raises ConfigError: it is no record, or a number of it is out of range.
+    Raises ConfigError: it is not a record, or a value is out of range.
     """
     try:
         return CaptionRecord.model_validate(record)

@@ -122,7 +122,7 @@ def test_a_self_critical_step_reads_no_more_than_its_sampling(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rewards are computed where the captions are sampled."""
-    monkeypatch.setattr(roll_out, "asked_every", lambda _: asked_every(torch.device("cuda")))
+    monkeypatch.setattr(roll_out, "sync_interval", lambda _: sync_interval(torch.device("cuda")))
     words = tiny_checkpoint.vocabulary.words[4:10]
     critic = SelfCriticalCaptions(
         SelfCritical(samples=3), vocabulary=tiny_checkpoint.vocabulary,

@@ -329,7 +329,7 @@ def test_annotated_objects_are_there_whether_people_name_them_or_not(
         ("--compare", "none.json", 1, "there is no file"),
         ("--compare", "deep.json", 1, "is not JSON"),
         ("--unlike", "none", 1, "there is no folder"),
-        ("--compare", "report/report.json", 2, "would overwrite what this command reads"),
+        ("--compare", "report/report.json", 2, "would overwrite an input of this command"),
         ("--predictions", "report/report.json", 2, "is a file that --report writes"),
     ],
 )
