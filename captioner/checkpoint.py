@@ -35,7 +35,7 @@ from captioner.model import CaptionModel, ModelConfig
 from captioner.paths import HUGGING_FACE, checkpoint_file
 from captioner.vision.encoder import EncoderConfig, without_weights
 from captioner.vision.transform import TransformConfig
-from captioner.vocabulary import Vocabulary, is_fit
+from captioner.vocabulary import Vocabulary, is_printable
 
 __all__ = [
     "FORMAT_VERSION",
@@ -239,7 +239,7 @@ def _check_kind(path: Path) -> None:
 
 def _plain(text: object) -> str:
     """Return a name or version. Raises ValueError: it is not a str of printable characters."""
-    if not (isinstance(text, str) and is_fit(text)):
+    if not (isinstance(text, str) and is_printable(text)):
         raise ValueError(f"the name or version {text!a} is not plain text")
     return text
 

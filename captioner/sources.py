@@ -1,4 +1,4 @@
-"""What is taken for an image from Python, brought to what `open_image` opens more than once."""
+"""Image sources: convert the inputs of `Captioner.caption` to what `open_image` opens."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageSource", "NamedBytes", "as_source", "image_name", "is_many", "split_batch"]
 
-_LARGEST = 64 * 2**20  # bytes of a download: six times the JPEG of a good camera
-_SILENCE, _PATIENCE = 15.0, 60.0  # seconds: without a byte, and for the whole download
+_LARGEST = 64 * 2**20  # bytes of a download
+_READ_TIMEOUT, _TOTAL_TIMEOUT = 15.0, 60.0  # seconds of a download
 
-_TAKEN = (
+_ACCEPTED = (
     "an image is a path, an http or https address, bytes, a binary file, a PIL image, "
     "a numpy array of shape (height, width), (height, width, 3) or (height, width, 4), "
     "or a torch tensor of shape (1, 3 or 4, height, width)"
@@ -36,42 +36,42 @@ _RANGES = "integers run from 0 to 255, uint16 to 65535, floats from 0 to 1"
 
 
 class _ArrayImage(Protocol):
-    """A numpy array, a torch tensor, or what numpy takes for an array."""
+    """A numpy array, a torch tensor, or another array."""
 
     def __array__(self) -> Any: ...
 
 
 ImageSource = FileSource | BinaryIO | Image.Image | _ArrayImage
-"""What `as_source` takes."""
+"""The inputs of `as_source`."""
 
 
 class NamedBytes(bytes):
-    """The bytes of an image from elsewhere; records and errors call it by its name or address."""
+    """The bytes of an image, with its name or address for records and errors."""
 
     name: str
 
 
 class _OpenedFile(bytes):
-    """The bytes of a file that Pillow has opened; errors call it by its name."""
+    """The bytes of a file that Pillow has opened, with its name for errors."""
 
     filename: str
 
 
 def is_many(images: object) -> bool:
-    """Whether these are several images: a list, a generator, a column of paths; not an array."""
-    one = (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, Mapping)
-    if isinstance(images, one) or _is_tensor(images) or hasattr(images, "read"):
+    """Whether these are several images, such as a list or a column of paths, and not an array."""
+    single = (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, Mapping)
+    if isinstance(images, single) or _is_tensor(images) or hasattr(images, "read"):
         return False
-    if hasattr(images, "__array__"):  # a column of paths, such as a Series of pandas, is a list
+    if hasattr(images, "__array__"):  # a column of paths, such as a Series of pandas
         return getattr(images, "ndim", 0) == 1 and np.asarray(images).dtype.kind in "OTU"
     return isinstance(images, Iterable)
 
 
 def split_batch(images: Any) -> Any:
-    """Give the images of a batch, an array of four dimensions; all else comes back as it is.
+    """Split an array of four dimensions into a list of images; anything else is returned as is.
 
-    A torch tensor is (N, channels, height, width), as networks have it; a numpy array that too,
-    or (N, height, width, channels).
+    A torch tensor is (N, channels, height, width). A numpy array may also be (N, height, width,
+    channels).
     """
     if getattr(images, "ndim", None) != 4:
         return images
@@ -84,13 +84,13 @@ def split_batch(images: Any) -> Any:
 
 
 def _is_tensor(image: object) -> bool:
-    """Whether it is torch's; where torch was not imported, nobody has one."""
+    """Whether it is a torch tensor; does not import torch."""
     module = sys.modules.get("torch")
     return module is not None and isinstance(image, module.Tensor)
 
 
 def image_name(source: object) -> str | None:
-    """Return the path or address of an image, also that of an open file or PIL image, or None."""
+    """Return the path or address of an image, open file or PIL image; None if it has none."""
     if isinstance(source, Image.Image):
         name = getattr(source, "filename", None)
     elif isinstance(source, NamedBytes) or hasattr(source, "read"):
@@ -101,22 +101,22 @@ def image_name(source: object) -> str | None:
 
 
 def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Image:
-    """Bring an image of any kind to one that `open_image` opens, and can open again.
+    """Convert an image of any kind to one that `open_image` can open, more than once.
 
-    A file object can be read once, and a bytearray may change: their bytes are taken. Arrays hold
-    red, green, blue and perhaps opacity, or grey alone: in numpy (height, width, channels), in
-    torch (channels, height, width), as each has it; integers from 0 to 255, floats from 0 to 1.
+    File objects and bytearrays are copied. Arrays have red, green, blue and optionally opacity, or
+    grey only. numpy arrays are (height, width, channels), torch tensors (channels, height, width).
+    Integers are 0 to 255 (uint16 up to 65535), floats 0 to 1.
 
     Args:
-        image: of any kind.
-        follow_links: download addresses, 64 MiB at most. Not for those that strangers give.
+        image: of any kind in ImageSource.
+        follow_links: download addresses, up to 64 MiB. Pass False for addresses from strangers.
 
-    Raises ImageError: it is none of these, an array of another shape or range, a file that cannot
-    be read, or a download that failed or is too large.
+    Raises ImageError: not an image, an array of another shape or range, an unreadable file, or a
+    failed or too large download.
     """
     if _is_tensor(image):
         return _from_tensor(image)
-    # A string of numpy is an array too.
+    # numpy.str_ has __array__ too.
     if hasattr(image, "__array__") and not isinstance(image, str):
         return _from_array(np.asarray(image), "array", tuple(np.shape(image)))
     if isinstance(image, str) and image[:5].lower() == "data:":
@@ -147,13 +147,13 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
         raise ImageNotFoundError(
             f"the image file cannot be read ({error}): caption it before it is closed"
         ) from error
-    raise ImageTypeError(f"{type(image).__name__} is not an image: {_TAKEN}")
+    raise ImageTypeError(f"{type(image).__name__} is not an image: {_ACCEPTED}")
 
 
 def _expanded(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Expand ~, unless there is a file of that very name."""
+    """Expand ~, unless a file has this name."""
     is_home = os.fsdecode(path).startswith("~") and not Path(path).exists()
-    return os.path.expanduser(path) if is_home else path  # noqa: PTH111 - ~nobody stays as it is
+    return os.path.expanduser(path) if is_home else path  # noqa: PTH111 - unknown users stay
 
 
 def _check_open(image: Image.Image) -> None:
@@ -175,13 +175,12 @@ def _check_open(image: Image.Image) -> None:
 
 
 def _is_undecoded(image: JpegImageFile) -> bool:
-    """Whether Pillow has opened this only: then the file may be read as any other."""
-    # With a decoderconfig somebody wants it smaller.
+    """Whether Pillow has only read the header, and was not asked for a smaller size."""
     return bool(image.tile and image.fp and not image.decoderconfig and image.tell() == 0)
 
 
 def _file_of(image: JpegImageFile) -> _OpenedFile:
-    """Read the file of an image from its beginning, and leave it where it stands."""
+    """Read the file of an image from its beginning; its position stays."""
     file = cast(IO[bytes], image.fp)
     place = file.tell()
     file.seek(0)
@@ -201,26 +200,26 @@ def _from_tensor(tensor: torch.Tensor) -> Image.Image:
 
 
 def _from_array(values: Any, kind: str, shape: tuple[int, ...]) -> Image.Image:
-    """Make a picture of (height, width) or (height, width, channels)."""
-    what = f"the {kind} of shape {shape} and type {values.dtype}"
+    """Make an image from values (height, width) or (height, width, channels)."""
+    name = f"the {kind} of shape {shape} and type {values.dtype}"
     if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] not in (1, 3, 4)):
-        raise ImageTypeError(f"{what} is not an image: {_TAKEN}; several go in as a list")
+        raise ImageTypeError(f"{name} is not an image: {_ACCEPTED}; pass several as a list")
     if values.size == 0:
-        raise ImageEmptyError(f"{what} has no pixels")
+        raise ImageEmptyError(f"{name} has no pixels")
     if values.dtype.kind not in "uif":
-        raise ImageTypeError(f"{what} does not hold numbers: {_RANGES}")
+        raise ImageTypeError(f"{name} does not hold numbers: {_RANGES}")
     low, high = values.min(), values.max()
     most = 1 if values.dtype.kind == "f" else 255
     if values.dtype == np.uint16:
         most = depth_limit(high)
-    if not (low >= 0 and high <= most):  # so written, it refuses nan too
-        raise ImageTypeError(f"{what} runs from {low} to {high}: {_RANGES}")
+    if not (low >= 0 and high <= most):  # false for NaN too
+        raise ImageTypeError(f"{name} runs from {low} to {high}: {_RANGES}")
     pixels = (values if most == 255 else (values * (255 / most)).round()).astype("uint8")
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
 
 
 def _from_address(name: str) -> str | NamedBytes:
-    """NamedBytes an address; a path stays as it is."""
+    """Download an address; a path is returned as is."""
     scheme = re.match(r"([a-zA-Z][\w+.-]+)://", name)
     if not scheme:
         return name
@@ -230,11 +229,11 @@ def _from_address(name: str) -> str | NamedBytes:
 
 
 def _download(address: str) -> NamedBytes:
-    import httpx  # half a second, for the few who need it
+    import httpx  # slow to import
 
     data, start = bytearray(), time.monotonic()
     try:
-        with httpx.stream("GET", address, follow_redirects=True, timeout=_SILENCE) as response:
+        with httpx.stream("GET", address, follow_redirects=True, timeout=_READ_TIMEOUT) as response:
             response.raise_for_status()
             for chunk in response.iter_bytes():
                 data += chunk
@@ -243,15 +242,15 @@ def _download(address: str) -> NamedBytes:
                         f"{address} has more than {_LARGEST // 2**20} MiB: "
                         "download it and make it smaller"
                     )
-                if time.monotonic() - start > _PATIENCE:
+                if time.monotonic() - start > _TOTAL_TIMEOUT:
                     raise ImageNotFoundError(
-                        f"{address} took more than {_PATIENCE:.0f} s: download it first"
+                        f"{address} took more than {_TOTAL_TIMEOUT:.0f} s: download it first"
                     )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         if isinstance(error, httpx.HTTPStatusError):
-            answer = f"{error.response.status_code} {error.response.reason_phrase}".strip()
-            reason = f"the answer is {answer}"
+            status = f"{error.response.status_code} {error.response.reason_phrase}".strip()
+            reason = f"the answer is {status}"
         raise ImageNotFoundError(
             f"{address} cannot be downloaded ({reason}): check the address and the connection"
         ) from error

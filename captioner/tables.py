@@ -1,7 +1,7 @@
 """Read text files and tables in the encodings and formats that people have.
 
-Text: UTF-8, UTF-16, UTF-32 with its mark, Windows-1252. Tables: cells between commas, semicolons,
-tabs or bars; JSON Lines or a JSON list; workbooks (.xlsx, .xls, .ods); Parquet.
+Text: UTF-8, UTF-16, UTF-32 with a byte order mark, Windows-1252. Tables: cells separated by commas,
+semicolons, tabs or bars; JSON Lines or a JSON list; workbooks (.xlsx, .xls, .ods); Parquet.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def read_sheet(source: Source, *, name: str, separator: str | None = None) -> Sh
 
 
 def _rows(text: str, separator: str) -> Iterator[Row]:
-    # A quotation mark behind a space is one all the same.
+    # Some programs write a space before a quotation mark.
     style: dict[str, Any] = {
         "delimiter": separator,
         "skipinitialspace": f'{separator} "' in text,
@@ -184,7 +184,7 @@ def _rows(text: str, separator: str) -> Iterator[Row]:
         rows = [Row(first, cells)]
         behind = lines[first : reader.line_num]
         if any(_FILE_NAME.fullmatch(cell) for line in behind for cell in line.split(separator)):
-            # A quotation mark is never closed: each of these lines is a row.
+            # A quotation mark was not closed: each line is a row.
             rows = [
                 Row(number, next(csv.reader([line], **style), []))
                 for number, line in enumerate(lines[first - 1 : reader.line_num], first)
@@ -196,7 +196,7 @@ def _rows(text: str, separator: str) -> Iterator[Row]:
 def _detect_separator(text: str) -> str:
     """Choose the separator under which cells are file names, or else most rows equally wide.
 
-    csv.Sniffer looks for frequent signs: in sentences that is the comma.
+    csv.Sniffer would choose the comma in sentences.
     """
     head = text[: 1 << 20].splitlines()
     lines = [line for line in head if line.strip()][:_SAMPLE_LINES]
@@ -291,7 +291,7 @@ def read_table(source: Source, *, name: str, columns: Iterable[str] | None = Non
 
 
 def unique_names(cells: Sequence[str]) -> list[str]:
-    """Return the names in a header; trailing blanks are left out, a repeated name is numbered."""
+    """Return the names in a header, without trailing blanks; repeated names are numbered."""
     names = [cell.strip() for cell in cells]
     while names and not names[-1]:
         names.pop()

@@ -1,4 +1,4 @@
-"""The vocabulary: captions to tokens, tokens to numbers, and back."""
+"""The vocabulary: captions to words, words to tokens, and back."""
 
 from __future__ import annotations
 
@@ -23,31 +23,29 @@ __all__ = [
     "Tokenizer",
     "Vocabulary",
     "has_no_spaces",
-    "is_fit",
+    "is_printable",
     "join",
     "tokenize",
 ]
 
-# "words": Treebank's, for English. "unicode": words by Unicode's rules (UAX 29), for any language
-# that puts spaces between them. "characters": the same, and each character of a script without such
-# spaces is a token.
 Tokenizer = Literal["words", "unicode", "characters"]
+"""words: Treebank's rules, for English. unicode: words by Unicode's rules (UAX 29), for languages
+with spaces between words. characters: the same, but each character of a script without spaces is a
+token."""
 
 SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
 
 _WORD = re.compile(r"\w")
-# Nearly all captions are plain words, on which Treebank's fifty expressions do no more than split,
-# at thirty times the cost: half a minute for COCO. The exceptions are the words that it cuts.
+# Treebank only splits these captions at spaces and is much slower, except for the words in _CUT.
 _PLAIN = re.compile(r" *[a-z0-9]+(?:(?: *,)? +[a-z0-9]+)* *\.? *")
-# A word comes from whoever made the checkpoint: it must steer no terminal, and be text.
+# Control characters, marks of writing direction and lone surrogates: not allowed in records.
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_TURNS: Final = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # of direction
-_LONGEST_STYLE = 100  # characters: it stands in records and messages
+_DIRECTIONS: Final = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_LONGEST_STYLE = 100  # characters
 _PLAIN_WORD = re.compile(r"[a-z0-9]+")
 _CUT = frozenset({"cannot", "gimme", "gonna", "gotta", "lemme", "wanna"})
-# Unicode's blocks of the scripts that are written without spaces between words: Thai, Lao, Tibetan,
-# Burmese, Khmer, Japanese, Chinese. Korean has spaces.
+# Scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese.
 _UNSPACED: Final = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf"
     "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
@@ -55,7 +53,7 @@ _UNSPACED: Final = re.compile(
 
 
 def tokenize(caption: str, by: Tokenizer = "words", *, lowercase: bool = True) -> list[str]:
-    """Split a caption into tokens without punctuation, in small letters unless told otherwise.
+    """Split a caption into words without punctuation, in lower case by default.
 
     >>> tokenize("A man's dog doesn't run.")
     ['a', 'man', "'s", 'dog', 'does', "n't", 'run']
@@ -77,7 +75,7 @@ def tokenize(caption: str, by: Tokenizer = "words", *, lowercase: bool = True) -
 
 def _unicode_words(caption: str, *, characters: bool) -> list[str]:
     bounds, letter = _unicode_patterns()
-    text = _TURNS.sub("", unicodedata.normalize("NFC", caption))
+    text = _DIRECTIONS.sub("", unicodedata.normalize("NFC", caption))
     words = [word for word in bounds.split(text) if _WORD.search(word)]
     if not characters:
         return words
@@ -90,14 +88,14 @@ def _unicode_words(caption: str, *, characters: bool) -> list[str]:
 
 @cache
 def _unicode_patterns() -> tuple[Any, Any]:
-    """Give the boundaries of words and what is one letter to a reader, by Unicode's rules."""
-    import regex  # only here: it takes longer to import than a photo to caption
+    """Return patterns of word boundaries and of grapheme clusters."""
+    import regex  # slow to import
 
     return regex.compile(r"(?V1w)\b"), regex.compile(r"\X")
 
 
-def is_fit(text: str) -> bool:
-    """Whether a text steers no terminal and can be written down, so that records may have it."""
+def is_printable(text: str) -> bool:
+    """Whether a text may be in records: without control characters and lone surrogates."""
     return not _UNFIT.search(text)
 
 
@@ -112,14 +110,13 @@ def has_no_spaces(captions: Iterable[str]) -> bool:
 
 @cache
 def _treebank() -> TreebankWordTokenizer:
-    # Captioning only needs to decode, and nltk takes longer to import than a photo to caption.
-    from nltk.tokenize import TreebankWordTokenizer
+    from nltk.tokenize import TreebankWordTokenizer  # slow to import
 
     return TreebankWordTokenizer()
 
 
 def join(words: Iterable[str], by: Tokenizer = "words") -> str:
-    """Write tokens as a sentence; Treebank's "n't", "'s" and their like lean on the word before.
+    """Join words into a sentence; Treebank's "n't", "'s" and so on follow without a space.
 
     >>> join(["a", "man", "'s", "dog"])
     "a man's dog"
@@ -136,18 +133,18 @@ def join(words: Iterable[str], by: Tokenizer = "words") -> str:
 
 
 class Vocabulary:
-    """The words a model knows. Tokens 0 to 3 are <pad>, <start>, <end> and <unk>.
+    """The words of a model. Tokens 0 to 3 are <pad>, <start>, <end> and <unk>.
 
-    A model that was trained on captions of several styles, such as those of two data sets, has a
-    token for each of them that takes the place of <start>; these come last.
+    A model with several styles of captions has a start token for each, after the words.
 
     Args:
-        words: the words without the special tokens, in the order of their numbers.
-        tokenizer: how captions are split into them.
-        styles: their names; the first is the usual one.
+        words: in the order of their tokens, without special tokens.
+        tokenizer: how captions are split into words.
+        lowercase: whether captions are converted to lower case.
+        styles: their names; the first is the default.
 
-    Raises ConfigError: a word or style is empty, stands twice, or is a special token; a style
-    steers terminals; there is no such tokenizer.
+    Raises ConfigError: a word is empty, repeated or a special token; a style has unprintable
+    characters; or there is no such tokenizer.
     """
 
     def __init__(
@@ -159,46 +156,48 @@ class Vocabulary:
         styles: Sequence[str] = (),
     ) -> None:
         if tokenizer not in get_args(Tokenizer):
-            known = ", ".join(get_args(Tokenizer))
-            raise ConfigError(f"there is no tokenizer {tokenizer!r}: it is one of {known}")
+            names = ", ".join(get_args(Tokenizer))
+            raise ConfigError(f"there is no tokenizer {tokenizer!r}: choose from {names}")
         if not isinstance(styles, list | tuple):
-            raise ConfigError("the styles of the vocabulary are no list")
+            raise ConfigError("the styles of the vocabulary are not a list")
         if not all(isinstance(word, str) for word in (*words, *styles)):
             raise ConfigError("the vocabulary has words that are not text")
-        if not all(style and is_fit(style) and len(style) <= _LONGEST_STYLE for style in styles):
-            raise ConfigError("the vocabulary has a style that is no plain name")
+        if not all(
+            style and is_printable(style) and len(style) <= _LONGEST_STYLE for style in styles
+        ):
+            raise ConfigError("the vocabulary has a style that is empty, too long or unprintable")
         self.tokenizer: Tokenizer = tokenizer
         self.lowercase = lowercase
         self.styles = tuple(styles)
         self.words = (*SPECIAL_TOKENS, *words, *(f"<start {style}>" for style in styles))
         self._ids = {word: number for number, word in enumerate(self.words)}
         if "" in self._ids or len(self._ids) != len(self.words):
-            raise ConfigError("the vocabulary has an empty word, or a word that stands twice")
+            raise ConfigError("the vocabulary has an empty or repeated word")
 
     @property
     def ordinary_words(self) -> tuple[str, ...]:
-        """The words without the special tokens: what another vocabulary like this is made of."""
+        """The words without special tokens."""
         return self.words[len(SPECIAL_TOKENS) : len(self.words) - len(self.styles)]
 
     @property
     def silent(self) -> tuple[int, ...]:
-        """What stands for no word: <pad>, and what captions begin with."""
+        """The tokens that are not words: <pad> and the start tokens."""
         return (PAD, START, *range(len(self.words) - len(self.styles), len(self.words)))
 
     def start(self, style: str = "") -> int:
-        """Number the token that captions of a style begin with; as for `style`."""
-        named = self.style(style)
-        return START if named is None else self._ids[f"<start {named}>"]
+        """Return the start token of a style; argument and errors as for `style`."""
+        name = self.style(style)
+        return START if name is None else self._ids[f"<start {name}>"]
 
     def style(self, name: str = "") -> str | None:
-        """Name a style in full, "" being the usual one; None where the model has no styles.
+        """Return the name of a style, "" being the default; None if the model has no styles.
 
         Raises ConfigError: there is no such style.
         """
         if name and name not in self.styles:
-            known = ", ".join(map(ascii, self.styles))
-            has = f"has {known}" if known else "has one style of captions only"
-            raise ConfigError(f"there is no style {name!r}: the model {has}")
+            names = ", ".join(map(ascii, self.styles))
+            hint = f"the model has {names}" if names else "the model has one style of captions only"
+            raise ConfigError(f"there is no style {name!r}: {hint}")
         return name or next(iter(self.styles), None)
 
     @classmethod
@@ -209,9 +208,9 @@ class Vocabulary:
         minimum_count: int = 5,
         tokenizer: Tokenizer = "words",
     ) -> Vocabulary:
-        """Take the words that stand at least `minimum_count` times in tokenized captions.
+        """Make a vocabulary of the words that occur at least `minimum_count` times.
 
-        The most frequent come first; words that are equally frequent follow the alphabet.
+        Words are ordered by frequency, then alphabetically.
         """
         counts = Counter(word for caption in captions for word in caption)
         ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
@@ -229,11 +228,11 @@ class Vocabulary:
         return len(SPECIAL_TOKENS) <= number < len(self.words) - len(self.styles)
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        """Number the words, without start and end; an unknown word is <unk>."""
+        """Return the tokens of words; unknown words are <unk>."""
         return [self._ids.get(word, UNK) for word in words]
 
     def decode(self, tokens: Iterable[int]) -> list[str]:
-        """Name the words of the tokens up to <end>, leaving <pad> and what starts them out."""
+        """Return the words of tokens up to <end>, without <pad> and start tokens."""
         words, silent = [], self.silent
         for token in tokens:
             if token == END:
@@ -243,9 +242,9 @@ class Vocabulary:
         return words
 
     def tokenize(self, caption: str) -> list[str]:
-        """Split a caption as those that the words come from."""
+        """Split a caption into words, as for training."""
         return tokenize(caption, self.tokenizer, lowercase=self.lowercase)
 
     def join(self, words: Iterable[str]) -> str:
-        """Write words as a sentence; U+FFFD stands for what is no part of one, such as escapes."""
+        """Join words into a sentence; unprintable characters become U+FFFD."""
         return _UNFIT.sub("\ufffd", join(words, self.tokenizer))

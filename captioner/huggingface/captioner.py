@@ -35,7 +35,7 @@ from captioner.predictor import Captioner, DecodedBatch
 from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS
 from captioner.vision.transform import Transform, TransformConfig
-from captioner.vocabulary import Vocabulary, is_fit
+from captioner.vocabulary import Vocabulary, is_printable
 
 __all__ = ["HuggingFaceCaptioner", "OpenVocabulary"]
 
@@ -52,7 +52,7 @@ class OpenVocabulary(Vocabulary):
 
     def knows(self, word: str) -> bool:
         """Whether a sentence can have the word."""
-        return bool(word) and is_fit(word)
+        return bool(word) and is_printable(word)
 
     def encode(self, words: Iterable[str]) -> list[int]:
         """Number words; new ones are added."""

@@ -71,11 +71,11 @@ NETWORKS: dict[str, Callable[[], nn.Sequential]] = {"efficientnet_v2_b0": effici
 
 def check_name(name: str) -> None:
     """Raise ConfigError if no backbone has this name; names of timm are checked when built."""
-    if name in NETWORKS or name.startswith(_TIMM) or name in (known := encoder_names()):
+    if name in NETWORKS or name.startswith(_TIMM) or name in (names := encoder_names()):
         return
     raise ConfigError(
         f"encoder name {name!r} is not a torchvision classification model, timm/NAME or "
-        f"{', '.join(NETWORKS)}{did_you_mean(name, known)}"
+        f"{', '.join(NETWORKS)}{did_you_mean(name, names)}"
     )
 
 
@@ -143,8 +143,8 @@ def _measure_chain(stages: nn.Sequential) -> tuple[int, int]:
 
     A forward pass on the meta device would import torch._dynamo, which is slow.
     """
-    every = [conv for _, _, conv in convolutions(stages)]
-    return math.prod(conv.stride[0] for conv in every), every[-1].out_channels
+    layers = [conv for _, _, conv in convolutions(stages)]
+    return math.prod(conv.stride[0] for conv in layers), layers[-1].out_channels
 
 
 def _measure(stages: nn.Sequential, size: int) -> tuple[int, int]:

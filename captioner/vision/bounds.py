@@ -1,9 +1,9 @@
-"""Bounds of settings: written once, in the annotation of a field, and read wherever one is set.
+"""Bounds of settings, written once in the annotation of a field.
 
     size: Annotated[int, Ge(1)] = 224
 
-pydantic reads such an annotation when a recipe is loaded; `check_bounds` has it do so when a
-configuration is made in Python, from flags, from a form or from a checkpoint.
+pydantic checks the annotation when a recipe is loaded. `check_bounds` checks it when a
+configuration is made in Python, from options, a form or a checkpoint.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ __all__ = [
 ]
 
 Positive = Annotated[int, Ge(1)]
-Width = Annotated[int, Interval(ge=1, le=65_536)]  # of a layer; no file holds a wider one
+Width = Annotated[int, Interval(ge=1, le=65_536)]  # of a layer
 PositiveFloat = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
 
 EXPLAINED = {"extra": "forbid", "use_attribute_docstrings": True}
-"""`__pydantic_config__` of what recipes have: the text under a field is its reason, which
-`captioner train --fields` prints."""
+"""`__pydantic_config__` of configurations in recipes: the docstring of a field is printed by
+`captioner train --fields`."""
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """The bound of a name: it is in this table, to which others may add."""
+    """The bound of a name: it is one of these, which may be extended."""
 
     names: Collection[str]
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        """Give the names as choices, for a list of all fields of a recipe."""
+        """Return the schema with the names as choices."""
         return {**handler(schema), "enum": [*self.names]}
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
@@ -66,13 +66,11 @@ class OneOf:
 
 
 def check_bounds(config: Any, *, also: Iterator[str] | None = None) -> None:
-    """Refuse a configuration whose values are outside their annotations.
+    """Raise ConfigError if values are outside their bounds; it names each with its bound.
 
     Args:
         config: a dataclass.
-        also: problems that lie between fields; read only where every field is sound by itself.
-
-    Raises ConfigError: the detail names every such field, its value and what is allowed.
+        also: contradictions between fields; used only if every field is valid.
     """
     problems = list(_problems(config)) or list(also or ())
     if problems:
@@ -88,7 +86,7 @@ def _problems(config: Any) -> Iterator[str]:
             # JSON and YAML have lists for tuples.
             field.validate_python(tuple(value) if isinstance(value, list) else value)
         except ValidationError as error:
-            wanted = [one["msg"].removeprefix("Value error, ") for one in error.errors()]
+            wanted = [item["msg"].removeprefix("Value error, ") for item in error.errors()]
             allowed = " or ".join(dict.fromkeys(wanted)).replace("Input should", "it should")
             yield f"{name} {repr(value)[:200]} is out of range: {allowed}"
 

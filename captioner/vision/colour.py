@@ -1,4 +1,4 @@
-"""Colours of any kind to 8-bit sRGB: embedded profiles, inks, deep grey, transparency."""
+"""Conversion of any image to 8-bit sRGB: profiles, CMYK, deep grey, transparency."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from captioner import errors
 
 __all__ = ["depth_limit", "to_srgb"]
 
-_SPACES = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}  # what a profile calls the colours of a mode
-_STEP = 51  # between the levels of the colours that decide whether a profile is sRGB's own
+_SPACES = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}  # the colour space in the profile of a mode
+_STEP = 51  # of the levels that are compared to find sRGB profiles
 
 
 def to_srgb(image: Image.Image, name: str) -> Image.Image:

@@ -1,8 +1,7 @@
-"""Convolutions padded as TensorFlow does, dilated in place of a stride, and made cheap for use.
+"""Convolutions: TensorFlow's padding, dilation instead of a stride, and fusion for inference.
 
-For use, BatchNorm is a fixed scale and shift per channel (Ioffe and Szegedy 2015, section 3.1), and
-so is what a convolution does to its output: both become one set of weights. In bfloat16 on a CPU a
-SiLU is computed in the same pass over memory as the convolution before it.
+For inference BatchNorm is a fixed scale and shift per channel (Ioffe and Szegedy 2015, section 3.1)
+and is folded into the convolution before it. In bfloat16 on a CPU a SiLU is fused with it too.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from captioner.errors import ConfigError
 
 __all__ = ["SameConv2d", "can_fuse", "convolutions", "fold_batch_norm", "fuse_silu", "halve_stride"]
 
-_OPERATION = "_convolution_pointwise"  # what torch's own compiler makes of the two
+_OPERATION = "_convolution_pointwise"  # oneDNN's fused operation
 
 
 class SameConv2d(nn.Conv2d):
-    """A strided convolution padded as TensorFlow's SAME: the odd pixel goes right and bottom.
+    """A strided convolution with TensorFlow's SAME padding: odd pixels go right and bottom.
 
-    With torch's symmetric padding, weights trained in TensorFlow see every stride-2 layer shifted
-    by a pixel. Takes over the parameters of `conv`.
+    Weights trained in TensorFlow need it; torch's symmetric padding shifts every stride-2 layer by
+    a pixel. It shares the parameters of `conv`.
     """
 
     def __init__(self, conv: nn.Conv2d) -> None:
@@ -40,14 +39,14 @@ class SameConv2d(nn.Conv2d):
             bias=conv.bias is not None,
         )
         self.weight, self.bias = conv.weight, conv.bias
-        self.sampling = conv.stride[0]  # what the padding is computed for, also once unstrided
+        self.sampling = conv.stride[0]  # the stride before `halve_stride`
 
     def forward(self, input: Tensor) -> Tensor:
         """Pad, then convolve."""
         return super().forward(self.pad(input))
 
     def pad(self, maps: Tensor) -> Tensor:
-        """Pad (B, C, H, W) by what its own size needs."""
+        """Pad maps (B, C, H, W)."""
         top, bottom = self._padding(maps.shape[-2])
         left, right = self._padding(maps.shape[-1])
         return F.pad(maps, (left, right, top, bottom))
@@ -56,12 +55,12 @@ class SameConv2d(nn.Conv2d):
         reach = self.kernel_size[0] - 1
         total = max((math.ceil(size / self.sampling) - 1) * self.sampling + reach + 1 - size, 0)
         before = total // 2
-        # Unstrided, the same taps start at every pixel: as many outputs as inputs.
+        # With a halved stride there are as many outputs as inputs.
         return before, (total if self.stride[0] > 1 else reach) - before
 
 
 def convolutions(root: nn.Module) -> list[tuple[nn.Module, str, nn.Conv2d]]:
-    """Every convolution below `root` in forward order, with the module that holds it."""
+    """Return all convolutions below `root` in forward order: (parent, name, convolution)."""
     return [
         (parent, name, child)
         for parent in root.modules()
@@ -71,9 +70,9 @@ def convolutions(root: nn.Module) -> list[tuple[nn.Module, str, nn.Conv2d]]:
 
 
 def halve_stride(stages: nn.Sequential) -> None:
-    """Undo the last halving of the resolution and dilate what follows (Yu and Koltun 2016).
+    """Undo the last halving of the resolution and dilate later layers (Yu and Koltun 2016).
 
-    Every second cell in both directions then sees what the strided network sees there.
+    Every second cell in both directions then equals the strided network's.
 
     Raises ConfigError: no convolution halves it.
     """
@@ -83,7 +82,9 @@ def halve_stride(stages: nn.Sequential) -> None:
         if any(conv.stride[0] == 2 for _, _, conv in convolutions(stage))
     ]
     if not strided:  # ConvNeXt's first stages: patches of 4 pixels
-        raise ConfigError("the encoder's stride cannot be halved: none of its stages halves")
+        raise ConfigError(
+            "the encoder's stride cannot be halved: none of its stages has a stride of 2"
+        )
     passed = False
     for parent, name, conv in convolutions(stages[strided[-1] :]):
         size = conv.kernel_size[0]
@@ -99,33 +100,32 @@ def halve_stride(stages: nn.Sequential) -> None:
 
 
 def fold_batch_norm(root: nn.Module) -> None:
-    """Fold every BatchNorm below `root` that follows a convolution; the module is for use only.
+    """Fold every BatchNorm that follows a convolution into it, for inference only.
 
-    Those that follow are the next in a Sequential, and torchvision's bn1 next to conv1 and so on.
-    Call it in float32: a half-precision copy is then rounded once, after the folding.
+    A BatchNorm follows if it is next in a Sequential, or torchvision's bn1 after conv1 and so on.
+    Call it in float32, so that half precision rounds once.
     """
     for module in list(root.modules()):
         for (conv_name, conv), (norm_name, norm) in pairwise(module.named_children()):
             follows = isinstance(module, nn.Sequential) or (
                 conv_name.startswith("conv") and norm_name == conv_name.replace("conv", "bn", 1)
             )
-            # By its own type: timm's do more than normalise.
+            # Not subclasses: timm's BatchNorms include an activation.
             if follows and isinstance(conv, nn.Conv2d) and type(norm) is nn.BatchNorm2d:
                 setattr(module, conv_name, fuse_conv_bn_eval(conv, norm))
                 setattr(module, norm_name, nn.Identity())
 
 
 def can_fuse() -> bool:
-    """Whether torch has oneDNN here, and that bfloat16 for the processor."""
+    """Whether torch has oneDNN with bfloat16 for this processor."""
     operations = torch.ops.mkldnn
     return hasattr(operations, _OPERATION) and bool(operations._is_mkldnn_bf16_supported())
 
 
 def fuse_silu(root: nn.Module) -> None:
-    """Fuse every SiLU of a Sequential below `root` with the convolution before it.
+    """Fuse every SiLU of a Sequential with the convolution before it, for inference only.
 
-    The module is for use only. It stays as it is where torch was built without oneDNN, or oneDNN
-    has no bfloat16 for the processor: there the fused operation fails, and the others do not.
+    Does nothing without oneDNN's bfloat16.
     """
     if not can_fuse():
         return
@@ -133,8 +133,8 @@ def fuse_silu(root: nn.Module) -> None:
         if not isinstance(module, nn.Sequential):
             continue
         children = module.named_children()
-        busy = [(name, child) for name, child in children if not isinstance(child, nn.Identity)]
-        for (name, child), (next_name, following) in pairwise(busy):
+        layers = [(name, child) for name, child in children if not isinstance(child, nn.Identity)]
+        for (name, child), (next_name, following) in pairwise(layers):
             if not (isinstance(child, nn.Conv2d) and isinstance(following, nn.SiLU)):
                 continue
             if child.padding_mode == "zeros" and isinstance(child.padding, tuple):
@@ -143,7 +143,7 @@ def fuse_silu(root: nn.Module) -> None:
 
 
 class _ConvSiLU(nn.Module):
-    """SiLU, x * sigmoid(x), of what a convolution gives; takes over its parameters."""
+    """A convolution and SiLU, x * sigmoid(x), in one operation; shares its parameters."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()

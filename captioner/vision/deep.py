@@ -1,7 +1,7 @@
-"""RGB of 16 bits per channel whose values use 8 to 14 of them, as cameras and scanners store.
+"""RGB images of 16 bits per channel that use only 8 to 14 of them, from cameras and scanners.
 
-Pillow keeps the high bytes alone, which leaves such a photo almost black. The low bytes are what it
-keeps of the same file in the other byte order.
+Pillow keeps only the high bytes, which makes such a photo almost black. The low bytes are read by
+decoding the file again in the other byte order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NATIVE = "L" if sys.byteorder == "little" else "B"
 
 
 def load_deep(image: ImageFile.ImageFile) -> None:
-    """Decode the pixels of an image, scaled to their own white level."""
+    """Load the pixels of an image, scaled to their white level."""
     stream, raw = image.fp, _raw_mode(image.tile)
     image.load()
     if stream is None or not (raw.startswith("RGB") and ";16" in raw):

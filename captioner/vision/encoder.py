@@ -1,7 +1,7 @@
 """The encoder: a network that turns an image into a grid of features (Xu et al. 2015, 3.1.1).
 
-The network has no pooling and no classifier, so each cell of the grid describes its own place in
-the image. captioner.vision.backbones lists the networks.
+The network has no pooling and no classifier, so each cell of the grid describes one place of the
+image. captioner.vision.backbones lists the networks.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from captioner.vision.convolutions import fold_batch_norm, fuse_silu
 
 __all__ = ["Encoder", "EncoderConfig", "Grid", "prepare_encoder", "without_weights"]
 
-_REACH = 3.0  # x and y go from -3 to 3, about the range of the features
-# Layers that drop whole images of a batch, by class name: ours and torchvision's, timm's.
+_COORDINATE_LIMIT = 3.0  # x and y are in -3 to 3, like most features
+# The attribute with the probability of stochastic depth, by class name.
 _STOCHASTIC_DEPTH = {"StochasticDepth": "p", "DropPath": "drop_prob"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Which network, and how fine a grid.
+    """The network and the grid's resolution.
 
-    Raises ConfigError: a value cannot work; the detail names every such field.
+    Raises ConfigError: values are out of range; it names each.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
 
     name: str = "resnet101"
-    """The usual choice for COCO."""
+    """A name, see captioner.vision.backbones."""
     stride: Positive = 32
-    """Pixels a cell: 32 is most networks' own; 16 gives four times the cells."""
+    """Pixels per cell: 32 for most networks; 16 gives four times the cells."""
     last_stage: Annotated[int, Ge(0)] | None = None
-    """The stage whose output is the grid; cells of early stages see little around their own place.
-    None: the network's last."""
+    """The stage whose output is the grid; None: the last. Early stages have small receptive
+    fields."""
     coordinates: bool = False
-    """Add x and y to each cell's features; early stages do not encode the place."""
+    """Whether x and y are added to each cell's features, for early stages."""
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())
@@ -86,9 +86,9 @@ class Encoder(nn.Module):
         self._first_trained = len(self.stages)
 
     def forward(self, images: Tensor) -> Grid:
-        """Encode images (B, 3, H, W), normalised, into a grid of H / stride x W / stride cells.
+        """Encode normalised images (B, 3, H, W) into a grid of H / stride x W / stride cells.
 
-        Raises ConfigError: the network takes images of another size only, as many transformers do.
+        Raises ConfigError: the network needs images of another size, as many transformers do.
         """
         maps = images
         for index, stage in enumerate(self.stages):
@@ -103,15 +103,15 @@ class Encoder(nn.Module):
                     ) from error
         rows, columns = maps.shape[-2:]
         if self.config.coordinates:
-            maps = torch.cat([maps, _places(maps).expand(maps.shape[0], -1, -1, -1)], dim=1)
+            maps = torch.cat([maps, _coordinates(maps).expand(maps.shape[0], -1, -1, -1)], dim=1)
         return Grid(maps.flatten(2).transpose(1, 2), rows, columns)
 
     def channels(self) -> int:
-        """D, the number of features in a cell."""
+        """Return D, the number of features of a cell."""
         return self._channels + (2 if self.config.coordinates else 0)
 
     def fine_tune(self, *, from_stage: int | None) -> None:
-        """Train the stages from `from_stage` on and freeze those before; None freezes all."""
+        """Train the stages from `from_stage` on and freeze the earlier ones; None freezes all."""
         count = len(self.stages)
         if from_stage is not None and not 0 <= from_stage < count:
             raise no_stage(self.config.name, from_stage, count)
@@ -135,10 +135,10 @@ class Encoder(nn.Module):
             setattr(layer, _STOCHASTIC_DEPTH[type(layer).__name__], probability)
 
     def train(self, mode: bool = True) -> Encoder:
-        """Set training mode; frozen stages stay in evaluation mode, BatchNorm stays so everywhere.
+        """Set training mode, except for frozen stages and for the statistics of BatchNorm.
 
-        The batches of fine-tuning are too small and too alike to estimate better statistics than
-        ImageNet's; scale and shift are trained.
+        Batches of fine-tuning are too small to estimate statistics better than ImageNet's. Scale
+        and shift are trained.
         """
         super().train(mode)
         for index, stage in enumerate(self.stages):
@@ -149,14 +149,11 @@ class Encoder(nn.Module):
         return self
 
 
-_Made = TypeVar("_Made", bound=nn.Module)
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 class _SkipNormal(TorchFunctionMode):
-    """Skip drawing from a normal distribution.
-
-    On the meta device it has no effect but to import torch._dynamo, which is slow.
-    """
+    """Skips initialisation from a normal distribution, which imports torch._dynamo (slow)."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -167,8 +164,8 @@ class _SkipNormal(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def without_weights(make: Callable[[], _Made]) -> _Made:
-    """Build a module on the meta device, which takes no time or memory, where that works."""
+def without_weights(make: Callable[[], _Module]) -> _Module:
+    """Build a module on the meta device, which needs no time or memory, if it can be."""
     try:
         with torch.device("meta"), _SkipNormal():
             return make()
@@ -179,19 +176,20 @@ def without_weights(make: Callable[[], _Made]) -> _Made:
 def prepare_encoder(encoder: Encoder, *, device: torch.device, dtype: torch.dtype) -> Encoder:
     """Fold and convert an encoder for inference, in place; it cannot be trained afterwards."""
     ready = encoder.requires_grad_(False).float().eval()
-    fold_batch_norm(ready)  # in float32, so that half precision rounds once, after it
+    fold_batch_norm(ready)  # in float32: half precision then rounds once
     ready.to(device, dtype).to(memory_format=torch.channels_last)
     if device.type == "cpu" and dtype is torch.bfloat16:
         fuse_silu(ready)
     return ready
 
 
-def _places(maps: Tensor) -> Tensor:
-    """Return x and y of the cells' centres, (2, rows, columns) (CoordConv, Liu et al. 2018)."""
+def _coordinates(maps: Tensor) -> Tensor:
+    """Return x and y of the cells' centres: (2, rows, columns) (CoordConv, Liu et al. 2018)."""
     rows, columns = maps.shape[-2:]
-    # Made on the device: a copy from the CPU would stall a GPU.
+    # Computed on the device: a copy would make a GPU wait.
     y, x = (
-        (torch.arange(count, device=maps.device) + 0.5) * (2 * _REACH / count) - _REACH
+        (torch.arange(count, device=maps.device) + 0.5) * (2 * _COORDINATE_LIMIT / count)
+        - _COORDINATE_LIMIT
         for count in (rows, columns)
     )
     return torch.stack([x.expand(rows, -1), y.unsqueeze(1).expand(-1, columns)]).to(maps.dtype)

@@ -1,7 +1,7 @@
 """The beginning of an image file: its format, its size, and what is refused before decoding.
 
-Pillow's readers are used without `Image.open`, which measures pictures against a limit that belongs
-to the whole process, and reports it with a warning that no thread can catch for itself alone.
+Pillow's readers are used without `Image.open`, whose pixel limit is global to the process and is
+reported by a warning that a thread cannot catch alone.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ IMAGE_SUFFIXES = (
 )  # fmt: skip
 """The suffixes of files that can be read, in lower case."""
 
-_GIF_BLOCKS = 10_000  # of 255 bytes at most; Pillow joins those of a comment, each time with a copy
+_GIF_BLOCKS = 10_000  # Pillow copies all earlier blocks of a comment for each
 
-# MPO, from many phones, is JPEG with more pictures behind the first. The JPEG reader shows the
-# first, also where the list of the others is damaged.
+# MPO, from many phones, is a JPEG followed by more pictures. The JPEG reader opens the first, even
+# if the list of the others is damaged.
 _READERS: dict[bytes, type[ImageFile.ImageFile]] = {
     rb"\xff\xd8\xff": JpegReader,
     rb"\x89PNG\r\n\x1a\n": PngImageFile,
@@ -126,11 +126,11 @@ def _reader(head: bytes, name: str) -> type[ImageFile.ImageFile]:
 
         reader: type[ImageFile.ImageFile] = HeifImageFile
         return reader
-    for begin, known in _READERS.items():
-        if re.match(begin, head, re.DOTALL):
-            return known
-    for begin, reason in _STAND_INS.items():
-        if re.match(begin, head, re.DOTALL | re.IGNORECASE):
+    for pattern, candidate in _READERS.items():
+        if re.match(pattern, head, re.DOTALL):
+            return candidate
+    for pattern, reason in _STAND_INS.items():
+        if re.match(pattern, head, re.DOTALL | re.IGNORECASE):
             raise errors.ImageFormatError(f"{name} {reason}")
     raise errors.ImageFormatError(
         f"{name} is not a JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF or TIFF image: convert it to one"
@@ -143,7 +143,7 @@ def _first_box(head: bytes) -> bytes:
 
 
 def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
-    """Refuse an image of no pixels, or of more than `max_pixels`.
+    """Refuse an image with no pixels or with more than `max_pixels`.
 
     Raises ImageEmptyError, ImageTooLargeError: the detail has the name and the size.
     """

@@ -1,7 +1,7 @@
 """Opening images: `open_image` is the only place where a photo is decoded.
 
-It takes JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF and TIFF; turned by EXIF, transparent, with a colour
-profile, CMYK, 16 bits deep. It returns the 8-bit sRGB picture that a viewer shows, or raises an
+It opens JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF and TIFF, with any EXIF orientation, transparency,
+colour profile or bit depth. It returns the 8-bit sRGB picture that a viewer shows, or raises an
 error that names the problem and the remedy.
 """
 
@@ -30,12 +30,12 @@ from captioner.vision.tiff import TiffReader, optional_codec
 __all__ = ["LARGEST_FILE", "MAX_PIXELS", "FileSource", "image_bytes", "open_image", "source_name"]
 
 FileSource = str | os.PathLike[str] | bytes
-"""A path, or what is in a file."""
+"""A path, or the bytes of a file."""
 
 MAX_PIXELS = 100_000_000
 
 LARGEST_FILE = 1 << 30
-"""Bytes; more is a disk image, a film, or has no end, and would take all memory."""
+"""The largest file that is read, in bytes."""
 
 
 def open_image(
@@ -83,7 +83,7 @@ def open_image(
 
 
 def _loaded(image: ImageFile.ImageFile, name: str, at_least: int | None) -> ImageFile.ImageFile:
-    """Decode the pixels; a JPEG that lacks only its end marker is sound."""
+    """Decode the pixels; a JPEG may lack its end marker."""
     data = image.fp.getvalue() if isinstance(image.fp, io.BytesIO) else b""
     try:
         if at_least is not None:
@@ -102,21 +102,21 @@ def _loaded(image: ImageFile.ImageFile, name: str, at_least: int | None) -> Imag
 
 
 def image_bytes(source: FileSource) -> bytes:
-    """Read a file whole, without a look at what is in it; one gigabyte at most, or ImageError."""
+    """Read a file of at most one gigabyte without opening it as an image. Raises ImageError."""
     if isinstance(source, bytes):
-        return bytes(source)  # and no class of its own, which another process may not know
+        return bytes(source)  # of a subclass too, which another process may not have
     name = source_name(source)
     with _stream(source, name) as stream, _as_image_error(name):
         data = stream.read(LARGEST_FILE + 1)
     if len(data) > LARGEST_FILE:
         raise errors.ImageTooLargeError(
-            f"{name} has more than {LARGEST_FILE:,} bytes: is it a photo? Export it again, smaller"
+            f"{name} has more than {LARGEST_FILE:,} bytes: export it again, smaller"
         )
     return data
 
 
 def source_name(source: FileSource | Image.Image) -> str:
-    """Say what the errors call the image."""
+    """Return the image's name in errors."""
     if isinstance(source, str | os.PathLike):
         return os.fsdecode(source) or "''"
     label = getattr(source, "filename", getattr(source, "name", None))
@@ -124,7 +124,7 @@ def source_name(source: FileSource | Image.Image) -> str:
 
 
 def _stream(source: FileSource, name: str) -> BinaryIO:
-    """Open a file that can be sought in; the caller closes it."""
+    """Open a seekable file; the caller closes it."""
     if isinstance(source, bytes):
         return io.BytesIO(source)
     if isinstance(source, str) and is_web_address(source):
@@ -152,7 +152,7 @@ def _is_in_icloud(source: str | os.PathLike[str]) -> bool:
 
 @contextmanager
 def _as_image_error(name: str) -> Iterator[None]:
-    """Turn what the decoders raise into an ImageError.
+    """Turn the decoders' exceptions into an ImageError.
 
     On damaged data Pillow's readers raise almost any exception (SyntaxError, struct.error,
     zlib.error, EOFError, OverflowError, AssertionError), so all but MemoryError are caught.
@@ -183,10 +183,10 @@ def _diagnosis(error: Exception, name: str) -> errors.ImageError:
 
 
 def _picture(image: Image.Image, name: str) -> Image.Image:
-    """Convert and turn what is loaded; the result shares nothing with `image`."""
+    """Convert a loaded image to sRGB and turn it upright; returns a new image."""
     upright = 1 if isinstance(image, TiffReader) else orientation(image)  # turned by its reader
     picture = turned(to_srgb(image, name), upright)
     if picture is image:
         picture = image.copy()
-    picture.info = {}  # or the picture, opened or saved again, would be turned twice
+    picture.info = {}  # its orientation must not be applied again
     return picture

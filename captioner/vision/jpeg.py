@@ -18,9 +18,9 @@ __all__ = ["MAX_SCANS", "JpegReader", "check_jpeg", "is_ordinary", "segments", "
 MAX_SCANS = 100
 """A progressive JPEG has about ten; each takes as long as decoding the whole picture."""
 
-_SEGMENTS = 10_000  # before the pixels; Pillow joins those of one kind, each time with a copy
+_SEGMENTS = 10_000  # before the pixels; Pillow copies all earlier ones for each
 
-_RESOURCES = 10_000  # of Photoshop; it writes about 30
+_RESOURCES = 10_000  # Photoshop writes about 30
 
 _ORDINARY_PIXELS = 30_000_000  # phones write 12 to 24 million
 _ORDINARY_SEGMENTS = 1000  # before the pixels; cameras write a few
@@ -46,10 +46,10 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         The marker, and the begin and end of what follows it.
     """
     place = 2
-    while (found := _MARKER.search(data, place)) and found[1] != _END[1:]:
-        begin = found.end() + 2
-        place = found.end() + int.from_bytes(data[found.end() : begin], "big")
-        yield found[1][0], begin, place
+    while (match := _MARKER.search(data, place)) and match[1] != _END[1:]:
+        begin = match.end() + 2
+        place = match.end() + int.from_bytes(data[match.end() : begin], "big")
+        yield match[1][0], begin, place
 
 
 def check_jpeg(data: bytes, name: str) -> None:

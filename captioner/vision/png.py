@@ -1,8 +1,8 @@
-"""PNG files: the chunks that decide the pixels, apart from all others.
+"""PNG files: separate the chunks that define the pixels from all others.
 
-Pillow checks every chunk alike: it refuses a photo for a bad checksum in a comment, or for more
-than a megabyte of text, and accepts a bad checksum on pixels. The PNG specification (section 13)
-asks for the opposite.
+Pillow treats all chunks alike: it rejects a photo for a bad checksum in a comment or for more than
+a megabyte of text, and accepts a bad checksum of pixels. The PNG specification (section 13) asks
+for the opposite.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from captioner import errors
 __all__ = ["read_png"]
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_CHUNKS = 100_000  # more take a reader longer than the pixels; encoders write 8 kB per chunk
+_CHUNKS = 100_000  # encoders write at least 8 kB per chunk
 _PROFILE = 1 << 24  # bytes of a colour profile; the largest in use have 3 MB
 
 
 def read_png(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
-    """Split a PNG into its pixels and what is needed of its metadata.
+    """Split a PNG into pixels and metadata.
 
     Args:
         data: the file.
@@ -76,7 +76,7 @@ def _checksum(kind: bytes, body: bytes) -> bytes:
 
 
 def _profile(body: bytes) -> bytes | None:
-    """Unpack a colour profile; None where it is damaged or too large."""
+    """Decompress a colour profile; None if it is damaged or too large."""
     _, _, packed = body.partition(b"\0")
     try:
         unpacking = zlib.decompressobj()

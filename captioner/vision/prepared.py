@@ -1,4 +1,4 @@
-"""An image as the model takes it."""
+"""An image prepared for the encoder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["PreparedImage"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedImage:
-    """An image on its way to the encoder: small, and ready to travel between processes.
+    """An image prepared for the encoder: small, and can be sent between processes.
 
-    image: what records call it; None where it has no name.
-    pixels: uint8 (3, size, size), the square that the encoder sees.
+    image: its path or address, for records; None if it has none.
+    pixels: uint8 (3, size, size), the encoder's input.
     box: the part of the photo that the square covers.
-    size: width and height of the whole photo, as viewed.
+    size: width and height of the photo as viewed.
     """
 
     image: str | None

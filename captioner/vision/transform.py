@@ -1,8 +1,8 @@
-"""Photo -> the encoder's square -> tensor, and from places on the square back to the photo.
+"""The transform: photo to the encoder's square to a tensor, and boxes on the photo.
 
-The encoder sees a square; photos are not square. `TransformConfig` says how one becomes the other
-and travels inside the checkpoint. `Transform` does it, the same in training and in use, and says
-which part of the photo the square shows, so that attention is drawn in the right place.
+The encoder's input is a square. `TransformConfig` sets how a photo becomes a square and is part of
+the checkpoint. `Transform` applies it, the same way in training and captioning, and returns the
+part of the photo that the square shows, so that attention is drawn in the right place.
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ __all__ = ["BicubicTransformConfig", "Box", "Mode", "Transform", "TransformConfi
 
 Mode = Literal["crop", "pad", "squash"]
 
-# Large photos are first shrunk by whole factors, as far as this many times the size needed: several
-# times as fast, and at 3 the result can hardly be told from the slow one.
+# Large photos are first reduced by an integer factor to at least this many times the target size,
+# which is several times as fast and hardly changes the result.
 _REDUCING_GAP = 3.0
 
-# A JPEG may be decoded smaller than it is, but to no less than this many times the size needed.
-# From six times its square is the same to 0.2 of 255 levels (at twice 0.4, at 1.5 times 0.9), and
-# a photo of less than twelve times is never decoded smaller: it makes the same square, bit for
-# bit, whether it comes as a file or as pixels.
+# A JPEG may be decoded at a reduced size of at least this many times the target size.
 _SPARE = 6
 
-_LARGEST = 1024  # pixels a side: at 600, the largest of torchvision, a photo takes a CPU seconds
+_LARGEST = 1024  # pixels of a side
 
 
 class Box(NamedTuple):
@@ -52,28 +49,27 @@ class Box(NamedTuple):
 class TransformConfig:
     """How a photo becomes the encoder's square.
 
-    Raises ConfigError: a value cannot work; the detail names every such field, its value and what
-    is allowed.
+    Raises ConfigError: values are out of range or contradict each other; it names each.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
     resampling: ClassVar[Image.Resampling] = Image.Resampling.BILINEAR
 
     mode: Mode = "crop"
-    """crop: the middle of the photo, shape kept; pad: all of it, shape kept, bars in the mean
-    colour; squash: all of it, shape lost."""
+    """crop: the middle of the photo; pad: all of it, with bars in the mean colour; squash: all of
+    it, distorted."""
     size: Annotated[int, Interval(ge=1, le=_LARGEST)] = 224
-    """Pixels on each side of the square that the encoder sees."""
+    """Pixels of a side of the square."""
     resize: Annotated[int, Interval(ge=1, le=2 * _LARGEST)] | None = None
-    """Crop only: pixels of the shorter side before the crop (torchvision's weights use 232 or 256
-    for 224); None: the same as size."""
+    """For crop: pixels of the shorter side before the crop (232 or 256 for many of torchvision's
+    weights); None: size."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    """Red, green, blue, on a scale of 0 to 1. These are ImageNet's."""
+    """Red, green, blue, from 0 to 1; the default is ImageNet's."""
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())
-        # JSON has lists for tuples and may have 0 for 0.0; equal settings must be equal objects.
+        # JSON has lists and integers: equal settings must be equal objects.
         object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
         object.__setattr__(self, "std", tuple(float(value) for value in self.std))
 
@@ -88,16 +84,16 @@ class TransformConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BicubicTransformConfig(TransformConfig):
-    """The same with bicubic resampling, as CLIP's kin are trained with."""
+    """The same with bicubic resampling, as for CLIP."""
 
     resampling: ClassVar[Image.Resampling] = Image.Resampling.BICUBIC
 
 
 class Transform:
-    """Photo -> square -> normalised tensor; from the square back to the photo.
+    """Converts photos to squares and tensors, and returns the squares' boxes.
 
-    Processes that only decode photos use the square alone, and never import torch. A picture that
-    is not RGB or has no pixels is a ValueError.
+    `square` does not need torch, for processes that only decode photos. Images that are not RGB or
+    have no pixels raise ValueError.
     """
 
     def __init__(self, config: TransformConfig) -> None:
@@ -105,21 +101,21 @@ class Transform:
         self._fill = tuple(min(255, max(0, round(255 * value))) for value in config.mean)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """Turn an RGB image of any size into what the encoder takes: float32 (3, size, size)."""
+        """Return the encoder's input for an RGB image of any size: float32 (3, size, size)."""
         return self.normalize(self.pixels(image))
 
     @property
     def at_least(self) -> int:
-        """Pixels of a photo's shorter side worth decoding, for `open_image(at_least=...)`."""
+        """Pixels of the shorter side that are enough, for `open_image(at_least=...)`."""
         return _SPARE * self._side
 
     @property
     def _side(self) -> int:
-        """Pixels of the shorter side that is cropped, or of the square."""
+        """Pixels of the shorter side before a crop, or of the square."""
         return self.config.resize or self.config.size
 
     def square(self, image: Image.Image) -> Image.Image:
-        """Give the RGB picture of size x size pixels that the encoder sees, before normalising."""
+        """Return the RGB square of size x size pixels, before normalisation."""
         if image.mode != "RGB" or 0 in image.size:
             raise ValueError(
                 f"the image is {image.mode}, {image.width} x {image.height}, and must be RGB with "
@@ -138,10 +134,10 @@ class Transform:
         return self._resized(image, (side, side), part)
 
     def pixels(self, image: Image.Image) -> torch.Tensor:
-        """Turn an RGB image of any size into the encoder's square: uint8 (3, size, size)."""
+        """Return the square of an RGB image of any size: uint8 (3, size, size)."""
         import torch
 
-        # A bytearray, since torch warns about memory that it may not write to.
+        # A bytearray, because torch warns about read-only memory.
         data = bytearray(self.square(image).tobytes())
         size = self.config.size
         pixels = torch.frombuffer(data, dtype=torch.uint8).view(size, size, 3)
@@ -150,7 +146,8 @@ class Transform:
     def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalise pixels, uint8 (..., 3, height, width), to float32 of the same shape.
 
-        (pixel / 255 - mean) / std, for each channel. Another dtype or shape is a ValueError.
+        Computes (pixel / 255 - mean) / std for each channel. Raises ValueError: another dtype or
+        shape.
         """
         import torch
 
@@ -159,21 +156,23 @@ class Transform:
                 f"pixels are {pixels.dtype} {tuple(pixels.shape)}, "
                 "and must be torch.uint8 (..., 3, height, width)"
             )
-        # As one multiplication and one subtraction.
+        # One multiplication and one subtraction.
         channels = zip(self.config.mean, self.config.std, strict=True)
         factors = [(1 / (255 * std), mean / std) for mean, std in channels]
-        # A copy that is asked for without waiting: a training step on a GPU must not stop for it.
-        there = torch.tensor(factors, dtype=torch.float32).to(pixels.device, non_blocking=True)
-        scale, shift = there.T
+        # A copy that a training step on a GPU need not wait for.
+        constants = torch.tensor(factors, dtype=torch.float32).to(pixels.device, non_blocking=True)
+        scale, shift = constants.T
         return torch.mul(pixels, scale.view(3, 1, 1)).sub_(shift.view(3, 1, 1))
 
     def box(self, width: int, height: int) -> Box:
-        """Say which part of a photo the square covers.
+        """Return the part of a photo that the square covers.
 
-        A point at (x, y) of the square, in fractions of its side, is at
+        A point (x, y) of the square, in fractions of its side, is the point
         (left + x * (right - left), top + y * (bottom - top)) of the photo.
 
-        Width and height are in pixels, as `open_image` turns the photo.
+        Args:
+            width: of the photo as viewed, in pixels.
+            height: likewise.
         """
         if self.config.mode == "squash":
             return Box(0.0, 0.0, 1.0, 1.0)
@@ -191,7 +190,7 @@ class Transform:
         return Box((1 - across) / 2, (1 - down) / 2, (1 + across) / 2, (1 + down) / 2)
 
     def _inner(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Left, top, width, height of a padded photo inside the square, in pixels."""
+        """Return left, top, width and height of a padded photo in the square, in pixels."""
         side, longer = self.config.size, max(width, height)
         inner_width = max(1, round(width * side / longer))
         inner_height = max(1, round(height * side / longer))

@@ -79,7 +79,7 @@ def test_grey_arrays_are_pictures(grey: Any) -> None:
             ImageTypeError,
             r"tensor of shape \(20, 30, 3\).*\(1, 3 or 4, hei",
         ),
-        (np.zeros((5, 20, 30, 3)), ImageTypeError, "several go in as a list"),
+        (np.zeros((5, 20, 30, 3)), ImageTypeError, "pass several as a list"),
         (np.full((2, 2), 200.0), ImageTypeError, r"from 200\.0 to 200\.0: .*floats from 0 to 1"),
         (np.full((2, 2), np.nan), ImageTypeError, "from nan to nan"),
         (np.zeros((2, 2), dtype=bool), ImageTypeError, "does not hold numbers"),

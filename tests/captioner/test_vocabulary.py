@@ -125,7 +125,7 @@ def test_only_endings_lean_on_the_word_before(caption: str, joined: str | None) 
 
 def test_a_vocabulary_that_cannot_be_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match="no tokenizer 'letters': it is one of words, unicode, characters"
+        ConfigError, match="no tokenizer 'letters': choose from words, unicode, characters"
     ):
         Vocabulary(["a"], tokenizer="letters")  # type: ignore[arg-type]
     for words in (["a", "a"], ["<unk>"], [""]):

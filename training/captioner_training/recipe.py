@@ -22,7 +22,7 @@ from captioner.paths import expanded
 from captioner.vision.bounds import Fraction, NotNegative, Positive, PositiveFloat, Share
 from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import TransformConfig
-from captioner.vocabulary import Tokenizer, is_fit, tokenize
+from captioner.vocabulary import Tokenizer, is_printable, tokenize
 
 __all__ = [
     "ANY_STYLE",
@@ -296,7 +296,7 @@ class Recipe:
                 "carry_over has no effect in the last stage: leave it out; every run writes "
                 "last.safetensors"
             )
-        if not is_fit(self.name):
+        if not is_printable(self.name):
             yield f"name {self.name!a} has control characters: leave them out"
         if Path(self.name).name != self.name or self.name in ("", ".."):
             yield f"name {self.name!r} cannot be a folder's name: use letters, digits and hyphens"

@@ -38,11 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the average and print its path."""
     from captioner.paths import bundled_checkpoint
-    from captioner.vocabulary import is_fit
+    from captioner.vocabulary import is_printable
     from captioner_training.averaging import average_checkpoints
 
     version, out = arguments.version, expanded(arguments.out)
-    if version is not None and not (version and is_fit(version)):
+    if version is not None and not (version and is_printable(version)):
         raise ConfigError(f"--version {version!a} is empty or not plain text: use a number like 2")
     if os.path.lexists(out):
         raise OutputError(f"{out} exists: choose another name, or remove it")

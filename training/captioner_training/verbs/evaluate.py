@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_use(arguments: argparse.Namespace) -> None:
-    from captioner.vocabulary import is_fit
+    from captioner.vocabulary import is_printable
 
     if (arguments.data is None) == (arguments.captions is None):
         raise ConfigError("name either a folder DIR, or --captions FILE with --images PATH")
@@ -135,7 +135,7 @@ def _check_use(arguments: argparse.Namespace) -> None:
     version = arguments.version
     if version is not None and arguments.save is None:
         raise ConfigError("--version requires --save FILE")
-    if version is not None and not (version and is_fit(version)):
+    if version is not None and not (version and is_printable(version)):
         raise ConfigError(f"--version {version!a} is empty or not plain text: use a number like 2")
     if arguments.open and arguments.report is None:
         raise ConfigError("--open requires --report DIR")
