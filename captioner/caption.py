@@ -1,4 +1,4 @@
-"""A caption as plain data: the sentence, its words and their attention; and pictures of it."""
+"""Captions as plain data: the sentence, its words and their attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from captioner.drawing.notebook import notebook_sheet
 from captioner.drawing.overlay import OverlayOptions, Panel, overlay
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError, ImageNotFoundError
-from captioner.record import read_record
+from captioner.record import caption_record, read_record
 from captioner.sources import ImageSource, as_source
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.trust import DOUBTFUL_CAPTION
@@ -32,7 +32,7 @@ _DOUBTFUL = "doubtful: may be wrong"
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """Another of the best sentences; text, score, words and trust as in a Caption."""
+    """An alternative sentence; fields as in Caption."""
 
     text: str
     score: float
@@ -42,10 +42,7 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelName:
-    """The model that wrote a caption.
-
-    dtype: of its weights and arithmetic, such as "bfloat16"; None if not recorded.
-    """
+    """The model of a caption; dtype is of its weights, None in records of version 0.1."""
 
     name: str
     version: str
@@ -58,24 +55,23 @@ class ModelName:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Caption:
-    """The model's description of one image. Prints as its sentence and score.
+    """A caption of one image. Prints as its sentence and score.
 
-    Plain data: it holds no photo and no model. Pictures open `image` again, or take `photo=`.
+    It holds no photo and no model. Drawing opens `image` again, or takes `photo=`.
 
     text: the sentence.
-    score: the beam's ranking score: the summed log-probability of words and end, divided by
-        (their number)^length_penalty.
-    words: one for each word of the text.
-    alternatives: the next best sentences, if more than one caption was asked for.
+    score: the summed log-probability of words and <end>, divided by (their number)^length_penalty.
+    words: of the sentence.
+    alternatives: the next best sentences, if several captions were requested.
     image: path or address of the image; None if it has none.
-    model: the model that wrote it.
+    model: of the caption.
     box: the part of the photo that the attention grid covers, in fractions of width and height.
     size: width and height of the photo in pixels, as viewed; None for a caption from a record.
-    familiarity: similarity of the photo to the training photos, 0 to 1, see
-        captioner.trust.familiarity; None if the checkpoint has no trust.
-    trust: the probability that all words that name something are right, see captioner.trust.trust;
-        None if the checkpoint has no trust, or no word names anything.
-    style: the style of the sentence; None if the model has no styles.
+    familiarity: similarity of the photo to the training photos, 0 to 1; None if the checkpoint has
+        no trust. See captioner.trust.familiarity.
+    trust: the probability that all words that make a claim are right; None if there are none, or
+        the checkpoint has no trust. See captioner.trust.trust.
+    style: of the sentence; None if the model has no styles.
     """
 
     text: str
@@ -98,7 +94,7 @@ class Caption:
         return f"Caption({self.text!r}, score={self.score:.2f}{image})"
 
     def _repr_html_(self) -> str:
-        """Return the sheet that notebooks show; without a photo, the sentence alone."""
+        """Return the sheet for notebooks; only the sentence if the photo cannot be opened."""
         try:
             photo, panels = self._open_photo(None), self.panels()
         except (ImageError, ConfigError) as error:
@@ -107,24 +103,24 @@ class Caption:
             photo,
             panels,
             score=self.score,
-            alternatives=[(other.text, other.score) for other in self.alternatives],
+            alternatives=[(sentence.text, sentence.score) for sentence in self.alternatives],
             note=self.note,
             box=self.box,
         )
 
     @property
     def note(self) -> str | None:
-        """What it means that words are drawn as doubtful, and the doubt; None where none is."""
+        """The legend for doubtful words and the caption warning; None without doubtful words."""
         if not any(word.doubtful for word in self.words):
             return None
         return _DOUBTFUL if self.doubt is None else f"{_DOUBTFUL}. {self.doubt}"
 
     @property
     def doubt(self) -> str | None:
-        """Say that the caption may be wrong, and in which word; None where that is not likely.
+        """A warning that the caption may be wrong; None if its trust is high enough.
 
-        It names the least trusted word, and what the next best sentence with the same beginning
-        names in its place.
+        It names the least trusted word, and the word that the next best sentence with the same
+        beginning has in its place.
         """
         if self.trust is None or self.trust >= DOUBTFUL_CAPTION:
             return None
@@ -147,39 +143,39 @@ class Caption:
 
     @property
     def unfamiliar(self) -> bool:
-        """Whether the photo is unlike all that the model has learned from, as far as is known."""
+        """Whether the photo is unlike the training photos; False if not known."""
         return self.familiarity is not None and self.familiarity < UNFAMILIAR
 
     @property
     def checked(self) -> bool:
-        """Whether it was measured of every word how much it mattered where the model looked."""
+        """Whether every word has its `effect`."""
         return bool(self.words) and all(word.effect is not None for word in self.words)
 
     def find_word(self, word: str | int | None = None) -> int:
         """Return a word's index in `words`.
 
         Args:
-            word: the word itself, in any case (the first if it repeats); its index in `words`,
-                negative from the end; None: the word that drew most on the photo.
+            word: the word, ignoring case (the first of equal ones); or its index, negative from
+                the end; None: the word that depends most on the photo.
 
         Raises ConfigError: there is no such word.
         """
-        texts = [each.text for each in self.words]
+        texts = [candidate.text for candidate in self.words]
         if word is None and texts:
-            drawn = [each.drawn for each in self.words]
-            return drawn.index(max(drawn))
+            shares = [candidate.visual_share for candidate in self.words]
+            return shares.index(max(shares))
         if isinstance(word, str):
             folded = [text.casefold() for text in texts]
-            for wanted, among in ((word, texts), (word.strip().casefold(), folded)):
-                if wanted in among:
-                    return among.index(wanted)
+            for key, keys in ((word, texts), (word.strip().casefold(), folded)):
+                if key in keys:
+                    return keys.index(key)
         elif word is not None:
             try:
                 return range(len(texts))[index(word)]
             except (TypeError, IndexError):
                 pass
         raise ConfigError(
-            f"there is no word {word!r} in {self.text!r}: name one of its words, or an index "
+            f"there is no word {word!r} in {self.text!r}: use one of its words, or an index "
             f"below {len(texts)}"
         )
 
@@ -191,18 +187,18 @@ class Caption:
         head: int | None = None,
         **options: Unpack[OverlayOptions],
     ) -> Image.Image:
-        """Draw the attention of one word over the photo, in the photo's own size.
+        """Draw the attention of one word over the photo, at the photo's size.
 
         Args:
             word: as for `find_word`.
-            photo: anything that `Captioner.caption` takes; None opens `image`.
-            head: one head's attention, from 1; None: the mean of all.
+            photo: as for `Captioner.caption`; None: `image` is opened.
+            head: of the attention, from 1; None: the mean of all.
             **options: smooth, strength and colors; see captioner.drawing.overlay.OverlayOptions.
 
         Raises:
             ConfigError: there is no such word, head or color scale, the strength is out of range,
                 or the model has no attention.
-            ImageError: there is no photo, or it cannot be opened.
+            ImageError: the photo is missing or cannot be opened.
         """
         weights = self.panels(head)[self.find_word(word)].weights
         return overlay(self._open_photo(photo), weights, box=self.box, **options)
@@ -210,22 +206,22 @@ class Caption:
     def attention_map(
         self, word: str | int | None = None, *, head: int | None = None, smooth: bool = True
     ) -> NDArray[np.float32]:
-        """Return the attention of one word over the photo's pixels: float32 (height, width).
+        """Return the attention of one word to the photo's pixels: float32 (height, width).
 
-        It sums to 1, and is 0 outside the grid. The photo is opened only if `size` is None.
+        It sums to 1 and is 0 outside the grid. The photo is opened only if `size` is None.
 
         Args:
             word: as for `find_word`.
-            head: one head's attention, from 1; None: the mean of all.
-            smooth: interpolate linearly between the cells; False: each cell is even.
+            head: of the attention, from 1; None: the mean of all.
+            smooth: interpolate linearly between cells; False: cells are constant.
 
         Raises:
             ConfigError: there is no such word or head, or the model has no attention.
-            ImageError: the size is not known, and there is no photo.
+            ImageError: the size is None, and the photo is missing or cannot be opened.
         """
-        found = self.words[self.find_word(word)]
+        index = self.find_word(word)
         size = self.size or self._open_photo(None).size
-        return found.attention_map(size, box=self.box, head=head, smooth=smooth)
+        return self.words[index].attention_map(size, box=self.box, head=head, smooth=smooth)
 
     def contact_sheet(
         self,
@@ -234,12 +230,12 @@ class Caption:
         head: int | None = None,
         **options: Unpack[OverlayOptions],
     ) -> Image.Image:
-        """Draw the photo and every word's attention side by side, as figure 3 of the paper.
+        """Draw the photo and the attention of every word on one sheet (figure 3 of the paper).
 
         Arguments and errors as for `overlay`.
         """
         panels = self.panels(head)
-        title = f"{self.text} {self._shown(head)}".strip()
+        title = f"{self.text} {self._head_label(head)}".strip()
         return contact_sheet(
             self._open_photo(photo), panels, title=title, note=self.note, box=self.box, **options
         )
@@ -251,32 +247,32 @@ class Caption:
         head: int | None = None,
         **options: Unpack[OverlayOptions],
     ) -> list[Image.Image]:
-        """Draw frames that run through the words, for captioner.drawing.saving.
+        """Draw the attention of every word as frames, for captioner.drawing.saving.
 
         Arguments and errors as for `overlay`.
         """
         panels = self.panels(head)
         return animation(
-            self._open_photo(photo), panels, note=self._shown(head), box=self.box, **options
+            self._open_photo(photo), panels, note=self._head_label(head), box=self.box, **options
         )
 
     def _open_photo(self, photo: ImageSource | None) -> Image.Image:
         if photo is None and self.image is None:
             raise ImageNotFoundError(
-                "the caption has no path to its photo: pass the photo, as in "
+                "the caption has no path to its photo: pass photo=, as in "
                 "caption.overlay(photo=image)"
             )
         return open_image(as_source(self.image if photo is None else photo))
 
-    def _shown(self, head: int | None) -> str:
-        """Name, in brackets, the head that a picture of all words shows; "" where there is one."""
-        shown = self.words[0].shown(head) if self.words else ""
-        return f"({shown})" if shown else ""
+    def _head_label(self, head: int | None) -> str:
+        """Return which head a picture shows, in brackets; "" if there is one head."""
+        label = self.words[0].head_label(head) if self.words else ""
+        return f"({label})" if label else ""
 
     def panels(self, head: int | None = None) -> Sequence[Panel]:
-        """Each word as captioner.drawing draws it, with one head's attention or the mean of all.
+        """Return the words for captioner.drawing, with the attention of a head or the mean of all.
 
-        Raises ConfigError: the model does not attend, or has no such head.
+        Raises ConfigError: the model has no attention, or no such head.
         """
         panels = [
             Panel(word.text, word.probability, weights, doubtful=word.doubtful)
@@ -284,21 +280,19 @@ class Caption:
             if (weights := word.map(head)) is not None
         ]
         if len(panels) < len(self.words):
-            raise ConfigError(
-                f"the model {self.model.name} captions without attention: there is nothing to draw"
-            )
+            raise ConfigError(f"the model {self.model.name} has no attention to draw")
         return panels
 
     def choose(self, number: int) -> Caption:
-        """Make a caption of an alternative, counted from 1; 0 is this caption itself.
+        """Return the caption with an alternative, counted from 1, as its sentence; 0: unchanged.
 
         Raises ConfigError: there is no such alternative.
         """
         own = Alternative(text=self.text, score=self.score, words=self.words, trust=self.trust)
         sentences = [own, *self.alternatives]
         if not 0 <= number < len(sentences):
-            found = len(self.alternatives)
-            raise ConfigError(f"there is no alternative {number}: this caption has {found}")
+            count = len(self.alternatives)
+            raise ConfigError(f"there is no alternative {number}: the caption has {count}")
         if number == 0:
             return self
         chosen = sentences.pop(number)
@@ -312,69 +306,47 @@ class Caption:
         )
 
     def untrusted(self, minimum_trust: float | None) -> bool:
-        """Whether there is less trust in the caption than is asked for; one without trust has 0."""
-        # As the record tells it: who reads one finds it on the same side.
+        """Whether the trust is below a minimum; a caption without trust counts as 0."""
+        # Rounded as in records, so that readers of records agree.
         return minimum_trust is not None and round(self.trust or 0.0, 4) < minimum_trust
 
     def record(
         self, *, attention: bool = False, minimum_trust: float | None = None
     ) -> dict[str, Any]:
-        """Give the caption as the record of --json, batch files and HTTP.
+        """Return the record of --json, batch files and HTTP.
 
-        With attention the words carry their weights, row by row over `box`. A caption with less
-        trust than `minimum_trust` has `review`: a person should read it first.
+        Args:
+            attention: include the words' attention, row by row over `box`.
+            minimum_trust: mark a caption with less trust as `review`.
         """
-        box = self.box if attention else None
-
-        def spoken(sentence: Caption | Alternative) -> dict[str, Any]:
-            record = {"caption": sentence.text, "score": round(sentence.score, 4)}
-            if sentence.trust is not None:
-                record["trust"] = round(sentence.trust, 4)
-            return record
-
-        def words(sentence: Caption | Alternative) -> list[dict[str, Any]]:
-            return [word.record(box=box) for word in sentence.words]
-
-        record = {"image": self.image, **spoken(self)}
-        if self.familiarity is not None:
-            record["familiarity"] = round(self.familiarity, 4)
-        if self.style is not None:
-            record["style"] = self.style
-        if self.untrusted(minimum_trust):
-            record["review"] = True
-        return {
-            **record,
-            "words": words(self),
-            "alternatives": [
-                {**spoken(other), "words": words(other)} for other in self.alternatives
-            ],
-            "model": self.model.record(),
-        }
+        return caption_record(self, attention=attention, minimum_trust=minimum_trust)
 
     @classmethod
     def from_record(cls, record: object) -> Caption:
-        """Read a caption from its record, of this version or another.
+        """Read a caption from its record, of this version or an earlier one.
 
-        Numbers are rounded in records, and alternatives without words are left out.
+        Numbers are rounded in records. Alternatives without words are skipped.
 
-        Raises ConfigError: it is no record, or a number of it is out of range.
+        Raises ConfigError: it is not a record, or a value is out of range.
         """
         read = read_record(record)
-        others = [other for other in read.alternatives if other.words is not None]
-        sentences = [read.words, *(other.words or [] for other in others)]
-        seen = [word.attention for words in sentences for word in words if word.attention]
-        boxes = {Box(*one.box) for one in seen}
+        alternatives = [sentence for sentence in read.alternatives if sentence.words is not None]
+        sentences = [read.words, *(sentence.words or [] for sentence in alternatives)]
+        maps = [word.attention for words in sentences for word in words if word.attention]
+        boxes = {Box(*attention.box) for attention in maps}
         if len(boxes) > 1:
             raise ConfigError("the words of the record have different boxes")
-        best, *alternatives = (tuple(map(read_word, words)) for words in sentences)
+        best, *other_words = (tuple(map(read_word, words)) for words in sentences)
         return cls(
             text=read.caption,
             score=read.score,
             words=best,
             trust=read.trust,
             alternatives=tuple(
-                Alternative(text=other.caption, score=other.score, words=words, trust=other.trust)
-                for other, words in zip(others, alternatives, strict=True)
+                Alternative(
+                    text=sentence.caption, score=sentence.score, words=words, trust=sentence.trust
+                )
+                for sentence, words in zip(alternatives, other_words, strict=True)
             ),
             image=read.image,
             model=ModelName(**dict(read.model)),

@@ -1,4 +1,4 @@
-"""Captioner: a checkpoint on a device, from photo to caption."""
+"""`Captioner`: a checkpoint on a device, from photos to captions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
 from itertools import islice
-from math import exp
-from typing import Any, Literal, NamedTuple, cast, overload
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.caption import Alternative, Caption, ModelName
+from captioner.caption import Caption, ModelName
 from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.decoded import DecodedBatch
 from captioner.deletion import sentence_effects
 from captioner.device import find_device, find_dtype
 from captioner.errors import (
@@ -29,37 +29,20 @@ from captioner.errors import (
 )
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
-from captioner.generation.hypothesis import Hypothesis
 from captioner.hub import with_revision
 from captioner.model import prepare_model
 from captioner.paths import HUGGING_FACE, bundled_checkpoint, checkpoint_file
 from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
-from captioner.trust.familiarity import pool
-from captioner.trust.trust import Judgement, Trust
+from captioner.trust.trust import Trust
 from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS, FileSource, open_image, source_name
 from captioner.vision.prepared import PreparedImage
 from captioner.vision.transform import Transform
-from captioner.word import Word
 
-__all__ = ["BATCH", "Captioner", "DecodedBatch", "PreparedImage"]
+__all__ = ["BATCH", "Captioner"]
 
-BATCH = 16  # images decoded together: most of the speed of a large batch, little of its memory
-
-
-class DecodedBatch(NamedTuple):
-    """The sentences of B squares.
-
-    hypotheses: of each image, the best first.
-    effects: of each image and hypothesis the effects of its words, or None; see captioner.deletion.
-    features: (B, L, D), the grids, L = rows * columns.
-    """
-
-    hypotheses: Sequence[Sequence[Hypothesis]]
-    effects: Sequence[Sequence[list[float] | None]]
-    features: torch.Tensor
-    rows: int
-    columns: int
+BATCH = 16
+"""Images per batch of `Captioner.caption`."""
 
 
 class Captioner:
@@ -70,18 +53,18 @@ class Captioner:
     'a dog runs through the grass'
 
     Args:
-        checkpoint: model, vocabulary and transform; it stays as it is.
-        device: where the model runs; see captioner.device.
-        dtype: of weights and arithmetic: "auto" (bfloat16 where the hardware has it), "float32",
-            "bfloat16", or a torch.dtype. Scores and attention are softmaxed in float32 always.
-        max_pixels: larger photos are refused before they are decoded.
-        trust: what is known of when the checkpoint is right, and of its photos.
+        checkpoint: the model, which is copied, vocabulary and transform.
+        device: see captioner.device.
+        dtype: of weights and arithmetic: "auto" (bfloat16 if the hardware supports it), "float32",
+            "bfloat16", or a torch.dtype. Softmaxes are always computed in float32.
+        max_pixels: the largest photo, in width times height.
+        trust: the statistics of the checkpoint's trust file.
 
     Raises CheckpointFormatError: the trust has fewer words than the vocabulary.
     """
 
     source: str | None = None
-    """The name that loads the same model elsewhere; None: `checkpoint` is all that is needed."""
+    """A name that loads the same model in another process; None: use `checkpoint`."""
 
     def __init__(
         self,
@@ -107,7 +90,6 @@ class Captioner:
         self.generation = checkpoint.generation
         self.name, self.version = checkpoint.name, checkpoint.version
         self.heads = checkpoint.model.config.decoder.heads
-        # Chooses among the sentences of a beam.
         self.consensus = None if trust is None else trust.consensus
         self.options = {"device": device, "dtype": dtype, "max_pixels": max_pixels}
         self.device = find_device(device)
@@ -164,7 +146,7 @@ class Captioner:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of weights, vocabulary and transform, the same in every dtype; see Checkpoint."""
+        """A digest of weights, vocabulary and transform, the same in every dtype."""
         return self.checkpoint.fingerprint()
 
     @torch.inference_mode()
@@ -176,11 +158,11 @@ class Captioner:
     def decode_batch(
         self, pixels: NDArray[np.uint8], config: GenerationConfig, *, check_attention: bool = False
     ) -> DecodedBatch:
-        """Caption squares, uint8 (B, 3, size, size).
+        """Generate sentences for squares, uint8 (B, 3, size, size).
 
         Raises:
             ConfigError: the model does not have the style.
-            GenerationError: the model's scores are not numbers.
+            GenerationError: a score is NaN.
         """
         grid = self.encode(pixels)
         hypotheses = generate(
@@ -202,7 +184,7 @@ class Captioner:
     ) -> list[list[float] | None]:
         """Run the deletion test on one sentence for each of B squares, uint8 (B, 3, size, size).
 
-        Returns for each square the effects of the words, or None where the decoder does not attend.
+        Returns, for each square, the effects of the words; None if the decoder has no attention.
         """
         sentences = [[self.vocabulary.encode(words)]] * len(pixels)
         effects = sentence_effects(
@@ -214,7 +196,7 @@ class Captioner:
         return [sentence for (sentence,) in effects]
 
     @overload
-    def caption(  # a str is iterable, but here a path
+    def caption(
         self,
         images: ImageSource,
         config: GenerationConfig | None = None,
@@ -258,29 +240,27 @@ class Captioner:
         minimum_trust: float | None = None,
         **settings: Any,
     ) -> Caption | list[Caption] | list[Caption | ImageError]:
-        """Caption one image, or any number of them, 16 at a time.
+        """Caption one image, or any number of images in batches.
 
         Args:
             images: a path, an http or https address, bytes, a binary file, a PIL image, a numpy
-                array (height, width, channels), a torch tensor (channels, height, width); an
-                iterable of them, or a batch as one array (N, ...). For shapes and ranges see
-                captioner.sources.as_source.
-            config: beam size, number of captions, lengths, sampling; see GenerationConfig. None
-                takes the checkpoint's own, which is `generation` of this object.
-            errors: of several images: "raise" the first ImageError, or "return" each in the place
+                array (height, width, channels) or a torch tensor (channels, height, width); or an
+                iterable of them, or one array (N, ...). See captioner.sources.as_source.
+            config: beam size, number of captions, lengths, sampling; None: `generation` of this
+                object, the checkpoint's own.
+            errors: for several images: "raise" the first ImageError, or "return" each in the place
                 of its caption.
-            check_attention: whether the words of each sentence get their `effect`; takes longer.
-            minimum_trust: a caption that is less likely to be right, 0 to 1, is an UntrustedError.
-            **settings: fields of the config, such as beam_size=3, in place of its own.
+            check_attention: also measure the `effect` of each word, which takes longer.
+            minimum_trust: captions with less trust, 0 to 1, are an UntrustedError.
+            **settings: fields of the config to change, such as beam_size=3.
 
         Returns:
-            A Caption, or a list in the order of the images.
+            A Caption, or a list of them in the order of the images.
 
         Raises:
-            ImageError: an image cannot be opened, is not an image, or its caption is not trusted.
-            ConfigError: there is no such style or setting, one is out of range, or `minimum_trust`
-                cannot be told; see check_trust.
-            GenerationError: the model's scores are not numbers.
+            ImageError: an image cannot be opened, or its caption has too little trust.
+            ConfigError: unknown or invalid setting or style, or the checkpoint has no trust.
+            GenerationError: a score is NaN.
         """
         if settings:
             config = (config or self.generation).changed(**settings)
@@ -288,11 +268,11 @@ class Captioner:
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
         self.check_trust(minimum_trust)
-        many = is_many(images)
-        raises = errors == "raise" or not many
+        several = is_many(images)
+        raises = errors == "raise" or not several
         results: list[Caption | ImageError] = []
-        waiting = iter(cast("Iterable[Any]", images if many else [images]))
-        while batch := list(islice(waiting, BATCH)):
+        remaining = iter(cast("Iterable[Any]", images if several else [images]))
+        while batch := list(islice(remaining, BATCH)):
             prepared: list[PreparedImage | ImageError] = []
             for image in batch:
                 try:
@@ -301,18 +281,21 @@ class Captioner:
                     if raises:
                         raise
                     prepared.append(error.without_traceback())
-            sound = [one for one in prepared if isinstance(one, PreparedImage)]
-            captions = iter(self.caption_prepared(sound, config, check_attention=check_attention))
-            for one in prepared:
-                lost = one if isinstance(one, ImageError) else None
-                result = lost or _trusted(next(captions), minimum_trust)
+            valid = [image for image in prepared if isinstance(image, PreparedImage)]
+            captions = iter(self.caption_prepared(valid, config, check_attention=check_attention))
+            for image in prepared:
+                error = image if isinstance(image, ImageError) else None
+                result = error or _check_trusted(next(captions), minimum_trust)
                 if isinstance(result, ImageError) and raises:
                     raise result
                 results.append(result)
-        return results if many else cast("Caption", results[0])
+        return results if several else cast("Caption", results[0])
 
     def prepare(self, image: ImageSource) -> PreparedImage:
-        """Decode an image to the encoder's square, or raise ImageError; no address is followed."""
+        """Decode an image to the encoder's square; addresses are not downloaded.
+
+        Raises ImageError.
+        """
         return self._prepare(as_source(image, follow_links=False), image_name(image))
 
     def _prepare(self, source: FileSource | Image.Image, name: str | None) -> PreparedImage:
@@ -337,11 +320,11 @@ class Captioner:
         *,
         check_attention: bool = False,
     ) -> list[Caption]:
-        """Caption images that are decoded already, as one batch; arguments as for `caption`.
+        """Caption prepared images as one batch; arguments as for `caption`.
 
         Raises:
             ConfigError: the model does not have the style.
-            GenerationError: its scores are not numbers.
+            GenerationError: a score is NaN.
         """
         if not images:
             return []
@@ -350,116 +333,39 @@ class Captioner:
         decoded = self.decode_batch(
             np.stack([image.pixels for image in images]), config, check_attention=check_attention
         )
-        beams = decoded.hypotheses
-        judged: Sequence[Sequence[Judgement | None]] = [[None] * len(beam) for beam in beams]
-        known: Sequence[float | None] = [None] * len(images)
-        if self.trust is not None:
-            pooled = pool(decoded.features)
-            judged, known = self.trust.judge(pooled, beams), self.trust.familiarity.of(pooled)
         dtype = str(self.dtype).removeprefix("torch.")
-        model = ModelName(name=self.name, version=self.version, dtype=dtype)
-        captions = []
-        parts = zip(images, beams, decoded.effects, judged, known, strict=True)
-        for image, beam, effects, judgements, familiarity in parts:
-            best, *others = (
-                self._sentence(*sentence, rows=decoded.rows, columns=decoded.columns)
-                for sentence in zip(beam, effects, judgements, strict=True)
-            )
-            captions.append(
-                Caption(
-                    text=best.text,
-                    score=best.score,
-                    words=best.words,
-                    alternatives=tuple(others),
-                    image=image.image,
-                    model=model,
-                    box=image.box,
-                    size=image.size,
-                    trust=best.trust,
-                    familiarity=familiarity,
-                    style=style,
-                )
-            )
-        return captions
-
-    def _sentence(
-        self,
-        hypothesis: Hypothesis,
-        effects: Sequence[float] | None,
-        judgement: Judgement | None,
-        *,
-        rows: int,
-        columns: int,
-    ) -> Alternative:
-        """Make the sentence of a hypothesis; `effects` and `judgement` are of its T words."""
-        texts = self.vocabulary.decode(hypothesis.tokens)
-        unknown = [None] * len(texts)
-        gates, attention, heads = map(
-            _copied, (hypothesis.gate, hypothesis.attention, hypothesis.heads)
-        )
-        words = tuple(
-            Word(
-                text=text,
-                probability=exp(log),
-                gate=None if gates is None else float(gates[at]),
-                attention=None if attention is None else attention[at].reshape(rows, columns),
-                heads=None if heads is None else heads[at].reshape(-1, rows, columns),
-                effect=effect,
-                trust=trust,
-                subject=judgement is not None and at == judgement.subject,
-            )
-            for at, (text, log, effect, trust) in enumerate(
-                zip(
-                    texts,
-                    hypothesis.log_probabilities[:-1].tolist(),  # the last is that of <end>
-                    effects or unknown,
-                    unknown if judgement is None else judgement.words,
-                    strict=True,
-                )
-            )
-        )
-        return Alternative(
-            text=self.vocabulary.join(texts),
-            score=hypothesis.score,
-            words=words,
-            trust=None if judgement is None else judgement.caption,
+        return decoded.captions(
+            images,
+            vocabulary=self.vocabulary,
+            trust=self.trust,
+            model=ModelName(name=self.name, version=self.version, dtype=dtype),
+            style=style,
         )
 
     def check_head(self, head: int | None) -> None:
-        """Refuse a head of the attention, from 1, that the model does not have.
-
-        Raises ConfigError: it has fewer.
-        """
+        """Raise ConfigError if the model does not have this head, counted from 1."""
         if head is not None and not 1 <= head <= self.heads:
             has = "one head" if self.heads == 1 else f"the heads 1 to {self.heads}"
             raise ConfigError(f"head {head}: the model {self.name} has {has}")
 
     def check_trust(self, minimum_trust: float | None) -> None:
-        """Refuse to ask for a trust that is no probability, or that the model does not know.
-
-        Raises ConfigError.
-        """
+        """Raise ConfigError if the trust is not in 0 to 1, or the checkpoint has no trust file."""
         if minimum_trust is None:
             return
         if not 0 <= minimum_trust <= 1:
-            raise ConfigError(f"minimum_trust {minimum_trust} is no probability from 0 to 1")
+            raise ConfigError(f"minimum_trust is {minimum_trust}; it must be between 0 and 1")
         if self.trust is None:
             raise ConfigError(
-                f"minimum_trust: the checkpoint {self.name} does not know how far it can be "
-                "trusted: run `captioner trust`"
+                f"minimum_trust: the checkpoint {self.name} has no trust file: run "
+                "`captioner trust`"
             )
 
 
-def _trusted(caption: Caption, minimum_trust: float | None) -> Caption | UntrustedError:
-    """Give the caption, or the error that stands for it where there is less trust in it."""
+def _check_trusted(caption: Caption, minimum_trust: float | None) -> Caption | UntrustedError:
+    """Return the caption, or an UntrustedError if it has too little trust."""
     if not caption.untrusted(minimum_trust):
         return caption
     return UntrustedError(
-        f"{caption.image or 'the image'}: its caption is left out, for its trust of "
-        f"{caption.trust or 0.0:.4f} is below the minimum_trust {minimum_trust:g}"
+        f"{caption.image or 'the image'}: caption dropped (trust {caption.trust or 0.0:.4f} < "
+        f"minimum_trust {minimum_trust:g})"
     )
-
-
-def _copied(part: torch.Tensor | None) -> NDArray[np.float32] | None:
-    """Copy a part of a hypothesis, which may be a view of the whole batch's memory."""
-    return None if part is None else part.numpy().astype(np.float32)

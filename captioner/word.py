@@ -1,4 +1,4 @@
-"""A word of a caption as plain data."""
+"""The words of a caption as plain data."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["Word", "read_word"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Word:
-    """One word of a caption. Words are equal when all their fields are.
+    """A word of a caption. Words are equal if all their fields are.
 
     probability: of this word, given the photo and the words before it.
-    gate: share of the context vector that comes from the photo, 0 to 1 (beta in the paper); None
-        if the model has no gate.
-    attention: float32 (rows, columns), sums to 1, over the part of the photo given by Caption.box;
-        None if the model has no attention.
+    gate: the share of the context that comes from the photo, 0 to 1 (beta in the paper); None if
+        the model has no gate.
+    attention: float32 (rows, columns), sums to 1, over the part of the photo in Caption.box; None
+        if the model has no attention.
     heads: float32 (heads, rows, columns), whose mean is `attention`; None if there is one head.
-    effect: how much more the word's log-probability falls without the attended cells than without
-        random ones, in nats; None if not measured. See captioner.deletion.
-    trust: the probability that the word is right, see captioner.trust.trust; None if the checkpoint
-        has no trust, and for words without a claim, such as "a", "group" or "next".
-    subject: whether it is the first noun of the caption, which is doubtful below a higher trust.
+    effect: the fall of the word's log-probability without the attended cells, less that without
+        random cells, in nats; None if not measured. See captioner.deletion.
+    trust: the probability that the word is right; None if the checkpoint has no trust, and for
+        words without a claim, such as "a" or "group". See captioner.trust.trust.
+    subject: whether it is the first noun, which has a higher limit of `doubtful`.
     """
 
     text: str
@@ -45,17 +45,17 @@ class Word:
     subject: bool = field(default=False, repr=False)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Word) and self._known() == other._known()
+        return isinstance(other, Word) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash((self.text, self.probability))
 
-    def _known(self) -> tuple[object, ...]:
+    def _key(self) -> tuple[object, ...]:
         maps = [None if part is None else part.tolist() for part in (self.attention, self.heads)]
         return self.text, self.probability, self.gate, self.effect, self.trust, maps
 
     def map(self, head: int | None = None) -> NDArray[np.float32] | None:
-        """Return the attention (rows, columns) of one head, from 1; None: the mean of all.
+        """Return the attention (rows, columns) of a head, from 1; None: the mean of all.
 
         Raises ConfigError: there is no such head.
         """
@@ -63,7 +63,7 @@ class Word:
         if head is None:
             return self.attention
         if not 1 <= head <= len(heads):
-            raise ConfigError(f"there is no head {head}: they go from 1 to {len(heads)}")
+            raise ConfigError(f"there is no head {head}: choose from 1 to {len(heads)}")
         return heads[head - 1]
 
     def attention_map(
@@ -74,40 +74,43 @@ class Word:
         head: int | None = None,
         smooth: bool = True,
     ) -> NDArray[np.float32]:
-        """Spread the attention over a photo of a size (width, height): an array (height, width).
+        """Return the attention to each pixel of a photo: float32 (height, width), sums to 1.
 
-        It sums to 1. `box` is the caption's, where the grid covers no more than a part of the
-        photo: outside it is 0. With `smooth=False` every cell of the grid is even.
+        Args:
+            size: width and height of the photo.
+            box: the caption's; the attention outside is 0.
+            head: from 1; None: the mean of all.
+            smooth: interpolate linearly between cells; False: cells are constant.
 
-        Raises ConfigError: the model does not attend, or there is no such head.
+        Raises ConfigError: the model has no attention, or no such head.
         """
         weights = self.map(head)
         if weights is None:
-            raise ConfigError("the model captions without attention: there is no map")
+            raise ConfigError("the model has no attention")
         return attention_density(weights, size, box=box, smooth=smooth)
 
-    def shown(self, head: int | None = None) -> str:
-        """Name what `map` gives, as pictures do; nothing where there is but one head."""
+    def head_label(self, head: int | None = None) -> str:
+        """Return which head `map` returns, for pictures; "" if there is one head."""
         if self.heads is None:
             return ""
         count = len(self.heads)
         return f"mean of {count} heads" if head is None else f"head {head} of {count}"
 
     @property
-    def drawn(self) -> float:
-        """How much it drew on the photo; without a gate, how much of its attention one cell has."""
+    def visual_share(self) -> float:
+        """The gate; without a gate, the largest attention weight."""
         if self.gate is not None:
             return self.gate
         return 0.0 if self.attention is None else float(self.attention.max())
 
     @property
     def doubtful(self) -> bool:
-        """Whether it is marked as perhaps wrong; False if its trust is not known."""
+        """Whether the trust is below the limit; False if it is None."""
         limit = DOUBTFUL_SUBJECT if self.subject else DOUBTFUL
         return self.trust is not None and self.trust < limit
 
     def record(self, *, box: Box | None = None) -> dict[str, Any]:
-        """Give the word as a part of the caption's record; without a box, without its weights."""
+        """Return the word's part of the caption's record, with its attention if `box` is given."""
         record: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
         if self.trust is not None:
             record["trust"] = round(self.trust, 4)
@@ -129,23 +132,25 @@ class Word:
 
 
 def read_word(read: WordRecord) -> Word:
-    """Make a word of its part of a record."""
+    """Make a word from its part of a record."""
     word = Word(
         text=read.word,
         probability=read.probability,
         trust=read.trust,
-        subject=read.doubtful is True,  # served records mark a doubtful subject so
+        subject=read.doubtful is True,  # only served records have it
         gate=read.gate,
         effect=read.effect,
     )
-    if (seen := read.attention) is None:
+    if (attention := read.attention) is None:
         return word
 
     def table(weights: Sequence[float]) -> NDArray[np.float32]:
-        return np.array(weights, np.float32).reshape(seen.rows, seen.columns)
+        return np.array(weights, np.float32).reshape(attention.rows, attention.columns)
 
-    heads = None if seen.heads is None else np.stack([table(head) for head in seen.heads])
-    return replace(word, attention=table(seen.weights), heads=heads)
+    heads = None
+    if attention.heads is not None:
+        heads = np.stack([table(head) for head in attention.heads])
+    return replace(word, attention=table(attention.weights), heads=heads)
 
 
 def _rounded(weights: NDArray[np.float32]) -> list[float]:

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from captioner.decoded import DecodedBatch
 from captioner.deletion import attended_cells, repeated_cells
 from captioner.device import find_device, find_dtype
 from captioner.errors import ConfigError, GenerationError
@@ -31,7 +32,7 @@ from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner.generation.hypothesis import Hypothesis
 from captioner.huggingface.families import family_of
 from captioner.huggingface.loading import load_model
-from captioner.predictor import Captioner, DecodedBatch
+from captioner.predictor import Captioner
 from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS
 from captioner.vision.transform import Transform, TransformConfig

@@ -150,7 +150,7 @@ def test_attention_is_spread_over_the_pixels_and_sums_to_one(
     assert other.shape == (20, 30) and other[10:, 10:20].sum() == pytest.approx(seen, abs=0.05)
     with pytest.raises(ConfigError, match="no head 2"):
         caption.attention_map(0, head=2)
-    with pytest.raises(ConfigError, match="without attention"):
+    with pytest.raises(ConfigError, match="has no attention"):
         Word(text="a", probability=1).attention_map((3, 3))
 
 

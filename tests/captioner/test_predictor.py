@@ -63,7 +63,7 @@ def test_an_alternative_can_be_chosen_with_its_own_words(captioner: Captioner, p
     assert second.score * (len(second.words) + 1) ** 0.5 < said < 0
     assert best.choose(0) is best
     for number in (-1, 3):
-        with pytest.raises(ConfigError, match="this caption has 2"):
+        with pytest.raises(ConfigError, match="the caption has 2"):
             best.choose(number)
 
 

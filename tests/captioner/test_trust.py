@@ -202,7 +202,7 @@ def test_the_command_lets_records_say_it(run_main: Run, seeing_file: Path) -> No
     told = run_main("caption", photo, strange, "--checkpoint", seeing_file)
     assert told.returncode == 0 and len(told.stdout.splitlines()) == 2
     line, *doubts = told.stderr.splitlines()
-    assert line.startswith(f"captioner: {strange} is unlike the photos")
+    assert line.startswith(f"captioner: {strange} looks unlike the training photos")
     # Of what is unlike the photos no caption is trusted; of the others no line says anything.
     assert alike.doubt is None and unlike.doubt is not None
     assert doubts == [f"captioner: {strange}: {unlike.doubt}"]
@@ -210,8 +210,8 @@ def test_the_command_lets_records_say_it(run_main: Run, seeing_file: Path) -> No
     some, none = run_main(*least, sure), run_main(*least, 1, "--json")
     assert (some.returncode, some.stdout.strip()) == (0, said)
     assert none.returncode == 1 and json.loads(none.stdout)["error"]["type"] == "untrusted"
-    assert "is left out, for its trust of" in none.stderr
-    with pytest.raises(UntrustedError, match="is left out, for its trust of"):
+    assert "caption dropped (trust" in none.stderr
+    with pytest.raises(UntrustedError, match=r"caption dropped \(trust"):
         captioner.caption(photo, minimum_trust=1)
     assert captioner.caption([photo], minimum_trust=sure)[0].text == said
     (left,) = captioner.caption([photo], errors="return", minimum_trust=1)

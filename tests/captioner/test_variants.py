@@ -204,8 +204,8 @@ def test_a_checkpoint_of_it_captions_as_before(
     maps = np.stack([caption.words[0].map(head + 1) for head in range(heads)])
     np.testing.assert_allclose(maps.mean(0), caption.words[0].attention, atol=1e-6)
     names = ["", ""] if heads == 1 else [f"mean of {heads} heads", f"head 2 of {heads}"]
-    assert [caption.words[0].shown(head) for head in (None, 2)] == names
-    with pytest.raises(ConfigError, match=f"no head {heads + 1}: they go from 1 to {heads}"):
+    assert [caption.words[0].head_label(head) for head in (None, 2)] == names
+    with pytest.raises(ConfigError, match=f"no head {heads + 1}: choose from 1 to {heads}"):
         caption.contact_sheet(head=heads + 1)
 
 

@@ -122,7 +122,7 @@ def _panels(posted: Caption, head: int | None) -> list[Panel]:
 
 def _shown(posted: Caption, head: int | None) -> str:
     """Name, in brackets, the head that a picture of all words shows."""
-    shown = posted.words[0].shown(head) if posted.words else ""
+    shown = posted.words[0].head_label(head) if posted.words else ""
     return f"({shown})" if shown else ""
 
 

@@ -22,14 +22,17 @@ REFUSED: dict[str, tuple[int, str]] = {
     "photos --existing append": (2, "it needs sidecar"),
     "photos --min-score -1": (2, "--min-score and review go together"),
     "photos --minimum-trust 0.5": (2, "--min-score and review go together"),
-    "photos --minimum-trust 2 --checkpoint missing": (2, "--minimum-trust: 2 is no probability"),
+    "photos --minimum-trust 2 --checkpoint missing": (
+        2,
+        "--minimum-trust: 2 is not between 0 and 1",
+    ),
     "photos --minimum-trust nan --checkpoint missing": (
         2,
-        "--minimum-trust: nan is no probability",
+        "--minimum-trust: nan is not between 0 and 1",
     ),
     "photos --minimum-trust 0.5 --review u.jsonl": (
         2,
-        "--minimum-trust: the checkpoint tiny does not know how far it can be trusted: run",
+        "--minimum-trust: the checkpoint tiny has no trust file: run",
     ),
     "photos --maps sheet": (2, "--maps and --maps-to go together"),
     "photos --head 2": (2, "it needs maps"),

@@ -18,7 +18,8 @@ from PIL import Image
 from captioner.caption import Caption
 from captioner.checkpoint import Checkpoint
 from captioner.generation.config import GenerationConfig
-from captioner.predictor import Captioner, PreparedImage
+from captioner.predictor import Captioner
+from captioner.vision.prepared import PreparedImage
 from captioner_serving.server.batcher import Batcher
 from tests.serving.server.running import Clock, serving, until
 

@@ -1,0 +1,120 @@
+"""Decoded batches: from the decoder's hypotheses to captions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from captioner.caption import Alternative, Caption, ModelName
+from captioner.generation.hypothesis import Hypothesis
+from captioner.trust.familiarity import pool
+from captioner.trust.trust import Judgement, Trust
+from captioner.vision.prepared import PreparedImage
+from captioner.vocabulary import Vocabulary
+from captioner.word import Word
+
+__all__ = ["DecodedBatch"]
+
+
+class DecodedBatch(NamedTuple):
+    """The sentences of B images.
+
+    hypotheses: of each image, best first.
+    effects: of each hypothesis the effects of its words, or None; see captioner.deletion.
+    features: (B, L, D), the grids, L = rows * columns.
+    """
+
+    hypotheses: Sequence[Sequence[Hypothesis]]
+    effects: Sequence[Sequence[list[float] | None]]
+    features: torch.Tensor
+    rows: int
+    columns: int
+
+    def captions(
+        self,
+        images: Sequence[PreparedImage],
+        *,
+        vocabulary: Vocabulary,
+        trust: Trust | None,
+        model: ModelName,
+        style: str | None,
+    ) -> list[Caption]:
+        """Make the captions of the B images; `trust` is None if the checkpoint has none."""
+        beams = self.hypotheses
+        judged: Sequence[Sequence[Judgement | None]] = [[None] * len(beam) for beam in beams]
+        familiarities: Sequence[float | None] = [None] * len(images)
+        if trust is not None:
+            pooled = pool(self.features)
+            judged, familiarities = trust.judge(pooled, beams), trust.familiarity.of(pooled)
+        captions = []
+        rows = zip(images, beams, self.effects, judged, familiarities, strict=True)
+        for image, beam, effects, judgements, familiarity in rows:
+            best, *alternatives = (
+                self._sentence(*sentence, vocabulary=vocabulary)
+                for sentence in zip(beam, effects, judgements, strict=True)
+            )
+            captions.append(
+                Caption(
+                    text=best.text,
+                    score=best.score,
+                    words=best.words,
+                    alternatives=tuple(alternatives),
+                    image=image.image,
+                    model=model,
+                    box=image.box,
+                    size=image.size,
+                    trust=best.trust,
+                    familiarity=familiarity,
+                    style=style,
+                )
+            )
+        return captions
+
+    def _sentence(
+        self,
+        hypothesis: Hypothesis,
+        effects: Sequence[float] | None,
+        judgement: Judgement | None,
+        *,
+        vocabulary: Vocabulary,
+    ) -> Alternative:
+        texts = vocabulary.decode(hypothesis.tokens)
+        unknown = [None] * len(texts)
+        trusts = unknown if judgement is None else judgement.words
+        logs = hypothesis.log_probabilities[:-1].tolist()  # the last is that of <end>
+        gates, attention, heads = map(
+            _copy, (hypothesis.gate, hypothesis.attention, hypothesis.heads)
+        )
+        words = tuple(
+            Word(
+                text=text,
+                probability=exp(log),
+                gate=None if gates is None else float(gates[at]),
+                attention=(
+                    None if attention is None else attention[at].reshape(self.rows, self.columns)
+                ),
+                heads=None if heads is None else heads[at].reshape(-1, self.rows, self.columns),
+                effect=effect,
+                trust=trust,
+                subject=judgement is not None and at == judgement.subject,
+            )
+            for at, (text, log, effect, trust) in enumerate(
+                zip(texts, logs, effects or unknown, trusts, strict=True)
+            )
+        )
+        return Alternative(
+            text=vocabulary.join(texts),
+            score=hypothesis.score,
+            words=words,
+            trust=None if judgement is None else judgement.caption,
+        )
+
+
+def _copy(part: torch.Tensor | None) -> NDArray[np.float32] | None:
+    """Copy a tensor, which may be a view of the whole batch."""
+    return None if part is None else part.numpy().astype(np.float32)
