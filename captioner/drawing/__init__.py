@@ -1,1 +1,1 @@
-"""Pictures of a caption: overlay, contact sheet, animation, and what they are drawn with."""
+"""Pictures of a caption: overlay, contact sheet, animation, notebook sheet."""

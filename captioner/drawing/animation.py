@@ -1,4 +1,4 @@
-"""A caption as frames: the photo, then every word's attention in turn."""
+"""Animations of a caption: the photo, then the attention of every word in turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["animation"]
 
 _Size = tuple[int, int]
 
-_WORD = 800  # milliseconds of a frame
+_WORD = 800  # milliseconds per frame
 
 
 def animation(
@@ -27,15 +27,24 @@ def animation(
     side: int = 640,
     **options: Unpack[OverlayOptions],
 ) -> list[Image.Image]:
-    """Draw a caption as frames: the photo, the overlay of each word in turn, the whole caption.
+    """Draw the photo, the overlay of each word in turn, and the whole caption.
 
-    The caption and the note stand beneath the photo, the present word is marked (in dashes if it
-    is doubtful). Returns len(panels) + 2 "RGB" images of one size (without panels, the photo
-    alone), none wider or taller than `side` pixels; the photo is shown at no more than twice its
-    size. A frame's time, in milliseconds, is in its `info["duration"]`, where `saving` finds it;
-    the last frame lasts three times as long.
+    The caption and the note are below the photo. The current word is marked, with dashes if it is
+    doubtful.
 
-    Raises ConfigError for what `overlay` does not take.
+    Args:
+        photo: enlarged at most twice.
+        panels: the words.
+        note: text after the caption.
+        box: the part of the photo that the grid covers.
+        side: the largest width and height of a frame, in pixels.
+        **options: of the overlays.
+
+    Returns:
+        len(panels) + 2 "RGB" images of the same size; without panels, the photo. `info["duration"]`
+        is a frame's time in milliseconds; the last frame lasts three times as long.
+
+    Raises ConfigError: as `overlay`.
     """
     words = [*(panel.word for panel in panels), *note.split()]
     picture, text, size = _stage(words, photo, side)
@@ -45,7 +54,7 @@ def animation(
     for index, shown in enumerate([*pictures, picture] if panels else pictures):
         frame = Image.new("RGB", size, PAPER)
         frame.paste(shown, ((size[0] - shown.width) // 2, 0))
-        present = index - 1 if index <= len(panels) else None  # last the whole caption is plain
+        present = index - 1 if index <= len(panels) else None  # no mark in the last frame
         doubtful = 0 < index <= len(panels) and panels[index - 1].doubtful
         place = (text.size, picture.height + text.size // 2)
         text.draw(frame, place, present=present, doubtful=doubtful)
@@ -55,7 +64,7 @@ def animation(
 
 
 def _stage(words: Sequence[str], photo: Image.Image, side: int) -> tuple[Image.Image, Text, _Size]:
-    """Lay out an animation: the picture, the caption beneath it and the size of a frame."""
+    """Return the photo, the caption below it and the size of a frame."""
 
     def caption(size: int, width: int) -> Text:
         return Text.flow(words, size, width - 2 * size, space=0.46, center=True)
@@ -65,7 +74,7 @@ def _stage(words: Sequence[str], photo: Image.Image, side: int) -> tuple[Image.I
     texts = (caption(size, width) for size in sizes)
     text = next((text for text in texts if text.height <= side // 3), caption(sizes[-1], width))
     picture = fit(photo, (width, max(side - text.height - text.size, side // 4)), enlarge=2)
-    # The caption took height, and so the picture lost width: draw the frame in around it.
+    # The caption may have made the picture narrower: make the frame narrower too.
     narrow = max(picture.width, side // 2)
     if (tighter := caption(text.size, narrow)).height == text.height:
         text, width = tighter, narrow

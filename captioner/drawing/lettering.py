@@ -1,4 +1,4 @@
-"""Words on sheets and animations: fonts, colours, lines, and the dashes around what is doubtful."""
+"""Text in pictures: fonts, colours, line breaks, and dashed outlines of doubtful words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["HAIRLINE", "INK", "MUTED", "PAPER", "Text", "dashed_rectangle", "fon
 PAPER, HAIRLINE, _FAINT, MUTED, INK = "#ffffff", "#e3e5e9", "#b4bac4", "#69707d", "#1c2027"
 _ACCENT = "#c2410c"  # from the warm end of the default scale; 5:1 against the paper
 
-# Linux's; macOS's; Windows's. Pillow looks for them where fonts are.
+# Fonts of Linux, macOS and Windows; Pillow searches the usual folders.
 _FONTS = (
     "DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansArabic-Regular.ttf",
     "NotoSansHebrew-Regular.ttf", "NotoSansCJK-Regular.ttc", "NotoSansThai-Regular.ttf",
@@ -27,18 +27,18 @@ _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def font_of(size: int, text: str = "") -> _Font:
-    """Give a font of so many pixels, of 8 at least: smaller letters cannot be read.
+    """Return a font of `size` pixels, at least 8, that has all letters of the text.
 
-    Pillow's own knows little beyond ASCII: for other letters it is the first of the usual ones on
-    this machine that has them all.
+    It is Pillow's default font, or for letters beyond ASCII the first installed font of _FONTS that
+    has them all.
     """
     letters = {letter for letter in text if not letter.isascii() and letter.isalnum()}
-    own = _load("", max(size, 8))
+    default = _load("", max(size, 8))
     for name in _FONTS if letters else ():
         font = _load(name, max(size, 8))
         if font is not None and all(_draws(name, letter) for letter in letters):
             return font
-    return own or ImageFont.load_default()
+    return default or ImageFont.load_default()
 
 
 @cache
@@ -51,22 +51,27 @@ def _load(name: str, size: int) -> _Font | None:
 
 @cache
 def _draws(name: str, letter: str) -> bool:
-    """Whether a font has a letter, or shows the box that stands for any."""
+    """Whether a font has a letter, instead of drawing the box for missing letters."""
     font = _load(name, 30)
     return font is not None and bytes(font.getmask(letter)) != bytes(font.getmask("\uffff"))
 
 
-def _is_turned(words: Sequence[str]) -> bool:
-    """Whether a sentence runs from right to left, as its first letter says."""
+def _is_right_to_left(words: Sequence[str]) -> bool:
+    """Whether a sentence is written from right to left, by its first letter."""
     kinds = (unicodedata.bidirectional(letter) for word in words for letter in word)
     return next((kind != "L" for kind in kinds if kind in ("L", "R", "AL")), False)
 
 
 def shorten(word: str, size: int, width: float, *, beside: str = "") -> tuple[str, _Font]:
-    """Make a word fit: set it smaller, down to two thirds, then cut it off with "…".
+    """Fit a word into a width: reduce its size, at most to two thirds, then cut it with "…".
 
-    Its font has the letters of all the text that it stands `beside`. Widths are searched by
-    bisection, so the time does not grow with the length of the word.
+    Args:
+        word: to fit.
+        size: of the font, in pixels.
+        width: in pixels.
+        beside: text near it, whose letters the font must have too.
+
+    Returns the text and its font. The search is by bisection, so long words are not slow.
     """
     text = word + beside
     sizes = range(size, size * 2 // 3, -1)
@@ -83,7 +88,7 @@ def shorten(word: str, size: int, width: float, *, beside: str = "") -> tuple[st
 
 
 class Text(NamedTuple):
-    """Words set in lines: each with its font, x and line."""
+    """Words in lines: each with its text, font, x and line."""
 
     size: int
     words: list[tuple[str, _Font, float, int]]
@@ -93,7 +98,7 @@ class Text(NamedTuple):
     def flow(
         cls, words: Sequence[str], size: int, width: float, *, space: float, center: bool = False
     ) -> Text:
-        """Break words into lines of at most `width` pixels, `space` sizes apart."""
+        """Break words into lines of at most `width` pixels; spaces are `space` times the size."""
         placed: list[tuple[str, _Font, float, int]] = []
         ends = [0.0]  # of each line
         for word in words:
@@ -105,9 +110,9 @@ class Text(NamedTuple):
                 x = 0.0
             placed.append((text, font, x, len(ends) - 1))
             ends[-1] = x + length
-        if turned := _is_turned(words):
+        if right_to_left := _is_right_to_left(words):
             placed = [(t, font, ends[n] - x - font.getlength(t), n) for t, font, x, n in placed]
-        if center or turned:
+        if center or right_to_left:
             share = 2 if center else 1
             placed = [(t, font, x + (width - ends[n]) / share, n) for t, font, x, n in placed]
         return cls(size, placed, round(size * 1.45 * len(ends)))
@@ -121,9 +126,9 @@ class Text(NamedTuple):
         doubtful: bool = False,
         color: str = INK,
     ) -> None:
-        """Draw it; with a `present` word, those after it are faint and it is marked.
+        """Draw the text on a sheet; mark the word `present` and draw those after it faint.
 
-        The mark is filled, or where the word is doubtful an outline in dashes.
+        The mark is filled, or a dashed outline if the word is doubtful.
         """
         draw = ImageDraw.Draw(sheet)
         for index, (text, font, left, line) in enumerate(self.words):
@@ -151,9 +156,9 @@ def dashed_rectangle(
     dash: int,
     width: int,
 ) -> None:
-    """Draw the outline of a box (left, top, right, bottom), inclusive, in dashes of that length.
+    """Draw a dashed outline of a box (left, top, right, bottom), inclusive.
 
-    They mark doubtful words, for those too who tell no colours apart.
+    Dashes mark doubtful words without relying on colour.
     """
     left, top, right, bottom = box
     for x in range(left, right, 2 * dash):

@@ -1,7 +1,7 @@
-"""A caption as a notebook shows it: a sheet in HTML whose words answer to the pointer.
+"""The HTML of a caption in notebooks: pointing at a word shows its attention.
 
-Pictures are inside the page, and there is no script: notebooks run none that they do not trust, and
-some show no styles either; what is left then is the sentence, and a picture for every word.
+Images are embedded, and there is no script, because notebooks do not run untrusted scripts. Without
+styles it shows the sentence and a picture for every word.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from captioner.vision.transform import Box
 
 __all__ = ["notebook_sheet"]
 
-_SIDE = 440  # pixels of the photo's longer side; a notebook's column is 700 to 1,000 wide
-_SMALL = 104  # pixels of a word's picture while nobody points at it
+_SIDE = 440  # pixels of the photo's longer side
+_SMALL = 104  # pixels of the longer side of a word's picture
 
 _DOUBTFUL = ' class="doubtful"'
 
@@ -60,15 +60,21 @@ def notebook_sheet(
     note: str | None = None,
     box: Box = WHOLE,
 ) -> str:
-    """Draw a caption as HTML: pointing at a word puts its attention on the photo.
+    """Return a caption as HTML.
 
-    The photo and its overlays are at most 440 pixels wide or high; `alternatives` are further
-    sentences with their scores; `note` says what it means that words are doubtful. Words are
-    reached with the pointer and with the Tab key.
+    Words react to the pointer and to the Tab key.
+
+    Args:
+        photo: at most 440 pixels are shown.
+        panels: the words.
+        score: of the caption.
+        alternatives: further sentences with their scores.
+        note: the legend for doubtful words; None: no legend.
+        box: the part of the photo that the grid covers.
     """
     picture = fit(photo, (_SIDE, _SIDE), enlarge=2)
     small = fit(picture, (_SMALL, _SMALL), enlarge=1).size
-    name = f"captioner-{uuid4().hex[:12]}"  # one notebook shows many captions
+    name = f"captioner-{uuid4().hex[:12]}"  # a notebook may have many
     fields: dict[str, object] = {"name": name, "wide": picture.width}
     style = _STYLE.substitute(fields, across=small[0], down=small[1])
     style += "".join(_POINTED.substitute(fields, index=index) for index in range(len(panels)))
@@ -80,29 +86,29 @@ def notebook_sheet(
         _figure(index, panel, overlay(picture, panel.weights, box=box))
         for index, panel in enumerate(panels)
     )
-    others = "".join(
-        f'<p class="note">or: {escape(text)} (score {other:.2f})</p>'
-        for text, other in alternatives
+    alternative_lines = "".join(
+        f'<p class="note">or: {escape(text)} (score {alternative_score:.2f})</p>'
+        for text, alternative_score in alternatives
     )
-    meaning = "" if note is None else f'<p class="note"><b{_DOUBTFUL}>word</b> {escape(note)}.</p>'
+    legend = "" if note is None else f'<p class="note"><b{_DOUBTFUL}>word</b> {escape(note)}.</p>'
     return (
         f'<div id="{name}"><style>{style}</style>'
         f'<p class="sentence" dir="auto">{sentence} '
         f'<small class="note">score {score:.2f}</small></p>'
         f'<div class="sheet"><img src="{_source(picture)}" alt="The photo">'
-        f'<div class="words">{figures}</div></div>{others}'
+        f'<div class="words">{figures}</div></div>{alternative_lines}'
         f'<p class="note">Point at a word to see where the model looked. Colour begins above an '
-        f"even share of attention and is full at {FULL_HEAT:.0f} times that.</p>{meaning}</div>"
+        f"even share of attention and is full at {FULL_HEAT:.0f} times that.</p>{legend}</div>"
     )
 
 
 def _figure(index: int, panel: Panel, picture: Image.Image) -> str:
     word = escape(panel.word)
-    sure = "" if panel.probability is None else f"<small>{panel.probability:.0%}</small>"
+    percent = "" if panel.probability is None else f"<small>{panel.probability:.0%}</small>"
     return (
         f'<figure data-word="{index}"><i><img src="{_source(picture)}" '
         f'alt="Where the model looked for {word}"></i>'
-        f"<figcaption>{word} {sure}</figcaption></figure>"
+        f"<figcaption>{word} {percent}</figcaption></figure>"
     )
 
 

@@ -1,18 +1,17 @@
-"""Where the model looked, as a picture: attention -> heat -> colours over the photo.
+"""Overlays: attention weights to heat to colours over the photo.
 
-What heat means. Attention weights sum to 1 over a grid of n cells, so a model that looks nowhere
-in particular gives each cell 1/n, the even share. Heat counts the doublings of that share: up to
-the even share is 0, twice is a third, four times two thirds, eight times and more full heat. The
-scale is the same for every word, sheet, photo and grid. Stretching each word to its own maximum,
-as is often done, would paint a model that looks everywhere as hot as one that looks at the ball.
+Attention weights sum to 1 over a grid of n cells, so the even share is 1/n. Heat is the logarithm
+of a weight over the even share: 0 up to the even share, a third at twice, two thirds at four
+times, and full heat from eight times. The scale is the same for all words and photos. Stretching
+each word to its own maximum would make diffuse attention look like focused attention.
 
-Four perceptually ordered scales, in which more heat is always lighter, survive colour blindness
-and a black-and-white printer. "spotlight" has no colours: it leaves the photo as it is where the
-model looked and takes light and colour away elsewhere, like the figures of Show, Attend and Tell.
+Four perceptually uniform scales, lighter with more heat, remain readable with colour blindness and
+in grey. "spotlight" darkens and greys the photo where there is no heat, like the figures of Show,
+Attend and Tell.
 
-Weights are anything with `.tolist()`, such as a tensor of shape (rows, columns), or nested
-sequences. A box is the part of the photo that the grid covers; see captioner.vision.transform.Box.
-Photos are PIL images of any mode, turned the way the viewer sees them, and never modified.
+Weights are a tensor or array of shape (rows, columns), or nested sequences. A box is the part of
+the photo that the grid covers; see captioner.vision.transform.Box. Photos are PIL images of any
+mode, as viewed, and never modified.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ __all__ = [
 ]
 
 FULL_HEAT = 8.0
-"""How many times the even share of attention a place needs to be drawn at full heat."""
+"""The weight of full heat, in even shares."""
 
 # Ten evenly spaced anchors of each scale. inferno, magma and viridis: van der Walt, Smith and
 # Firing 2015, CC0 (bids.github.io/colormap). cividis: Nunez, Anderton and Renslow 2018, made to
@@ -67,19 +66,19 @@ _ANCHORS = {
 _SPOTLIGHT = "spotlight"
 
 COLORS: tuple[str, ...] = (*_ANCHORS, _SPOTLIGHT)
-"""Every name that `colors=` takes."""
+"""The names for `colors=`."""
 
 DEFAULT_COLORS = "inferno"
-"""Its dark rim and light heart stand out on light and on dark photos alike."""
+"""Visible on light and on dark photos."""
 
 OPACITY_GAIN = 2.0
-"""Opacity grows this much faster than heat, or the lower half of a scale could not be seen."""
+"""Opacity over heat; above 1 so that the lower half of a scale is visible."""
 
 TEXTURE = 0.3
-"""How much of the photo's own light and shade shows through full heat."""
+"""How much of the photo's brightness shows through full heat."""
 
 FIRST_COLOR = 40
-"""Where a scale begins: its black end over a photo would be a shadow and not a colour."""
+"""The first colour that is used: the black end of a scale would look like a shadow."""
 
 
 class _HasToList(Protocol):
@@ -90,18 +89,18 @@ Weights = _HasToList | Sequence[Sequence[float]]
 """Attention of shape (rows, columns): a tensor, an array, or nested sequences."""
 
 DEFAULT_STRENGTH = 0.75
-"""Strong enough to be seen on any photo; a quarter of what was looked at still shows through."""
+"""The default opacity of full heat."""
 
 WHOLE = Box(0.0, 0.0, 1.0, 1.0)
-"""The box of a grid that covers the photo exactly."""
+"""The box of a grid that covers the whole photo."""
 
 
 class OverlayOptions(TypedDict, total=False):
-    """How attention is drawn: the options of overlays, sheets and animations.
+    """The options of overlays, sheets and animations.
 
-    smooth: blend between the centres of the cells; False: each cell is a rectangle with crisp
-    edges, which is all that the model knows. strength: 0 (the photo alone) to 1 (opaque). colors:
-    one of COLORS.
+    smooth: interpolate between the centres of the cells; False: cells are rectangles.
+    strength: 0 (the photo only) to 1 (opaque).
+    colors: one of COLORS.
     """
 
     smooth: bool
@@ -110,10 +109,10 @@ class OverlayOptions(TypedDict, total=False):
 
 
 class Panel(NamedTuple):
-    """What sheets and animations are made of: a word with its attention.
+    """A word on sheets and animations, with its attention.
 
-    probability: how sure the model was, 0 to 1, or None.
-    doubtful: whether the word is rather wrong than right.
+    probability: of the word, 0 to 1, or None.
+    doubtful: whether its trust is low.
     """
 
     word: str
@@ -131,11 +130,11 @@ def overlay(
     strength: float = DEFAULT_STRENGTH,
     colors: str = DEFAULT_COLORS,
 ) -> Image.Image:
-    """Lay one word's attention over the photo, as a new "RGB" image of the photo's size.
+    """Draw one word's attention over the photo, as a new "RGB" image of the photo's size.
 
     Options: see OverlayOptions.
 
-    Raises ConfigError: unknown colors, strength outside 0 to 1, an empty box, or weights that are
+    Raises ConfigError: unknown colors, a strength outside 0 to 1, an empty box, or weights that are
     not a table of finite numbers of at least 0.
     """
     heat = attention_map(weights, photo.size, box=box, smooth=smooth)
@@ -145,41 +144,44 @@ def overlay(
 def attention_map(
     weights: Weights, size: tuple[int, int], *, box: Box = WHOLE, smooth: bool = True
 ) -> Image.Image:
-    """Draw one word's attention at a photo's size (width, height), as an "L" image.
+    """Return the heat of one word at a photo's size (width, height), as an "L" image.
 
-    255 is `FULL_HEAT` times the even share of attention or more, each halving is a third
-    less, and 0 is the even share or less, and all that lies outside the box.
+    255 is `FULL_HEAT` even shares or more, a third less for each halving; 0 is the even share or
+    less, and everything outside the box.
     """
     grid = _heat_grid(weights)
     x0, x1, left, right = _span(size[0], grid.width, box[0], box[2])
     y0, y1, top, bottom = _span(size[1], grid.height, box[1], box[3])
     result = Image.new("L", size)
     if x0 < x1 and y0 < y1:
-        # Only the part of the grid that is on the photo is enlarged: a padded panorama costs no
-        # more than its own pixels. Float mode keeps what bicubic undershoots until convert()
-        # cuts it off at 0; where two undershoots cross, a ripple of up to 4 is left, which the
-        # ramp from 4 to 16 takes away without an edge.
+        # Float mode keeps the undershoots of bicubic interpolation until convert() clips them. A
+        # ripple of up to 4 remains where two cross; the ramp from 4 to 16 removes it.
         method = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
         heat = grid.resize((x1 - x0, y1 - y0), method, box=(left, top, right, bottom))
-        still = [min(level, max(0, (level - 4) * 4 // 3)) for level in range(256)]
-        result.paste(heat.convert("L").point(still), (x0, y0))
+        ramp = [min(level, max(0, (level - 4) * 4 // 3)) for level in range(256)]
+        result.paste(heat.convert("L").point(ramp), (x0, y0))
     return result
 
 
 def attention_density(
     weights: Weights, size: tuple[int, int], *, box: Box = WHOLE, smooth: bool = True
 ) -> NDArray[np.float32]:
-    """Spread one word's attention over the pixels of a photo of a size (width, height).
+    """Return the attention to each pixel of a photo: float32 (height, width), sums to 1.
 
-    Gives an array (height, width). It sums to 1 and is 0 outside the box. What lay on a padded
-    border, outside the photo, is left out. `smooth` goes from cell to cell in straight lines;
-    else each cell is even.
+    Attention outside the photo, in the bars of a padded square, is dropped; pixels outside the box
+    are 0.
 
-    Raises ConfigError as for `overlay`.
+    Args:
+        weights: of one word.
+        size: width and height of the photo.
+        box: the part of the photo that the grid covers.
+        smooth: interpolate linearly between cells; False: cells are constant.
+
+    Raises ConfigError: as `overlay`.
     """
-    import numpy as np  # --help needs none
+    import numpy as np  # not needed for --help
 
-    _heat_grid(weights)  # refuses what is no table
+    _heat_grid(weights)  # validates the weights
     cells = Image.fromarray(np.asarray(weights, dtype=np.float32))
     x0, x1, left, right = _span(size[0], cells.width, box[0], box[2])
     y0, y1, top, bottom = _span(size[1], cells.height, box[1], box[3])
@@ -196,12 +198,12 @@ def attention_density(
 
 @cache
 def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
-    """List a scale's 256 colours, from no heat to full heat, as (red, green, blue) in 0..255.
+    """Return a scale's 256 colours, from no heat to full heat, as (red, green, blue) in 0..255.
 
-    Raises ConfigError if no scale has this name ("spotlight" is not one: it has no colours).
+    Raises ConfigError: unknown name, or "spotlight", which has no colours.
     """
     if name not in _ANCHORS:
-        raise ConfigError(f"there is no colour scale {name!r}; known: {', '.join(_ANCHORS)}")
+        raise ConfigError(f"there is no color scale {name!r}: choose from {', '.join(_ANCHORS)}")
     steps = list(pairwise(bytes.fromhex(code) for code in _ANCHORS[name].split()))
     scale = []
     for level in range(256):
@@ -221,24 +223,24 @@ def blend(
     strength: float = DEFAULT_STRENGTH,
     colors: str = DEFAULT_COLORS,
 ) -> Image.Image:
-    """Lay heat, an "L" image of the photo's size, over a photo, as a new "RGB" image.
+    """Draw heat, an "L" image of the photo's size, over a photo, as a new "RGB" image.
 
-    With a scale the photo is untouched, to the byte, where heat is 0. With "spotlight" it is
-    untouched where heat is 255, and dark and grey where heat is 0.
+    With a scale the photo is unchanged where heat is 0. With "spotlight" it is unchanged where heat
+    is 255, and dark and grey where heat is 0.
 
-    Raises ConfigError for unknown colours and a strength outside 0..1.
+    Raises ConfigError: unknown colors, or a strength outside 0 to 1.
     """
     if colors not in COLORS:
-        raise ConfigError(f"there are no colours {colors!r}; known: {', '.join(COLORS)}")
+        raise ConfigError(f"there are no colors {colors!r}: choose from {', '.join(COLORS)}")
     if not 0 <= strength <= 1:
-        raise ConfigError(f"strength is {strength}: it must be between 0 and 1")
+        raise ConfigError(f"strength is {strength}; it must be between 0 and 1")
     photo = photo.convert("RGB")
     gray = photo.convert("L")
     if colors == _SPOTLIGHT:
         shade = Image.blend(photo, gray.convert("RGB"), strength)
         shade = shade.point([round(value * (1 - strength)) for value in range(256)] * 3)
-        light = [round(255 * (1 - (1 - level / 255) ** 2)) for level in range(256)]
-        return Image.composite(photo, shade, heat.point(light))
+        opacity = [round(255 * (1 - (1 - level / 255) ** 2)) for level in range(256)]
+        return Image.composite(photo, shade, heat.point(opacity))
     scale = color_scale(colors)
     palette = [scale[FIRST_COLOR + (255 - FIRST_COLOR) * level // 255] for level in range(256)]
     channels = zip(*palette, strict=True)
@@ -250,20 +252,19 @@ def blend(
 
 
 def fit(photo: Image.Image, bounds: tuple[float, float], *, enlarge: float) -> Image.Image:
-    """Make the photo "RGB" and as large as fits the bounds, enlarged at most so many times."""
+    """Scale a photo to the bounds (width, height), enlarged at most `enlarge` times; "RGB"."""
     scale = min(bounds[0] / photo.width, bounds[1] / photo.height, enlarge)
     size = (max(1, round(photo.width * scale)), max(1, round(photo.height * scale)))
     return photo.convert("RGB").resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
 def _heat_grid(weights: Weights) -> Image.Image:
-    """Turn weights into heat: an "F" image with a pixel for each cell, columns x rows.
+    """Return the heat of each cell: an "F" image of columns x rows pixels.
 
-    Values run from 0.5 to 255.5: converting to "L" cuts off the fraction, so the half rounds.
-    The weights need not sum to 1. In a grid of fewer than eight cells no cell can have eight even
-    shares; there, full heat is all attention on one cell.
+    Values are 0.5 to 255.5, because converting to "L" truncates. Weights need not sum to 1. In a
+    grid of fewer than eight cells full heat is all attention on one cell.
 
-    Raises ConfigError if the weights are not a table of numbers, finite and not negative.
+    Raises ConfigError: the weights are not a table of finite numbers of at least 0.
     """
     table = weights.tolist() if hasattr(weights, "tolist") else weights
     try:
@@ -288,9 +289,9 @@ def _heat_grid(weights: Weights) -> Image.Image:
 
 
 def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:
-    """Find along one side the pixels whose centres the box covers, and their place in the grid.
+    """Return the pixels of one axis whose centres are in the box, and their span of the grid.
 
-    Returns (first, end) in whole pixels of the photo and (start, stop) in cells.
+    The result is (first, end) in pixels of the photo and (start, stop) in cells.
     """
     if not low < high or not math.isfinite(high - low):
         raise ConfigError(f"a box from {low} to {high} is empty")

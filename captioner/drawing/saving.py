@@ -1,4 +1,4 @@
-"""Pictures and animations into files: PNG, JPEG, WebP, GIF."""
+"""Writing pictures and animations: PNG, JPEG, WebP, GIF."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MOVING: dict[str, dict[str, Any]] = {
 def save_image(image: Image.Image, path: str | PathLike[str]) -> None:
     """Write a picture as .png, .jpg, .jpeg or .webp.
 
-    Raises OutputError for another suffix, a missing folder, and a file that cannot be written.
+    Raises OutputError: another suffix, a missing folder, or the file cannot be written.
     """
     check_suffix(path)
     _write(Path(path), partial(encode_image, image))
@@ -47,9 +47,9 @@ def save_image(image: Image.Image, path: str | PathLike[str]) -> None:
 def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> None:
     """Write the frames of `animation.animation` as a .gif or .webp that loops forever.
 
-    A .webp is smaller and keeps every colour; a .gif plays anywhere, with 256 colours a frame.
+    A .webp is smaller and has all colours; a .gif has 256 colours per frame.
 
-    Raises OutputError as `save_image`, and where there are no frames.
+    Raises OutputError: as `save_image`, or there are no frames.
     """
     check_suffix(path, moving=True)
     if not frames:
@@ -58,23 +58,23 @@ def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> 
 
 
 def encode_image(image: Image.Image, suffix: str) -> bytes:
-    """Give the bytes of the file that `save_image` would write; suffix is one of its suffixes.
+    """Return the bytes of the file that `save_image` would write.
 
-    Raises OSError or ValueError if the format cannot hold the picture.
+    Raises OSError or ValueError: the format cannot hold the picture.
     """
     picture = image if image.mode == "L" else image.convert("RGB")
     return _encode(picture, _STILL[suffix.lower()])
 
 
 def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:
-    """Give the bytes of the file that `save_animation` would write; suffix is .gif or .webp.
+    """Return the bytes of the file that `save_animation` would write.
 
-    Raises OSError or ValueError if the format cannot hold the frames.
+    Raises OSError or ValueError: the format cannot hold the frames.
     """
     options = _MOVING[suffix.lower()]
     pictures = [frame.convert("RGB") for frame in frames]
     if options["format"] == "GIF":
-        # Every frame has a palette of its own, and dithering keeps skies free of bands.
+        # A palette per frame, with dithering against bands.
         pictures = [picture.quantize(palette=picture.quantize()) for picture in pictures]
     times = [frame.info.get("duration", 800) for frame in frames]
     moving = {"save_all": True, "append_images": pictures[1:], "duration": times, "loop": 0}
@@ -82,14 +82,11 @@ def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:
 
 
 def check_suffix(path: str | PathLike[str], *, moving: bool = False) -> None:
-    """Refuse a file whose suffix no still picture has, or with `moving` no animation.
-
-    Raises OutputError, which lists the suffixes that can be written.
-    """
-    suffix, known = Path(path).suffix, _MOVING if moving else _STILL
-    if suffix.lower() not in known:
-        wrong = f"it has the suffix {suffix!r}" if suffix else "it has no suffix"
-        raise OutputError(f"{path} cannot be written: {wrong}; use {', '.join(known)}")
+    """Raise OutputError for a suffix that is not of a picture, or with `moving` of an animation."""
+    suffix, formats = Path(path).suffix, _MOVING if moving else _STILL
+    if suffix.lower() not in formats:
+        has = f"it has the suffix {suffix!r}" if suffix else "it has no suffix"
+        raise OutputError(f"{path} cannot be written: {has}; use {', '.join(formats)}")
 
 
 def _encode(image: Image.Image, options: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""A caption on one sheet: the photo, and every word's attention side by side."""
+"""Contact sheets: the photo and the attention of every word side by side."""
 
 from __future__ import annotations
 
@@ -47,15 +47,20 @@ def contact_sheet(
     columns: int | None = None,
     **options: Unpack[OverlayOptions],
 ) -> Image.Image:
-    """Draw a caption on one "RGB" sheet: the photo, a panel for each word, the key to the heat.
+    """Draw the photo, a panel for each word, and the legend, as one "RGB" image.
 
-    There may be no panels. The title, usually the caption, is set large above them. Panels of
-    doubtful words have a dashed outline; the note says below them what that means. `panel_side`
-    is the side in pixels of a square photo's panel: wide and tall photos get panels of the same
-    area, and type and spacing grow with it. `columns` is the number of panels in a row; None
-    finds one that makes a well-shaped sheet. The other options are those of `overlay`.
+    Args:
+        photo: of any mode.
+        panels: the words; may be empty. Doubtful words have a dashed outline.
+        title: above the panels, usually the caption.
+        note: below the panels: the legend for doubtful words.
+        box: the part of the photo that the grid covers.
+        panel_side: pixels of a square photo's panel. Other photos get panels of the same area. Text
+            and spacing are proportional.
+        columns: panels in a row; None: chosen for a shape near 3:2.
+        **options: of the overlays.
 
-    Raises ConfigError for what `overlay` does not take.
+    Raises ConfigError: as `overlay`.
     """
     unit = panel_side / 260
     aspect = math.sqrt(min(max(photo.width / photo.height, 1 / 4), 4))
@@ -68,8 +73,8 @@ def contact_sheet(
     top = margin + (heading.height + gap if title else 0)
     below = top + math.ceil(count / columns) * (cell[1] + gap)
     swatch = round(40 * unit)
-    meaning = Text.flow((note or "").split(), round(14 * unit), width - swatch, space=0.28)
-    height = below + (meaning.height + gap // 2 if note else 0) + round(24 * unit) + margin
+    legend = Text.flow((note or "").split(), round(14 * unit), width - swatch, space=0.28)
+    height = below + (legend.height + gap // 2 if note else 0) + round(24 * unit) + margin
     sheet = Image.new("RGB", (width + 2 * margin, height), PAPER)
     heading.draw(sheet, (margin, margin))
     letters = "".join(panel.word for panel in panels)
@@ -84,20 +89,20 @@ def contact_sheet(
         draw = ImageDraw.Draw(sheet)
         box_of_swatch = (margin, below, margin + round(28 * unit), below + round(16 * unit))
         _outline_doubt(draw, box_of_swatch, unit)
-        meaning.draw(sheet, (margin + swatch, below), color=MUTED)
+        legend.draw(sheet, (margin + swatch, below), color=MUTED)
     _draw_key(sheet, (margin, height - margin), unit, options)
     return sheet
 
 
 def _columns(count: int, cell: _Size) -> int:
-    """Choose the columns that bring `count` cells near 3:2 and leave few places empty."""
+    """Choose the columns for a shape near 3:2 and few empty places."""
 
-    def ugliness(columns: int) -> float:
+    def cost(columns: int) -> float:
         rows = math.ceil(count / columns)
         shape = columns * cell[0] / (rows * cell[1])
         return abs(math.log(shape / 1.5)) + (rows * columns - count) / count
 
-    return min(range(1, count + 1), key=ugliness)
+    return min(range(1, count + 1), key=cost)
 
 
 def _outline_doubt(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int], unit: float) -> None:
@@ -115,15 +120,15 @@ def _draw_cell(
     *,
     beside: str,
 ) -> None:
-    """Draw a picture of the sheet, and below it the word and its probability; None is the photo."""
+    """Draw a panel: the picture, the word and its probability; for the photo `panel` is None."""
     draw, font = ImageDraw.Draw(sheet), font_of(round(15 * unit))
     x, y = corner
     left = x + (width - picture.width) // 2
-    # A hairline around it, for snow and sky would melt into the paper.
+    # A hairline around the picture, whose edge may be white.
     draw.rectangle((left - 1, y - 1, left + picture.width, y + picture.height), HAIRLINE)
     sheet.paste(picture, (left, y))
     if panel and panel.doubtful:
-        out = max(2, round(5 * unit))  # around the picture, not on it
+        out = max(2, round(5 * unit))
         bounds = (left - out, y - out, left + picture.width + out, y + picture.height + out)
         _outline_doubt(draw, bounds, unit)
     y += picture.height + round(27 * unit)
@@ -144,7 +149,7 @@ def _draw_cell(
 
 
 def _draw_key(sheet: Image.Image, corner: _Size, unit: float, options: OverlayOptions) -> None:
-    """Draw what heat looks like over a grey photo, and what it stands for."""
+    """Draw the legend of the heat, over grey."""
     draw, font = ImageDraw.Draw(sheet), font_of(round(14 * unit))
     size, gap = (round(104 * unit), round(10 * unit)), 9 * unit
     ramp = Image.linear_gradient("L").rotate(90).resize(size)

@@ -1,4 +1,4 @@
-"""Pictures on the screen: in the program that opens them here, and in a terminal."""
+"""Showing pictures: in the default viewer and in the terminal."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["open_picture", "show_in_terminal"]
 
 
 def open_picture(path: str | PathLike[str]) -> None:
-    """Open the file of a picture as a double click does; OutputError: nothing here opens it."""
+    """Open a picture in the default viewer. Raises OutputError: there is none."""
     if not webbrowser.open(Path(path).resolve().as_uri()):
         raise OutputError(f"no program was found that opens {path}")
 
 
 def show_in_terminal(picture: Image.Image) -> None:
-    """Draw a picture in the terminal: as it is where that can, else in coloured halves of cells.
+    """Draw a picture in the terminal: as an image if supported, else in coloured blocks.
 
-    Raises MissingExtraError: the library that knows terminals is not installed.
+    Raises MissingExtraError: textual-image is not installed.
     """
     try:
         from rich.console import Console
-        from textual_image.renderable import Image as Picture  # asks the terminal what it can
+        from textual_image.renderable import Image as Picture  # queries the terminal
     except ImportError as error:
         raise MissingExtraError("--show", "terminal") from error
-    Console().print(Picture(picture, width="auto", height="auto"))  # as large as there is room
+    Console().print(Picture(picture, width="auto", height="auto"))

@@ -1,4 +1,4 @@
-"""The colours as tables, for what draws without this library: a browser, an exported model."""
+"""The colour scales and constants of overlays as data, for browsers and exported models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["drawing_tables"]
 
 
 def drawing_tables() -> dict[str, Any]:
-    """Give all that captioner.drawing.overlay decides; palettes are six digits a level of heat."""
+    """Return the constants of captioner.drawing.overlay; palettes have six hex digits per level."""
     return {
         "colors": list(COLORS),
         "palettes": {name: _palette(name) for name in COLORS if name != "spotlight"},
