@@ -35,25 +35,31 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "caption": Verb("captioner.verbs.caption", "caption photos, and show where the model looked"),
-    "serve": Verb("captioner_serving.verbs.serve", "serve the page and the HTTP API"),
-    "batch": Verb("captioner_serving.verbs.batch", "caption any number of photos, none lost"),
-    "convert": Verb("captioner_serving.verbs.convert", "make other files of a batch's captions"),
-    "export": Verb("captioner_serving.verbs.export", "make a folder that captions without PyTorch"),
-    "prepare": Verb("captioner_training.verbs.prepare", "prepare a data set to train on"),
-    "train": Verb("captioner_training.verbs.train", "train a model by a recipe", takes_fields=True),
+    "caption": Verb("captioner.verbs.caption", "caption photos and show where the model looked"),
+    "serve": Verb("captioner_serving.verbs.serve", "serve the web page and the HTTP API"),
+    "batch": Verb(
+        "captioner_serving.verbs.batch", "caption many photos; resumes after an interruption"
+    ),
+    "convert": Verb(
+        "captioner_serving.verbs.convert", "convert the records of a batch to other formats"
+    ),
+    "export": Verb(
+        "captioner_serving.verbs.export", "export a model to a folder that needs no PyTorch"
+    ),
+    "prepare": Verb("captioner_training.verbs.prepare", "prepare a data set for training"),
+    "train": Verb(
+        "captioner_training.verbs.train", "train a model from a recipe", takes_fields=True
+    ),
     "ablate": Verb(
         "captioner_training.verbs.ablate",
-        "train every variant of attention alike",
+        "train and compare variants of attention",
         takes_fields=True,
     ),
     "evaluate": Verb(
         "captioner_training.verbs.evaluate", "score a checkpoint on a captioned split"
     ),
-    "average": Verb("captioner_training.verbs.average", "average checkpoints that share a start"),
-    "trust": Verb(
-        "captioner_training.verbs.trust", "let a checkpoint say how far it can be trusted"
-    ),
+    "average": Verb("captioner_training.verbs.average", "average the weights of checkpoints"),
+    "trust": Verb("captioner_training.verbs.trust", "fit the trust of a checkpoint"),
 }
 
 

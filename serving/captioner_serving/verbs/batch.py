@@ -1,4 +1,4 @@
-"""`captioner batch INPUT... --output FILE`: any number of photos, none lost."""
+"""`captioner batch INPUT... --output FILE`: caption many photos."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from captioner_serving.verbs.texts import (
     refuse_windows,
 )
 
-HELP = "Caption any number of photos. The same command resumes an interrupted run."
+HELP = "Caption many photos. The same command resumes an interrupted run."
 EXAMPLES = """examples:
   captioner batch photos --output captions.jsonl
   captioner batch 'shards/*.tar' --output captions.parquet --shard 1/8
   find . -name '*.jpg' -print0 | captioner batch - --null --output captions.jsonl
   captioner batch photos.csv --column path --output captions.csv --sidecar xmp
-Photos that fail are named in FILE.errors.jsonl. docs/batch.md has the rest."""
+Failed photos are listed in FILE.errors.jsonl. See docs/batch.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Add the options."""
     parser.usage = "%(prog)s INPUT... --output FILE|- [options]"
     parser.add_argument("sources", nargs="*", metavar="INPUT",
         help="photo, folder, 'glob', archive, URL, table, - (a list)")  # fmt: skip
@@ -39,43 +39,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("inputs").add_argument
     add("--list", action="append", default=[], dest="lists", metavar="FILE",
         help="paths or URLs, one per line")  # fmt: skip
-    add("--null", action="store_true", help="names in lists end with NUL, not with a line")
-    add("--column", metavar="NAME", help="of .csv, .tsv, .jsonl, .parquet: where the paths are")
-    add("--root", metavar="DIR", help="where relative paths in lists and tables start")
+    add("--null", action="store_true", help="lists are separated by NUL, not by lines")
+    add("--column", metavar="NAME", help="column of a table that has the paths")
+    add("--root", metavar="DIR", help="base of relative paths in lists and tables")
     add("--allow-scheme", action="append", default=[], dest="schemes", metavar="NAME",
-        help="of links in lists, besides http, https, s3, gs")  # fmt: skip
+        help="allow URLs of this scheme besides http, https, s3, gs")  # fmt: skip
     add("--allow-private", action="store_true",
-        help="links may lead to private addresses")  # fmt: skip
+        help="allow URLs of private addresses")  # fmt: skip
     add("--no-recursive", action="store_false", dest="recursive",
-        help="do not look into subfolders")  # fmt: skip
-    add("--shard", metavar="I/N", help="the I-th of N parts; all N together are all photos")
-    add("--retry-errors", action="store_true", help="try again what failed before")
-    add("--restart", action="store_true", help="forget what was done before")
+        help="skip subfolders")  # fmt: skip
+    add("--shard", metavar="I/N", help="caption the I-th of N parts")
+    add("--retry-errors", action="store_true", help="retry failed photos")
+    add("--restart", action="store_true", help="delete earlier results and start again")
     outputs = parser.add_argument_group("outputs")
     add = outputs.add_argument
     add("--captions", type=int, default=1, metavar="N", help="the N best captions")
-    add("--attention", action="store_true", help="each word's attention in the records")
-    add("--check-attention", action="store_true", help="each word's effect too (slower)")
-    add("--min-score", type=float, metavar="S", help="records below go to --review")
-    add("--minimum-trust", type=probability, metavar="P", help="captions below go to --review")
-    add("--review", metavar="FILE", help="where the unsure ones go (.jsonl)")
+    add("--attention", action="store_true", help="add each word's attention to the records")
+    add(
+        "--check-attention",
+        action="store_true",
+        help="add each word's effect to the records (slower)",
+    )
+    add("--min-score", type=float, metavar="S", help="captions with a lower score go to --review")
+    add(
+        "--minimum-trust",
+        type=probability,
+        metavar="P",
+        help="captions with less trust go to --review",
+    )
+    add("--review", metavar="FILE", help="file of captions to review (.jsonl)")
     add_sidecars(outputs)
-    add("--maps", metavar="KIND", help="pictures of the attention: overlay or sheet")
-    add("--maps-to", metavar="DIR", help="the folder for them")
-    add("--head", type=int, metavar="N", help="of their attention; default: the mean of all")
+    add("--maps", metavar="KIND", help="draw the attention: overlay or sheet")
+    add("--maps-to", metavar="DIR", help="folder of the drawings")
+    add("--head", type=int, metavar="N", help="attention head to draw; default: the mean of all")
     add_wording(outputs)
     model = parser.add_argument_group("model and speed")
     add = model.add_argument
     add("--beam-size", type=int, metavar="N", help="default: the checkpoint's, 5")
-    add("--style", metavar="NAME", help="of a model with several; default: the checkpoint's")
+    add("--style", metavar="NAME", help="of a model with several styles")
     add("--checkpoint", metavar="MODEL",
         help="file, run folder or USER/MODEL (Hub); default: bundled")  # fmt: skip
     add_machine_arguments(model)
-    add("--batch-size", type=int, metavar="N", help="default: what suits the device")
+    add("--batch-size", type=int, metavar="N", help="photos per batch; default: by device")
     add("--workers", type=int, metavar="N", help="decoding processes; default: one per core")
     add("--max-pixels", type=int, metavar="N", help="larger photos are refused")
-    add("--ray", nargs="?", const="auto", metavar="ADDRESS", help="on a Ray cluster")
-    add("--quiet", action="store_true", help="no progress, no summary; failures are named")
+    add("--ray", nargs="?", const="auto", metavar="ADDRESS", help="run on a Ray cluster")
+    add("--quiet", action="store_true", help="print failures only")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`captioner convert RECORDS... --to FILE`: other outputs of captions that are there already."""
+"""`captioner convert RECORDS... --to FILE`: convert the records of a batch."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from captioner_serving.verbs.texts import (
 if TYPE_CHECKING:
     from captioner_serving.batch.config import BatchConfig
 
-HELP = "Make other outputs of the records that captioner batch wrote; nothing is captioned again."
+HELP = "Convert the records of captioner batch to other formats, without captioning again."
 EXAMPLES = """examples:
   captioner convert captions.jsonl --to captions.csv
   captioner convert captions-*.jsonl --to captions.parquet
   captioner convert captions.jsonl --sidecar xmp --replace man=person
   captioner convert captions.csv --sidecar xmp --existing overwrite
 
-Of a .csv, edited or not, image, caption and score are read, and sidecars made.
-The records and the photos stay as they are. docs/batch.md has the rest."""
+Of a .csv, which may be edited, image, caption and score are read. Records and photos are not
+changed. See docs/batch.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Add the options."""
     parser.usage = "%(prog)s RECORDS... [--to FILE] [--sidecar KIND] [options]"
     add = parser.add_argument
     add("records", nargs="+", metavar="RECORDS", help=".jsonl or .csv files of captioner batch")
     add("--to", metavar="FILE", help=".jsonl, .csv, .parquet, or .json (COCO results)")
     add("--overwrite", action="store_true", help="overwrite FILE if it exists")
-    add("--root", metavar="DIR", help="where names of photos start; none may lead out of it")
+    add("--root", metavar="DIR", help="base folder of the photos' names")
     add_sidecars(parser.add_argument_group("sidecars"))
     add_wording(parser.add_argument_group("wording"))
 

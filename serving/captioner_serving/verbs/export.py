@@ -1,4 +1,4 @@
-"""`captioner export [CHECKPOINT] --to DIR`: the model as a folder that needs no PyTorch."""
+"""`captioner export [CHECKPOINT] --to DIR`: a model as a folder that needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from pathlib import Path
 
 from captioner.paths import bundled_checkpoint, checkpoint_file
 
-HELP = "Export a model into a folder that captions without PyTorch, in a browser too."
+HELP = "Export a model to a folder that captions without PyTorch, also in a browser."
 EXAMPLES = """examples:
   captioner export --to captions
   captioner export model.safetensors --to captions
   python captions/caption.py photo.jpg
   python -m http.server --directory captions
 
-The folder holds two ONNX graphs, caption.py, which needs numpy, pillow and onnxruntime alone, and
-index.html, a page for any static host. Needs: pip install 'captioner[onnx]'. docs/export.md has
-the rest."""
+The folder has two ONNX graphs, caption.py, which needs only numpy, pillow and onnxruntime, and
+index.html, a page for any static host. Needs: pip install 'captioner[onnx]'. See docs/export.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Add the options."""
     add = parser.add_argument
     add("checkpoint", nargs="?", metavar="CHECKPOINT",
         help="file, run folder or USER/MODEL (Hub); default: bundled")  # fmt: skip

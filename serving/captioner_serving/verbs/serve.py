@@ -25,57 +25,57 @@ if TYPE_CHECKING:
     from captioner_serving.server.app import Application
     from captioner_serving.server.config import ServerConfig
 
-HELP = "Serve the page that shows where each word comes from, and the HTTP API beside it."
+HELP = "Serve the web page and the HTTP API."
 EXAMPLES = """examples:
   captioner serve
   captioner serve --host 0.0.0.0 --auth-file secret.txt     # one line: USER:PASSWORD
   captioner serve --root-path /captioner --allowed-host example.org --trusted-proxy 127.0.0.1
 
 The page is at /, the API's documentation at /docs, Prometheus metrics at /metrics. A password can
-also come from the variable CAPTIONER_AUTH. Ctrl-C or SIGTERM finishes the captions that were
-accepted: status 0. What half a minute or a second Ctrl-C cuts off: status 1."""
+also come from the variable CAPTIONER_AUTH. Ctrl-C or SIGTERM finishes accepted captions, then exits
+with 0; with 1 if some were cut off, after 30 s or by a second Ctrl-C."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Add the options."""
     add = parser.add_argument
-    add("--host", help="default: 127.0.0.1, this machine only")
+    add("--host", help="default: 127.0.0.1 (this machine only)")
     add("--port", type=int, help="default: 7860; 0: any free one")
     add("--checkpoint", action="append", metavar="MODEL",
         help="file, run folder or USER/MODEL of the Hub (bundled); two are compared")  # fmt: skip
     add_machine_arguments(parser)
     add("--upload-ttl", type=float, metavar="S",
-        help="seconds that an upload of gradio_client is kept (540)")  # fmt: skip
-    add("--log", metavar="FILE", help="an access log, one JSON line per request; -: on stderr")
-    add = parser.add_argument_group("what it takes on").add_argument
-    add("--max-upload", metavar="SIZE", help="of one request; default: 20MB")
+        help="seconds that uploads of gradio_client are kept (540)")  # fmt: skip
+    add("--log", metavar="FILE", help="access log, one JSON line per request; -: standard error")
+    add = parser.add_argument_group("limits").add_argument
+    add("--max-upload", metavar="SIZE", help="largest request; default: 20MB")
     add("--max-pixels", type=int, metavar="N",
         help="larger photos are refused; default: 100 million")  # fmt: skip
-    add("--max-batch", type=int, metavar="N", help="images captioned together (16)")
-    add("--queue", type=int, metavar="N", help="images waiting before a 503 (64)")
-    add("--max-bodies", metavar="SIZE", help="of all requests under way; default: ten uploads")
-    add("--max-connections", type=int, metavar="N", help="open at a time (500)")
+    add("--max-batch", type=int, metavar="N", help="images per batch (16)")
+    add("--queue", type=int, metavar="N", help="waiting images; more get status 503 (64)")
+    add("--max-bodies", metavar="SIZE", help="all requests together; default: ten uploads")
+    add("--max-connections", type=int, metavar="N", help="open connections (500)")
     add("--body-timeout", type=float, metavar="S",
-        help="seconds for a request's body; large ones get more (15)")  # fmt: skip
-    add = parser.add_argument_group("for others than this machine").add_argument
-    add("--auth-file", metavar="FILE", help="require this USER:PASSWORD")
+        help="seconds to receive a request's body; more for large ones (15)")  # fmt: skip
+    add = parser.add_argument_group("access").add_argument
+    add("--auth-file", metavar="FILE", help="require the USER:PASSWORD in this file")
     add("--token-file", metavar="FILE",
-        help="let in bearer tokens: NAME:TOKEN, a line each")  # fmt: skip
+        help="accept bearer tokens, one NAME:TOKEN per line")  # fmt: skip
     add("--allowed-host", action="append", dest="allowed_hosts", metavar="NAME",
-        help="answer for this name too; may be repeated")  # fmt: skip
-    add("--root-path", metavar="PATH", help="where a proxy shows the server: /captioner")
+        help="accept this Host header too; may be repeated")  # fmt: skip
+    add("--root-path", metavar="PATH", help="path of the server behind a proxy, such as /captioner")
     add("--frame-ancestor", action="append", default=[], dest="frame_ancestors", metavar="ORIGIN",
-        help="pages of this origin may show ours in a frame; may be repeated")  # fmt: skip
+        help="allow this origin to embed the page; may be repeated")  # fmt: skip
     add("--allow-origin", action="append", dest="allowed_origins", metavar="ORIGIN",
-        help="pages of this origin may call the API; may be repeated")  # fmt: skip
+        help="allow this origin to call the API (CORS); may be repeated")  # fmt: skip
     add("--allow-urls", action="store_true",
-        help="caption photos by their address too, from public hosts")  # fmt: skip
+        help="caption photos by URL, from public hosts")  # fmt: skip
     add("--mcp", action="store_true",
-        help="let assistants describe photos, over MCP")  # fmt: skip
+        help="serve MCP, for assistants")  # fmt: skip
     add("--mcp-folder", metavar="FOLDER",
-        help="where photos lie that they may name by path")  # fmt: skip
+        help="folder whose photos assistants may name by path")  # fmt: skip
     add("--trusted-proxy", action="append", default=[], dest="trusted_proxies", metavar="ADDRESS",
-        help="believe this proxy's X-Forwarded-For and -Proto; may be repeated")  # fmt: skip
+        help="trust X-Forwarded-For and -Proto of this proxy; may be repeated")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

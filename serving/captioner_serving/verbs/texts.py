@@ -1,4 +1,4 @@
-"""Options that verbs share: on the texts that are written; and settings out of options."""
+"""Options of sidecars and wording, which batch and convert share."""
 
 from __future__ import annotations
 
@@ -23,25 +23,35 @@ __all__ = [
 
 
 def add_sidecars(group: argparse._ArgumentGroup) -> None:
-    """Declare the options on sidecars."""
+    """Add the options of sidecars."""
     add = group.add_argument
-    add("--sidecar", metavar="KIND", help="beside each photo: txt, caption, json or xmp")
+    add("--sidecar", metavar="KIND", help="write beside each photo: txt, caption, json or xmp")
     add("--existing", default="skip", metavar="HOW",
-        help="old texts: skip, overwrite, prepend, append")  # fmt: skip
-    add("--language", default="en", metavar="TAG", help="of the captions, for XMP; default: en")
+        help="existing texts: skip, overwrite, prepend, append")  # fmt: skip
+    add(
+        "--language",
+        default="en",
+        metavar="TAG",
+        help="language of the captions in XMP; default: en",
+    )
 
 
 def add_wording(group: argparse._ArgumentGroup) -> None:
-    """Declare the options on the wording."""
+    """Add the options of the wording."""
     add = group.add_argument
-    add("--template", default="{caption}", metavar="TEXT", help="such as 'Photo of {caption}.'")
-    add("--prefix", default="", metavar="TEXT", help="in front of each caption")
-    add("--plain", action="store_true", help="no capital and full stop in XMP and CSV")
-    add("--replace", action="append", default=[], metavar="OLD=NEW", help="whole words")
+    add(
+        "--template",
+        default="{caption}",
+        metavar="TEXT",
+        help="text around the caption: 'Photo of {caption}.'",
+    )
+    add("--prefix", default="", metavar="TEXT", help="text before each caption")
+    add("--plain", action="store_true", help="no capital letter and full stop in XMP and CSV")
+    add("--replace", action="append", default=[], metavar="OLD=NEW", help="replace whole words")
 
 
 def given_fields(kind: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Give the options that are fields of a dataclass, where they were given."""
+    """Return the given options that are fields of a dataclass."""
     named = ((field.name, getattr(arguments, field.name, None)) for field in fields(kind))
     return {
         name: tuple(value) if isinstance(value, list) else value
@@ -51,7 +61,7 @@ def given_fields(kind: Any, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def is_worded(arguments: argparse.Namespace) -> bool:
-    """Whether any wording was asked for."""
+    """Whether any option of the wording is given."""
     return bool(arguments.replace or arguments.prefix or arguments.template != "{caption}")
 
 
