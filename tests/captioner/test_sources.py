@@ -205,7 +205,7 @@ def test_downloads_that_fail_say_why(host: str, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ImageTooLargeError, match=r"photo\.jpg has more than"):
         as_source(f"{host}/photo.jpg")
     monkeypatch.setattr(sources, "_LARGEST", 2**20)
-    monkeypatch.setattr(sources, "_PATIENCE", -1.0)
+    monkeypatch.setattr(sources, "_TOTAL_TIMEOUT", -1.0)
     with pytest.raises(ImageNotFoundError, match="took more than"):
         as_source(f"{host}/photo.jpg")
 

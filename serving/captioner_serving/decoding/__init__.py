@@ -1,1 +1,1 @@
-"""Untrusted photos are opened here, in processes that may die."""
+"""Decoding of untrusted photos in child processes."""

@@ -1,7 +1,7 @@
-"""What runs inside of a decoding process, and the line between it and its parent.
+"""The child side of the decoding pool, and the messages between it and its parent.
 
-The process imports no torch, so that it takes little memory, and ends when its socket does, however
-its parent ended.
+The process does not import torch, to save memory. It ends when its socket is closed, even if the
+parent was killed.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from captioner_serving.decoding.decoded import decode
 __all__ = ["READY", "Limits", "Line", "StoppedError", "serve"]
 
 READY = b"ready"
-"""The first message of a process."""
+"""The first message of a child."""
 
-_PIECE = 1 << 20  # bytes that are read at once
-_POLL = 0.2  # seconds between two looks at whether the result is still wanted
-_UNASKED = 4_000_000  # pixels that need no room; a photo of this size takes 50 MB at most
-_BYTES_A_PIXEL = 32  # that Pillow and the decoders take for the oddest formats, and then some
-_BYTES_BESIDE = 1 << 30  # for the file itself
+_CHUNK = 1 << 20  # bytes
+_POLL = 0.2  # seconds between checks of is_stopped
+_SMALL = 4_000_000  # pixels of photos that need no budget; they take at most 50 MB
+_BYTES_PER_PIXEL = 32  # above what any decoder needs
+_FILE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one photo may cost.
+    """Limits of a photo.
 
-    max_pixels: width times height; the header tells. Memory is bounded by it, too.
-    seconds: to read and decode it; the time that it waits for room does not count.
-    nice: how far a process stands back for others, 0 to 19.
+    max_pixels: width times height; also limits the memory.
+    seconds: to read and decode it, without waiting for the budget.
+    nice: the priority of the process, 0 to 19.
     """
 
     max_pixels: int
@@ -52,11 +52,11 @@ class Limits:
 
 
 class StoppedError(Exception):
-    """The result is no longer wanted."""
+    """The caller no longer needs the result."""
 
 
 class Line:
-    """Messages over a socket, each after its length, with a deadline that may be set."""
+    """Messages over a socket, each preceded by its length, with an optional deadline."""
 
     def __init__(self, own: socket.socket) -> None:
         self.socket = own
@@ -64,7 +64,7 @@ class Line:
         self._is_stopped: Callable[[], bool] = lambda: False
 
     def end_in(self, seconds: float, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Raise TimeoutError from sending and receiving then, or StoppedError once stopped."""
+        """Set a deadline: messages then raise TimeoutError, or StoppedError if stopped."""
         self._end, self._is_stopped = time.monotonic() + seconds, is_stopped
 
     def send(self, message: bytes) -> None:
@@ -77,12 +77,12 @@ class Line:
         """Receive a message.
 
         Raises:
-            ValueError: it has more than so many bytes.
-            EOFError: the other side has closed.
+            ValueError: it has more than `most` bytes.
+            EOFError: the other side closed the socket.
         """
         length = int.from_bytes(self._read(8), "big")
         if length > most:
-            raise ValueError(f"{length} bytes, where {most} are the most")
+            raise ValueError(f"the message has {length} bytes; the limit is {most}")
         return self._read(length)
 
     def _read(self, count: int) -> bytes:
@@ -90,7 +90,7 @@ class Line:
         while (left := count - data.tell()) > 0:
             self._count_down(most=_POLL)
             try:
-                piece = self.socket.recv(min(left, _PIECE))
+                piece = self.socket.recv(min(left, _CHUNK))
             except TimeoutError:
                 continue
             if not piece:
@@ -108,28 +108,27 @@ class Line:
 
 
 def serve(descriptor: int) -> None:
-    """Answer photo by photo until the other side closes."""
-    # An interrupt from the keyboard reaches the whole group; the parent decides what it means.
+    """Decode photos until the parent closes the socket."""
+    # Ctrl-C reaches the whole process group; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Pillow warns of odd metadata in photos that it reads all the same.
     warnings.simplefilter("ignore")
-    # Several processes decode already; each thread of a decoder would take address space.
+    # Processes decode in parallel; each thread would take address space, which is limited.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     line = Line(socket.socket(fileno=descriptor))
     with suppress(EOFError, ConnectionError):
         limits = pickle.loads(line.receive(sys.maxsize))
         line.send(READY)
         _silence()
-        _bound_memory(_BYTES_A_PIXEL * limits.max_pixels + _BYTES_BESIDE)
+        _bound_memory(_BYTES_PER_PIXEL * limits.max_pixels + _FILE_BYTES)
         if limits.nice:
             os.nice(limits.nice)
         _answer(line, limits)
 
 
 def _answer(line: Line, limits: Limits) -> None:
-    # Ends this process after a while, even inside a decoder; for when the parent cannot.
+    # SIGALRM ends this process even inside a decoder, if the parent cannot kill it.
     most = math.ceil(limits.seconds) + 5
-    granted = _UNASKED  # pixels of the photo under way that there is room for
+    granted = _SMALL  # pixels of the current photo
 
     def admit(pixels: int) -> None:
         nonlocal granted
@@ -142,7 +141,7 @@ def _answer(line: Line, limits: Limits) -> None:
 
     while True:
         photo, outputs = pickle.loads(line.receive(sys.maxsize))
-        granted = _UNASKED
+        granted = _SMALL
         signal.alarm(most)
         answers = decode(photo, outputs, max_pixels=limits.max_pixels, admit=admit)
         signal.alarm(0)
@@ -152,7 +151,7 @@ def _answer(line: Line, limits: Limits) -> None:
 
 
 def _silence() -> None:
-    """Drop what libtiff and libjpeg print: the errors say it already."""
+    """Suppress messages of libtiff and libjpeg; exceptions have the cause."""
     sys.stderr.flush()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
@@ -160,7 +159,7 @@ def _silence() -> None:
 
 
 def _bound_memory(budget: int) -> None:
-    """Turn a photo that takes all memory into a MemoryError, where the system can."""
+    """Limit the address space, so that large allocations raise MemoryError."""
     try:
         import resource
 
@@ -168,5 +167,5 @@ def _bound_memory(budget: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         most = now + budget if hard == resource.RLIM_INFINITY else min(now + budget, hard)
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-    except (ImportError, OSError, ValueError):  # not Linux: the budget of pixels has to do
+    except (ImportError, OSError, ValueError):  # not Linux
         return

@@ -1,4 +1,4 @@
-"""From the bytes of a photo to the pixels that are needed, with every failure as a record."""
+"""Decoding a photo into pixels or an error, and the format of the result between processes."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ _KINDS: dict[object, type[errors.CaptionerError]] = {
 
 
 class Readable(Protocol):
-    """A photo that can travel to another process (pickled) and be read there."""
+    """A photo that can be pickled and read in another process."""
 
     @property
     def name(self) -> str:
-        """What its errors call it."""
+        """Its name in errors."""
 
     def read(self) -> bytes:
         """Read the bytes of the image file."""
 
 
 class EncodedPhoto(NamedTuple):
-    """A photo whose bytes are at hand: JPEG, PNG, ..."""
+    """A photo in memory: JPEG, PNG, ..."""
 
     name: str
     data: bytes
 
     def read(self) -> bytes:
-        """Give the bytes."""
+        """Return the bytes."""
         return self.data
 
 
 class Output(Protocol):
-    """Something that is made of a photo in the decoding process. Travels there by pickle."""
+    """What the child makes of a photo. It is pickled."""
 
     @property
     def at_least(self) -> int | None:
-        """The shorter side in pixels that suffices; None: the photo in full."""
+        """Pixels of the shorter side that are enough; None: the full size."""
 
     @property
     def is_encoded(self) -> bool:
-        """Whether the result is an image file and not pixels."""
+        """Whether the result is an image file instead of pixels."""
 
     def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
         """Return the result, its width and height, and the part of the photo that it shows."""
@@ -72,7 +72,7 @@ class Output(Protocol):
 
 @dataclass(frozen=True)
 class Square:
-    """The pixels that an encoder sees."""
+    """The encoder's square."""
 
     config: TransformConfig
     is_encoded = False
@@ -84,14 +84,14 @@ class Square:
 
     def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
         """See Output."""
-        framing = Transform(self.config)
-        square = framing.square(photo)
-        return square.tobytes(), square.size, framing.box(*photo.size)
+        transform = Transform(self.config)
+        square = transform.square(photo)
+        return square.tobytes(), square.size, transform.box(*photo.size)
 
 
 @dataclass(frozen=True)
 class Whole:
-    """The pixels of the whole photo, neither side longer than this."""
+    """The whole photo, with neither side longer than `longest`."""
 
     longest: int
     at_least = None
@@ -104,7 +104,7 @@ class Whole:
 
 
 def shrink(photo: Image.Image, longest: int) -> Image.Image:
-    """Return a photo with neither side longer than this; one that fits is returned as it is."""
+    """Return a photo with neither side longer than `longest`; a smaller one unchanged."""
     scale = longest / max(photo.size)
     if scale >= 1:
         return photo
@@ -113,15 +113,15 @@ def shrink(photo: Image.Image, longest: int) -> Image.Image:
 
 
 class Decoded(NamedTuple):
-    """What became of a photo.
+    """The result of decoding a photo.
 
-    content: digest of the file's bytes, b"" where they could not be read.
-    size: width and height of the photo as the viewer sees it; (0, 0) where it failed.
-    pixels: uint8, height x width x 3 bytes, row by row; or an image file, where the output is
-        encoded. b"" where it failed.
+    content: digest of the file's bytes; b"" if they could not be read.
+    size: width and height of the photo as viewed; (0, 0) after an error.
+    pixels: uint8, height x width x 3 bytes, row by row; or an image file if the output is encoded;
+        b"" after an error.
     shape: width and height of `pixels`.
     box: the part of the photo that the pixels show.
-    error: type, title and detail, where it failed.
+    error: type, title and detail; None if decoded.
     """
 
     content: bytes
@@ -133,22 +133,22 @@ class Decoded(NamedTuple):
 
     @classmethod
     def failed(cls, error: errors.CaptionerError, content: bytes = b"") -> Decoded:
-        """Say what is wrong with a photo."""
+        """Return the result of a failed photo."""
         return cls(content, (0, 0), b"", (0, 0), error=error.record())
 
     def head(self) -> bytes:
-        """Write all but the pixels as JSON."""
+        """Return everything but the pixels as JSON."""
         lean = {"content": self.content.hex(), "pixels": len(self.pixels)}
         return json.dumps({**self._asdict(), **lean}).encode()
 
     @classmethod
     def of_head(cls, head: Any) -> tuple[Decoded, int]:
-        """Read what `head` wrote and json.loads gave back, or what a stranger wrote in its place.
+        """Read the parsed JSON of `head`, which may come from a compromised child.
 
         Returns:
-            all but the pixels, and how many bytes of them there are.
+            The result without pixels, and the number of bytes of the pixels.
 
-        Raises ValueError, TypeError, KeyError, OverflowError: it is nothing that `head` writes.
+        Raises ValueError, TypeError, KeyError, OverflowError: it is invalid.
         """
         (width, height), (across, down) = head["size"], head["shape"]
         count, content, box = head["pixels"], bytes.fromhex(head["content"]), Box(*head["box"])
@@ -164,24 +164,21 @@ class Decoded(NamedTuple):
         return cls(content, (width, height), b"", (across, down), box, error), count
 
     def check(self) -> None:
-        """Raise the error, as the class that it was, where there is one.
-
-        Raises ImageError: what is wrong with the photo.
-        """
+        """Raise the error, if there is one, as its original class."""
         if self.error is not None:
             kind = _KINDS.get(self.error["type"], errors.ImageError)
-            is_known = issubclass(kind, errors.ImageError | errors.ConfigError)
-            raise (kind if is_known else errors.ImageError)(self.error["detail"])
+            is_allowed = issubclass(kind, errors.ImageError | errors.ConfigError)
+            raise (kind if is_allowed else errors.ImageError)(self.error["detail"])
 
     def prepared(self, *, image: str | None = None) -> PreparedImage:
         """Return the square for `Captioner.caption_prepared`; `image` is its name in records."""
-        # A bytearray, since torch warns about memory that it may not write to.
+        # A bytearray, because torch warns about read-only memory.
         flat = np.frombuffer(bytearray(self.pixels), np.uint8)
         pixels = flat.reshape(self.shape[1], self.shape[0], 3).transpose(2, 0, 1)
         return PreparedImage(image=image, pixels=pixels, box=self.box, size=self.size)
 
     def picture(self) -> Image.Image:
-        """Give the pixels as a picture, or raise the error as `check` does."""
+        """Return the pixels as an image, or raise the error as `check` does."""
         self.check()
         return Image.frombytes("RGB", self.shape, self.pixels)
 
@@ -193,20 +190,19 @@ def decode(
     max_pixels: int = MAX_PIXELS,
     admit: Callable[[int], None] | None = None,
 ) -> list[Decoded]:
-    """Read a photo once and make the outputs; every failure is an error record of all of them.
+    """Read a photo once and make the outputs. After an error all outputs have it.
 
     Args:
-        photo: what to read.
-        outputs: what to make of it.
-        max_pixels: larger photos are refused.
-        admit: called with the number of pixels before they are decoded; it may wait until there
-            is room for them.
+        photo: to read.
+        outputs: to make.
+        max_pixels: the limit of width times height.
+        admit: called with the number of pixels before they are decoded; may block.
     """
     content = b""
     try:
         data = photo.read()
         content = digest(data)
-        made = []
+        results = []
         for output in outputs:
             image = open_image(
                 data,
@@ -216,8 +212,8 @@ def decode(
                 admit=admit,
             )
             size = image.info.get("size", image.size)
-            made.append(Decoded(content, size, *output.make(image)))
-        return made
+            results.append(Decoded(content, size, *output.make(image)))
+        return results
     except errors.CaptionerError as error:
         problem = error
     except MemoryError:

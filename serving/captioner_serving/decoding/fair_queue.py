@@ -1,7 +1,7 @@
-"""A queue that is fair to many clients, threads that work it off, and a shared budget.
+"""A fair queue of many clients, a thread pool that serves it, and a shared budget.
 
-Clients take turns, so one heavy client cannot block the others: the client that has used the least
-time lately is next, and a client that has used much leaves the last free worker to the others.
+Clients take turns, so one heavy client cannot block the others. The client with the least recent
+use is next. A client with much recent use does not get the last free worker.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ __all__ = ["Budget", "FairQueue", "FairThreads"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-_HALF = 60.0  # seconds after which half of what a client has taken is forgotten
-_MUCH = 10.0  # seconds of work; who has taken more does not get the last free worker
-_CLIENTS = 1000  # whose past is remembered
+_HALF_LIFE = 60.0  # seconds, of a client's use
+_HEAVY_USE = 10.0  # seconds of recent use that exclude a client from the last free worker
+_CLIENTS = 1000  # whose use is remembered
 
 
 class FairQueue(Generic[T]):
-    """A queue for a few workers, fair to many clients.
+    """A queue of many clients for a few workers.
 
     Args:
-        workers: that take from it.
+        workers: the number of workers.
     """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._waiting: dict[str, deque[T]] = {}
         self._running: Counter[str] = Counter()
-        self._used: dict[str, tuple[float, float]] = {}  # seconds, and when that was true
+        self._used: dict[str, tuple[float, float]] = {}  # seconds of use, at a time
         self._changed = threading.Condition()
         self._closed = False
 
     def put(self, item: T, client: str = "") -> bool:
-        """Let an item of a client wait for its turn; False: closed, and nobody will take it."""
+        """Add an item of a client; return False if the queue is closed."""
         with self._changed:
             if self._closed:
                 return False
@@ -53,19 +53,19 @@ class FairQueue(Generic[T]):
             return True
 
     def take(self) -> tuple[T, str] | None:
-        """Wait for an item; whoever takes it tells `done` of it. None: closed, and all is taken."""
+        """Wait for an item; call `done` after it. Return None if the queue is closed and empty."""
         with self._changed:
             while (client := self._next()) is None:
                 if self._closed and not self._waiting:
                     return None
-                # What is held back for others has its turn when some of its past is forgotten.
+                # Checked again, because a heavy client's use decays.
                 self._changed.wait(timeout=1.0 if self._waiting else None)
             item = self._waiting[client][0]
             self._remove(item, client)
             return item, client
 
     def in_order(self) -> list[T]:
-        """What waits, in the order of its turns as they stand now."""
+        """Return the waiting items in the present order of their turns."""
         with self._changed:
             turns = [
                 (self._running[client] + place, recent, item)
@@ -76,12 +76,12 @@ class FairQueue(Generic[T]):
         return [item for _, _, item in sorted(turns, key=itemgetter(0, 1))]
 
     def start(self, item: T, client: str) -> None:
-        """Take a certain item; whoever does tells `done` of it."""
+        """Take a particular item; call `done` after it."""
         with self._changed:
             self._remove(item, client)
 
     def done(self, client: str, seconds: float) -> None:
-        """Note what an item has taken."""
+        """Record the use of a finished item."""
         with self._changed:
             self._running -= Counter([client])
             self._used[client] = self._recent(client) + seconds, time.monotonic()
@@ -90,7 +90,7 @@ class FairQueue(Generic[T]):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let the workers end when nothing waits any more."""
+        """Close the queue; workers end after the waiting items."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -106,20 +106,20 @@ class FairQueue(Generic[T]):
         ready = (
             client
             for client in self._waiting
-            if self._closed or not (last and client and self._recent(client) > _MUCH)
+            if self._closed or not (last and client and self._recent(client) > _HEAVY_USE)
         )
-        return min(ready, key=lambda one: (self._running[one], self._recent(one)), default=None)
+        return min(ready, key=lambda name: (self._running[name], self._recent(name)), default=None)
 
     def _recent(self, client: str) -> float:
         seconds, when = self._used.get(client, (0.0, 0.0))
-        return seconds * math.exp2((when - time.monotonic()) / _HALF)
+        return seconds * math.exp2((when - time.monotonic()) / _HALF_LIFE)
 
 
 class FairThreads(Closing, Generic[T]):
-    """Threads that work for the client whose turn it is.
+    """A thread pool with a fair queue.
 
     Args:
-        values: one for each thread, which its work is called with.
+        values: one for each thread, passed to its tasks.
         name: of the threads.
     """
 
@@ -127,16 +127,16 @@ class FairThreads(Closing, Generic[T]):
         self.values = values
         self._queue: FairQueue[tuple[Callable[[T], Any], Future[Any]]] = FairQueue(len(values))
         self._threads = [
-            threading.Thread(target=self._attend, args=[value], name=name, daemon=True)
+            threading.Thread(target=self._run_tasks, args=[value], name=name, daemon=True)
             for value in values
         ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, work: Callable[[T], R], client: str = "") -> Future[R]:
-        """Have something done for a client; cancelled before its turn, it costs nothing.
+        """Submit a task of a client. A future cancelled before its turn costs nothing.
 
-        After `close` it comes back cancelled.
+        After `close` the future is cancelled.
         """
         future: Future[R] = Future()
         if not self._queue.put((work, future), client):
@@ -144,12 +144,12 @@ class FairThreads(Closing, Generic[T]):
         return future
 
     def close(self) -> None:
-        """Do what waits, and end."""
+        """Finish the waiting tasks and end the threads."""
         self._queue.close()
         for thread in self._threads:
             thread.join()
 
-    def _attend(self, value: T) -> None:
+    def _run_tasks(self, value: T) -> None:
         while (turn := self._queue.take()) is not None:
             (work, future), client = turn
             start = time.monotonic()
@@ -159,14 +159,14 @@ class FairThreads(Closing, Generic[T]):
                 except BaseException as error:
                     future.set_exception(error)
             self._queue.done(client, time.monotonic() - start)
-            del work, future, turn  # what they hold: a picture, maybe
+            del work, future, turn  # they may hold a picture
 
 
 class Budget:
-    """An amount that is shared: first come, first served, so that small ones keep no large one out.
+    """A shared amount, given out first come, first served, so that large requests are not starved.
 
     Args:
-        total: whoever wants more gets all of it, alone.
+        total: a larger request gets all of it.
     """
 
     def __init__(self, total: int) -> None:
@@ -176,7 +176,7 @@ class Budget:
 
     @contextmanager
     def hold(self, amount: int) -> Iterator[None]:
-        """Wait until so much is free, and keep it for as long as the block runs."""
+        """Wait until the amount is free, and hold it during the block."""
         amount, ticket = min(amount, self._total), object()
         with self._changed:
             self._waiting.append(ticket)

@@ -1,8 +1,8 @@
-"""A process that decodes photos, as its parent sees it.
+"""The parent side of a decoding process.
 
-A photo may be made to take a decoder over, or to keep it busy for hours, or to take all memory. So
-it is decoded where there is nothing else: without an environment to speak of, with a deadline and a
-limit of memory. What comes back is JSON and pixels, which run nothing; their lengths are checked.
+A photo may exploit a decoder, keep it busy for hours, or take all memory. So it is decoded in a
+process with a deadline, a memory limit and almost no environment. Results are JSON and pixels,
+whose lengths are checked; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ __all__ = ["DecodeProcess", "closed_error"]
 
 _START_SECONDS = 60.0
 _LARGEST_FILE = 1 << 26  # bytes of an encoded result
-_HEAD = 1 << 20  # bytes of an answer beside the pixels: a detail may name a photo
-_KILLS = 3  # by the system, of one photo's processes, before memory is called short
-# Of the environment, what an interpreter may need to start and to decode names; no secrets.
+_HEAD = 1 << 20  # bytes of a result without its pixels
+_KILLS = 3  # of a photo's processes by the system, before the error is lack of memory
+# The environment variables that are passed on; no secrets.
 _NEEDED = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME")
 
 
 class DecodeProcess:
-    """Decodes photos one by one in a process, and in a fresh one when a photo has ended the last.
+    """Decodes photos one by one in a process, which is replaced when a photo crashes it.
 
     Args:
-        limits: what one photo may cost.
-        budget: pixels under way in all processes that share it.
-        environment: variables that it needs to read photos, beside those of any interpreter.
+        limits: of a photo.
+        budget: of pixels being decoded, shared by several processes.
+        environment: further variables of the process.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class DecodeProcess:
         _all.add(self)
 
     def start(self) -> None:
-        """Start it, unless it runs.
+        """Start the process, unless it is running.
 
-        Raises CaptionerError: it cannot start; the detail has its last words.
+        Raises CaptionerError: it cannot start; the detail has the last line of its output.
         """
         if self._running is not None:
             return
@@ -83,22 +83,22 @@ class DecodeProcess:
                 status = self.end()
                 words.seek(0)
                 last = words.read().decode("utf-8", "replace").strip().splitlines()[-1:]
-        except OSError as error:  # no folder to write to, a folder that is gone, no descriptors
+        except OSError as error:
             raise CaptionerError(f"no decoding process can be started ({error})") from error
-        if self._closed:  # in the middle of the start
+        if self._closed:  # during the start
             raise closed_error()
         reason = last[0] if last else f"status {status}"
         raise CaptionerError(f"a decoding process cannot start: {reason}")
 
     def _popen(self, words: int) -> tuple[subprocess.Popen[bytes], Line]:
-        # Not multiprocessing's own processes: those import the caller's script again, and inherit
-        # each other's sockets, so that they would outlive a parent that was killed.
+        # Not multiprocessing: its processes import the caller's script and inherit each other's
+        # sockets, so they would outlive a killed parent.
         paths = [os.fsdecode(path) or str(Path.cwd()) for path in sys.path]
         environment = {
             **{name: os.environ[name] for name in _NEEDED if name in os.environ},
             **self._environment,
             "PYTHONPATH": os.pathsep.join(paths),
-            "MALLOC_ARENA_MAX": "2",  # each arena of glibc reserves address space, which is bounded
+            "MALLOC_ARENA_MAX": "2",  # arenas of glibc reserve address space
         }
         ours, theirs = socket.socketpair()
         with theirs:
@@ -123,17 +123,17 @@ class DecodeProcess:
         outputs: Sequence[Output],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> list[Decoded]:
-        """Decode a photo, in fresh processes as long as it may not be its own fault.
+        """Decode a photo; after a crash, try again in a new process.
 
-        A photo that is too slow, or ends two processes, is a result with an `error`.
+        A photo that is too slow, or crashes two processes, gives results with an `error`.
 
         Args:
-            photo: what to decode.
-            outputs: what to make of it; there are as many results.
-            is_stopped: asked a few times a second; the process is killed once it returns True.
+            photo: to decode.
+            outputs: to make; one result for each.
+            is_stopped: polled; the process is killed when it returns True.
 
         Raises CaptionerError: it was stopped, no process can be started, memory is short, or this
-            is closed.
+            object is closed.
         """
 
         def failed(error: CaptionerError) -> list[Decoded]:
@@ -175,7 +175,7 @@ class DecodeProcess:
     def _ask(
         self, photo: Readable, outputs: Sequence[Output], is_stopped: Callable[[], bool]
     ) -> list[Decoded]:
-        """Send a photo, and read what became of it; a large one waits until there is room."""
+        """Send a photo and receive the results; a large one waits for the budget."""
         if self._running is None or self._closed:
             raise EOFError
         _, line = self._running
@@ -210,13 +210,13 @@ class DecodeProcess:
         return decoded
 
     def close(self) -> None:
-        """Let the photo under way fail, and all after it; for another thread."""
+        """Kill the process; called from another thread. All photos fail from now on."""
         self._closed = True
         if (running := self._running) is not None:
-            running[0].kill()  # it writes nothing, so nothing is left half done
+            running[0].kill()
 
     def end(self, *, kill: bool = False) -> int:
-        """Close the socket, at which the process ends, and say with which status."""
+        """Close the socket, which ends the process, and return its exit status."""
         if self._running is None:
             return 0
         self.forget()
@@ -230,18 +230,18 @@ class DecodeProcess:
             return process.wait()
 
     def forget(self) -> None:
-        """Close the socket alone."""
+        """Close the socket only."""
         if self._running is not None:
             self._running[1].socket.close()
 
 
 def closed_error() -> CaptionerError:
-    """Say that no more photos are decoded."""
-    return CaptionerError("the decoding processes have been ended: open a new reader")
+    """Return the error of a closed reader."""
+    return CaptionerError("the reader is closed: open a new one")
 
 
 def _too_slow(photo: Readable, seconds: float) -> ImageError:
-    if hasattr(photo, "url"):  # who decodes it also fetches it, which is what takes so long
+    if hasattr(photo, "url"):  # the process also downloads it
         return ImageNotFoundError(
             f"{photo.name} takes more than {seconds:g} s to fetch and decode, as its link is slow "
             "or stalled: try it again later, or download it first"
@@ -255,7 +255,7 @@ def _forget() -> None:
         process.forget()
 
 
-# A fork has our sockets too: with them it would keep the processes alive when we are killed.
+# A fork inherits our sockets, which would keep the processes alive after we are killed.
 _all: weakref.WeakSet[DecodeProcess] = weakref.WeakSet()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)

@@ -1,9 +1,8 @@
-"""The decoding pool: untrusted photos in, pixels or pictures out.
+"""The decoding pool: untrusted photos to pixels or pictures.
 
-Decoders written in C can be brought down by a damaged file, made to run for hours, or to take all
-memory. Here each photo has a deadline, a limit of memory and a budget of pixels, in a process that
-holds nothing but the photo. One thread looks after each process: it sends a photo and waits for the
-answer; of the clients that wait, the one who has taken the least is next.
+A damaged file can crash a decoder written in C, keep it busy for hours, or take all memory. Here
+each photo has a deadline, a memory limit and a pixel budget, in a process that holds nothing else.
+One thread serves each process. Clients take turns, see FairQueue.
 """
 
 from __future__ import annotations
@@ -39,34 +38,31 @@ from captioner_serving.decoding.process import DecodeProcess, closed_error
 __all__ = ["SECONDS", "Reader"]
 
 SECONDS = 120.0
-"""That one photo may take, unless somebody says otherwise."""
+"""The default time limit of a photo."""
 
 _LONGEST = 86_400  # seconds; a day
-_CARRIED = 1 << 28  # bytes of files, with which a stream of photos takes in no more of them
+_STREAM_BYTES = 1 << 28  # of files in memory in a stream
 _Photo = TypeVar("_Photo", bound=Readable)
 _Result = TypeVar("_Result")
 _Lanes = list[FairThreads[DecodeProcess]]
 
 
 class Reader(Closing):
-    """Opens photos in processes of its own, which start with the first photos.
+    """Decodes photos in child processes, which are started with the first photos.
 
-    The processes import no script, and end with this process, or when this object is closed or
-    collected.
+    The processes end with this one, or when this object is closed or garbage collected.
 
     Args:
         transform: how a photo becomes a square.
-        workers: processes.
-        fetching: further processes for photos with a `url`: slow hosts keep no other photo waiting.
-        quick: further processes, for JPEGs whose time their header tells (`is_ordinary`): these
-            never wait behind what may take longer.
-        max_pixels: larger photos are refused.
-        seconds: that one photo may take to be read and decoded.
-        budget: pixels under way at once in a lane; a larger photo is decoded alone. None:
-            twice `max_pixels`.
-        nice: how far the workers stand back for other processes, 0 to 19.
-        environment: variables that the processes need to read photos, such as what opens links; of
-            this process's own they have nothing but the language.
+        workers: the number of processes.
+        quick: further processes for ordinary JPEGs (`is_ordinary`), which do not wait for others.
+        fetching: further processes for photos with a `url`, so that slow hosts block no others.
+        max_pixels: the limit of width times height.
+        seconds: the time limit of a photo, for reading and decoding.
+        budget: pixels that are decoded at once by each kind of processes; a larger photo is decoded
+            alone. None: twice `max_pixels`.
+        nice: the priority of the workers, 0 to 19.
+        environment: variables that the processes need to read photos; they inherit almost none.
         in_process: decode in this process, without limits of time and memory.
 
     Raises ConfigError: `max_pixels` is below 1, or `seconds` not above 0.
@@ -87,11 +83,9 @@ class Reader(Closing):
         in_process: bool = False,
     ) -> None:
         if max_pixels < 1:
-            raise ConfigError(f"max_pixels {max_pixels} is out of range: it is at least 1")
+            raise ConfigError(f"max_pixels is {max_pixels}; it must be at least 1")
         if not 0 < seconds <= _LONGEST:
-            raise ConfigError(
-                f"seconds {seconds:g} is out of range: use above 0, at most {_LONGEST}"
-            )
+            raise ConfigError(f"seconds is {seconds:g}; it must be above 0 and at most {_LONGEST}")
         self._transform, self._max_pixels, self._seconds = transform, max_pixels, seconds
         self._workers, self._quick, self._fetching, self._nice = workers, quick, fetching, nice
         self._budget = 2 * max_pixels if budget is None else budget
@@ -101,20 +95,20 @@ class Reader(Closing):
         self._running: tuple[int, _Lanes] = _NONE
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle the settings: a process is nobody else's."""
+        """Return the settings for pickling, without processes."""
         return {**vars(self), "_running": _NONE}
 
     def start(self) -> None:
-        """Start the processes now: they import what they need while something else is done."""
+        """Start the processes now, in the background."""
         if not self._in_process:
             for lane in self._lanes():
                 for _ in lane.values:
-                    lane.submit(DecodeProcess.start)  # what fails will fail with a photo, too
+                    lane.submit(DecodeProcess.start)  # an error is raised by the first photo
 
     def _lanes(self) -> _Lanes:
-        """Return the threads, each with its process: for all photos, ordinary ones, and links."""
+        """Return the three pools: for all photos, ordinary JPEGs, and photos with a `url`."""
         with _starting:
-            # A fork has the memory of its parent, but none of its threads.
+            # A fork has none of its parent's threads.
             if self._running[0] != os.getpid():
                 counts = ((self._workers, self._nice), (self._quick, 0), (self._fetching, 0))
                 lanes = [self._lane(count, nice) for count, nice in counts]
@@ -136,9 +130,8 @@ class Reader(Closing):
         """Decode a photo; see `produce`.
 
         Args:
-            photo: a name and a way to read it; EncodedPhoto, where the bytes are at hand.
-            longest: None makes the encoder's square; a number of pixels the whole picture, with
-                neither side longer than this.
+            photo: to decode; EncodedPhoto for bytes.
+            longest: pixels of the longer side of the whole photo; None: the encoder's square.
             client: as for `produce`.
         """
         return self._submit(photo, self._output(longest), client, lambda results: results[0])
@@ -151,18 +144,17 @@ class Reader(Closing):
         client: str = "",
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Future[list[Decoded]]:
-        """Read a photo once and make the outputs in a decoding process.
+        """Read a photo once and make the outputs in a child process.
 
         A photo that cannot be decoded gives results with an `error`. The future raises
-        CaptionerError where the photo is not to blame: no process can be started, memory is short,
-        the reader is closed. A future that is cancelled before its turn costs nothing.
+        CaptionerError for other reasons: no process can be started, memory is short, or the reader
+        is closed. A future cancelled before its turn costs nothing.
 
         Args:
-            photo: a name and a way to read it.
-            outputs: what to make of it.
-            client: whose photo it is; clients take turns (see `FairQueue`). "": photos come in
-                their order.
-            is_stopped: asked while a process works; True kills the process.
+            photo: to decode.
+            outputs: to make.
+            client: of the photo; clients take turns (see `FairQueue`).
+            is_stopped: polled; the process is killed when it returns True.
         """
         return self._submit(photo, outputs, client, lambda results: results, is_stopped)
 
@@ -174,13 +166,13 @@ class Reader(Closing):
         finish: Callable[[list[Decoded]], _Result],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Future[_Result]:
-        done: Future[_Result] = Future()
+        future: Future[_Result] = Future()
         if self._closed:
-            done.set_exception(closed_error())
-            return done
+            future.set_exception(closed_error())
+            return future
         if self._in_process:
-            done.set_result(finish(decode(photo, outputs, max_pixels=self._max_pixels)))
-            return done
+            future.set_result(finish(decode(photo, outputs, max_pixels=self._max_pixels)))
+            return future
         lane, quick, fetching = self._lanes()
         if self._fetching and hasattr(photo, "url"):
             lane = fetching
@@ -196,32 +188,31 @@ class Reader(Closing):
     def stream(
         self, photos: Iterator[_Photo], *, ahead: int = 1
     ) -> Iterator[tuple[_Photo, Decoded]]:
-        """Decode photos, and give them back in their order.
+        """Decode photos and yield them in their order.
 
-        What `photos` raises is raised after the photos before it.
+        An exception of the iterator is raised after the photos before it.
 
         Args:
-            photos: what to decode.
-            ahead: photos that may be decoded before they are asked for; bounds the memory, as does
-                a limit on the bytes that photos carry with them.
+            photos: to decode.
+            ahead: photos that are decoded in advance. The bytes of files in memory are limited too.
         """
         ahead = max(ahead, 2 * self._workers)
         tasks: deque[tuple[_Photo, Future[Decoded]]] = deque()
         problem: Exception | None = None
-        carried = 0
+        held = 0
         while tasks or problem is None:
-            while problem is None and len(tasks) < ahead and carried < _CARRIED:
+            while problem is None and len(tasks) < ahead and held < _STREAM_BYTES:
                 try:
                     photo = next(photos)
                 except Exception as error:
                     problem = error
                 else:
                     tasks.append((photo, self.submit(photo)))
-                    carried += _bytes_of(photo)
+                    held += _bytes_of(photo)
             if tasks:
                 photo, future = tasks.popleft()
                 yield photo, future.result()
-                carried -= _bytes_of(photo)
+                held -= _bytes_of(photo)
         if problem is not None and not isinstance(problem, StopIteration):
             raise problem
 
@@ -229,11 +220,11 @@ class Reader(Closing):
         """Decode a photo or file now; arguments as for `submit`.
 
         Raises:
-            ImageError: it cannot be opened.
+            ImageError: the photo cannot be opened.
             CaptionerError: no process can be started, or memory is short.
         """
         if isinstance(source, str | bytes | os.PathLike):
-            # Read here: a path may be a pipe of this process, or one of its open files.
+            # Read here: the path may be a pipe or an open file of this process.
             source = EncodedPhoto(source_name(source), image_bytes(source))
         decoded = self.submit(source, longest=longest).result()
         decoded.check()
@@ -247,7 +238,7 @@ class Reader(Closing):
         return self.read(source, longest=self._max_pixels).picture()
 
     def close(self) -> None:
-        """End the processes; what is not decoded yet fails."""
+        """End the processes; photos that are not decoded yet fail."""
         self._closed = True
         _close(*self._running)
 
@@ -267,5 +258,5 @@ def _close(owner: int, lanes: _Lanes) -> None:
 
 
 def _bytes_of(photo: Readable) -> int:
-    """Count what a photo carries with it; most only know where their bytes are."""
+    """Return the size of a photo in memory; 0 for paths and URLs."""
     return len(getattr(photo, "data", b""))

@@ -1,6 +1,6 @@
-"""A model without PyTorch: two ONNX graphs, and a folder that captions with them."""
+"""Export of a model to ONNX graphs and a folder that captions without PyTorch."""
 
 import os
 
-# onnxruntime would keep a number of this device in ~/.cache, and tell its maker what is run.
+# Disables onnxruntime's telemetry and its device id in ~/.cache.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

@@ -1,4 +1,4 @@
-"""The folder of an exported model: graphs, captioner.json, caption.py, and how to use them."""
+"""The folder of an exported model: graphs, captioner.json, caption.py and README."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from captioner_serving.export.graphs import Graphs, export_graphs
 
 __all__ = ["new_folder", "write_folder"]
 
-_APP = Path(__file__).parent / "app" / "caption.py"  # copied as it lies there
+_APP = Path(__file__).parent / "app" / "caption.py"
 
-# What the weights of the bundled checkpoint are made of says what they may be used for.
 _LICENCES = {
     "bundled": "weights: for research, as Flickr8k is, of which they are made; program: MIT"
 }
-_UNKNOWN = "weights: as whoever trained the checkpoint says; program: MIT"
+_UNKNOWN = "weights: see the checkpoint's author; program: MIT"
 
 _README = """# {name} {version}, exported from Captioner
 
@@ -50,9 +49,9 @@ In a browser, from any static host; the photo never leaves the device:
 | `encoder.onnx` | squares `pixels`, uint8 (B, 3, {size}, {size}) -> {state} |
 | `step.onnx` | a step of beam search for B images with K hypotheses |
 | `captioner.json` | vocabulary, transform, settings of generation, colours, name and licence |
-| `consensus.i8` | what people would say of a photo, which puts sentences in order; if known |
+| `consensus.i8` | coefficients that rank the sentences of a beam, if the checkpoint has them |
 | `index.html`, `browser/` | the page |
-| `caption.py` | all that is between a photo and its record, in one file to read |
+| `caption.py` | everything between a photo and its record, in one file |
 
 Licence: {licence}.
 """
@@ -60,10 +59,10 @@ Licence: {licence}.
 
 @contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Make a folder that is there whole once the block ends without an error, or not at all.
+    """Make a folder that appears complete when the block ends without an error.
 
     Raises:
-        ConfigError: there is a folder with something in it, or a file.
+        ConfigError: the path is a file or a folder that is not empty.
         OutputError: it cannot be written.
     """
     target = expanded(path).absolute()
@@ -71,8 +70,8 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise ConfigError(f"--to {path} is not an empty folder: name another one")
     with writing(path):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".captioner-", dir=target.parent) as made:
-            inside = Path(made) / target.name
+        with tempfile.TemporaryDirectory(prefix=".captioner-", dir=target.parent) as temporary:
+            inside = Path(temporary) / target.name
             inside.mkdir()
             yield inside
             inside.replace(target)
@@ -84,15 +83,15 @@ def write_folder(
     *,
     report: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Export a checkpoint into a folder that is there.
+    """Export a checkpoint into an existing folder.
 
     Args:
-        checkpoint: a file.
-        folder: that takes the files.
-        report: is called with each step before it begins.
+        checkpoint: its file.
+        folder: for the exported files.
+        report: called with the name of each step before it.
 
     Raises:
-        CheckpointError: the file cannot be used, or a part of its model not be exported.
+        CheckpointError: the checkpoint cannot be used, or a part of it cannot be exported.
         MissingExtraError: the extra `onnx` is not installed.
     """
     loaded = load_checkpoint(checkpoint)
@@ -138,7 +137,7 @@ def _describe(
 
 
 def _describe_consensus(consensus: Consensus) -> dict[str, Any]:
-    """Give all but the slopes, which are most of it."""
+    """Return everything but the slopes."""
     numbers = {
         name: [float(f"{value:.7g}") for value in getattr(consensus, name)]
         for name in ("rarity", "usual", "scales", "middle")

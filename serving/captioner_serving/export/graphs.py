@@ -1,12 +1,12 @@
-"""The two graphs of an exported model: from squares to a decoder's state, and a step of the search.
+"""The two graphs of an exported model: the encoder, and a step of beam search.
 
-encoder.onnx    pixels, uint8 (B, 3, size, size)  ->  the state of one hypothesis an image, by name,
-                and the features (B, L, D) that it is made of
-step.onnx       tokens, totals, forbidden, beam and the state  ->  the fields of `Step`, attention,
-                gate and heads where the decoder has them, and the hypotheses' state; what is an
-                input too is called next_NAME
+encoder.onnx    pixels, uint8 (B, 3, size, size)  ->  the state of one hypothesis per image, named,
+                and the features (B, L, D)
+step.onnx       tokens, totals, forbidden, beam and the state  ->  the fields of `Step`; attention,
+                gate and heads if the decoder has them; and the hypotheses' state. Outputs with the
+                name of an input are called next_NAME
 
-Both take any B, K and F (captioner/generation/step.py says what these are).
+Both accept any B, K and F; see captioner/generation/step.py.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ from captioner.vision.transform import Transform
 
 __all__ = ["Graphs", "export_graphs"]
 
-# What a step gives beside the decoder's own.
 _FIELDS = tuple(name for name in Step._fields if name not in ("output", "state"))
-_LOOKS = ("attention", "gate", "heads")
-_IMAGES, _HYPOTHESES, _WORDS, _BEAM = 2, 3, 4, 5  # of the example; the graphs take any
+_OPTIONAL = ("attention", "gate", "heads")
+_IMAGES, _HYPOTHESES, _WORDS, _BEAM = 2, 3, 4, 5  # sizes of the example input
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graphs:
-    """What an exported model is like: its state's names, and the sides of its grid."""
+    """The names of an exported model's state, and the size of its grid."""
 
     state: tuple[str, ...]
     rows: int
@@ -49,7 +48,7 @@ class Graphs:
 
 
 class _Encoder(nn.Module):
-    """Squares to the state that their captions begin with."""
+    """Squares to the initial state of the decoder."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
@@ -62,7 +61,7 @@ class _Encoder(nn.Module):
 
 
 class _Step(nn.Module):
-    """The step of beam search, with the state as single tensors."""
+    """A step of beam search, with the state as separate tensors."""
 
     def __init__(self, step: BeamStep, image: tuple[str, ...], hypothesis: tuple[str, ...]) -> None:
         super().__init__()
@@ -78,12 +77,12 @@ class _Step(nn.Module):
         )
         width = beam.item()
         torch._check(width >= 1)
-        found = self.step(tokens, totals, forbidden, state, beam=cast(int, width))
-        looks = (getattr(found.output, name) for name in _LOOKS)
+        step = self.step(tokens, totals, forbidden, state, beam=cast(int, width))
+        optional = (getattr(step.output, name) for name in _OPTIONAL)
         return (
-            *(getattr(found, name) for name in _FIELDS),
-            *(look for look in looks if look is not None),
-            *(found.state.hypothesis[name] for name in self.hypothesis),
+            *(getattr(step, name) for name in _FIELDS),
+            *(part for part in optional if part is not None),
+            *(step.state.hypothesis[name] for name in self.hypothesis),
         )
 
 
@@ -91,9 +90,9 @@ class _Step(nn.Module):
 def export_graphs(
     checkpoint: Checkpoint, folder: Path, *, report: Callable[[str], None] = lambda _: None
 ) -> Graphs:
-    """Write encoder.onnx and step.onnx into a folder; the checkpoint's model is used up.
+    """Write encoder.onnx and step.onnx into a folder; modifies the checkpoint's model.
 
-    `report` is called with each step before it begins.
+    `report` is called with the name of each step before it.
 
     Raises:
         CheckpointError: a part of the model cannot be exported.
@@ -105,7 +104,7 @@ def export_graphs(
     except ImportError as error:
         raise MissingExtraError("captioner export", "onnx") from error
     model, size = checkpoint.model.float().eval(), checkpoint.transform.size
-    # Not tabulated: what a step saves by its tables is not worth three times the file.
+    # Without `tabulate`: its tables would triple the file.
     prepare_encoder(model.encoder, device=torch.device("cpu"), dtype=torch.float32)
     pixels = torch.zeros(_IMAGES, 3, size, size, dtype=torch.uint8)
     grid = model.encode(Transform(checkpoint.transform).normalize(pixels))
@@ -113,10 +112,10 @@ def export_graphs(
     kind = model.config.decoder.kind
     if state.words:
         raise CheckpointError(
-            f"the decoder {kind} cannot be exported: its state grows with every word; "
-            "the kinds lstm and top_down can"
+            f"the decoder {kind} cannot be exported, because its state grows with every word: use "
+            "lstm or top_down"
         )
-    # Their own names may be those of nodes inside.
+    # A prefix, because the graph may have nodes of the same names.
     names = tuple(f"state_{name}" for name in (*state.image, *state.hypothesis))
     report("1 of 2: exporting the encoder ...")
     _export(
@@ -135,7 +134,7 @@ def export_graphs(
 def _export_step(
     decoder: Decoder, state: State, names: tuple[str, ...], *, path: Path, part: str
 ) -> None:
-    """Write a step; `names` are those of the state's parts in the graph."""
+    """Write the step; `names` are the names of the state in the graph."""
     image, hypothesis = tuple(state.image), tuple(state.hypothesis)
     tokens = torch.zeros(_IMAGES, _HYPOTHESES, dtype=torch.long)
     widened = {name: part.repeat(1, _HYPOTHESES, 1) for name, part in state.hypothesis.items()}
@@ -152,14 +151,14 @@ def _export_step(
     )
     parts = (*(images for _ in image), *(both for _ in hypothesis))
     words = {**both, 2: torch.export.Dim("words")}
-    looks = decoder.step(tokens, state.expand(_HYPOTHESES))
+    example = decoder.step(tokens, state.expand(_HYPOTHESES))
     _export(
         _Step(BeamStep(decoder), image, hypothesis).eval(),
         inputs,
         (both, both, words, {}, parts),
         outputs=(
             *(f"next_{name}" if name in inputs else name for name in _FIELDS),
-            *(name for name in _LOOKS if getattr(looks, name) is not None),
+            *(name for name in _OPTIONAL if getattr(example, name) is not None),
             *(f"next_{name}" for name in names[len(image) :]),
         ),
         path=path,
@@ -178,14 +177,14 @@ def _export(
 ) -> None:
     """Write a module as a graph.
 
-    Raises CheckpointError: it cannot be exported; the error names the part.
+    Raises CheckpointError: it cannot be exported; it names the part.
     """
     try:
         with _quietly():
             traced = torch.export.export(
                 module, tuple(inputs.values()), dynamic_shapes=shapes, strict=False
             )
-            program = cast(  # None is given by the exporter of before, without dynamo
+            program = cast(  # None only without dynamo
                 torch.onnx.ONNXProgram,
                 torch.onnx.export(
                     traced,

@@ -1,4 +1,4 @@
-"""Whether an exported model says and sees what its checkpoint does."""
+"""A check that an exported model gives the same captions and attention as its checkpoint."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def _load_app(folder: Path) -> ModuleType:
     loader = SourceFileLoader(name, str(folder / "caption.py"))
     module = ModuleType(name)
     module.__file__ = loader.path
-    sys.modules[name] = module  # where dataclasses look for it
+    sys.modules[name] = module  # dataclasses need it
     loader.exec_module(module)
     return module
 
 
 def check_parity(checkpoint: Path, folder: Path) -> int:
-    """Caption the sample photos and drawn scenes with both; returns how many pictures.
+    """Compare both on sample photos and drawn scenes; return the number of pictures.
 
-    Raises OutputError: they differ; the error names the picture and both sentences.
+    Raises OutputError: they differ; it names the picture and both sentences.
     """
     captioner = Captioner.from_pretrained(checkpoint, device="cpu", dtype="float32")
     exported = _load_app(folder).Captioner(folder)
@@ -48,8 +48,8 @@ def check_parity(checkpoint: Path, folder: Path) -> int:
         got = exported.caption(io.BytesIO(data))
         if wanted["caption"] != got["caption"]:
             raise OutputError(
-                f"the exported model differs from {checkpoint} on {name}: it says "
-                f"{got['caption']!r} in place of {wanted['caption']!r}"
+                f"the exported model differs from {checkpoint} on {name}: "
+                f"{got['caption']!r} instead of {wanted['caption']!r}"
             )
         if (far := _distance(wanted, got)) > _NEAR:
             raise OutputError(
@@ -59,7 +59,7 @@ def check_parity(checkpoint: Path, folder: Path) -> int:
 
 
 def _drawn_scenes() -> Iterator[tuple[str, bytes]]:
-    """Draw pictures that are the same everywhere: coloured shapes on coloured ground."""
+    """Draw coloured shapes, the same on every machine."""
     chance = random.Random(0)
     for number in range(_SCENES):
         size = chance.randrange(200, 500), chance.randrange(200, 500)
@@ -67,9 +67,9 @@ def _drawn_scenes() -> Iterator[tuple[str, bytes]]:
         draw = ImageDraw.Draw(image)
         for _ in range(1 + number):
             x, y = chance.randrange(size[0]), chance.randrange(size[1])
-            reach = chance.randrange(20, 120)
+            radius = chance.randrange(20, 120)
             shape = chance.choice((draw.ellipse, draw.rectangle))
-            shape((x - reach, y - reach, x + reach, y + reach), fill=_color(chance))
+            shape((x - radius, y - radius, x + radius, y + radius), fill=_color(chance))
         image.save(data := io.BytesIO(), "PNG")
         yield f"drawn scene {number + 1}", data.getvalue()
 
@@ -79,10 +79,10 @@ def _color(chance: random.Random) -> tuple[int, int, int]:
 
 
 def _distance(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> float:
-    """Find how far the attention of two records is apart, at most."""
+    """Return the largest difference of the attention weights of two records."""
     pairs = [
-        (one["attention"]["weights"], other["attention"]["weights"])
-        for one, other in zip(wanted["words"], got["words"], strict=True)
-        if "attention" in one
+        (word["attention"]["weights"], exported["attention"]["weights"])
+        for word, exported in zip(wanted["words"], got["words"], strict=True)
+        if "attention" in word
     ]
     return max((abs(a - b) for pair in pairs for a, b in zip(*pair, strict=True)), default=0.0)

@@ -265,9 +265,9 @@ def test_a_reader_ends_at_once_and_leaves_no_process() -> None:
             time.sleep(0.01)
     assert set(children(os.getpid())) <= before
     for future in slow:
-        with pytest.raises(CaptionerError, match="have been ended"):
+        with pytest.raises(CaptionerError, match="the reader is closed"):
             future.result(timeout=300)
-    with pytest.raises(CaptionerError, match="have been ended"):
+    with pytest.raises(CaptionerError, match="the reader is closed"):
         reader.submit(EncodedPhoto("late.jpg", jpeg(1))).result(timeout=300)
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Caption photos with numpy, Pillow and onnxruntime alone.
+"""Caption photos with only numpy, Pillow and onnxruntime.
 
     python caption.py photo.jpg
     python caption.py *.jpg --json --attention > captions.jsonl
     python caption.py photo.jpg --overlay dog.png --word dog
 
-It reads captioner.json, encoder.onnx, step.onnx and consensus.i8, which lie beside it. As a module:
+It reads captioner.json, encoder.onnx, step.onnx and consensus.i8 from its folder. As a module:
 
     captioner = Captioner()
     record = captioner.caption("photo.jpg")
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageChops, ImageCms
 
-# It would keep a number of this device in ~/.cache, and tell its maker what is run.
+# Disables onnxruntime's telemetry and its device id in ~/.cache.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import onnxruntime
 
@@ -48,7 +48,7 @@ TURNS = {  # by EXIF's orientation
     8: Image.Transpose.ROTATE_90,
 }
 
-# The scripts that are written without spaces between words.
+# Scripts without spaces between words.
 UNSPACED = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf"
     "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
@@ -57,7 +57,7 @@ UNSPACED = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Sentence:
-    """A hypothesis: its tokens, and of each its log-probability, attention (L,) and gate."""
+    """A hypothesis: its tokens with their log-probabilities, attention (L,) and gates."""
 
     tokens: tuple[int, ...] = ()
     logs: tuple[float, ...] = ()
@@ -71,7 +71,7 @@ class Captioner:
 
     Args:
         folder: with captioner.json and the two .onnx files.
-        threads: of onnxruntime; 0: as many as there are cores.
+        threads: of onnxruntime; 0: one per core.
     """
 
     def __init__(self, folder: str | Path = Path(__file__).parent, *, threads: int = 0) -> None:
@@ -90,15 +90,15 @@ class Captioner:
         )
         self.outputs = [output.name for output in self.step.get_outputs()]
         self.consensus: dict[str, Any] | None = None
-        if known := self.about.get("consensus"):
+        if stored := self.about.get("consensus"):
             slopes = np.fromfile(folder / "consensus.i8", np.int8)
-            rows = {tuple(gram): at for at, gram in enumerate(known["grams"])}
+            rows = {tuple(gram): at for at, gram in enumerate(stored["grams"])}
             names = ("rarity", "usual", "scales", "middle")
-            numbers = {name: np.array(known[name], np.float32) for name in names}
+            numbers = {name: np.array(stored[name], np.float32) for name in names}
             self.consensus = {
                 **numbers,
                 "rows": rows,
-                "slopes": slopes.reshape(len(rows), len(known["middle"])),
+                "slopes": slopes.reshape(len(rows), len(stored["middle"])),
             }
 
     # --- from the photo to the encoder's square ---------------------------------------------------
@@ -109,13 +109,13 @@ class Captioner:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"it has more than {MOST_PIXELS:,} pixels")
             side = 6 * (self.about["transform"]["resize"] or self.about["transform"]["size"])
-            image.draft(None, (side, side))  # a large JPEG is decoded smaller: as good, and faster
+            image.draft(None, (side, side))  # large JPEGs are decoded at a reduced size
             return self._plain(image)
 
     def _plain(self, image: Image.Image) -> Image.Image:
-        image.load()  # a PNG may have its EXIF behind its pixels
+        image.load()  # the EXIF of a PNG may follow its pixels
         exif = Image.Exif()
-        exif.load(image.info.get("exif") or b"")  # Image.getexif would read XMP as well
+        exif.load(image.info.get("exif") or b"")  # Image.getexif would also read XMP
         profile, opacity = image.info.get("icc_profile"), None
         if image.mode.startswith("I;16"):
             image = image.convert("I").point([(v + 128) // 257 for v in range(65536)], "L")
@@ -131,7 +131,7 @@ class Captioner:
         return picture if turn is None else picture.transpose(turn)
 
     def square(self, image: Image.Image) -> Image.Image:
-        """Bring an RGB image to the square that the encoder sees."""
+        """Return the encoder's square of an RGB image."""
         transform = self.about["transform"]
         side, (width, height) = transform["size"], image.size
         left, top, right, bottom = self.box(width, height)
@@ -149,7 +149,7 @@ class Captioner:
         return square
 
     def box(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """Say which part of a photo the square shows, in fractions of its sides."""
+        """Return the part of a photo that the square shows, in fractions of its sides."""
         transform = self.about["transform"]
         side = transform["size"]
         if transform["mode"] == "squash":
@@ -162,7 +162,7 @@ class Captioner:
         return (1 - part) / 2, (1 - rest) / 2, (1 + part) / 2, (1 + rest) / 2
 
     def _inner(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Where a padded photo lies in the square: left, top, width and height, in pixels."""
+        """Return left, top, width and height of a padded photo in the square, in pixels."""
         side, longer = self.about["transform"]["size"], max(width, height)
         across = max(1, round(width * side / longer))
         down = max(1, round(height * side / longer))
@@ -180,18 +180,20 @@ class Captioner:
         attention: bool = True,
         image: str | None = None,
     ) -> dict[str, Any]:
-        """Caption a photo (a path or a binary file); gives the record of `captioner caption`."""
+        """Return the record of a photo (a path or a binary file), as `captioner caption --json`."""
         opened = self.open(photo)
         beam = max(self.settings["beam_size"], captions) if beam_size is None else beam_size
         if not 1 <= captions <= beam:
-            raise ValueError(f"captions is {captions}; it is from 1 to the beam size, {beam}")
+            raise ValueError(
+                f"captions is {captions}; it must be between 1 and the beam size, {beam}"
+            )
         styles = self.about["styles"]
         style = style or self.settings["style"] or next(iter(styles), None)
         if style is not None and style not in styles:
-            raise ValueError(f"there is no style {style!r}; there are {', '.join(styles)}")
+            raise ValueError(f"there is no style {style!r}: choose from {', '.join(styles)}")
         pixels = np.asarray(self.square(opened)).transpose(2, 0, 1)[np.newaxis]
         encoded = self.encode(np.ascontiguousarray(pixels))
-        best, *others = self.search(encoded, beam, captions, style)
+        best, *alternatives = self.search(encoded, beam, captions, style)
         box = [round(edge, 6) for edge in self.box(*opened.size)] if attention else None
         return {
             "image": image if image or not isinstance(photo, str | Path) else str(photo),
@@ -201,11 +203,11 @@ class Captioner:
             "words": self._records(best, box),
             "alternatives": [
                 {
-                    "caption": self._text(other),
-                    "score": round(other.score, 4),
-                    "words": self._records(other, box),
+                    "caption": self._text(sentence),
+                    "score": round(sentence.score, 4),
+                    "words": self._records(sentence, box),
                 }
-                for other in others
+                for sentence in alternatives
             ],
             "model": {
                 "name": self.about["name"],
@@ -215,105 +217,109 @@ class Captioner:
         }
 
     def encode(self, pixels: Any) -> dict[str, Any]:
-        """Turn a square, uint8 (1, 3, size, size), into a state; `features` is what it came of."""
+        """Encode a square, uint8 (1, 3, size, size): the decoder's state, and `features`."""
         names = [*self.about["state"], "features"]
         return dict(zip(names, self.encoder.run(names, {"pixels": pixels}), strict=True))
 
     def search(
         self, encoded: dict[str, Any], beam: int, captions: int, style: str | None
     ) -> list[Sentence]:
-        """Find the best sentences for an encoded square by beam search, and put them in order."""
+        """Return the best sentences of an encoded square, found by beam search."""
         settings, most = self.settings, self.settings["maximum_length"]
         penalty = settings["length_penalty"]
-        chooses = self.consensus is not None and settings["consensus"] and beam > 1
-        places = beam if chooses else captions
+        is_ranked = self.consensus is not None and settings["consensus"] and beam > 1
+        places = beam if is_ranked else captions
         state = {name: encoded[name] for name in self.about["state"]}
         start = START if style is None else self.words.index(f"<start {style}>")
         tokens, totals = np.array([[start]]), np.zeros((1, 1), np.float32)
         paths, pool = [Sentence()], [Sentence()] * places
         for step in range(most + 1):
-            found = self._advance(tokens, totals, paths, beam, state)
-            ending, ended = found["ending"][0], found["ended"][0]
-            if step == most:  # only the end may come
-                ending, ended = totals[0] + found["end_logs"][0], range(len(paths))
+            step_output = self._advance(tokens, totals, paths, beam, state)
+            ending, ended = step_output["ending"][0], step_output["ended"][0]
+            if step == most:  # only <end> is allowed
+                ending, ended = totals[0] + step_output["end_logs"][0], range(len(paths))
             for total, k in zip(ending, ended, strict=True):
                 if total > -math.inf:
                     score = float(total / np.float32((step + 1) ** penalty))
                     path = paths[k]
                     pool.append(replace(path, tokens=(*path.tokens, END), score=score))
-            pool = sorted(pool, key=lambda one: -one.score)[:places]
+            pool = sorted(pool, key=lambda sentence: -sentence.score)[:places]
             if step == most or (beam == 1 and pool[0].tokens):
                 break
-            tokens, totals = found["next_tokens"], found["next_totals"]
-            parents = found["parents"][0]
+            tokens, totals = step_output["next_tokens"], step_output["next_totals"]
+            parents = step_output["parents"][0]
             paths = [
-                self._longer(paths[k], found, k, int(token), float(log))
-                for k, token, log in zip(parents, tokens[0], found["logs"][0], strict=True)
+                self._extend(paths[k], step_output, k, int(token), float(log))
+                for k, token, log in zip(parents, tokens[0], step_output["logs"][0], strict=True)
             ]
-            # The best that is still to come has the probability 1, and as many words as may be.
+            # The upper bound: all further words have probability 1, up to the maximum length.
             if totals[0, 0] / np.float32((most + 1) ** penalty) <= pool[-1].score:
                 break
-        sentences = [one for one in pool if one.tokens]
-        if chooses:
+        sentences = [sentence for sentence in pool if sentence.tokens]
+        if is_ranked:
             mean = encoded["features"][0].mean(axis=0)
-            sentences.sort(key=lambda one: -self._expect(mean, one.tokens[:-1]))
+            sentences.sort(key=lambda sentence: -self._expect(mean, sentence.tokens[:-1]))
         return sentences[:captions]
 
     def _expect(self, mean: Any, tokens: tuple[int, ...]) -> float:
-        """Expect the CIDEr of a sentence, by what people would say of a photo with this mean."""
-        known: Any = self.consensus
+        """Return the expected CIDEr of a sentence for a photo with this mean of the grid."""
+        stored: Any = self.consensus
         total = 0.0
         for order in (1, 2):
             counts = Counter(zip(*(tokens[at:] for at in range(order)), strict=False))
-            rows = np.array([known["rows"].get(gram, -1) for gram in counts], np.int64)
-            there, said = rows >= 0, rows[rows >= 0]
-            rarity = np.where(there, known["rarity"][rows], known["rarity"].max())
+            rows = np.array([stored["rows"].get(gram, -1) for gram in counts], np.int64)
+            is_known, known_rows = rows >= 0, rows[rows >= 0]
+            rarity = np.where(is_known, stored["rarity"][rows], stored["rarity"].max())
             weights = rarity * [*counts.values()]
-            slopes = known["slopes"][said].astype(np.float32)
-            # Not `@`, whose threads would keep the cores from the model.
-            more = known["scales"][said] * np.einsum("gd,d->g", slopes, mean - known["middle"])
-            agreed = (weights[there] * (known["usual"][said] + more)).sum()
+            slopes = stored["slopes"][known_rows].astype(np.float32)
+            # einsum instead of `@`, whose threads would slow down onnxruntime.
+            more = stored["scales"][known_rows] * np.einsum(
+                "gd,d->g", slopes, mean - stored["middle"]
+            )
+            agreed = (weights[is_known] * (stored["usual"][known_rows] + more)).sum()
             total += float(agreed) / (math.hypot(*weights) or 1.0)
         return total / 2
 
     def _advance(
         self, tokens: Any, totals: Any, paths: list[Sentence], beam: int, state: dict[str, Any]
     ) -> dict[str, Any]:
-        """Run a step of the search, and put the decoder's next state into `state`."""
+        """Run a step of the search and update `state`."""
         rows = [self._forbidden(path.tokens) for path in paths]
         longest = max(map(len, rows))
         forbidden = np.array([[[*row, *[PAD] * (longest - len(row))] for row in rows]])
         inputs = {"tokens": tokens, "totals": totals, "forbidden": forbidden}
         values = self.step.run(None, {**inputs, "beam": np.array(beam), **state})
-        found = dict(zip(self.outputs, values, strict=True))
-        state.update({name: found[f"next_{name}"] for name in state if f"next_{name}" in found})
-        return found
+        step_output = dict(zip(self.outputs, values, strict=True))
+        state.update(
+            {name: step_output[f"next_{name}"] for name in state if f"next_{name}" in step_output}
+        )
+        return step_output
 
-    def _forbidden(self, said: tuple[int, ...]) -> list[int]:
-        """List the words that may not follow those that were said."""
+    def _forbidden(self, tokens: tuple[int, ...]) -> list[int]:
+        """Return the tokens that must not follow these tokens."""
         n, around = self.settings["no_repeat_ngram"], self.settings["different_around"]
         never = [*self.about["silent"], UNK]
-        if len(said) < self.settings["minimum_length"]:
+        if len(tokens) < self.settings["minimum_length"]:
             never.append(END)
-        if n and said:
-            last = said[len(said) - n + 1 :]
-            starts = range(len(said) - n + 1)
-            never += [said[at + n - 1] for at in starts if said[at : at + n - 1] == last]
+        if n and tokens:
+            last = tokens[len(tokens) - n + 1 :]
+            starts = range(len(tokens) - n + 1)
+            never += [tokens[at + n - 1] for at in starts if tokens[at : at + n - 1] == last]
             if self.about["tokenizer"] != "characters":
-                never.append(said[-1])
-        if len(said) > 1 and around in self.words and self.words[said[-1]] == around:
-            never.append(said[-2])
+                never.append(tokens[-1])
+        if len(tokens) > 1 and around in self.words and self.words[tokens[-1]] == around:
+            never.append(tokens[-2])
         return never
 
-    def _longer(
-        self, path: Sentence, found: dict[str, Any], k: int, token: int, log: float
+    def _extend(
+        self, path: Sentence, step_output: dict[str, Any], k: int, token: int, log: float
     ) -> Sentence:
-        """Let a path go on, with what hypothesis k looked at."""
-        look, gate = found.get("attention"), found.get("gate")
+        """Append a token to a path, with the attention of hypothesis k."""
+        weights, gate = step_output.get("attention"), step_output.get("gate")
         return Sentence(
             tokens=(*path.tokens, token),
             logs=(*path.logs, log),
-            attention=path.attention if look is None else (*path.attention, look[0, k]),
+            attention=path.attention if weights is None else (*path.attention, weights[0, k]),
             gates=path.gates if gate is None else (*path.gates, gate[0, k]),
         )
 
@@ -321,7 +327,7 @@ class Captioner:
 
     def _text(self, sentence: Sentence) -> str:
         words = [self.words[token] for token in sentence.tokens[:-1]]
-        if self.about["tokenizer"] == "words":  # "n't", "'s" and their like lean on the word before
+        if self.about["tokenizer"] == "words":  # "n't", "'s" and so on follow without a space
             return re.sub(r" (n't|'(?:s|m|d|ll|re|ve))\b", r"\1", " ".join(words))
         text = before = ""
         for word in words:
@@ -343,37 +349,37 @@ class Captioner:
         return records
 
     def overlay(self, photo: Any, record: dict[str, Any], word: str | None = None) -> Image.Image:
-        """Lay a word's attention over the photo; None: the word that drew most on it.
+        """Draw a word's attention over the photo; None: the word that depends most on it.
 
-        Heat counts the doublings of the even share of attention: none up to the even share, all
-        from `full_heat` times as much.
+        Heat is the logarithm of attention over its even share: 0 up to the even share, full from
+        `full_heat` times as much.
         """
         drawing = self.about["drawing"]
-        seen = self._find(record, word)["attention"]
+        attention = self._find(record, word)["attention"]
         with Image.open(photo) as opened:
             image = self._plain(opened)
-        even = 1 / len(seen["weights"])
-        full = math.log(min(drawing["full_heat"], len(seen["weights"])))
-        heat = Image.new("F", (seen["columns"], seen["rows"]))
+        even = 1 / len(attention["weights"])
+        full = math.log(min(drawing["full_heat"], len(attention["weights"])))
+        heat = Image.new("F", (attention["columns"], attention["rows"]))
         heat.putdata(
             [
                 0.5 + 255 * min(math.log(weight / even) / full, 1) if weight > even else 0.5
-                for weight in seen["weights"]
+                for weight in attention["weights"]
             ]
         )
         spans = [
             _span(*sides)
             for sides in (
-                (image.width, seen["columns"], seen["box"][0], seen["box"][2]),
-                (image.height, seen["rows"], seen["box"][1], seen["box"][3]),
+                (image.width, attention["columns"], attention["box"][0], attention["box"][2]),
+                (image.height, attention["rows"], attention["box"][1], attention["box"][3]),
             )
         ]
         (x0, x1, left, right), (y0, y1, top, bottom) = spans
         part = (left, top, right, bottom)
         heat = heat.resize((x1 - x0, y1 - y0), Image.Resampling.BICUBIC, part)
-        still = [min(level, max(0, (level - 4) * 4 // 3)) for level in range(256)]
+        ramp = [min(level, max(0, (level - 4) * 4 // 3)) for level in range(256)]
         levels = Image.new("L", image.size)
-        levels.paste(heat.convert("L").point(still), (x0, y0))
+        levels.paste(heat.convert("L").point(ramp), (x0, y0))
         return _blend(image, levels, drawing)
 
     def _find(self, record: dict[str, Any], word: str | None) -> dict[str, Any]:
@@ -381,12 +387,11 @@ class Captioner:
         if not words or "attention" not in words[0]:
             raise ValueError("this model has no attention to draw")
         if word is None:
-            drew = [one.get("gate", max(one["attention"]["weights"])) for one in words]
-            return words[drew.index(max(drew))]
-        named = [one for one in words if one["word"].casefold() == word.casefold()]
-        if not named:
+            return max(words, key=lambda part: part.get("gate", max(part["attention"]["weights"])))
+        matches = [part for part in words if part["word"].casefold() == word.casefold()]
+        if not matches:
             raise ValueError(f"there is no word {word!r} in {record['caption']!r}")
-        return named[0]
+        return matches[0]
 
 
 def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
@@ -406,11 +411,11 @@ def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
         return plain
     extrema: Any = ImageChops.difference(picture, plain).getextrema()
     largest = max(high for _, high in extrema)
-    return picture if largest > 1 else plain  # sRGB's own profile only rounds
+    return picture if largest > 1 else plain  # an sRGB profile only rounds
 
 
 def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:
-    """Find the pixels along one side that a box covers, and their place in the grid's cells."""
+    """Return the pixels of one axis that a box covers, and their span of the grid in cells."""
     first, end = (min(max(math.ceil(edge * pixels - 0.5), 0), pixels) for edge in (low, high))
     start, stop = ((edge / pixels - low) / (high - low) * cells for edge in (first, end))
     return first, end, max(start, 0.0), min(stop, float(cells))
@@ -428,24 +433,28 @@ def _blend(photo: Image.Image, heat: Image.Image, drawing: dict[str, Any]) -> Im
 
 
 def main() -> int:
-    """Caption the photos of the command line; 1 if any was not captioned."""
-    parser = argparse.ArgumentParser(description="Caption photos: a sentence a line.")
+    """Caption the photos of the command line; return 1 if a photo failed."""
+    parser = argparse.ArgumentParser(description="Caption photos, one line each.")
     add = parser.add_argument
     add("photos", nargs="+", metavar="PHOTO")
-    add("--json", action="store_true", help="a record a line, as captioner caption --json")
-    add("--attention", action="store_true", help="with where each word looked (with --json)")
-    add("--overlay", metavar="FILE", help="a PNG of one word's attention over the (one) photo")
-    add("--word", metavar="WORD", help="of the overlay; default: the one that drew most on it")
+    add("--json", action="store_true", help="print one JSON record per photo")
+    add("--attention", action="store_true", help="add each word's attention (with --json)")
+    add("--overlay", metavar="FILE", help="the attention of one word over the photo, as PNG")
+    add(
+        "--word",
+        metavar="WORD",
+        help="of --overlay; default: the word that depends most on the photo",
+    )
     add("--beam-size", type=int, metavar="N")
-    add("--captions", type=int, default=1, metavar="N", help="the N best sentences")
-    add("--style", metavar="NAME", help="of a model with several")
+    add("--captions", type=int, default=1, metavar="N", help="the N best captions")
+    add("--style", metavar="NAME", help="of a model with several styles")
     arguments = parser.parse_args()
     if arguments.overlay and len(arguments.photos) > 1:
         parser.error("--overlay is for one photo")
     try:
         captioner, status = Captioner(), 0
-    except Exception as error:  # onnxruntime's have no class in common
-        print(f"caption.py: {error}: is the exported folder whole?", file=sys.stderr)
+    except Exception as error:  # onnxruntime's exceptions have no common class
+        print(f"caption.py: {error}: export the folder again", file=sys.stderr)
         return 1
     for photo in arguments.photos:
         try:
@@ -458,12 +467,12 @@ def main() -> int:
             )
             if arguments.overlay:
                 captioner.overlay(photo, record, arguments.word).save(arguments.overlay)
-        except Exception as error:  # Pillow raises many of a damaged file
+        except Exception as error:  # damaged files raise many exceptions
             print(f"caption.py: {photo}: {error}", file=sys.stderr)
             status = 1
             continue
         prefix = f"{photo}\t" if len(arguments.photos) > 1 else ""
-        texts = [record["caption"], *(other["caption"] for other in record["alternatives"])]
+        texts = [part["caption"] for part in (record, *record["alternatives"])]
         whole = json.dumps(record, ensure_ascii=False)
         print(whole if arguments.json else "\n".join(prefix + text for text in texts), flush=True)
     return status
