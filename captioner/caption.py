@@ -128,18 +128,15 @@ class Caption:
         if not doubtful:
             return None
         least = min(doubtful, key=lambda at: self.words[at].trust or 0.0)
-        before = [word.text for word in self.words[:least]]
-        named = self.words[least].text
-        runners_up = (
-            other.words[least].text
-            for other in self.alternatives
-            if [word.text for word in other.words[:least]] == before
-            and len(other.words) > least
-            and other.words[least].trust is not None
-            and other.words[least].text != named
-        )
-        runner_up = next(runners_up, None)
-        return f"This may be wrong: '{named}'" + (f", or '{runner_up}'" if runner_up else "")
+        warning = f"This may be wrong: '{self.words[least].text}'"
+        beginning = [word.text for word in self.words[:least]]
+        for sentence in self.alternatives:
+            words = sentence.words
+            if len(words) <= least or [word.text for word in words[:least]] != beginning:
+                continue
+            if words[least].trust is not None and words[least].text != self.words[least].text:
+                return f"{warning}, or '{words[least].text}'"
+        return warning
 
     @property
     def unfamiliar(self) -> bool:

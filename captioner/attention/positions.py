@@ -1,4 +1,4 @@
-"""Positional encodings: tell attention, which sees a set, where its members are.
+"""Positional encodings: give attention, which sees a set, the positions of its members.
 
     none      no encoding
     sine      sines and cosines of the position, added; wavelengths from 2 pi to 10,000 * 2 pi

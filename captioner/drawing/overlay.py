@@ -188,8 +188,8 @@ def attention_density(
     density = np.zeros((size[1], size[0]), dtype=np.float32)
     if x0 < x1 and y0 < y1:
         method = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
-        seen = cells.resize((x1 - x0, y1 - y0), method, box=(left, top, right, bottom))
-        density[y0:y1, x0:x1] = np.asarray(seen)
+        resized = cells.resize((x1 - x0, y1 - y0), method, box=(left, top, right, bottom))
+        density[y0:y1, x0:x1] = np.asarray(resized)
         total = density.sum(dtype=np.float64)
         if total > 0:
             density /= total

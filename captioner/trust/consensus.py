@@ -107,12 +107,12 @@ class Consensus:
     def _expect(self, offset: NDArray[np.float32], tokens: Sequence[int], order: int) -> float:
         counts = Counter(n_grams(tokens, order))
         rows = np.array([self.rows.get(gram, -1) for gram in counts], np.int64)
-        known = rows >= 0
-        weights = np.where(known, self.rarity[rows], self.rarity.max()) * [*counts.values()]
+        is_known = rows >= 0
+        weights = np.where(is_known, self.rarity[rows], self.rarity.max()) * [*counts.values()]
         length = np.sqrt((weights**2).sum())
         if length == 0:
             return 0.0
         # einsum instead of `@`: see WordFeatures in trust.py.
-        more = np.einsum("gd,d->g", self.slopes[rows[known]].astype(np.float32), offset)
-        said = self.usual[rows[known]] + self.scales[rows[known]] * more
-        return float((weights[known] * said).sum() / length)
+        more = np.einsum("gd,d->g", self.slopes[rows[is_known]].astype(np.float32), offset)
+        expected = self.usual[rows[is_known]] + self.scales[rows[is_known]] * more
+        return float((weights[is_known] * expected).sum() / length)

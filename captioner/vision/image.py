@@ -58,11 +58,11 @@ def open_image(
         name: what errors call it; None: its path, or "the image".
         at_least: pixels; a JPEG may be decoded at a half, a quarter or an eighth of its size as
             long as both sides keep this many; info["size"] is its full size. None: full size.
-        max_pixels: width times height of the largest image to decode; the header tells.
+        max_pixels: the limit of width times height, checked before decoding.
         admit: called with width times height before the pixels of a file are decoded; it may wait
             until there is memory for them.
 
-    Raises ImageError of the kind that captioner.errors says.
+    Raises ImageError: a subclass, see captioner.errors.
     """
     name = name or source_name(source)
     if isinstance(source, Image.Image):
