@@ -284,8 +284,10 @@ class Captioner:
             valid = [image for image in prepared if isinstance(image, PreparedImage)]
             captions = iter(self.caption_prepared(valid, config, check_attention=check_attention))
             for image in prepared:
-                error = image if isinstance(image, ImageError) else None
-                result = error or _check_trusted(next(captions), minimum_trust)
+                if isinstance(image, ImageError):
+                    results.append(image)
+                    continue
+                result = _check_trusted(next(captions), minimum_trust)
                 if isinstance(result, ImageError) and raises:
                     raise result
                 results.append(result)

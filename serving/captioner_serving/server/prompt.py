@@ -143,7 +143,7 @@ async def answer(request: Request, prompt: Prompt) -> Answer:
     photo = _photo(service.config, prompt.images)
     start = time.monotonic()
     work = service.caption_one(
-        photo, service.captioner.generation.asked(), client=client_of(request.scope)
+        photo, service.captioner.generation.for_request(), client=client_of(request.scope)
     )
     caption = await while_connected(request, work)
     request_info(request.scope).is_reported = True
