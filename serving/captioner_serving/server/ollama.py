@@ -102,7 +102,7 @@ async def generate(request: Request) -> Response:
     fields = await read_fields(request, GenerateFields)
     if not fields.prompt and not fields.images:
         return _loaded(request, fields, {"response": ""})
-    reply = await answer(request, fields.for_request(fields.prompt or "", fields.images or ()))
+    reply = await answer(request, fields.asked(fields.prompt or "", fields.images or ()))
     return _respond(reply, fields, lambda text: {"response": text})
 
 
@@ -116,7 +116,7 @@ async def chat(request: Request) -> Response:
         Message(role=message.role, text=message.content or "", images=message.images or ())
         for message in fields.messages
     ]
-    reply = await answer(request, fields.for_request(*current_turn(messages)))
+    reply = await answer(request, fields.asked(*current_turn(messages)))
     return _respond(reply, fields, _message)
 
 

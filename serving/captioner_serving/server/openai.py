@@ -105,7 +105,7 @@ class Fields(BaseModel):
 async def complete(request: Request) -> Response:
     """Answer the last turn of a chat."""
     fields = await read_fields(request, Fields)
-    reply = await answer(request, fields.for_request())
+    reply = await answer(request, fields.asked())
     head = {
         "id": f"chatcmpl-{request_info(request.scope).id}",
         "created": int(time.time()),
