@@ -15,7 +15,8 @@ from captioner.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     __version__: str
-    from captioner.caption import Alternative, Caption
+    from captioner.alternative import Alternative
+    from captioner.caption import Caption
     from captioner.generation.config import GenerationConfig
     from captioner.predictor import Captioner
     from captioner.word import Word
@@ -25,7 +26,7 @@ __all__ += errors.__all__
 
 # Imported on first use, because torch takes seconds to import.
 _LAZY = {
-    "Alternative": "captioner.caption",
+    "Alternative": "captioner.alternative",
     "Caption": "captioner.caption",
     "Captioner": "captioner.predictor",
     "GenerationConfig": "captioner.generation.config",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from operator import index
 from typing import Any, Unpack
@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from captioner.alternative import Alternative
 from captioner.drawing.animation import animation
 from captioner.drawing.notebook import notebook_sheet
 from captioner.drawing.overlay import OverlayOptions, Panel, overlay
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError, ImageNotFoundError
-from captioner.record import caption_record, read_record
+from captioner.record import read_record
 from captioner.sources import ImageSource, as_source
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.trust import DOUBTFUL_CAPTION
@@ -25,19 +26,9 @@ from captioner.vision.image import open_image
 from captioner.vision.transform import Box
 from captioner.word import Word, read_word
 
-__all__ = ["Alternative", "Caption", "ModelName"]
+__all__ = ["Caption", "ModelName"]
 
 _DOUBTFUL = "doubtful: may be wrong"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alternative:
-    """An alternative sentence; fields as in Caption."""
-
-    text: str
-    score: float
-    words: tuple[Word, ...] = field(repr=False)
-    trust: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,13 +271,15 @@ class Caption:
             raise ConfigError(f"the model {self.model.name} has no attention to draw")
         return panels
 
+    def _sentence(self) -> Alternative:
+        return Alternative(text=self.text, score=self.score, words=self.words, trust=self.trust)
+
     def choose(self, number: int) -> Caption:
         """Return the caption with an alternative, counted from 1, as its sentence; 0: unchanged.
 
         Raises ConfigError: there is no such alternative.
         """
-        own = Alternative(text=self.text, score=self.score, words=self.words, trust=self.trust)
-        sentences = [own, *self.alternatives]
+        sentences = [self._sentence(), *self.alternatives]
         if not 0 <= number < len(sentences):
             count = len(self.alternatives)
             raise ConfigError(f"there is no alternative {number}: the caption has {count}")
@@ -316,7 +309,22 @@ class Caption:
             attention: include the words' attention, row by row over `box`.
             minimum_trust: mark a caption with less trust as `review`.
         """
-        return caption_record(self, attention=attention, minimum_trust=minimum_trust)
+        box = self.box if attention else None
+        sentence = self._sentence().record(box=box)
+        words = sentence.pop("words")
+        record = {"image": self.image, **sentence}
+        if self.familiarity is not None:
+            record["familiarity"] = round(self.familiarity, 4)
+        if self.style is not None:
+            record["style"] = self.style
+        if self.untrusted(minimum_trust):
+            record["review"] = True
+        return {
+            **record,
+            "words": words,
+            "alternatives": [alternative.record(box=box) for alternative in self.alternatives],
+            "model": self.model.record(),
+        }
 
     @classmethod
     def from_record(cls, record: object) -> Caption:

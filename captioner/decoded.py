@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from captioner.caption import Alternative, Caption, ModelName
+from captioner.alternative import Alternative
+from captioner.caption import Caption, ModelName
 from captioner.generation.hypothesis import Hypothesis
 from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement, Trust

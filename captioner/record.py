@@ -1,11 +1,11 @@
-"""The record of a caption: its schema, and the writing of it.
+"""The schema of a caption's record, to validate records from elsewhere.
 
-The limits of the schema are above what any model of ours writes.
+Its limits are above what any model of ours writes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import (
     BaseModel,
@@ -18,16 +18,12 @@ from pydantic import (
 
 from captioner.errors import ConfigError
 
-if TYPE_CHECKING:
-    from captioner.caption import Alternative, Caption
-
 __all__ = [
     "AttentionRecord",
     "CaptionRecord",
     "ModelRecord",
     "SentenceRecord",
     "WordRecord",
-    "caption_record",
     "read_record",
 ]
 
@@ -114,33 +110,3 @@ def read_record(record: object) -> CaptionRecord:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "all of it"
         raise ConfigError(f"the record cannot be used: {place}: {first['msg']}") from error
-
-
-def caption_record(
-    caption: Caption, *, attention: bool = False, minimum_trust: float | None = None
-) -> dict[str, Any]:
-    """Return the record of a caption; see Caption.record."""
-    record = {"image": caption.image, **_sentence(caption)}
-    if caption.familiarity is not None:
-        record["familiarity"] = round(caption.familiarity, 4)
-    if caption.style is not None:
-        record["style"] = caption.style
-    if caption.untrusted(minimum_trust):
-        record["review"] = True
-    box = caption.box if attention else None
-    return {
-        **record,
-        "words": [word.record(box=box) for word in caption.words],
-        "alternatives": [
-            {**_sentence(sentence), "words": [word.record(box=box) for word in sentence.words]}
-            for sentence in caption.alternatives
-        ],
-        "model": caption.model.record(),
-    }
-
-
-def _sentence(sentence: Caption | Alternative) -> dict[str, Any]:
-    record = {"caption": sentence.text, "score": round(sentence.score, 4)}
-    if sentence.trust is not None:
-        record["trust"] = round(sentence.trust, 4)
-    return record

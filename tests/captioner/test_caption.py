@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from captioner import Captioner, GenerationConfig
-from captioner.caption import Alternative, Caption, ModelName
+from captioner.alternative import Alternative
+from captioner.caption import Caption, ModelName
 from captioner.errors import ConfigError, ImageNotFoundError
 from captioner.terminal import json_line
 from captioner.vision.transform import Box
