@@ -60,6 +60,7 @@ VERBS = {
     ),
     "average": Verb("captioner_training.verbs.average", "average the weights of checkpoints"),
     "trust": Verb("captioner_training.verbs.trust", "fit the trust of a checkpoint"),
+    "push": Verb("captioner_training.verbs.push", "upload a checkpoint to the Hugging Face Hub"),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = [
     "explain_access",
     "is_hub_name",
     "push_files",
+    "repository_name",
     "with_revision",
 ]
 
@@ -55,6 +57,17 @@ def with_revision(path: str | os.PathLike[str] | None, revision: str) -> str:
             "Hugging Face Hub (OWNER/MODEL): leave the revision out"
         )
     return f"{name}@{revision}"
+
+
+def repository_name(repository: str, branch: str | None = None) -> str:
+    """Return "OWNER/MODEL", or "OWNER/MODEL@BRANCH".
+
+    Raises ConfigError: it cannot be a name on the Hub.
+    """
+    name = repository if branch is None else f"{repository}@{branch}"
+    if "@" in repository or not is_hub_name(name):
+        raise ConfigError(f"{name} is no name for a model on the Hub: use OWNER/MODEL")
+    return name
 
 
 def download_checkpoint(name: str) -> Path:
@@ -115,9 +128,7 @@ def explain_access(name: str, error: BaseException) -> CheckpointNotFoundError |
     """
     from huggingface_hub import errors
 
-    chain = [error]
-    while cause := chain[-1].__cause__ or chain[-1].__context__:
-        chain.append(cause)
+    chain = _causes(error)
 
     def has(*kinds: type[BaseException]) -> bool:
         return any(isinstance(link, kinds) for link in chain)
@@ -160,14 +171,13 @@ def push_files(
     Returns:
         The address of the repository, and whether its model card was kept.
 
-    Raises:
-        ConfigError: that is no name for a repository.
-        OutputError: there is no token, it may not write there, or the Hub cannot be reached.
+    Raises OutputError: there is no token, it may not write there, or the Hub cannot be reached.
     """
-    if not is_hub_name(name):
-        raise ConfigError(f"{name} is no name for a model on the Hub: use OWNER/MODEL")
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
+    from huggingface_hub.utils import disable_progress_bars
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     repository, _, branch = name.partition("@")
     if get_token() is None:
         raise OutputError(
@@ -203,8 +213,8 @@ def push_files(
 def _explain_upload(name: str, error: Exception) -> OutputError:
     from huggingface_hub import errors
 
-    repository = name.partition("@")[0]
-    status = _status(error)
+    chain = _causes(error)
+    status = next(filter(None, map(_status, chain)), None)
     if status == 401:
         text = f"{_host()} rejects the token. Run `hf auth login`, or set HF_TOKEN."
     elif status == 403:
@@ -213,11 +223,19 @@ def _explain_upload(name: str, error: Exception) -> OutputError:
         )
     elif isinstance(error, errors.OfflineModeIsEnabled):
         text = "HF_HUB_OFFLINE is set. Unset it to upload."
-    elif status is None and not isinstance(error, ValueError):
-        text = f"{_host()} cannot be reached ({_reason(error)})."
+    elif status is None and any(isinstance(link, OSError) for link in chain):
+        text = f"{_host()} cannot be reached ({_reason(chain[-1])})."
     else:
         text = _reason(error)
-    return OutputError(f"{repository} cannot be written: {text}")
+    return OutputError(f"{name.partition('@')[0]} cannot be written: {text}")
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error and those that it came from."""
+    chain = [error]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(cause)
+    return chain
 
 
 def _status(error: BaseException) -> int | None:
@@ -226,8 +244,8 @@ def _status(error: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _endpoint() -> str:

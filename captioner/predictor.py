@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal, cast, overload
 
 import numpy as np
@@ -29,11 +30,12 @@ from captioner.errors import (
 )
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
-from captioner.hub import with_revision
+from captioner.hub import push_files, repository_name, with_revision
 from captioner.model import prepare_model
+from captioner.model_card import ModelCard
 from captioner.paths import HUGGING_FACE, bundled_checkpoint, checkpoint_file
 from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
-from captioner.trust.trust import Trust
+from captioner.trust.trust import Trust, trust_file
 from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS, FileSource, open_image, source_name
 from captioner.vision.prepared import PreparedImage
@@ -65,6 +67,8 @@ class Captioner:
 
     source: str | None = None
     """A name that loads the same model in another process; None: use `checkpoint`."""
+    file: Path | None = None
+    """The checkpoint's file, if it was loaded from one."""
 
     def __init__(
         self,
@@ -132,13 +136,54 @@ class Captioner:
             )
             return loaded
         path = bundled_checkpoint() if path is None else checkpoint_file(path)
-        return cls(
+        captioner = cls(
             load_checkpoint(path),
             device=device,
             dtype=dtype,
             max_pixels=max_pixels,
             trust=Trust.beside(path),
         )
+        captioner.file = path
+        return captioner
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        license: str | None = None,
+        data: str | None = None,
+        private: bool = False,
+        revision: str | None = None,
+        replace_card: bool = False,
+    ) -> str:
+        """Upload the checkpoint's file, its trust and a model card to the Hugging Face Hub.
+
+        `captioner push` does the same, and puts the scores of a run into the card.
+
+        Args:
+            repository: "user/model"; made if it is missing.
+            license: of the model, as the Hub writes it, such as "cc-by-4.0".
+            data: names of the training data.
+            private: make a private repository.
+            revision: the branch to upload to.
+            replace_card: replace a model card that is there.
+
+        Returns the address of the model.
+
+        Raises:
+            ConfigError: the checkpoint was not loaded from a file, or that is no name for a model.
+            OutputError: there is no token, it may not write there, or the Hub cannot be reached.
+        """
+        if self.file is None:
+            raise ConfigError(
+                f"{self.name} was not loaded from a checkpoint file: save it, and load it with "
+                "Captioner.from_pretrained"
+            )
+        trust = None if self.trust is None else trust_file(self.file)
+        card = ModelCard(repository=repository, license=license, data=data)
+        files = card.files(self.file, self.checkpoint, trust=trust)
+        name = repository_name(repository, revision)
+        return push_files(name, files, private=private, replace_card=replace_card)[0]
 
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")

@@ -67,8 +67,9 @@ def running_hub() -> Iterator[Hub]:
 
 
 class _RefusedError(Exception):
-    def __init__(self, status: int, code: str = "", message: str = "") -> None:
-        self.status, self.headers = status, {"X-Error-Code": code, "X-Error-Message": message}
+    def __init__(self, status: int, code: str = "", message: str = "", body: bytes = b"{}") -> None:
+        self.status, self.body = status, body
+        self.headers = {"X-Error-Code": code, "X-Error-Message": message}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -112,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
                 try:
                     self._answer(200, *getattr(self, name)(*parts))
                 except _RefusedError as refusal:
-                    self._answer(refusal.status, b"{}", refusal.headers)
+                    self._answer(refusal.status, refusal.body, refusal.headers)
                 return
         self._answer(404, b"{}", {})
 
@@ -168,11 +169,12 @@ class _Handler(BaseHTTPRequestHandler):
         owner = wanted.get("organization") or "user"
         name = f"{owner}/{wanted['name']}"
         self._check_writer(owner)
+        answer = _json({"url": f"{self.server.url}/{name}"})
         if name in self.server.repositories:
-            raise _RefusedError(409)
+            raise _RefusedError(409, body=answer[0])
         private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
         self.server.add(name, {".gitattributes": b""}, private=private)
-        return _json({"url": f"{self.server.url}/{name}"})
+        return answer
 
     def validate(self) -> tuple[bytes, dict[str, str]]:
         return _json({"errors": [], "warnings": []})
@@ -221,7 +223,9 @@ class _Handler(BaseHTTPRequestHandler):
             elif entry["key"] == "lfsFile":
                 files[value["path"]] = self.server.large[value["oid"]]
         commit = repository.commit(files, revision)
-        return _json({"commitUrl": f"{self.server.url}/{name}/{commit}", "commitOid": commit})
+        return _json(
+            {"commitUrl": f"{self.server.url}/{name}/commit/{commit}", "commitOid": commit}
+        )
 
 
 def _json(value: object) -> tuple[bytes, dict[str, str]]:

@@ -1,0 +1,183 @@
+"""The model card of a checkpoint on the Hugging Face Hub: README.md with metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from captioner.hub import CARD, CHECKPOINT, TRUST
+from captioner.terminal import in_a_line
+
+if TYPE_CHECKING:  # it imports torch
+    from captioner.checkpoint import Checkpoint
+
+__all__ = ["ModelCard", "Scores"]
+
+_TASK = "image-to-text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Scores on one split.
+
+    values: by the name of the score, in percent.
+    intervals: 95 % bootstrap intervals over images, for some of the values.
+    """
+
+    data: str
+    split: str
+    images: int
+    scorer: str
+    beam_size: int
+    values: Mapping[str, float]
+    intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    def text(self, name: str) -> str:
+        """Format a score as `26.0 [23.6, 28.4]`, or as a dash if there is none."""
+        if name not in self.values:
+            return "–"
+        interval = self.intervals.get(name)
+        ends = f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
+        return f"{self.values[name]:.1f}{ends}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What a model card says beside the configuration in the checkpoint.
+
+    license: an identifier of the Hub, such as cc-by-4.0.
+    data: names of the training data.
+    origin: the weights that training started from.
+    """
+
+    repository: str
+    license: str | None = None
+    data: str | None = None
+    origin: str | None = None
+    scores: Sequence[Scores] = ()
+
+    def files(
+        self, file: Path, checkpoint: Checkpoint, *, trust: Path | None
+    ) -> dict[str, Path | bytes]:
+        """Return the files of a repository by their names: checkpoint, trust and card.
+
+        Args:
+            file: of the checkpoint.
+            checkpoint: what it holds.
+            trust: the file of its trust, if there is one.
+        """
+        card = self.write(checkpoint, has_trust=trust is not None)
+        files: dict[str, Path | bytes] = {CHECKPOINT: file}
+        if trust is not None:
+            files[TRUST] = trust
+        return {**files, CARD: card.encode(errors="backslashreplace")}
+
+    def write(self, checkpoint: Checkpoint, *, has_trust: bool) -> str:
+        """Return the card of a checkpoint as Markdown."""
+        sections = {
+            "Use": self._use(),
+            "Model": _table(_describe(checkpoint, has_trust=has_trust)),
+            "Training": _table(self._training()),
+            "Scores": "\n\n".join(self._score_tables()) or "Not measured.",
+            "Limits": _LIMITS,
+        }
+        text = "\n\n".join(f"## {title}\n\n{section}" for title, section in sections.items())
+        title = self.repository.partition("/")[2]
+        return f"---\n{self._metadata(checkpoint)}\n---\n\n# {title}\n\n{_LEAD}\n\n{text}\n"
+
+    def _metadata(self, checkpoint: Checkpoint) -> str:
+        from huggingface_hub import EvalResult, ModelCardData
+
+        results = [
+            EvalResult(
+                task_type=_TASK,
+                dataset_type=scores.data,
+                dataset_name=scores.data,
+                dataset_split=scores.split,
+                metric_type=name.lower(),
+                metric_name=f"{name} ({scores.scorer}, beam {scores.beam_size})",
+                metric_value=round(value, 1),
+            )
+            for scores in self.scores
+            for name, value in scores.values.items()
+        ]
+        data = ModelCardData(
+            license=self.license,
+            library_name="captioner",
+            pipeline_tag=_TASK,
+            tags=["image-captioning", "attention", "captioner"],
+            model_name=checkpoint.name if results else None,
+            eval_results=results or None,
+        )
+        return str(data.to_yaml())
+
+    def _use(self) -> str:
+        name = self.repository
+        return (
+            f"```\ncaptioner caption photo.jpg --checkpoint {name}\n```\n\n"
+            "```python\nfrom captioner import Captioner\n\n"
+            f'captioner = Captioner.from_pretrained("{name}")\n'
+            'print(captioner.caption("photo.jpg").text)\n```'
+        )
+
+    def _training(self) -> Iterator[tuple[str, str]]:
+        yield "data", self.data or "not stated"
+        yield "initial weights", self.origin or "not stated"
+        yield "licence", self.license or "not stated"
+
+    def _score_tables(self) -> Iterator[str]:
+        if not self.scores:
+            return
+        names = list(dict.fromkeys(name for scores in self.scores for name in scores.values))
+        rows = [
+            [scores.data, scores.split, f"{scores.images:,}", scores.scorer, str(scores.beam_size)]
+            + [scores.text(name) for name in names]
+            for scores in self.scores
+        ]
+        head = ["data", "split", "images", "scorer", "beam", *names]
+        yield "\n".join(map(_row, [head, ["---"] * len(head), *rows]))
+        yield (
+            "In percent; in brackets 95 % bootstrap intervals over images. Compare only scores of "
+            "the same images, scorer and beam."
+        )
+
+
+_LEAD = (
+    "Captions a photo, and shows for every word where the model looked. A checkpoint of Captioner."
+)
+_LIMITS = """- Captions can be wrong. Check what they say of people before you publish them.
+- The model describes anything that its training photos did not show as something it knows.
+- Attention shows which part of the photo a word drew its features from, not why it was chosen."""
+
+
+def _describe(checkpoint: Checkpoint, *, has_trust: bool) -> Iterator[tuple[str, str]]:
+    encoder, decoder = checkpoint.model.config.encoder, checkpoint.model.config.decoder
+    transform, vocabulary = checkpoint.transform, checkpoint.vocabulary
+    side = transform.size // encoder.stride
+    yield "name", f"{checkpoint.name}, version {checkpoint.version}"
+    yield (
+        "encoder",
+        f"{encoder.name}, photos of {transform.size} x {transform.size} pixels "
+        f"({transform.mode}), grid of {side} x {side} cells",
+    )
+    yield (
+        "decoder",
+        f"{decoder.kind}, {decoder.score} attention, {decoder.heads} "
+        f"{'head' if decoder.heads == 1 else 'heads'}, {decoder.hidden_dim} units",
+    )
+    parameters = sum(tensor.numel() for tensor in checkpoint.model.parameters())
+    yield "parameters", f"{parameters / 1e6:.1f} million"
+    yield "vocabulary", f"{len(vocabulary.ordinary_words):,} words ({vocabulary.tokenizer})"
+    if vocabulary.styles:
+        yield "styles", ", ".join(vocabulary.styles)
+    yield "trust", "probability that each word is right" if has_trust else "not included"
+
+
+def _table(rows: Iterator[tuple[str, str]]) -> str:
+    return "\n".join(map(_row, [["", ""], ["---", "---"], *rows]))
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(in_a_line(cell).replace("|", r"\|") for cell in cells) + " |"

@@ -1,0 +1,222 @@
+"""`captioner push`: what arrives on a small Hub, read back with huggingface_hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner import Captioner, ConfigError, OutputError
+from captioner.checkpoint import load_checkpoint
+from captioner.cli import main
+from captioner.trust.trust import digest_weights
+from tests.conftest import make_trust
+from tests.hub_server import TOKEN, Hub
+from tests.launcher import Run
+from tests.training.runs import write_own
+
+# huggingface_hub calls its own HTTP client in a deprecated way.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that is measured on 10 validation photos."""
+    place = write_own(tmp_path_factory.mktemp("place"), train=20, val=10)
+    assert (
+        main(["train", f"{place}/own.yaml", "--data.root", f"{place}", "--out", f"{place}/run"])
+        == 0
+    )
+    return place / "run"
+
+
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+
+def read_card(text: str | bytes) -> Any:
+    from huggingface_hub import ModelCard
+
+    return ModelCard(text if isinstance(text, str) else text.decode())
+
+
+def test_a_run_is_uploaded_and_captions_from_the_hub(
+    hub: Hub, token: None, trained: Path, photo: Path, tmp_path: Path, run_main: Run
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    best = run / "best.safetensors"
+    words = len(load_checkpoint(best).vocabulary)
+    trust = make_trust(words=words, weights=digest_weights(best))
+    trust.save(run / "best.trust.safetensors")
+    done = run_main("push", run, "user/model", "--license", "mit", "--data", "Scenes | 2026")
+    assert (done.returncode, done.stdout) == (0, f"{hub.url}/user/model\n"), done.stderr
+    uploaded = hub.repositories["user/model"].files("main")
+    assert uploaded["captioner.safetensors"] == best.read_bytes()
+    assert uploaded["captioner.trust.safetensors"] == (run / "best.trust.safetensors").read_bytes()
+    here, there = (
+        Captioner.from_pretrained(source, dtype="float32").caption(photo)
+        for source in (run, "user/model")
+    )
+    assert (there.text, there.score, there.trust) == (here.text, here.score, here.trust)
+    assert there.trust is not None
+
+
+def test_the_card_has_data_licence_weights_and_scores_of_the_run(
+    hub: Hub, token: None, trained: Path, run_main: Run
+) -> None:
+    assert run_main("push", trained, "user/model", "--license", "mit").returncode == 0
+    card = read_card(hub.repositories["user/model"].files("main")["README.md"])
+    gain = json.loads((trained / "finished.json").read_text())["gain"]
+    assert (card.data.license, card.data.pipeline_tag) == ("mit", "image-to-text")
+    (result,) = card.data.eval_results
+    assert (result.dataset_name, result.dataset_split) == ("data", "val")
+    assert result.metric_value == round(gain["after"], 1)
+    assert "| data | data |" in card.text and "| licence | mit |" in card.text
+    assert "| initial weights | encoder: none, all random |" in card.text
+    assert f"| data | val | 10 | Treebank tokens | 1 | {gain['after']:.1f} [" in card.text
+    assert str(trained.parent) not in card.content  # no path of this machine
+    assert "--checkpoint user/model\n" in card.text
+
+
+def test_scores_of_a_report_are_those_of_its_checkpoint(
+    trained: Path, saved_tiny: Path, tmp_path: Path, run_main: Run
+) -> None:
+    data = trained.parent / "data"
+    done = run_main(
+        "evaluate", data, "--checkpoint", trained, "--beam-size", 3, "--report", tmp_path,
+        "--dtype", "float32",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = tmp_path / "report.json"
+    done = run_main("push", trained, "user/model", "--report", report, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(report.read_text())["nltk"]
+    results = {result.metric_name: result for result in read_card(done.stdout).data.eval_results}
+    assert len(results) == 6
+    bleu = results["BLEU-4 (Treebank tokens, beam 3)"]
+    assert (bleu.dataset_split, bleu.metric_value) == ("val", round(scores["BLEU-4"], 1))
+    done = run_main("push", saved_tiny, "user/model", "--report", report, "--dry-run")
+    assert done.returncode == 1 and "not about the checkpoint to upload" in done.stderr
+
+
+def test_a_dry_run_needs_no_network_and_lists_the_files(
+    hub: Hub, saved_tiny: Path, run_main: Run
+) -> None:
+    done = run_main("push", saved_tiny, "user/model", "--dry-run")
+    assert done.returncode == 0 and hub.requests == []
+    size = saved_tiny.stat().st_size
+    assert f"would upload captioner.safetensors ({size:,} bytes) to user/model" in done.stderr
+    assert "would upload README.md" in done.stderr and "trust.safetensors" not in done.stderr
+    for missing in ("license: --license", "data: --data", "scores: --report"):
+        assert f"the model card has no {missing}" in done.stderr
+    card = read_card(done.stdout)
+    assert card.data.license is None and "Not measured." in card.text
+
+
+def test_a_card_that_was_edited_is_kept(
+    hub: Hub, token: None, saved_tiny: Path, run_main: Run
+) -> None:
+    mine = {"README.md": b"my own card"}
+    hub.add("user/model", mine)
+    done = run_main("push", saved_tiny, "user/model")
+    assert done.returncode == 0 and "README.md of user/model is kept" in done.stderr
+    files = hub.repositories["user/model"].files
+    assert files("main").keys() == {"README.md", "captioner.safetensors"}
+    assert files("main")["README.md"] == b"my own card"
+    assert run_main("push", saved_tiny, "user/model", "--replace-card").returncode == 0
+    assert files("main")["README.md"].startswith(b"---\nlibrary_name: captioner\n")
+
+
+def test_a_branch_is_made_and_main_stays(
+    hub: Hub, token: None, saved_tiny: Path, run_main: Run
+) -> None:
+    hub.add("user/model", {"README.md": b"main"})
+    for _ in range(2):
+        done = run_main("push", saved_tiny, "user/model", "--revision", "v2")
+        assert (done.returncode, done.stdout) == (0, f"{hub.url}/user/model/tree/v2\n"), done.stderr
+    assert Captioner.from_pretrained("user/model@v2").name == "tiny"
+    assert hub.repositories["user/model"].files("main") == {"README.md": b"main"}
+
+
+def test_private_means_private(hub: Hub, token: None, saved_tiny: Path, run_main: Run) -> None:
+    assert run_main("push", saved_tiny, "user/secret", "--private").returncode == 0
+    assert hub.repositories["user/secret"].private
+    public = hub.add("user/public", {"README.md": b""})
+    done = run_main("push", saved_tiny, "user/public", "--private")
+    assert done.returncode == 1 and "user/public is public" in done.stderr
+    assert public.files("main").keys() == {"README.md"}
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "status", "text"),
+    [
+        ("user/model", None, 1, "without a token: run `hf auth login`, or set HF_TOKEN."),
+        ("user/model", "hf_wrong", 1, "rejects the token. Run `hf auth login`"),
+        ("other/model", TOKEN, 1, "the token may not write there"),
+        ("model", TOKEN, 2, "model is no name for a model on the Hub: use OWNER/MODEL"),
+        ("user/a--b", TOKEN, 1, "user/a--b cannot be written"),
+        ("user/model@v1", TOKEN, 2, "user/model@v1 is no name"),
+    ],
+)
+def test_what_cannot_be_uploaded_is_one_sentence(
+    name: str, token: str | None, status: int, text: str, hub: Hub, saved_tiny: Path,
+    run_main: Run, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+    done = run_main("push", saved_tiny, name, "--license", "mit", "--data", "COCO")
+    assert (done.returncode, done.stdout) == (status, "")
+    lines = [line for line in done.stderr.splitlines() if "no scores" not in line]
+    assert len(lines) == 1 and text in lines[0]
+    assert hub.repositories == {}
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_without_a_network_nothing_is_uploaded(
+    offline: bool, hub: Hub, token: None, saved_tiny: Path, run_main: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    done = run_main("push", saved_tiny, "user/model")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    text = "HF_HUB_OFFLINE is set" if offline else "127.0.0.1:9 cannot be reached"
+    assert text in done.stderr.splitlines()[-1]
+
+
+def test_a_damaged_checkpoint_is_not_uploaded(
+    hub: Hub, token: None, saved_tiny: Path, tmp_path: Path, run_main: Run
+) -> None:
+    (tmp_path / "cut.safetensors").write_bytes(saved_tiny.read_bytes()[:9999])
+    done = run_main("push", tmp_path / "cut.safetensors", "user/model")
+    assert done.returncode == 1 and "damaged" in done.stderr and hub.requests == []
+
+
+def test_trust_of_other_weights_is_left_out(
+    hub: Hub, token: None, tiny_file: Path, run_main: Run
+) -> None:
+    make_trust(weights="others").save(tiny_file.with_name("tiny.trust.safetensors"))
+    done = run_main("push", tiny_file, "user/model")
+    assert done.returncode == 0 and "is of other weights and is left out" in done.stderr
+    assert hub.repositories["user/model"].files("main").keys() == {
+        ".gitattributes", "README.md", "captioner.safetensors",
+    }  # fmt: skip
+
+
+def test_python_uploads_the_file_that_was_loaded(hub: Hub, token: None, saved_tiny: Path) -> None:
+    captioner = Captioner.from_pretrained(saved_tiny)
+    assert captioner.push_to_hub("user/model", license="mit") == f"{hub.url}/user/model"
+    uploaded = hub.repositories["user/model"].files("main")
+    assert uploaded["captioner.safetensors"] == saved_tiny.read_bytes()
+    assert read_card(uploaded["README.md"]).data.license == "mit"
+    with pytest.raises(OutputError, match="other/model cannot be written"):
+        captioner.push_to_hub("other/model")
+    with pytest.raises(ConfigError, match="was not loaded from a checkpoint file"):
+        Captioner(load_checkpoint(saved_tiny)).push_to_hub("user/model")

@@ -1,0 +1,139 @@
+"""The model card of a run: its data, initial weights and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from captioner.checkpoint import Checkpoint
+from captioner.errors import ConfigError, DataError
+from captioner.hub import is_hub_name
+from captioner.model_card import ModelCard, Scores
+from captioner_training.evaluation.report import read_report
+from captioner_training.recipe import Recipe, Source
+from captioner_training.report.numbers import SCORES, main_scores, part_of
+from captioner_training.run_folder import read_json
+
+__all__ = ["describe_run"]
+
+_BUNDLED = "checkpoint bundled with Captioner (trained on Flickr8k and COCO, for research use)"
+_TREEBANK = "Treebank tokens"
+
+
+def describe_run(
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    repository: str,
+    reports: Sequence[Path] = (),
+    license: str | None = None,
+    data: str | None = None,
+) -> ModelCard:
+    """Describe a checkpoint by the run that made it, and by reports of `captioner evaluate`.
+
+    Args:
+        checkpoint: the model.
+        folder: the one that the checkpoint lies in; it need not be a run.
+        repository: OWNER/MODEL.
+        reports: report.json files about this checkpoint.
+        license: an identifier of the Hub.
+        data: what the data are called; None: the names of the recipe's folders.
+
+    Raises DataError: a report cannot be read, or is about another checkpoint.
+    """
+    note = read_json(folder / "finished.json") or {}
+    recipe = _read_recipe(note.get("recipe") or read_json(folder / "recipe.json"))
+    name = data or (None if recipe is None else _data_name(recipe))
+    scores = [_scores_of(path, checkpoint) for path in reports]
+    if isinstance(gain := note.get("gain"), Mapping) and recipe is not None and not scores:
+        scores = [_final_scores(gain, name or recipe.name, recipe)]
+    return ModelCard(
+        repository=repository,
+        license=license,
+        data=name,
+        origin=None if recipe is None else _origin(recipe),
+        scores=scores,
+    )
+
+
+def _read_recipe(values: object) -> Recipe | None:
+    try:
+        return TypeAdapter(Recipe).validate_python(values)
+    except (ValidationError, ConfigError):  # no run, or one of another version
+        return None
+
+
+def _data_name(recipe: Recipe) -> str:
+    """Name the training data by their folders, without the paths of this machine."""
+    if recipe.data.scenes is not None:
+        return "drawn scenes"
+    names = (
+        entry.style or Path(entry.captions).stem
+        if isinstance(entry, Source)
+        else recipe.data.style_of(entry)
+        for entry in recipe.data.train
+    )
+    return ", ".join(dict.fromkeys(names))
+
+
+def _origin(recipe: Recipe) -> str:
+    if recipe.weights is not None:
+        return _weights(recipe.weights)
+    names = {"torchvision": "torchvision (ImageNet)", "random": "none, all random"}
+    return f"encoder: {names.get(recipe.encoder_weights) or _weights(recipe.encoder_weights)}"
+
+
+def _weights(name: str) -> str:
+    if name == "bundled":
+        return _BUNDLED
+    return name if is_hub_name(name) and not Path(name).exists() else Path(name).name
+
+
+def _final_scores(gain: Mapping[str, Any], data: str, recipe: Recipe) -> Scores:
+    """Return what a run measured at its end: see captioner_training.evaluation.gain."""
+    intervals = gain.get("intervals") or {}
+    return Scores(
+        data=data,
+        split=gain["split"],
+        images=gain["images"],
+        scorer=_TREEBANK,
+        beam_size=recipe.generation.beam_size,
+        values={"CIDEr": gain["after"]},
+        intervals={"CIDEr": intervals["after"]} if "after" in intervals else {},
+    )
+
+
+def _scores_of(path: Path, checkpoint: Checkpoint) -> Scores:
+    report = read_report(path)
+    made_by = report.get("checkpoint") or {}
+    if made_by.get("hash") != checkpoint.fingerprint():
+        raise DataError(
+            f"{path} is about {made_by.get('name', 'captions of a file')}, not about the "
+            "checkpoint to upload: name a report of `captioner evaluate --checkpoint` with it"
+        )
+    part, _ = main_scores(report)
+    if part is None:
+        raise DataError(f"{path} has no scores: run `captioner evaluate --report` again")
+    split, frequencies = report["split"], report["document_frequencies"]
+    is_official = part_of(report, "pycocoevalcap") is not None
+    scorer = "pycocoevalcap, PTB tokens" if is_official else _TREEBANK
+    if frequencies["hash"] != split["hash"]:
+        scorer += f", document frequencies of {frequencies['images']:,} images"
+    return Scores(
+        data=Path(str(report["data"])).stem,
+        split=split.get("name", Path(str(report["data"])).stem),
+        images=split["images"],
+        scorer=scorer,
+        beam_size=report["beam_size"],
+        values={name: part[name] for name in SCORES if name in part},
+        intervals=dict(_intervals(part.values)),
+    )
+
+
+def _intervals(values: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[float]]]:
+    for name, interval in (values.get("intervals") or {}).items():
+        if isinstance(interval, list) and None not in interval:
+            yield name, interval
