@@ -174,7 +174,7 @@ def push_files(
     Raises OutputError: there is no token, it may not write there, or the Hub cannot be reached.
     """
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()

@@ -26,10 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that is measured on 10 validation photos."""
     place = write_own(tmp_path_factory.mktemp("place"), train=20, val=10)
-    assert (
-        main(["train", f"{place}/own.yaml", "--data.root", f"{place}", "--out", f"{place}/run"])
-        == 0
-    )
+    fields = ["--data.root", str(place), "--out", str(place / "run")]
+    assert main(["train", str(place / "own.yaml"), *fields]) == 0
     return place / "run"
 
 
