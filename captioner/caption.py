@@ -20,6 +20,7 @@ from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError, ImageNotFoundError
 from captioner.record import read_record
 from captioner.sources import ImageSource, as_source
+from captioner.trust.doubt import doubt_of
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.trust import DOUBTFUL_CAPTION
 from captioner.vision.image import open_image
@@ -108,26 +109,10 @@ class Caption:
 
     @property
     def doubt(self) -> str | None:
-        """A warning that the caption may be wrong; None if its trust is high enough.
-
-        It names the least trusted word, and the word that the next best sentence with the same
-        beginning has in its place.
-        """
+        """A warning that the caption may be wrong; None if its trust is high enough."""
         if self.trust is None or self.trust >= DOUBTFUL_CAPTION:
             return None
-        doubtful = [at for at, word in enumerate(self.words) if word.doubtful]
-        if not doubtful:
-            return None
-        least = min(doubtful, key=lambda at: self.words[at].trust or 0.0)
-        warning = f"This may be wrong: '{self.words[least].text}'"
-        beginning = [word.text for word in self.words[:least]]
-        for sentence in self.alternatives:
-            words = sentence.words
-            if len(words) <= least or [word.text for word in words[:least]] != beginning:
-                continue
-            if words[least].trust is not None and words[least].text != self.words[least].text:
-                return f"{warning}, or '{words[least].text}'"
-        return warning
+        return doubt_of(self.words, (sentence.words for sentence in self.alternatives))
 
     @property
     def unfamiliar(self) -> bool:

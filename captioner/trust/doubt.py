@@ -1,0 +1,33 @@
+"""The warning of a caption that may be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from captioner.word import Word
+
+__all__ = ["doubt_of"]
+
+
+def doubt_of(words: Sequence[Word], alternatives: Iterable[Sequence[Word]]) -> str | None:
+    """Return the warning of an untrusted caption; None if none of its words is doubtful.
+
+    It names the least trusted word, and the word that the first alternative with the same beginning
+    has in its place.
+
+    Args:
+        words: of the caption.
+        alternatives: the words of its alternatives, best first.
+    """
+    doubtful = [at for at, word in enumerate(words) if word.doubtful]
+    if not doubtful:
+        return None
+    least = min(doubtful, key=lambda at: words[at].trust or 0.0)
+    texts = [word.text for word in words]
+    warning = f"This may be wrong: '{texts[least]}'"
+    for others in alternatives:
+        if len(others) <= least or [word.text for word in others[:least]] != texts[:least]:
+            continue
+        if others[least].trust is not None and others[least].text != texts[least]:
+            return f"{warning}, or '{others[least].text}'"
+    return warning
