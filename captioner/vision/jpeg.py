@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import random
 import re
-import struct
 from collections.abc import Iterator
 
 from PIL import Image, ImageChops
@@ -13,7 +12,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner import errors
 
-__all__ = ["MAX_SCANS", "JpegReader", "check_jpeg", "is_ordinary", "segments", "with_end"]
+__all__ = ["MAX_SCANS", "START_OF_SCAN", "JpegReader", "check_jpeg", "segments", "with_end"]
 
 MAX_SCANS = 100
 """A progressive JPEG has about ten; each takes as long as decoding the whole picture."""
@@ -22,12 +21,9 @@ _SEGMENTS = 10_000  # before the pixels; Pillow copies all earlier ones for each
 
 _RESOURCES = 10_000  # Photoshop writes about 30
 
-_ORDINARY_PIXELS = 30_000_000  # phones write 12 to 24 million
-_ORDINARY_SEGMENTS = 1000  # before the pixels; cameras write a few
-_ORDINARY_BYTES = 4_000_000  # before the pixels; a profile has one to three
-
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)
-_START_OF_SCAN, _PHOTOSHOP, _END = 0xDA, 0xED, b"\xff\xd9"
+START_OF_SCAN = 0xDA
+_PHOTOSHOP, _END = 0xED, b"\xff\xd9"
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 
@@ -71,11 +67,11 @@ def check_jpeg(data: bytes, name: str) -> None:
             raise errors.ImageTooLargeError(
                 f"{name} has more than {_SEGMENTS:,} metadata entries: export it again"
             )
-        if marker == _START_OF_SCAN:
+        if marker == START_OF_SCAN:
             break
     # These bytes may also stand in metadata and behind the picture: walk only if there are many.
     if data.count(b"\xff\xda") > MAX_SCANS:
-        scans = sum(marker == _START_OF_SCAN for marker, _, _ in segments(data))
+        scans = sum(marker == START_OF_SCAN for marker, _, _ in segments(data))
         if scans > MAX_SCANS:
             raise errors.ImageTooLargeError(
                 f"{name} has its pixels in {scans:,} scans, more than the limit of {MAX_SCANS}: "
@@ -116,33 +112,10 @@ def _has_all_coefficients(data: bytes) -> bool:
         if marker in _FRAMES:
             count = data[begin + 5]
             components = {data[begin + 6 + 3 * index] for index in range(count)}
-        elif marker == _START_OF_SCAN:
+        elif marker == START_OF_SCAN:
             count = data[begin]
             names = [data[begin + 1 + 2 * index] for index in range(count)]
             first, last, approximation = data[begin + 1 + 2 * count : begin + 4 + 2 * count]
             if approximation & 15 == 0:
                 complete |= {(name, at) for name in names for at in range(first, last + 1)}
     return complete >= {(name, at) for name in components for at in range(64)}
-
-
-def is_ordinary(data: bytes) -> bool:
-    """Whether a file is a JPEG whose decoding time depends on its pixels alone.
-
-    That is: baseline, grey or RGB, not very large, with one scan and little metadata. A CMYK
-    profile may take seconds to apply.
-    """
-    components = 0
-    if not data.startswith(b"\xff\xd8"):
-        return False
-    for number, (marker, begin, _) in enumerate(segments(data[:_ORDINARY_BYTES])):
-        if marker == _START_OF_SCAN:
-            return 0 < components == int.from_bytes(data[begin : begin + 1])
-        if number == _ORDINARY_SEGMENTS:
-            return False
-        if marker == 0xC0 and begin + 6 <= len(data):
-            height, width, components = struct.unpack_from(">xHHB", data, begin)
-            if width * height > _ORDINARY_PIXELS or components not in (1, 3):
-                return False
-        elif not (marker >= 0xE0 or marker in (0xC4, 0xDB, 0xDD)):
-            return False  # progressive, lossless, arithmetic
-    return False

@@ -1,4 +1,4 @@
-"""Files whose headers ask for more than a photo may cost, HEIC, and ordinary JPEGs."""
+"""Files whose headers ask for more than a photo may cost, and HEIC."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import json
 import struct
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
 from captioner.errors import ImageError, ImageTooLargeError
-from captioner.vision import jpeg as jpeg_module
 from captioner.vision.image import open_image
-from captioner.vision.jpeg import MAX_SCANS, is_ordinary
+from captioner.vision.jpeg import MAX_SCANS
 from tests.captioner import bombs
 from tests.captioner.pictures import HEIC, draw
-from tests.launcher import ROOT, environment
+from tests.launcher import environment
 
 
 def jpeg(scans: int, side: int = 64) -> bytes:
@@ -146,53 +144,3 @@ def test_an_orientation_in_xmp_alone_turns_nothing() -> None:
                 picture = open_image(source)
                 assert picture.size == size
                 assert picture.tobytes() == open_image(start).tobytes()
-
-
-# Which photos are decoded in a time that their header tells
-
-
-def photo_of(mode: str = "RGB", size: tuple[int, int] = (64, 48), **options: Any) -> bytes:
-    Image.new(mode, size).save(buffer := io.BytesIO(), "JPEG", **options)
-    return buffer.getvalue()
-
-
-def commented(count: int) -> bytes:
-    """A sound JPEG with so many empty comments."""
-    return b"\xff\xd8" + b"\xff\xfe\0\2" * count + photo_of()[2:]
-
-
-def test_photos_of_cameras_are_ordinary() -> None:
-    """And grey ones, large ones, and those with much to say."""
-    assert is_ordinary((ROOT / "assets/samples/coffee.jpg").read_bytes())
-    assert is_ordinary(photo_of("L"))
-    assert is_ordinary(photo_of(size=(6000, 5000)))
-    assert is_ordinary(photo_of(exif=b"Exif\0\0" + bytes(60_000), icc_profile=bytes(3_000_000)))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        photo_of(progressive=True),
-        photo_of("CMYK"),  # its profile may take seconds
-        photo_of(size=(6001, 5000)),
-        photo_of()[:100],
-        commented(2000),
-        photo_of(exif=b"Exif\0\0" + bytes(60_000), icc_profile=bytes(5_000_000)),
-        b"\x89PNG\r\n\x1a\n",
-        b"",
-    ],
-    ids=["progressive", "inks", "huge", "cut off", "many segments", "metadata", "PNG", "empty"],
-)
-def test_what_may_take_longer_is_not(data: bytes) -> None:
-    assert not is_ordinary(data)
-
-
-def test_it_is_told_from_the_beginning_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It happens where all requests are served; 19 MB of segments would take a second and more."""
-    seen: list[object] = []
-    walk = jpeg_module.segments
-    monkeypatch.setattr(
-        jpeg_module, "segments", lambda data: (seen.append(one) or one for one in walk(data))
-    )
-    assert not is_ordinary(commented(100_000))
-    assert len(seen) <= 1001

@@ -20,7 +20,6 @@ from PIL import Image
 from captioner.closing import Closing
 from captioner.errors import ConfigError
 from captioner.vision.image import MAX_PIXELS, FileSource, image_bytes, source_name
-from captioner.vision.jpeg import is_ordinary
 from captioner.vision.transform import TransformConfig
 from captioner_serving.decoding.child import Limits
 from captioner_serving.decoding.decoded import (
@@ -33,6 +32,7 @@ from captioner_serving.decoding.decoded import (
     decode,
 )
 from captioner_serving.decoding.fair_queue import Budget, FairThreads
+from captioner_serving.decoding.ordinary import is_ordinary
 from captioner_serving.decoding.process import DecodeProcess, closed_error
 
 __all__ = ["SECONDS", "Reader"]
