@@ -153,7 +153,7 @@ class Positions(nn.Module):
         return torch.stack(vectors).sum(dim=0)
 
     def _norms(self, features: Tensor) -> Tensor:
-        """Return each word's norm, since a step sees one word; for a grid the cells' mean norm."""
+        """Return the norms to scale to: of each word, or the mean over the cells of a grid."""
         exact = features.detach().to(torch.promote_types(features.dtype, torch.float32))
         norms: Tensor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
         return norms if self.axes == 1 else norms.mean(dim=-2, keepdim=True)

@@ -46,7 +46,7 @@ EXPLAINED = {"extra": "forbid", "use_attribute_docstrings": True}
 
 @dataclass(frozen=True)
 class OneOf:
-    """The bound of a name: it is one of these, which may be extended."""
+    """The bound of a name: one of a collection, which may grow."""
 
     names: Collection[str]
 

@@ -19,14 +19,14 @@ _STEP = 51  # of the levels that are compared to find sRGB profiles
 
 
 def to_srgb(image: Image.Image, name: str) -> Image.Image:
-    """Convert an image of any mode to RGB, laid over white where it is transparent.
+    """Convert an image of any mode to sRGB, with transparency laid over white.
 
-    An embedded ICC profile is applied with its perceptual intent, as browsers do; one that is
-    damaged, or of another kind of colours than the pixels, is ignored.
+    An embedded ICC profile is applied with perceptual intent, as in browsers. A damaged profile, or
+    one of another colour space than the pixels, is ignored.
 
     Args:
         image: loaded.
-        name: what errors call it.
+        name: of the image in errors.
 
     Raises ImageFormatError: its pixels are NaN or infinite.
     """
@@ -43,7 +43,7 @@ def to_srgb(image: Image.Image, name: str) -> Image.Image:
 
 
 def _apply_profile(plain: Image.Image, source: Image.Image) -> Image.Image | None:
-    """Convert to sRGB by the profile of `source`; None where that changes nothing."""
+    """Convert to sRGB by the profile of `source`; None if there is nothing to convert."""
     profile = source.info.get("icc_profile")
     if not profile or plain.mode not in _SPACES:
         return None
@@ -53,7 +53,7 @@ def _apply_profile(plain: Image.Image, source: Image.Image) -> Image.Image | Non
 
 @lru_cache(maxsize=8)
 def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Build the transform of a profile to sRGB; None for sRGB's own and for a damaged one."""
+    """Return the transform of a profile to sRGB; None for sRGB profiles and damaged ones."""
     with suppress(ImageCms.PyCMSError, ImportError, OSError, TypeError, ValueError):
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         if source.profile.xcolor_space != _SPACES[mode]:
@@ -81,7 +81,9 @@ def _is_identity(transform: ImageCms.ImageCmsTransform) -> bool:
 
 
 def depth_limit(high: float) -> int:
-    """Return the white level of integer pixels, from the largest: that of 8, 10, 12, 14 or 16 bits.
+    """Return the white level of integer pixels whose maximum is `high`.
+
+    It is the largest value of 8, 10, 12, 14 or 16 bits.
 
     Cameras and scanners store 10 to 14 bits in 16 without scaling them.
     """
@@ -89,9 +91,9 @@ def depth_limit(high: float) -> int:
 
 
 def _grey(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | None]:
-    """Reduce grey of 16 or 32 bits to 8; the second is the opacity, where it has a hidden level.
+    """Convert grey of 16 or 32 bits to 8; return it and its opacity, if a level is transparent.
 
-    Pillow's own conversion clips every level above 255 to white.
+    Pillow's conversion clips levels above 255.
     """
     deep = image if image.mode == "F" else image.convert("I")
     low, high = cast(tuple[float, float], deep.getextrema())
@@ -117,7 +119,7 @@ def _white(image: Image.Image, high: float) -> int:
 
 
 def _is_unused(image: Image.Image) -> bool:
-    """Whether the opacity of a BMP is 0 everywhere: programs leave the fourth byte empty."""
+    """Whether the opacity of a BMP is 0 everywhere, because the fourth byte is unused."""
     return (
         image.format == "BMP"
         and image.mode == "RGBA"

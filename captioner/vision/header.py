@@ -1,4 +1,4 @@
-"""The beginning of an image file: its format, its size, and what is refused before decoding.
+"""The header of an image file: its format, its size, and checks before decoding.
 
 Pillow's readers are used without `Image.open`, whose pixel limit is global to the process and is
 reported by a warning that a thread cannot catch alone.
@@ -47,11 +47,11 @@ _READERS: dict[bytes, type[ImageFile.ImageFile]] = {
 }
 _HEIC = rb"....ftyp(hei[cxms]|hev[cxms]|(mif1|msf1)....(....)*hei[cxms])"
 
-# The EXIF and XMP items of an AVIF or HEIC. The container holds the orientation, and the readers
-# copy every value that an EXIF entry points to.
+# The EXIF and XMP items of an AVIF or HEIC, which are skipped: the container has the orientation,
+# and readers would copy all values of the EXIF.
 _ISO_METADATA = re.compile(rb"(infe(?:\x02.{7}|\x03.{9}))(?:Exif|mime)", re.DOTALL)
 
-# Files that stand in a photo's place.
+# Files that replace a photo.
 _STAND_INS = {
     rb"version https://git-lfs": "is a Git LFS pointer, not the photo: run git lfs pull",
     rb"(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)*<(!doctype html|html|head|body)\b": (
@@ -64,20 +64,19 @@ _STAND_INS = {
 
 
 def read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.ImageFile:
-    """Read the format, the size and the needed metadata; the pixels are not decoded yet.
+    """Read the format, the size and the metadata, without decoding the pixels.
 
     Args:
-        stream: stands where the image begins.
-        name: what errors call the image.
-        max_pixels: width times height of the largest image to decode, and of the largest part
-            that a decoder holds at once.
+        stream: at its beginning.
+        name: of the image in errors.
+        max_pixels: the limit of width times height, of the image and of its tiles.
 
     Returns:
-        An image whose `info` has the entries `exif` and `icc_profile` where the file does.
+        An image; its `info` has `exif` and `icc_profile` if the file has.
 
     Raises:
         ImageEmptyError, ImageFormatError, ImageTooLargeError, ImageTruncatedError: as open_image.
-        Exception: what Pillow's readers raise on damaged files.
+        Exception: Pillow's, for damaged files.
     """
     head = stream.read(4096)
     if not head:
@@ -88,7 +87,7 @@ def read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.Image
     image = _open(reader, stream, name, max_pixels)
     check_size(image.size, name, max_pixels)
     if isinstance(image, TiffReader):
-        # Pillow applies its own limit where memory is not allocated yet. image.size is turned.
+        # Allocated here, or Pillow would apply its own limit. image.size is upright.
         size = image.tag_v2[ExifTags.Base.ImageWidth], image.tag_v2[ExifTags.Base.ImageLength]
         image.im = Image.new(image.mode, size, None).im
     return image
@@ -158,7 +157,7 @@ def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
 
 
 def _gif_size(stream: BinaryIO, name: str) -> tuple[int, int]:
-    """Return the size that Pillow will allocate: the screen, or a first frame that is larger."""
+    """Return the size that Pillow will allocate: the screen, or a larger first frame."""
     stream.seek(6)
     width, height, flags = struct.unpack("<HHBxx", stream.read(7))
     blocks = 0

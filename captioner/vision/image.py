@@ -53,9 +53,9 @@ def open_image(
     picture is fully loaded, holds no file open and carries no metadata.
 
     Args:
-        source: a path (a str is always one; links are never followed), the bytes of a file, or a
-            PIL image, left unchanged.
-        name: what errors call it; None: its path, or "the image".
+        source: a path (links are not downloaded), the bytes of a file, or a PIL image, which is
+            not changed.
+        name: of the image in errors; None: its path, or "the image".
         at_least: pixels; a JPEG may be decoded at a half, a quarter or an eighth of its size as
             long as both sides keep this many; info["size"] is its full size. None: full size.
         max_pixels: the limit of width times height, checked before decoding.

@@ -15,7 +15,7 @@ from captioner import errors
 __all__ = ["MAX_SCANS", "START_OF_SCAN", "JpegReader", "check_jpeg", "segments", "with_end"]
 
 MAX_SCANS = 100
-"""A progressive JPEG has about ten; each takes as long as decoding the whole picture."""
+"""A progressive JPEG has about ten; each takes as long as decoding the picture once."""
 
 _SEGMENTS = 10_000  # before the pixels; Pillow copies all earlier ones for each
 
@@ -49,7 +49,7 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def check_jpeg(data: bytes, name: str) -> None:
-    """Refuse a JPEG that takes a decoder too long, or that Pillow's decoder does not read.
+    """Refuse a JPEG that is too slow to decode, or that Pillow cannot decode.
 
     Raises:
         ImageTooLargeError: too many segments or scans.
@@ -69,7 +69,7 @@ def check_jpeg(data: bytes, name: str) -> None:
             )
         if marker == START_OF_SCAN:
             break
-    # These bytes may also stand in metadata and behind the picture: walk only if there are many.
+    # These bytes also occur in metadata and after the picture: count exactly only if many.
     if data.count(b"\xff\xda") > MAX_SCANS:
         scans = sum(marker == START_OF_SCAN for marker, _, _ in segments(data))
         if scans > MAX_SCANS:
@@ -80,10 +80,10 @@ def check_jpeg(data: bytes, name: str) -> None:
 
 
 def with_end(data: bytes) -> bytes | None:
-    """Return a JPEG with an end marker where it lacks only that; None where it lacks pixels.
+    """Return a JPEG with its missing end marker; None if pixels are missing too.
 
-    A decoder fills missing pixels from whatever bits follow. So the file is decoded twice, with
-    different bytes behind its end: the pictures are equal only if no pixel needed them.
+    A decoder fills missing pixels from the bytes that follow. So the file is decoded twice, with
+    different bytes after its end. The results are equal only if no pixel is missing.
     """
     place, data = 2, data.rstrip(b"\xff")
     for _, _, end in segments(data):
@@ -94,7 +94,7 @@ def with_end(data: bytes) -> bytes | None:
         return None
     noise = random.Random(0)
     padding = [bytes(noise.randrange(1, 255) for _ in range(64)) for _ in range(8)]
-    # A decoder that waits for a restart marker takes the one it needs.
+    # With all restart markers, because a decoder may wait for one.
     more = b"".join(part + bytes((0xFF, 0xD0 + index)) for index, part in enumerate(padding))
     pictures: list[Image.Image] = []
     for behind in (b"", more):

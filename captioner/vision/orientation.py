@@ -1,7 +1,7 @@
 """The EXIF orientation of an image: the only metadata that turns a photo.
 
-XMP may carry an orientation too. Browsers and photo viewers ignore it, and so does this module,
-which is why it does not call Pillow's `getexif` where a file's own block is at hand.
+XMP may have an orientation too, which browsers and photo viewers ignore. Pillow's `getexif` does
+not, so it is only used for images without an EXIF block.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TURNS = {
 
 
 def exif_orientation(block: bytes) -> int:
-    """Read the orientation, 1 to 8, from an EXIF block; 1 where it has none or is damaged.
+    """Return the orientation, 1 to 8, of an EXIF block; 1 if it has none or is damaged.
 
-    Only the first directory's entries are read, not the values they point to: a small file can
-    hold entries whose values take gigabytes.
+    Only the entries of the first directory are read, not the values they point to, because a small
+    file can have entries with gigabytes of values.
     """
     with suppress(struct.error):
         while block.startswith(b"Exif\0\0"):
@@ -54,13 +54,13 @@ def orientation(image: Image.Image) -> int:
     stored = exif_orientation(block) if isinstance(block, bytes) else 1
     if stored != 1 or image.info.keys() & {"xmp", "XML:com.adobe.xmp"}:
         return stored
-    with suppress(Exception):  # damaged metadata does not cost the photo
+    with suppress(Exception):  # metadata may be damaged
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
         return value if value in _TURNS else 1
     return 1
 
 
 def turned(image: Image.Image, orientation: int) -> Image.Image:
-    """Turn an image as its orientation says; 1 returns it unchanged."""
+    """Turn an image by its orientation; 1: unchanged."""
     turn = _TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)

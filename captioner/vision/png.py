@@ -26,11 +26,11 @@ def read_png(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
 
     Args:
         data: the file.
-        name: what errors call it.
+        name: of the file in errors.
 
     Returns:
-        A PNG of critical chunks and transparency alone, and Pillow's `info` entries `exif` and
-        `icc_profile` where the file has them.
+        A PNG with only its critical chunks and transparency, and Pillow's `info` entries `exif` and
+        `icc_profile` if the file has them.
 
     Raises:
         ImageTooLargeError: it has too many chunks.

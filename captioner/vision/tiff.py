@@ -1,4 +1,4 @@
-"""TIFF files: checks of the first directory before Pillow reads it, and big-endian BigTIFF."""
+"""TIFF files: check the first directory before Pillow reads it; support big-endian BigTIFF."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ OPEN_INFO.setdefault((b"MM", 1, (1,), 1, (12,), ()), ("I;16", "I;12"))
 
 
 class TiffReader(TiffImageFile):
-    """Pillow's reader, which turns the photo by its own tag and reads no other metadata."""
+    """Pillow's reader, which applies the orientation, without other metadata."""
 
     def getexif(self) -> Image.Exif:
-        """Return the orientation alone."""
+        """Return the orientation only."""
         exif = Image.Exif()
         if value := self.tag_v2.get(ExifTags.Base.Orientation):
             exif[ExifTags.Base.Orientation] = value
@@ -42,26 +42,26 @@ class _Entry(NamedTuple):
     tag: int
     kind: int
     length: int
-    value: bytes  # packed; 4 bytes, or 8 in BigTIFF: itself or its place
+    value: bytes  # 4 bytes, 8 in BigTIFF: the value or its offset
 
 
 def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
     """Open a TIFF, classic or BigTIFF, in either byte order.
 
     Args:
-        stream: stands at the beginning.
-        name: what errors call the file.
-        max_pixels: of the largest tile that a decoder holds at once.
+        stream: at its beginning.
+        name: of the file in errors.
+        max_pixels: the limit of a tile.
 
     Raises:
         ImageFormatError: its compression is not supported.
         ImageTooLargeError: its tiles are too large, or its directory repeats the same bytes.
-        Exception: as Pillow raises on damaged files.
+        Exception: Pillow's, for damaged files.
     """
     order, big, entries = _directory(stream)
     size = stream.seek(0, io.SEEK_END)
     values = sum(entry.length * _SIZES.get(entry.kind, 1) for entry in entries)
-    if values > size:  # entries that share bytes: each would be copied
+    if values > size:  # entries share bytes, and each would be copied
         raise errors.ImageTooLargeError(
             f"{name} has {values:,} bytes of metadata in a file of {size:,}: export it again"
         )
@@ -78,19 +78,19 @@ def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
             f"{name} has tiles of {across} x {down} pixels, more than the limit of "
             f"{max_pixels:,}: export it again"
         )
-    if big and order == ">":  # Pillow's reader takes its places for those of a classic TIFF
+    if big and order == ">":  # Pillow reads its offsets as those of a classic TIFF
         stream = _classic(stream, entries)
     stream.seek(0)
     return TiffReader(stream)
 
 
 def optional_codec(image: TiffImageFile) -> str | None:
-    """Name the compression of a TIFF where libtiff may be built without it, or None."""
+    """Return the compression of a TIFF if libtiff may be built without it, else None."""
     return _OPTIONAL.get(image.tag_v2.get(_COMPRESSION, 1))
 
 
 def _directory(stream: BinaryIO) -> tuple[str, bool, list[_Entry]]:
-    """Read the byte order, whether it is BigTIFF, and the entries of the first directory."""
+    """Return the byte order, whether it is BigTIFF, and the entries of the first directory."""
     stream.seek(0)
     head = stream.read(16)
     order = "<" if head[:2] == b"II" else ">"
@@ -106,7 +106,7 @@ def _directory(stream: BinaryIO) -> tuple[str, bool, list[_Entry]]:
 
 
 def _number(entries: list[_Entry], order: str, tag: int) -> int:
-    """Return the first number of a tag, 1 where there is none: the default of all that we read."""
+    """Return the first number of a tag; 1, the default, if it is missing."""
     for entry in entries:
         if entry.tag == tag and entry.kind in (3, 4, 16):
             layout = {3: "H", 4: "I", 16: "Q"}[entry.kind]
@@ -116,7 +116,7 @@ def _number(entries: list[_Entry], order: str, tag: int) -> int:
 
 
 def _classic(stream: BinaryIO, entries: list[_Entry]) -> BinaryIO:
-    """Copy a big-endian BigTIFF with a classic directory of the first picture at its end."""
+    """Copy a big-endian BigTIFF and append a classic directory of its first picture."""
     stream.seek(0)
     data = bytearray(stream.read())
     directory = b""
