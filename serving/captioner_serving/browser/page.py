@@ -22,6 +22,7 @@ _SHARED = (
     "viewer.js",
     "page.css",
     "viewer.css",
+    "zip.js",
 )
 
 

@@ -17,9 +17,16 @@ from captioner.drawing.tables import drawing_tables
 from captioner.errors import ConfigError
 from captioner.files import writing
 from captioner.paths import expanded
-from captioner.trust.consensus import Consensus
-from captioner.trust.trust import Trust
+from captioner.trust.familiarity import UNFAMILIAR
+from captioner.trust.trust import (
+    DOUBTFUL,
+    DOUBTFUL_CAPTION,
+    DOUBTFUL_SUBJECT,
+    Trust,
+    trust_file,
+)
 from captioner_serving.export.graphs import Graphs, export_graphs
+from captioner_serving.server.parts import limits_of
 
 __all__ = ["new_folder", "write_folder"]
 
@@ -29,6 +36,14 @@ _LICENCES = {
     "bundled": "weights: for research, as Flickr8k is, of which they are made; program: MIT"
 }
 _UNKNOWN = "weights: see the checkpoint's author; program: MIT"
+
+# Below these numbers words and captions are doubtful, and photos unfamiliar.
+_TRUST = {
+    "doubtful": DOUBTFUL,
+    "doubtful_subject": DOUBTFUL_SUBJECT,
+    "doubtful_caption": DOUBTFUL_CAPTION,
+    "unfamiliar": UNFAMILIAR,
+}
 
 _README = """# {name} {version}, exported from Captioner
 
@@ -49,7 +64,7 @@ In a browser, from any static host; the photo never leaves the device:
 | `encoder.onnx` | squares `pixels`, uint8 (B, 3, {size}, {size}) -> {state} |
 | `step.onnx` | a step of beam search for B images with K hypotheses |
 | `captioner.json` | vocabulary, transform, settings of generation, colours, name and licence |
-| `consensus.i8` | coefficients that rank the sentences of a beam, if the checkpoint has them |
+| `trust.safetensors` | statistics for trust, familiarity and consensus; if known |
 | `index.html`, `browser/` | the page |
 | `caption.py` | everything between a photo and its record, in one file |
 
@@ -96,11 +111,9 @@ def write_folder(
     """
     loaded = load_checkpoint(checkpoint)
     graphs = export_graphs(loaded, folder, report=report)
-    trust = Trust.beside(checkpoint)
-    consensus = None if trust is None else trust.consensus
-    if consensus is not None:
-        consensus.slopes.tofile(folder / "consensus.i8")
-    about = _describe(loaded, graphs, consensus)
+    if has_trust := Trust.beside(checkpoint) is not None:
+        shutil.copyfile(trust_file(checkpoint), folder / "trust.safetensors")
+    about = _describe(loaded, graphs, has_trust=has_trust)
     text = json.dumps(about, indent=1, ensure_ascii=False)
     (folder / "captioner.json").write_text(text + "\n", encoding="utf-8")
     shutil.copy(_APP, folder)
@@ -114,15 +127,14 @@ def write_folder(
     (folder / "README.md").write_text(readme, encoding="utf-8")
 
 
-def _describe(
-    checkpoint: Checkpoint, graphs: Graphs, consensus: Consensus | None
-) -> dict[str, Any]:
+def _describe(checkpoint: Checkpoint, graphs: Graphs, *, has_trust: bool) -> dict[str, Any]:
     vocabulary = checkpoint.vocabulary
     return {
-        "format": 1,
+        "format": 2,
         "name": checkpoint.name,
         "version": checkpoint.version,
         "licence": _LICENCES.get(checkpoint.name, _UNKNOWN),
+        "limits": limits_of([checkpoint.name]),
         "state": list(graphs.state),
         "grid": {"rows": graphs.rows, "columns": graphs.columns},
         "transform": asdict(checkpoint.transform),
@@ -132,14 +144,5 @@ def _describe(
         "silent": list(vocabulary.silent),
         "drawing": drawing_tables(),
         "vocabulary": list(vocabulary.words),
-        "consensus": None if consensus is None else _describe_consensus(consensus),
+        "trust": _TRUST if has_trust else None,
     }
-
-
-def _describe_consensus(consensus: Consensus) -> dict[str, Any]:
-    """Return everything but the slopes."""
-    numbers = {
-        name: [float(f"{value:.7g}") for value in getattr(consensus, name)]
-        for name in ("rarity", "usual", "scales", "middle")
-    }
-    return {"grams": [*consensus.rows], **numbers}

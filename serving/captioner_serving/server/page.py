@@ -24,7 +24,7 @@ from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.predictor import Captioner
 from captioner.vision.image import open_image
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.parts import read_static, with_parts
+from captioner_serving.server.parts import limits_of, read_static, with_parts
 
 __all__ = ["PREVIEW", "SENTENCES", "draw_preview", "make_page", "page_head", "put_preview"]
 
@@ -46,13 +46,6 @@ _PREVIEW_TAGS = f"""
 <meta name="twitter:card" content="summary_large_image" />
 {{% endfor %}}
 """
-
-# Of the bundled checkpoint; its card has more.
-_LIMITS = (
-    "Trained on 12,420 photos, of people, dogs, sports and streets above all: what it has not seen "
-    "it takes for something that it has, it miscounts, it cannot read, and it guesses sex and age."
-)
-_ANY = "What a model has not seen in its training it takes for something that it has."
 
 # Relative to the page, which a proxy may show below a path of its own.
 _START = """import(new URL("page/static/page.js", document.baseURI).href)
@@ -95,7 +88,7 @@ def make_page(
             most=MAX_BEAM_SIZE,
             max_upload=config.max_upload,
             allow_urls=config.allow_urls,
-            limits=_LIMITS if [*models] == ["bundled"] else _ANY,
+            limits=limits_of(models),
             drawing=drawing_tables(),  # static/heat.js draws by them
         )
     return blocks

@@ -121,14 +121,16 @@ def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
 
 def _folder(request: Request, problems: Problems) -> Listing:
     paths = [expanded(path) for path in request.paths]
-    if all(path.suffix.lower() == ".tar" for path in paths):
+    are_archives = all(path.suffix.lower() in (".tar", ".zip") for path in paths)
+    if are_archives:
         images, has_table = read_shards(paths, problems), True
     elif len(paths) == 1:
         images, has_table = read_folder(paths[0], problems)
     else:
-        raise ConfigError("name either one folder, or tar files")
+        raise ConfigError("name either one folder, or tar or zip files")
+    origin = (paths[0] if len(paths) == 1 else _top(paths)).resolve()
     return Listing(
-        name=(paths[0] if len(paths) == 1 else _top(paths)).resolve().name.removesuffix(".tar"),
+        name=origin.stem if are_archives and len(paths) == 1 else origin.name,
         images=images,
         places=[] if _are_embedded(images) else paths,
         source=_source(request, paths),
@@ -233,7 +235,7 @@ KINDS: Final = {
         metavar="FOLDER",
         several=True,
         help="photos, each with a .txt or .caption file (one caption per line), or with a table "
-        "of captions; or with Parquet files or WebDataset shards; or tar files",
+        "of captions; or with Parquet files or WebDataset shards; or tar or zip files",
         has_images=False,
     ),
     "csv": Kind(

@@ -1,14 +1,20 @@
-"""Read WebDataset shards: tar files with KEY.jpg and KEY.txt or KEY.json, as from img2dataset."""
+"""Read archives with captions beside the photos: KEY.jpg and KEY.txt or KEY.json.
+
+WebDataset shards (tar), as from img2dataset, and zip files, as from the page.
+"""
 
 from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Mapping, Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from captioner.archives import tar_members
+from captioner.archives import open_zip, tar_members
 from captioner.errors import DataError
 from captioner_training.prepare.columns import cell_captions
 from captioner_training.prepare.listing import ListedImage, Problems, read_text
@@ -21,6 +27,14 @@ __all__ = ["has_captions", "read_shards"]
 _TEXTS = (".txt", ".caption", ".json")
 _LARGEST_TEXT = 1 << 20  # bytes of a caption file
 _SAMPLE = 20  # members that are examined
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError)
+
+Member = tuple[str, Location, Callable[[], bytes]]  # name, place and content
+
+
+def _is_zip(path: Path) -> bool:
+    """Whether a file's name is that of a zip file."""
+    return path.suffix.lower() == ".zip"
 
 
 def has_captions(path: Path) -> bool:
@@ -37,15 +51,14 @@ def has_captions(path: Path) -> bool:
 
 
 def read_shards(paths: Sequence[Path], problems: Problems) -> list[ListedImage]:
-    """Read photos and captions from tar files. Raises DataError: one is damaged."""
+    """Read photos and captions from tar and zip files. Raises DataError: one is damaged."""
     listed: list[ListedImage] = []
     for path, split in zip(paths, splits_of_files(paths), strict=True):
         try:
             samples = _read_samples(path)
-        except (tarfile.TarError, OSError) as error:
-            raise DataError(
-                f"{path} cannot be read as an uncompressed tar file: {error}"
-            ) from error
+        except _DAMAGE as error:
+            kind = "a zip file" if _is_zip(path) else "an uncompressed tar file"
+            raise DataError(f"{path} cannot be read as {kind}: {error}") from error
         for key, (name, location, texts) in samples.items():
             if location is None:
                 problems.add("caption of an unknown image", f"{path.name}/{key}")
@@ -76,20 +89,37 @@ def _split_name(name: str) -> tuple[str, str]:
 
 def _read_samples(path: Path) -> dict[str, tuple[str, Location | None, dict[str, bytes]]]:
     samples: dict[str, tuple[str, Location | None, dict[str, bytes]]] = {}
-    stamp = path.stat().st_mtime_ns
-    for tar, member in tar_members(path):
-        key, suffix = _split_name(member.name)
-        is_photo = bool(image_suffix(member.name))
-        if not member.isfile() or not (is_photo or suffix in _TEXTS):
+    for member, place, read in _zip_members(path) if _is_zip(path) else _tar_members(path):
+        key, suffix = _split_name(member)
+        is_photo = bool(image_suffix(member))
+        if not (is_photo or suffix in _TEXTS):
             continue
         name, location, texts = samples.get(key, ("", None, {}))
         if is_photo and location is None:
-            name = member.name.removeprefix("./")
-            location = Location(str(path), member.offset_data, member.size, None, stamp)
-        elif not is_photo and member.size <= _LARGEST_TEXT and (file := tar.extractfile(member)):
-            texts[suffix] = file.read()
+            name, location = member.removeprefix("./"), place
+        elif not is_photo and place.size <= _LARGEST_TEXT:
+            texts[suffix] = read()
         samples[key] = name, location, texts
     return {key: sample for key, sample in samples.items() if sample[1] or ".json" not in sample[2]}
+
+
+def _tar_members(path: Path) -> Iterator[Member]:
+    stamp = path.stat().st_mtime_ns
+    for tar, member in tar_members(path):
+        if file := tar.extractfile(member) if member.isfile() else None:
+            yield (
+                member.name,
+                Location(str(path), member.offset_data, member.size, None, stamp),
+                file.read,
+            )
+
+
+def _zip_members(path: Path) -> Iterator[Member]:
+    archive = open_zip(str(path))
+    for member in archive.infolist():
+        if not member.is_dir() and not member.filename.startswith("__MACOSX/"):
+            place = Location(str(path), 0, member.file_size, member.filename, member.CRC)
+            yield member.filename, place, partial(archive.read, member)
 
 
 def _parse(content: bytes) -> Mapping[str, Any]:

@@ -14,12 +14,13 @@ const viewer = new Viewer(page.querySelector(".viewer"), about.drawing, {
   onCorrect: (text) => { Object.assign(visit, { text }); list(); },
 });
 const strip = new Strip(page.querySelector(".strip"), {
-  onOpen: (key) => open(visits.find((each) => each.key === key)),
+  onOpen: (key) => open(visits.find((entry) => entry.key === key)),
   onClear: () => { visits = []; visit = null; list(); viewer.empty(); },
 });
 const list = () => strip.show(visits, visit?.key);
 
 const { explain } = listen(page, take, () => {});
+page.querySelector(".limits").textContent = about.limits;
 page.querySelector(".model").textContent = `Model: ${about.name} ${about.version}. Licence: ${about.licence}.`;
 document.querySelector(".opened").hidden = true;
 page.hidden = false;
@@ -44,7 +45,7 @@ function open(next) {
 }
 
 worker.onmessage = ({ data: { key, phase, sentence, record, problem } }) => {
-  const mine = visits.find((each) => each.key === key);
+  const mine = visits.find((entry) => entry.key === key);
   if (key === undefined && problem && !visit) viewer.fail(problem, null);
   if (!mine) return;
   Object.assign(mine, phase && { phase }, record && { record }, problem && { problem });

@@ -3,17 +3,17 @@ const PAD = 0, START = 1, END = 2, UNK = 3;
 const NOTHING = { tokens: [], logs: [], attention: [], gates: [], score: -Infinity };
 
 export class Search {
-  // about: captioner.json; step: takes and gives tensors by name; Tensor: onnxruntime's; consensus: or null.
-  constructor(about, step, Tensor, consensus) {
-    Object.assign(this, { about, step, Tensor, consensus });
+  // about: captioner.json; step: takes and returns tensors by name; Tensor: onnxruntime's; trust: a Trust or null.
+  constructor(about, step, Tensor, trust) {
+    Object.assign(this, { about, step, Tensor, trust });
     this.around = about.vocabulary.indexOf(about.generation.different_around);
   }
 
-  // state: of one photo, by name; features: its grid; follow(sentence): the likeliest so far, after every word. Gives the
+  // state: of one photo, by name; pooled: see pool(); follow(sentence): the likeliest so far, after every word. Returns the
   // best sentences: { tokens, logs, attention, gates, score }, the last token being the end.
-  async best(state, features, { beam, captions, style }, follow) {
+  async best(state, pooled, { beam, captions, style }, follow) {
     const { generation, vocabulary } = this.about, { exact, length_penalty: penalty, maximum_length: most } = generation;
-    const chooses = this.consensus && generation.consensus && beam > 1;
+    const chooses = this.trust?.hasConsensus && generation.consensus && beam > 1;
     const places = exact && !chooses ? captions : beam, start = style ? vocabulary.indexOf(`<start ${style}>`) : START;
     let tokens = [start], totals = [0], paths = [NOTHING], pool = Array(places).fill(NOTHING);
     for (let step = 0; step <= most; step++) {
@@ -35,7 +35,7 @@ export class Search {
       if (Math.fround(totals[0] / Math.fround(length ** penalty)) <= pool[places - 1].score) break;
     }
     const sentences = pool.filter((one) => one.tokens.length);
-    return (chooses ? this.consensus.choose(sentences, features) : sentences).slice(0, captions);
+    return (chooses ? this.trust.choose(sentences, pooled) : sentences).slice(0, captions);
   }
 
   // Run a step, and put the decoder's next state into `state`.

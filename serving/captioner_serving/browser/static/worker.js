@@ -1,9 +1,9 @@
 // The model, away from the page, which stays alive meanwhile: a photo comes in, and go out how far it
 // is, the words as they are made, and the record.
 import * as ort from "./ort/ort.wasm.min.mjs";
-import { Consensus } from "./consensus.js";
 import { Search } from "./search.js";
 import { boxOf, openPhoto, squareOf } from "./square.js";
+import { pool, readTensors, Trust } from "./trust.js";
 
 const here = (name) => new URL(name, import.meta.url).href;
 // The scripts that are written without spaces between words.
@@ -19,9 +19,9 @@ async function fetchBytes(name) {
 async function load() {
   const packed = await fetchBytes("browser/ort/ort-wasm-simd-threaded.wasm.gz");
   const description = fetchBytes("captioner.json").then((answer) => answer.json());
-  const [about, slopes, binary, ...graphs] = await Promise.all([
+  const [about, statistics, binary, ...graphs] = await Promise.all([
     description,
-    description.then(async ({ consensus }) => consensus && (await fetchBytes("consensus.i8")).arrayBuffer()),
+    description.then(async (about) => about.trust && (await fetchBytes("trust.safetensors")).arrayBuffer()),
     new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer(),
     ...["encoder.onnx", "step.onnx"].map((name) => fetchBytes(name).then((answer) => answer.arrayBuffer())),
   ]);
@@ -32,19 +32,21 @@ async function load() {
   ort.env.logLevel = "error";
   const encoder = await ort.InferenceSession.create(new Uint8Array(graphs[0]), { executionProviders: ["wasm"] });
   const step = await ort.InferenceSession.create(new Uint8Array(graphs[1]), { executionProviders: ["wasm"] });
-  const consensus = about.consensus && new Consensus(about.consensus, new Int8Array(slopes));
-  const model = { about, encoder, search: new Search(about, (inputs) => step.run(inputs), ort.Tensor, consensus) };
+  const trust = about.trust && new Trust(about.trust, readTensors(statistics));
+  const model = { about, encoder, trust, search: new Search(about, (inputs) => step.run(inputs), ort.Tensor, trust) };
   // The first run takes twice as long: where nobody waits, it is not a visitor's.
-  if (!wanted) await say(model, new Uint8Array(3 * about.transform.size ** 2), 1);
+  if (!wanted) await write(model, new Uint8Array(3 * about.transform.size ** 2), 1);
   return model;
 }
 
-// The best sentences for a square, and each as it grows.
-async function say({ about, encoder, search }, square, captions, follow) {
+// The best sentences for a square, and the photo's familiarity; follow(sentence) is called as they grow.
+async function write({ about, encoder, search, trust }, square, captions, follow) {
   const { size } = about.transform, pixels = new ort.Tensor("uint8", square, [1, 3, size, size]);
   const encoded = await encoder.run({ pixels }), state = Object.fromEntries(about.state.map((part) => [part, encoded[part]]));
   const style = about.generation.style || about.styles[0], beam = Math.max(about.generation.beam_size, captions);
-  return search.best(state, encoded.features, { beam, captions, style }, follow);
+  const pooled = trust && pool(encoded.features), familiarity = trust?.familiarity(pooled);
+  const sentences = await search.best(state, pooled, { beam, captions, style }, follow);
+  return { familiarity, sentences: trust ? sentences.map((sentence) => trust.judge(sentence, pooled, familiarity)) : sentences };
 }
 
 async function caption({ photo, name, captions }, follow) {
@@ -54,21 +56,40 @@ async function caption({ photo, name, captions }, follow) {
   const box = boxOf(about.transform, bitmap.width, bitmap.height).map((edge) => round(edge, 6));
   const square = squareOf(bitmap, about.transform);
   bitmap.close();
-  const found = await say(model, square, captions, (one) => follow({ sentence: describe(about, one, box) }));
-  const [best, ...others] = found.map((one) => describe(about, one, box));
-  return { image: name, ...best, ...(style ? { style } : {}), alternatives: others, model: { name: about.name, version: about.version, dtype: "float32" } };
+  const { familiarity, sentences } = await write(model, square, captions, (sentence) => follow({ sentence: describe(about, sentence, box) }));
+  const [best, ...others] = withDoubts(sentences.map((sentence) => describe(about, sentence, box)), about.trust);
+  return {
+    image: name, ...best, ...(familiarity === undefined ? {} : { familiarity: round(familiarity, 4) }), ...(style ? { style } : {}),
+    ...(familiarity < about.trust?.unfamiliar ? { unfamiliar: true } : {}),
+    alternatives: others, model: { name: about.name, version: about.version, dtype: "float32" },
+  };
+}
+
+// Caption.doubt: the least trusted word of a caption that may be wrong, and the word of the next sentence with the same beginning.
+function withDoubts(sentences, limits) {
+  return sentences.map((sentence) => {
+    const doubtful = sentence.words.filter((word) => word.doubtful);
+    if (!(sentence.trust < limits?.doubtful_caption) || !doubtful.length) return sentence;
+    const least = doubtful.reduce((low, word) => (word.trust < low.trust ? word : low)), at = sentence.words.indexOf(least);
+    const before = (words) => words.slice(0, at).map(({ word }) => word).join("\n");
+    const runnerUp = sentences.filter((other) => other !== sentence && before(other.words) === before(sentence.words)).map((other) => other.words[at])
+      .find((word) => word?.trust !== undefined && word.word !== least.word);
+    return { ...sentence, doubt: `This may be wrong: '${least.word}'` + (runnerUp ? `, or '${runnerUp.word}'` : "") };
+  });
 }
 
 const round = (value, digits) => Math.round(value * 10 ** digits) / 10 ** digits;
 
-function describe(about, { tokens, logs, attention, gates, score }, box) {
+function describe(about, { tokens, logs, attention, gates, score, trusts = [], trust, doubtful = [] }, box) {
   const words = logs.map((log, at) => {
     const word = { word: about.vocabulary[tokens[at]], probability: round(Math.exp(log), 4) };
+    if (trusts[at] !== undefined) word.trust = round(trusts[at], 4);
+    if (doubtful[at]) word.doubtful = true;
     if (gates.length) word.gate = round(gates[at], 4);
     if (attention.length) word.attention = { ...about.grid, box, weights: Array.from(attention[at], (weight) => round(weight, 6)) };
     return word;
   });
-  return { caption: join(about.tokenizer, words.map(({ word }) => word)), score: round(score, 4), words };
+  return { caption: join(about.tokenizer, words.map(({ word }) => word)), score: round(score, 4), ...(trust === undefined ? {} : { trust: round(trust, 4) }), words };
 }
 
 function join(tokenizer, words) {

@@ -5,7 +5,7 @@
     python caption.py *.jpg --json --attention > captions.jsonl
     python caption.py photo.jpg --overlay dog.png --word dog
 
-It reads captioner.json, encoder.onnx, step.onnx and consensus.i8 from its folder. As a module:
+It reads captioner.json, encoder.onnx, step.onnx and trust.safetensors from its folder. As a module:
 
     captioner = Captioner()
     record = captioner.caption("photo.jpg")
@@ -48,6 +48,9 @@ TURNS = {  # by EXIF's orientation
     8: Image.Transpose.ROTATE_90,
 }
 
+DTYPES = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
+CONSENSUS = ("rarity", "usual", "scales", "middle", "slopes")
+
 # Scripts without spaces between words.
 UNSPACED = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf"
@@ -89,17 +92,12 @@ class Captioner:
             for name in ("encoder", "step")
         )
         self.outputs = [output.name for output in self.step.get_outputs()]
-        self.consensus: dict[str, Any] | None = None
-        if stored := self.about.get("consensus"):
-            slopes = np.fromfile(folder / "consensus.i8", np.int8)
-            rows = {tuple(gram): at for at, gram in enumerate(stored["grams"])}
-            names = ("rarity", "usual", "scales", "middle")
-            numbers = {name: np.array(stored[name], np.float32) for name in names}
-            self.consensus = {
-                **numbers,
-                "rows": rows,
-                "slopes": slopes.reshape(len(rows), len(stored["middle"])),
-            }
+        self.trust: dict[str, Any] = {}
+        self.rows: dict[tuple[int, ...], int] = {}
+        if self.about["trust"]:
+            self.trust = _read_tensors(folder / "trust.safetensors")
+            grams = self.trust.get("consensus.grams", np.empty((0, 2))).tolist()
+            self.rows = {tuple(t for t in gram if t >= 0): at for at, gram in enumerate(grams)}
 
     # --- from the photo to the encoder's square ---------------------------------------------------
 
@@ -193,22 +191,18 @@ class Captioner:
             raise ValueError(f"there is no style {style!r}: choose from {', '.join(styles)}")
         pixels = np.asarray(self.square(opened)).transpose(2, 0, 1)[np.newaxis]
         encoded = self.encode(np.ascontiguousarray(pixels))
-        best, *alternatives = self.search(encoded, beam, captions, style)
+        sentences = self.search(encoded, beam, captions, style)
+        familiarity = self._familiarity(encoded["features"][0]) if self.trust else None
         box = [round(edge, 6) for edge in self.box(*opened.size)] if attention else None
+        records = [self._record(sentence, encoded, familiarity, box) for sentence in sentences]
+        best = records[0]
+        known = {"familiarity": familiarity and round(familiarity, 4), "style": style}
         return {
             "image": image if image or not isinstance(photo, str | Path) else str(photo),
-            "caption": self._text(best),
-            "score": round(best.score, 4),
-            **({} if style is None else {"style": style}),
-            "words": self._records(best, box),
-            "alternatives": [
-                {
-                    "caption": self._text(sentence),
-                    "score": round(sentence.score, 4),
-                    "words": self._records(sentence, box),
-                }
-                for sentence in alternatives
-            ],
+            **{key: value for key, value in best.items() if key != "words"},
+            **{key: value for key, value in known.items() if value is not None},
+            "words": best["words"],
+            "alternatives": records[1:],
             "model": {
                 "name": self.about["name"],
                 "version": self.about["version"],
@@ -227,7 +221,7 @@ class Captioner:
         """Return the best sentences of an encoded square, found by beam search."""
         settings, most = self.settings, self.settings["maximum_length"]
         penalty = settings["length_penalty"]
-        is_ranked = self.consensus is not None and settings["consensus"] and beam > 1
+        is_ranked = bool(self.rows) and settings["consensus"] and beam > 1
         places = beam if is_ranked else captions
         state = {name: encoded[name] for name in self.about["state"]}
         start = START if style is None else self.words.index(f"<start {style}>")
@@ -263,11 +257,11 @@ class Captioner:
 
     def _expect(self, mean: Any, tokens: tuple[int, ...]) -> float:
         """Return the expected CIDEr of a sentence for a photo with this mean of the grid."""
-        stored: Any = self.consensus
+        stored = {name: self.trust[f"consensus.{name}"] for name in CONSENSUS}
         total = 0.0
         for order in (1, 2):
             counts = Counter(zip(*(tokens[at:] for at in range(order)), strict=False))
-            rows = np.array([stored["rows"].get(gram, -1) for gram in counts], np.int64)
+            rows = np.array([self.rows.get(gram, -1) for gram in counts], np.int64)
             is_known, known_rows = rows >= 0, rows[rows >= 0]
             rarity = np.where(is_known, stored["rarity"][rows], stored["rarity"].max())
             weights = rarity * [*counts.values()]
@@ -335,7 +329,70 @@ class Captioner:
             text, before = f"{text} {word}" if both else text + word, word
         return text
 
-    def _records(self, sentence: Sentence, box: list[float] | None) -> list[dict[str, Any]]:
+    def _record(
+        self,
+        sentence: Sentence,
+        encoded: dict[str, Any],
+        familiarity: float | None,
+        box: list[float] | None,
+    ) -> dict[str, Any]:
+        words = self._words(sentence, box)
+        record = {"caption": self._text(sentence), "score": round(sentence.score, 4)}
+        if familiarity is not None:
+            trusts, trust = self._judge(encoded["features"][0].mean(axis=0), sentence, familiarity)
+            for word, value in zip(words, trusts, strict=True):
+                if value is not None:
+                    word["trust"] = round(value, 4)
+            if trust is not None:
+                record["trust"] = round(trust, 4)
+        return {**record, "words": words}
+
+    def _familiarity(self, features: Any) -> float:
+        """Measure how similar a photo is to the training photos, 0 to 1, from its grid (L, D)."""
+        names = ("mean", "directions", "widths", "rest", "quantiles", "spreads")
+        mean, directions, widths, rest, far, flat = (
+            self.trust[f"familiarity.{name}"] for name in names
+        )
+        offset = features.mean(axis=0) - mean
+        along = np.einsum("d,dk->k", offset, directions) ** 2
+        beside = max(float((offset**2).sum() - along.sum()), 0.0)
+        distance = math.sqrt(float((along / widths).sum()) + beside / rest.item())
+        shares = np.linspace(0, 1, len(far))
+        farther = 1 - np.interp(distance, far, shares, right=1)
+        flatter = np.interp(features.std(axis=0).mean(), flat, shares, left=0)
+        return float(np.nan_to_num(min(farther, 10 * flatter)))
+
+    def _judge(
+        self, mean: Any, sentence: Sentence, familiarity: float
+    ) -> tuple[list[float | None], float | None]:
+        """Estimate how likely each word and the whole sentence is right.
+
+        Args:
+            mean: (D,), of the photo's grid.
+            sentence: to judge.
+            familiarity: of the photo; a limit where the photo is unfamiliar.
+        """
+        known, tokens = self.trust, list(sentence.tokens[:-1])
+        kinds = known["sight.kinds"][tokens]
+        claims = kinds >= 0
+        rows = kinds[claims]
+        offset, slopes = mean - known["sight.middle"], known["sight.slopes"][:, rows]
+        usual = known["sight.shares"][rows]
+        shares = np.stack([np.einsum("d,dt->t", offset, slopes) + usual, usual]).clip(min=1e-3)
+        clues = [*np.log(shares), np.array(sentence.logs)[claims]]
+        constant, *weights = known["word"]
+        logits = constant + sum(weight * clue for weight, clue in zip(weights, clues, strict=True))
+        trusts = ((1 + np.tanh(logits / 2)) / 2).clip(min=1e-6)
+        values = iter(trusts.tolist())
+        words = [next(values) if claim else None for claim in claims]
+        if not len(trusts):
+            return words, None
+        constant, slope = known["caption"]
+        whole = float((1 + np.tanh((constant + slope * np.log(trusts).sum()) / 2)) / 2)
+        is_known = familiarity >= self.about["trust"]["unfamiliar"]
+        return words, whole if is_known else min(whole, familiarity)
+
+    def _words(self, sentence: Sentence, box: list[float] | None) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = []
         grid = self.about["grid"]
         for at, (token, log) in enumerate(zip(sentence.tokens, sentence.logs, strict=False)):
@@ -392,6 +449,21 @@ class Captioner:
         if not matches:
             raise ValueError(f"there is no word {word!r} in {record['caption']!r}")
         return matches[0]
+
+
+def _read_tensors(path: Path) -> dict[str, Any]:
+    """Read a safetensors file; half precision becomes single."""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    tensors = {}
+    for name, about in json.loads(data[8:start]).items():
+        if name != "__metadata__":
+            first, end = (start + offset for offset in about["data_offsets"])
+            values = np.frombuffer(data[first:end], DTYPES[about["dtype"]])
+            tensors[name] = values.reshape(about["shape"])
+            if values.dtype == np.float16:
+                tensors[name] = tensors[name].astype(np.float32)
+    return tensors
 
 
 def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:

@@ -6,6 +6,7 @@ import { copyToSend } from "./photo.js";
 import { isToReview } from "./record.js";
 import { likely, percent } from "./sentence.js";
 import * as server from "./server.js";
+import { listenToSettings, supported } from "./settings.js";
 import { Strip } from "./strip.js";
 import { Viewer } from "./viewer.js";
 
@@ -37,7 +38,8 @@ export function start(element, props) {
     draw: async (kind, { chosen, head }, word, look) => server.draw(kind, await readable(visit), chosen, { word, head, look }),
   });
   const strip = new Strip(element.querySelector(".strip"), {
-    onOpen: (key) => open(visits.find((each) => each.key === key)), onClear: clear, onRemove: remove, onUndo: bringBack,
+    onOpen: (key) => open(visits.find((entry) => entry.key === key)), onClear: clear, onRemove: remove, onUndo: bringBack,
+    fileOf: ({ key }) => readable(visits.find((entry) => entry.key === key)),
   });
   const allAgain = element.querySelector(".search .all");
   const showSettings = listenToSettings(element.querySelector(".search"), settings, props, again, check);
@@ -48,7 +50,7 @@ export function start(element, props) {
   const stateOf = (key) => ({ ...history.state, captioner: { key } });
 
   function list() {
-    strip.show(visits.map((each) => ({ ...each, photo: photoOf(each) })), visit?.key);
+    strip.show(visits.map((entry) => ({ ...entry, photo: photoOf(entry) })), visit?.key);
     allAgain.hidden = visits.length < 2;
   }
 
@@ -123,7 +125,7 @@ export function start(element, props) {
   }
 
   async function remove(key) {
-    const at = visits.findIndex((each) => each.key === key);
+    const at = visits.findIndex((entry) => entry.key === key);
     if (at < 0) return;
     const [mine] = visits.splice(at, 1), next = visits[at] ?? visits[at - 1];
     removed = { mine, at };
@@ -159,7 +161,7 @@ export function start(element, props) {
 
   function againWithAll() {
     checking?.abort();
-    for (const each of visits) { Object.assign(each, renewed(each, settings)); keep(each); }
+    for (const entry of visits) { Object.assign(entry, renewed(entry, settings)); keep(entry); }
     if (visit) show();
     pump();
   }
@@ -171,9 +173,9 @@ export function start(element, props) {
 
   // Send what waits, the photo on the stage first.
   function pump() {
-    const waiting = visits.filter((each) => !each.record && !each.problem).sort((one, other) => (other === visit) - (one === visit));
-    const under = waiting.filter((each) => each.job).length;
-    for (const each of waiting.filter((each) => !each.job).slice(0, AT_ONCE - under)) send(each);
+    const waiting = visits.filter((entry) => !entry.record && !entry.problem).sort((one, other) => (other === visit) - (one === visit));
+    const under = waiting.filter((entry) => entry.job).length;
+    for (const entry of waiting.filter((entry) => !entry.job).slice(0, AT_ONCE - under)) send(entry);
   }
 
   async function send(mine) {
@@ -204,12 +206,12 @@ export function start(element, props) {
 
   async function keep(...photos) {
     const mine = photos.filter(({ key }) => key);
-    for (const each of mine) each.stored = false;
+    for (const entry of mine) entry.stored = false;
     const stored = await album.put(mine.map(({ key, name, file, sample, address, settings, record, records, problem, sentence, head, text, aside, looked, accepted }) => [key, {
       name, file: sample || address ? undefined : file, sample, address, settings, record, records, problem, sentence, head, text, aside, looked, accepted,
     }]));
-    if (!stored && mine.length > 1) for (const each of mine) keep(each);  // one of them may be a folder
-    else for (const each of mine) each.stored = stored;
+    if (!stored && mine.length > 1) for (const entry of mine) keep(entry);  // one of them may be a folder
+    else for (const entry of mine) entry.stored = stored;
   }
 
   async function fileOf(mine) {
@@ -247,7 +249,7 @@ export function start(element, props) {
   }
 
   async function clear() {
-    for (const each of visits) { each.job?.abort(); clearTimeout(each.writing); }
+    for (const entry of visits) { entry.job?.abort(); clearTimeout(entry.writing); }
     checking?.abort();
     removed = null;
     strip.offerUndo(null);
@@ -261,7 +263,7 @@ export function start(element, props) {
 
   // After a reload, and after Back: what this place in the history showed, or was waiting for.
   function restore() {
-    const { key } = here(), kept = visits.find((each) => each.key === key);
+    const { key } = here(), kept = visits.find((entry) => entry.key === key);
     checking?.abort();
     visit = null;
     if (kept) return turnTo(kept);
@@ -272,19 +274,19 @@ export function start(element, props) {
   }
 
   album.all().then((kept) => {
-    visits.unshift(...kept.map((each) => ({ ...each, settings: known(each.settings, props) })));
+    visits.unshift(...kept.map((entry) => ({ ...entry, settings: supported(entry.settings, props) })));
     restore();
     pump();
   });
   setInterval(album.sweep, 3600 * 1000);
   addEventListener("popstate", restore);
-  addEventListener("beforeunload", (event) => { if (visits.some((each) => !each.stored)) event.preventDefault(); });
+  addEventListener("beforeunload", (event) => { if (visits.some((entry) => !entry.stored)) event.preventDefault(); });
   addEventListener("keydown", (event) => {
     const step = { j: 1, k: -1 }[event.key.toLowerCase()];
     if (!step || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select, dialog")) return;
     const key = strip.neighbour(step);
     if (key === undefined) return;
-    open(visits.find((each) => each.key === key));
+    open(visits.find((entry) => entry.key === key));
     strip.focus(key);
   });
   allAgain.onclick = againWithAll;
@@ -294,47 +296,6 @@ export function start(element, props) {
 function renewed(mine, settings) {
   mine.job?.abort();
   return { job: null, record: undefined, records: undefined, problem: undefined, sentence: 0, head: null, accepted: undefined, settings: { ...settings } };
-}
-
-// The settings of the search, which are changed in place. again: for another caption; check: for the
-// effect of each word. Gives what shows them as they are.
-function listenToSettings(element, settings, props, again, check) {
-  const sliders = [...element.querySelectorAll("input[type=range]")], [beam, captions] = sliders;
-  const box = element.querySelector(".check input"), style = element.querySelector("select");
-  const show = () => {
-    for (const slider of sliders) {
-      slider.value = settings[slider.name] ?? 0;
-      element.querySelector("b." + slider.name).textContent = slider.value;
-    }
-    box.checked = settings.check_attention;
-    style.value = settings.style;
-  };
-  style.append(...props.styles.map((name) => new Option(name, name)));
-  element.querySelector(".styles").hidden = props.styles.length < 2;
-  element.querySelector(".trusts").hidden = !("minimum_trust" in props.settings);
-  style.onchange = () => { settings.style = style.value; again(); };
-  box.onchange = () => { settings.check_attention = box.checked; check(); };
-  beam.max = props.most;
-  captions.max = Math.min(10, props.most);
-  for (const slider of sliders) {
-    slider.oninput = () => {
-      settings[slider.name] = +slider.value;
-      // No more sentences than are followed.
-      if (slider === beam) settings.captions = Math.min(settings.captions, settings.beam_size);
-      else settings.beam_size = Math.max(settings.captions, settings.beam_size);
-      show();
-    };
-    slider.onchange = again;
-  }
-  show();
-  return show;
-}
-
-// Of the settings that were kept those that the server knows, and else its own: it may have started
-// again with another model, which has other styles, or none, and no trust.
-function known(kept, { settings, styles }) {
-  const values = Object.keys(settings).map((name) => [name, kept?.[name] ?? settings[name]]);
-  return { ...Object.fromEntries(values), ...(styles.includes(kept?.style) ? {} : { style: settings.style }) };
 }
 
 const ofSample = (name) => ({ name, sample: name, sentence: 0, head: null });

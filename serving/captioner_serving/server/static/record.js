@@ -29,6 +29,17 @@ export function marksOf({ record, sentence, text, problem }) {
 // What is left to review: failures, and photos with marks or not yet looked at, until they are accepted.
 export const isToReview = (photo) => Boolean(photo.problem || (photo.record && !photo.accepted && (!photo.looked || marksOf(photo).length)));
 
+// The photos to train on: reviewed, with a caption. A caption that nobody corrected is as the model writes it.
+export const trainable = (photos) => photos.filter((photo) => photo.record && !isToReview(photo) && textOf(photo).trim());
+const trainingCaption = ({ record, sentence, text }) => text ?? chooseSentence(record, sentence).caption;
+
+// The two files of a photo in a training set, of which `file` is the photo: NUMBER-NAME.jpg and NUMBER-NAME.txt.
+export function trainingFiles(photo, file, number) {
+  const [, stem, suffix] = /^(.*?)(\.[^.]*)?$/.exec(photo.name.replace(/[\\/:*?"<>|\0-\x1f]/g, "_"));
+  const name = `${String(number).padStart(3, "0")}-${stem}`, kind = file.type === "image/jpeg" ? ".jpg" : suffix ?? "";
+  return [{ name: name + kind, blob: file }, { name: name + ".txt", blob: new Blob([trainingCaption(photo).trim() + "\n"]) }];
+}
+
 export function recordOf({ name, address, record, problem, sentence, text }) {
   if (problem) return { image: address ?? name, error: { type: problem.type, title: problem.title, detail: problem.detail } };
   const { preview, ...chosen } = chooseSentence(record, sentence);

@@ -26,7 +26,7 @@ export function placeOf({ rows, columns, box = [0, 0, 1, 1], weights }) {
 }
 
 export class Sentence {
-  // onShow is told the word to show, -1 for none.
+  // onShow(index): called with the word to show, -1 for none.
   constructor(row, play, onShow) {
     Object.assign(this, { row, play, onShow });
     this.current = this.pinned = -1;  // shown; and shown again when the pointer leaves
@@ -39,7 +39,7 @@ export class Sentence {
 
   get buttons() { return [...this.row.children]; }
 
-  // words: { text, tint, doubtful, told }: the tint from 0 to 1, and what a screen reader says of the word.
+  // words: { text, tint, doubtful, description }: the tint from 0 to 1; the description is for screen readers.
   set(words) {
     this.stop();
     this.pinned = this.current = -1;
@@ -73,7 +73,7 @@ export class Sentence {
     button.className = word.doubtful ? "word doubtful" : "word";
     button.textContent = word.text;
     button.style.setProperty("--p", word.tint);
-    button.setAttribute("aria-label", word.text + ", " + word.told);
+    button.setAttribute("aria-label", word.text + ", " + word.description);
     button.onpointerenter = (event) => {
       if (event.pointerType !== "mouse" || this.timer) return;
       if (this.row.contains(document.activeElement)) button.focus({ preventScroll: true });

@@ -1,17 +1,21 @@
-// The photos that came in, with their sentences: each opens its words, all of them can be taken home.
+// The list of photos with their sentences: open, review, remove and download them.
 import { thumbnail } from "./photo.js";
-import { altText, chooseSentence, FORMATS, isToReview, marksOf, save, textOf } from "./record.js";
+import { altText, chooseSentence, FORMATS, isToReview, marksOf, save, textOf, trainable, trainingFiles } from "./record.js";
+import { zip } from "./zip.js";
 
 export class Strip {
-  // onOpen gets the key of a photo to open; onClear is called to forget all. onRemove gets the key of one to remove, onUndo
-  // brings the last one back: without them there is no reviewing.
-  constructor(root, { onOpen, onClear, onRemove = null, onUndo = null }) {
-    Object.assign(this, { root, onOpen, onRemove, onUndo, photos: [], items: new Map(), onlyReview: false });
+  // onOpen and onRemove are called with the key of a photo, onClear to remove all, onUndo to restore the last one removed;
+  // without onRemove there is no reviewing. fileOf(photo): the File to train on.
+  constructor(root, { onOpen, onClear, onRemove = null, onUndo = null, fileOf = null }) {
+    Object.assign(this, { root, onOpen, onRemove, onUndo, fileOf, photos: [], items: new Map(), onlyReview: false });
     this.list = root.querySelector(".photos");
     this.review = root.querySelector(".review");
     this.review.onclick = () => { this.onlyReview = !this.onlyReview; this.show(this.photos, this.open); };
     this.list.onkeydown = (event) => this.#walk(event);
     for (const button of root.querySelectorAll("[data-format]")) button.onclick = () => this.#save(button.dataset.format);
+    const train = root.querySelector(".train");
+    train.hidden = !fileOf;
+    train.onclick = () => this.#saveTraining();
     const clear = root.querySelector(".clear"), calm = () => { clear.textContent = "Empty"; };
     clear.onclick = () => {
       if (clear.textContent === "Empty") {  // a second click says that it is meant
@@ -29,17 +33,18 @@ export class Strip {
   show(photos, open) {
     Object.assign(this, { photos, open });
     this.root.hidden = !photos.length;
-    const keys = new Set(photos.map((each) => each.key));
+    const keys = new Set(photos.map((photo) => photo.key));
     for (const [key, item] of this.items) if (!keys.has(key)) { item.remove(); this.items.delete(key); }
-    for (const each of photos) this.#update(this.items.get(each.key) ?? this.#make(each), each, each.key === open);
+    for (const photo of photos) this.#update(this.items.get(photo.key) ?? this.#make(photo), photo, photo.key === open);
     photos.forEach(({ key }, at) => { const item = this.items.get(key); if (this.list.children[at] !== item) this.list.insertBefore(item, this.list.children[at] ?? null); });
     this.#filter();
-    const done = photos.filter(isDone).length, failed = photos.filter((each) => each.problem).length;
+    const done = photos.filter(isDone).length, failed = photos.filter((photo) => photo.problem).length;
     const count = done < photos.length ? `${done} of ${photos.length}` : `${photos.length}${failed ? `, ${failed} without a caption` : ""}`;
     if (photos.length > 1 && this.done < this.asked && done === photos.length) this.root.querySelector(".news").textContent = "All photos are done: " + count;
     Object.assign(this, { done, asked: photos.length });
     this.root.querySelector(".count").textContent = count;
-    for (const button of this.root.querySelectorAll("[data-format]")) button.disabled = !done;
+    for (const button of this.root.querySelectorAll("[data-format], .train")) button.disabled = !done;
+    if (!photos.length) this.#explainTraining("");
   }
 
   // The next photo in the list, or the previous one; those that the filter hides are passed over.
@@ -63,8 +68,8 @@ export class Strip {
     this.root.querySelector(".hint").hidden = review.hidden || matchMedia("(hover: none)").matches;
     review.ariaPressed = String(onlyReview);
     review.querySelector("b").textContent = left.length;
-    const isHidden = (each) => onlyReview && !review.hidden && each.key !== this.open && Boolean(each.record || each.problem) && !isToReview(each);
-    for (const each of photos) this.items.get(each.key).hidden = isHidden(each);
+    const isHidden = (photo) => onlyReview && !review.hidden && photo.key !== this.open && Boolean(photo.record || photo.problem) && !isToReview(photo);
+    for (const photo of photos) this.items.get(photo.key).hidden = isHidden(photo);
   }
 
   #walk(event) {
@@ -78,24 +83,24 @@ export class Strip {
     this.focus(key);
   }
 
-  #make(each) {
+  #make(photo) {
     const item = document.createElement("li"), button = document.createElement("button");
-    Object.assign(button, { type: "button", title: each.name, onclick: () => this.onOpen(each.key) });
+    Object.assign(button, { type: "button", title: photo.name, onclick: () => this.onOpen(photo.key) });
     const marks = Object.assign(document.createElement("small"), { className: "marks" });
     button.append(Object.assign(new Image(), { alt: "" }), document.createElement("span"), marks);
     item.append(button);
     this.list.append(item);
-    this.items.set(each.key, item);
+    this.items.set(photo.key, item);
     return item;
   }
 
-  #update(item, each, isOpen) {
-    const button = item.firstChild, [image, line, marks] = button.children, picture = each.record?.preview?.image ?? each.photo;
-    const text = lineOf(each);
+  #update(item, photo, isOpen) {
+    const button = item.firstChild, [image, line, marks] = button.children, picture = photo.record?.preview?.image ?? photo.photo;
+    const text = lineOf(photo);
     if (line.textContent !== text) line.textContent = text;
-    item.dataset.state = each.problem ? "failed" : each.record ? "done" : "waiting";
-    marks.textContent = each.problem ? "" : marksOf(each).join(", ");
-    item.toggleAttribute("data-corrected", each.text !== undefined);
+    item.dataset.state = photo.problem ? "failed" : photo.record ? "done" : "waiting";
+    marks.textContent = photo.problem ? "" : marksOf(photo).join(", ");
+    item.toggleAttribute("data-corrected", photo.text !== undefined);
     if (picture && item.picture !== picture) {
       item.picture = picture;
       thumbnail(picture).then((small) => { if (small && item.picture === picture) image.src = small; });
@@ -107,18 +112,36 @@ export class Strip {
     button.ariaCurrent = String(isOpen);
   }
 
+  async #saveTraining() {
+    const photos = trainable(this.photos), files = [];
+    if (!photos.length) return this.#explainTraining("No photo is reviewed yet: press Enter in the alt text of each photo that is right.");
+    this.#explainTraining("Collecting photos …");
+    try {
+      for (const [at, photo] of photos.entries()) files.push(...trainingFiles(photo, await this.fileOf(photo), at + 1));
+    } catch (problem) {
+      return this.#explainTraining(`${problem.title}: ${problem.detail}`);
+    }
+    save(await zip(files), "captions.zip");
+    this.#explainTraining(`Saved ${photos.length} reviewed photos of ${this.photos.length}. To fine-tune the model on them:`, true);
+  }
+
+  #explainTraining(text, withCommands = false) {
+    this.root.querySelector(".training").textContent = text;
+    this.root.querySelector(".commands").hidden = !withCommands;
+  }
+
   #save(format) {
     const { type, make } = FORMATS[format];
     save(new Blob([make(this.photos.filter(isDone))], { type }), "captions." + format);
   }
 }
 
-const isDone = (each) => Boolean(each.record || each.problem);
+const isDone = (photo) => Boolean(photo.record || photo.problem);
 
-function lineOf(each) {
-  if (each.problem) return `${each.name}: ${each.problem.title}`;
-  if (!each.record) return each.phase ?? "Waits its turn …";
-  if (each.text === undefined && each.record.review) return "No caption that could be trusted";
-  if (each.text === undefined && each.record.unfamiliar) return "Perhaps: " + altText(chooseSentence(each.record, each.sentence).caption);
-  return textOf(each) || "Decorative";
+function lineOf(photo) {
+  if (photo.problem) return `${photo.name}: ${photo.problem.title}`;
+  if (!photo.record) return photo.phase ?? "Waits its turn …";
+  if (photo.text === undefined && photo.record.review) return "No caption that could be trusted";
+  if (photo.text === undefined && photo.record.unfamiliar) return "Perhaps: " + altText(chooseSentence(photo.record, photo.sentence).caption);
+  return textOf(photo) || "Decorative";
 }

@@ -3,10 +3,10 @@
 import { colorAt, Heat } from "./heat.js";
 import { loadPhoto } from "./photo.js";
 import { altText, chooseSentence, defaultText, recordOf, save } from "./record.js";
-import { percent, Sentence } from "./sentence.js";
+import { likely, Sentence } from "./sentence.js";
 import { attentionOf, explainTerms, facts, term } from "./terms.js";
 
-// What a visitor has to see of each state without scrolling.
+// The part of each state that has to be in view without scrolling.
 const ENDS = { waiting: ".ghosts", failed: ".failure", shown: ".sentence" };
 const touch = matchMedia("(hover: none)");
 
@@ -87,7 +87,7 @@ export class Viewer {
     this.root.toggleAttribute("data-withheld", Boolean(withheld));
     Object.assign(this.find(".withheld"), { hidden: !withheld, textContent: withheld });
     this.find(".doubt").textContent = chosen.doubt ? chosen.doubt + "." : "";
-    this.sentence.set(chosen.words.map((each) => ({ ...each, text: each.word, told: tell(each, head), tint: tintOf(each, chosen.words) })));
+    this.sentence.set(chosen.words.map((word) => ({ ...word, text: word.word, description: describe(word, head, chosen), tint: word.trust ?? 0 })));
     this.heat.attentions = [];
     this.#listModels();
     this.#listSentences();
@@ -95,14 +95,14 @@ export class Viewer {
     this.#showWord(-1);
     this.find(".copied").textContent = "";
     this.#showText();
-    const warnings = [record.unfamiliar && this.find(".unlike").textContent, chosen.doubt].filter(Boolean);
-    if (!same) this.status.textContent = withheld || ["Caption: " + chosen.caption, ...warnings].join(". ");
+    const warnings = [record.unfamiliar && this.find(".unlike").textContent, chosen.doubt && chosen.doubt + "."].filter(Boolean);
+    if (!same) this.status.textContent = withheld || ["Caption: " + altText(chosen.caption), ...warnings].join(" ");
     this.find(".unseen").textContent = "Your browser cannot show this photo; its words are below.";
     const picture = record.preview?.image ?? photo, isNew = picture !== this.photo, seen = await this.#stage(picture);
     if (this.shown !== shown) return;
     // On a phone a photo that came with its words would lie over them.
     if (isNew && getComputedStyle(this.find(".stage")).position === "sticky" && this.root.getBoundingClientRect().top < 0) this.root.scrollIntoView();
-    if (seen && !withheld) this.heat.attentions = chosen.words.map((each) => attentionOf(each, head));
+    if (seen && !withheld) this.heat.attentions = chosen.words.map((word) => attentionOf(word, head));
     this.sentence.pin(withheld ? -1 : word ?? firstShown(chosen.words));
     this.sentence.buttons[focused]?.focus({ preventScroll: true });
   }
@@ -144,13 +144,13 @@ export class Viewer {
     const { chosen, head } = this.shown ?? {};
     if (!chosen) return;
     if (index < 0) {
-      this.about.textContent = (touch.matches ? "Tap" : "Point at") + " a word, or press Play. "
-        + "The stronger the colour behind a word, the likelier it is right.";
+      this.about.textContent = (touch.matches ? "Tap" : "Point at") + " a word, or press Play."
+        + (hasTrust(chosen) ? " The stronger the colour behind a word, the likelier it is right." : "");
       return;
     }
     const name = document.createElement("b");
     name.textContent = chosen.words[index].word;
-    const [first, ...rest] = facts(chosen.words[index], head).map(([key, text]) => term(key, text));
+    const [first, ...rest] = facts(chosen.words[index], head, hasTrust(chosen)).map(([key, text]) => term(key, text));
     const isAsked = (fact) => fact.dataset.term === "effect", more = document.createElement("button");
     Object.assign(more, { type: "button", className: "term more", textContent: this.isMore ? "less" : "more", ariaExpanded: String(this.isMore) });
     more.onclick = () => { this.isMore = !this.isMore; this.#showWord(index); this.find(".more").focus(); };
@@ -171,12 +171,12 @@ export class Viewer {
     const { compared, record } = this.shown, list = this.find(".models");
     const focused = list.contains(document.activeElement);
     list.hidden = !compared.length;
-    list.replaceChildren(...compared.map(({ name, record: each }, number) => {
+    list.replaceChildren(...compared.map(({ name, record: other }, number) => {
       const button = document.createElement("button"), title = document.createElement("b"), trust = document.createElement("span");
       title.textContent = name;
-      trust.textContent = each.trust === undefined ? "trust unknown" : percent(Math.max(0.01, each.trust)) + " likely right";
-      Object.assign(button, { type: "button", ariaPressed: String(each === record), onclick: () => this.onModel(number) });
-      button.append(title, each.caption, trust);
+      trust.textContent = other.trust === undefined ? "trust unknown" : likely(other.trust) + " likely right";
+      Object.assign(button, { type: "button", ariaPressed: String(other === record), onclick: () => this.onModel(number) });
+      button.append(title, altText(other.caption), trust);
       return button;
     }));
     if (focused) list.querySelector("[aria-pressed=true]")?.focus({ preventScroll: true });
@@ -190,7 +190,7 @@ export class Viewer {
       this.listed = record;
       list.replaceChildren(...sentences.map(({ caption }, number) => {
         const item = document.createElement("li"), button = document.createElement("button");
-        Object.assign(button, { type: "button", textContent: caption, onclick: () => this.#choose(number, this.shown.head) });
+        Object.assign(button, { type: "button", textContent: altText(caption), onclick: () => this.#choose(number, this.shown.head) });
         item.append(button);
         return item;
       }));
@@ -289,7 +289,7 @@ export class Viewer {
   }
 
   #showText() {
-    const { record, chosen, text, aside, withheld } = this.shown, field = this.find(".text");
+    const { record, chosen, name, text, aside, withheld } = this.shown, field = this.find(".text");
     const plain = defaultText(record, chosen.caption), now = text ?? plain, undo = this.find(".undo");
     if (field.value !== now) field.value = now;
     field.placeholder = plain || withheld ? "" : "Perhaps: " + altText(chosen.caption);
@@ -297,7 +297,7 @@ export class Viewer {
     this.find(".decorative").checked = text === "";
     undo.hidden = text === undefined && !aside;
     undo.textContent = text === undefined ? "Redo the correction" : "Undo the correction";
-    this.image.alt = text ?? chosen.caption;
+    this.image.alt = text ?? (withheld ? name : altText(chosen.caption));
   }
 }
 
@@ -323,13 +323,12 @@ function firstShown(words) {
   return drawn.indexOf(Math.max(...drawn));
 }
 
-// How strongly a word is tinted: as likely as it is right. A word without trust claims nothing, where others have one.
-function tintOf({ trust, probability }, words) {
-  return words.some((word) => word.trust !== undefined) ? trust ?? 0 : probability;
-}
+// Whether a sentence's model estimates trust: it does not for words without a claim, such as "of".
+const hasTrust = ({ familiarity, words }) => familiarity !== undefined || words.some((word) => word.trust !== undefined);
 
 // What a screen reader says of a word.
-const tell = (word, head) => facts(word, head).filter(([name]) => ["trust", "sure", "looked"].includes(name)).map((fact) => fact[1]).join(", ");
+const describe = (word, head, chosen) => facts(word, head, hasTrust(chosen))
+  .filter(([name]) => !["visual", "effect"].includes(name)).map((fact) => fact[1]).join(", ");
 
 const stem = (name) => name.replace(/\.[^.]*$/, "") || name;
 

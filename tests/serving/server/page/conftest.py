@@ -51,6 +51,11 @@ def pocket(browser: Any) -> Iterator[Any]:
     context.close()
 
 
+def sentence(caption: str) -> str:
+    """A caption as the page writes it where it is no row of words."""
+    return f"{caption.capitalize()}."
+
+
 class Visit:
     """One visitor's tab, with what it asked for and what went wrong in it.
 

@@ -16,7 +16,7 @@ from captioner.paths import sample_photos
 from captioner.predictor import Captioner
 from captioner_serving.server.config import ServerConfig
 from tests.serving.server.conftest import SAMPLES, Server
-from tests.serving.server.page.conftest import visiting
+from tests.serving.server.page.conftest import sentence, visiting
 from tests.serving.server.running import serving
 
 
@@ -43,7 +43,7 @@ def test_both_say_their_sentence_and_one_its_words(
         assert models.count() == 2 and visit.posts() == 1
         for number, name in enumerate(("bundled", "tiny")):
             text = models.nth(number).inner_text().split("\n")
-            assert text[:2] == [name, said[number]]
+            assert text[:2] == [name, sentence(said[number])]
         assert models.nth(0).inner_text().endswith("likely right")
         assert models.nth(1).inner_text().endswith("trust unknown")
         heats = []

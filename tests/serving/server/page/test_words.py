@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.serving.server.conftest import SAMPLES, Server, serve
-from tests.serving.server.page.conftest import DESK, Visit, visiting
+from tests.serving.server.page.conftest import DESK, Visit, sentence, visiting
 from tests.test_front_ends import made
 
 HEADS = 4
@@ -30,16 +30,18 @@ def test_hover_focus_and_touch_show_what_is_meant_without_asking_the_server(visi
     visit.tab.locator(".word").nth(1).focus()
     assert visit.heat() == first
     # And a touch says what a number means.
-    assert not tab.locator(".about [data-term=looked]").is_visible()
+    assert not tab.locator(".about [data-term=focus]").is_visible()
     tab.click(".more")
     for name, said in {
-        "sure": "likely", "looked": "attention", "drew": "seen there", "heat": "even share",
+        "probability": "gave this word", "focus": "attention", "visual": "on the photo",
+        "heat": "even share",
     }.items():  # fmt: skip
         term = tab.locator(f"[data-term={name}]").first
         term.click()
         (shown,) = [text for text in tab.locator(".meaning").all_inner_texts() if text]
         assert said in shown
         assert term.get_attribute("aria-expanded") == "true"
+        assert term.get_attribute("title") == shown and shown.count(".") == 1  # one sentence
     tab.locator("[data-term=heat]").first.click()
     assert not any(tab.locator(".meaning").all_inner_texts())
     assert visit.requests[asked:] == []
@@ -133,7 +135,7 @@ def test_the_keyboard_and_a_screen_reader_are_enough(visit: Visit) -> None:
     assert re.fullmatch(r"\w+, probability \d+ %, focus: [a-z ]+", label)
     assert tab.locator('.viewer [role="status"]').inner_text().startswith("Caption: ")
     assert tab.locator(".sentence").get_attribute("role") == "toolbar"
-    assert tab.locator("img.photo").get_attribute("alt") == " ".join(visit.words())
+    assert tab.locator("img.photo").get_attribute("alt") == sentence(" ".join(visit.words()))
     unnamed = tab.evaluate(
         "[...document.querySelectorAll('.captioner :is(button, a, input, select)')]"
         ".filter(x => !(x.ariaLabel || x.textContent.trim() || x.labels?.length)).length"
@@ -162,7 +164,7 @@ def test_the_keyboard_and_a_screen_reader_are_enough(visit: Visit) -> None:
         )
     for name in (
         "play", "strength", "colors", "smooth", "copy", "json", "coffee", "choose", "take", "paste",
-        "sure", "more", "legend", "SUMMARY",
+        "probability", "more", "legend", "SUMMARY",
     ):  # fmt: skip
         assert any(name in item for item in reached), name
 
@@ -211,17 +213,18 @@ def test_an_alternative_has_words_heat_and_numbers_of_its_own(visit: Visit) -> N
     said = second.inner_text()
     second.click()
     visit.settled()
-    assert " ".join(visit.words()) == said != " ".join(before)
+    assert sentence(" ".join(visit.words())) == said != sentence(" ".join(before))
     assert not any("/api/" in url for url in visit.requests[asked:])  # the record has it
     assert second.get_attribute("aria-pressed") == "true"
     assert tab.evaluate("document.activeElement.textContent") == said  # the focus stays
     tab.locator(".word").last.hover()
     assert visit.heat() != heat and "likely right" in tab.inner_text(".about")
     record = visit.record()
-    assert record["caption"] == said and record["alternatives"][0]["caption"] == " ".join(before)
+    assert sentence(record["caption"]) == said
+    assert record["alternatives"][0]["caption"] == " ".join(before)
     tab.reload()
     visit.settled()
-    assert " ".join(visit.words()) == said
+    assert sentence(" ".join(visit.words())) == said
 
 
 def test_the_words_of_this_very_sentence_are_checked(visit: Visit) -> None:
