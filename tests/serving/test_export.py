@@ -82,6 +82,11 @@ def saved_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transform = replace(tiny.transform, mean=(0.3, 0.6, 0.2), std=(0.5, 0.1, 0.3))
     replace(tiny, transform=transform).save(path)
     known = make_trust(weights=digest_weights(path), consensus=make_consensus())
+    steps = np.linspace(0, 1, 9).astype(np.float32)
+    familiarity = replace(known.familiarity, quantiles=60 * steps, spreads=steps / 20)
+    nouns = np.ones(14, np.int8)
+    features = replace(known.word_features, nouns=nouns)
+    known = replace(known, familiarity=familiarity, word_features=features)
     known.save(trust_file(path))
     return path
 
@@ -137,11 +142,7 @@ def photos(photo: Path, tmp_path: Path) -> list[Path]:
 
 
 def near(one: Any, other: Any) -> None:
-    """Compare records: words exactly, their numbers to the last digit that they have.
-
-    An exported model says nothing of trust.
-    """
-    one = {key: value for key, value in one.items() if key not in ("trust", "familiarity")}
+    """Compare records: words exactly, their numbers to the last digit that they have."""
     assert one.keys() == other.keys()
     for key, value in one.items():
         if key in ("words", "alternatives"):
@@ -237,7 +238,7 @@ def test_photos_that_cannot_be_read_are_named(exported: Path, photo: Path, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["captioner.json", "step.onnx", "consensus.i8"])
+@pytest.mark.parametrize("name", ["captioner.json", "step.onnx", "trust.safetensors"])
 def test_a_folder_that_lacks_a_file_says_so(
     exported: Path, photo: Path, tmp_path: Path, name: str
 ) -> None:
@@ -449,7 +450,10 @@ def test_the_page_captions_in_the_browser(page: Any, exported: Path, tmp_path: P
     got = json.loads(Path(saved.value.path()).read_text())
     assert got["caption"] == wanted["caption"] and got["model"] == wanted["model"]
     assert got["score"] == pytest.approx(wanted["score"], abs=0.02)
+    assert got["familiarity"] == pytest.approx(wanted["familiarity"], abs=0.02)
+    assert 0 < got["familiarity"] < 1 and got["trust"] == pytest.approx(wanted["trust"], abs=0.02)
     for one, other in zip(got["words"], wanted["words"], strict=True):
+        assert one["trust"] == pytest.approx(other["trust"], abs=0.02)
         seen, expected = one["attention"], other["attention"]
         assert seen["box"] == expected["box"]
         assert seen["weights"] == pytest.approx(expected["weights"], abs=0.01)

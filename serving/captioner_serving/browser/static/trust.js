@@ -7,8 +7,8 @@ const FLAT = 10, LEAST = 1e-3;     // familiarity.py; trust.py
 export function readTensors(buffer) {
   const start = 8 + Number(new DataView(buffer).getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, start - 8))), arrays = {};
+  delete header.__metadata__;
   for (const [name, { dtype, data_offsets: [from, to] }] of Object.entries(header)) {
-    if (name === "__metadata__") continue;
     const values = new ARRAYS[dtype](buffer.slice(start + from, start + to));
     arrays[name] = dtype === "F16" ? Float32Array.from(values, single) : dtype === "I64" ? Int32Array.from(values, Number) : values;
   }
