@@ -48,8 +48,7 @@ TURNS = {  # by EXIF's orientation
     8: Image.Transpose.ROTATE_90,
 }
 
-DTYPES = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
-CONSENSUS = ("rarity", "usual", "scales", "middle", "slopes")
+DTYPES = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4"}
 
 # Scripts without spaces between words.
 UNSPACED = re.compile(
@@ -92,11 +91,11 @@ class Captioner:
             for name in ("encoder", "step")
         )
         self.outputs = [output.name for output in self.step.get_outputs()]
-        self.trust: dict[str, Any] = {}
+        self.consensus: dict[str, Any] = {}
         self.rows: dict[tuple[int, ...], int] = {}
         if self.about["trust"]:
-            self.trust = _read_tensors(folder / "trust.safetensors")
-            grams = self.trust.get("consensus.grams", np.empty((0, 2))).tolist()
+            self.consensus = _read_tensors(folder / "trust.safetensors", prefix="consensus.")
+            grams = self.consensus.get("grams", np.empty((0, 2))).tolist()
             self.rows = {tuple(t for t in gram if t >= 0): at for at, gram in enumerate(grams)}
 
     # --- from the photo to the encoder's square ---------------------------------------------------
@@ -191,18 +190,22 @@ class Captioner:
             raise ValueError(f"there is no style {style!r}: choose from {', '.join(styles)}")
         pixels = np.asarray(self.square(opened)).transpose(2, 0, 1)[np.newaxis]
         encoded = self.encode(np.ascontiguousarray(pixels))
-        sentences = self.search(encoded, beam, captions, style)
-        familiarity = self._familiarity(encoded["features"][0]) if self.trust else None
+        best, *alternatives = self.search(encoded, beam, captions, style)
         box = [round(edge, 6) for edge in self.box(*opened.size)] if attention else None
-        records = [self._record(sentence, encoded, familiarity, box) for sentence in sentences]
-        best = records[0]
-        known = {"familiarity": familiarity and round(familiarity, 4), "style": style}
         return {
             "image": image if image or not isinstance(photo, str | Path) else str(photo),
-            **{key: value for key, value in best.items() if key != "words"},
-            **{key: value for key, value in known.items() if value is not None},
-            "words": best["words"],
-            "alternatives": records[1:],
+            "caption": self._text(best),
+            "score": round(best.score, 4),
+            **({} if style is None else {"style": style}),
+            "words": self._records(best, box),
+            "alternatives": [
+                {
+                    "caption": self._text(sentence),
+                    "score": round(sentence.score, 4),
+                    "words": self._records(sentence, box),
+                }
+                for sentence in alternatives
+            ],
             "model": {
                 "name": self.about["name"],
                 "version": self.about["version"],
@@ -257,7 +260,7 @@ class Captioner:
 
     def _expect(self, mean: Any, tokens: tuple[int, ...]) -> float:
         """Return the expected CIDEr of a sentence for a photo with this mean of the grid."""
-        stored = {name: self.trust[f"consensus.{name}"] for name in CONSENSUS}
+        stored = self.consensus
         total = 0.0
         for order in (1, 2):
             counts = Counter(zip(*(tokens[at:] for at in range(order)), strict=False))
@@ -329,70 +332,7 @@ class Captioner:
             text, before = f"{text} {word}" if both else text + word, word
         return text
 
-    def _record(
-        self,
-        sentence: Sentence,
-        encoded: dict[str, Any],
-        familiarity: float | None,
-        box: list[float] | None,
-    ) -> dict[str, Any]:
-        words = self._words(sentence, box)
-        record = {"caption": self._text(sentence), "score": round(sentence.score, 4)}
-        if familiarity is not None:
-            trusts, trust = self._judge(encoded["features"][0].mean(axis=0), sentence, familiarity)
-            for word, value in zip(words, trusts, strict=True):
-                if value is not None:
-                    word["trust"] = round(value, 4)
-            if trust is not None:
-                record["trust"] = round(trust, 4)
-        return {**record, "words": words}
-
-    def _familiarity(self, features: Any) -> float:
-        """Measure how similar a photo is to the training photos, 0 to 1, from its grid (L, D)."""
-        names = ("mean", "directions", "widths", "rest", "quantiles", "spreads")
-        mean, directions, widths, rest, far, flat = (
-            self.trust[f"familiarity.{name}"] for name in names
-        )
-        offset = features.mean(axis=0) - mean
-        along = np.einsum("d,dk->k", offset, directions) ** 2
-        beside = max(float((offset**2).sum() - along.sum()), 0.0)
-        distance = math.sqrt(float((along / widths).sum()) + beside / rest.item())
-        shares = np.linspace(0, 1, len(far))
-        farther = 1 - np.interp(distance, far, shares, right=1)
-        flatter = np.interp(features.std(axis=0).mean(), flat, shares, left=0)
-        return float(np.nan_to_num(min(farther, 10 * flatter)))
-
-    def _judge(
-        self, mean: Any, sentence: Sentence, familiarity: float
-    ) -> tuple[list[float | None], float | None]:
-        """Estimate how likely each word and the whole sentence is right.
-
-        Args:
-            mean: (D,), of the photo's grid.
-            sentence: to judge.
-            familiarity: of the photo; a limit where the photo is unfamiliar.
-        """
-        known, tokens = self.trust, list(sentence.tokens[:-1])
-        kinds = known["sight.kinds"][tokens]
-        claims = kinds >= 0
-        rows = kinds[claims]
-        offset, slopes = mean - known["sight.middle"], known["sight.slopes"][:, rows]
-        usual = known["sight.shares"][rows]
-        shares = np.stack([np.einsum("d,dt->t", offset, slopes) + usual, usual]).clip(min=1e-3)
-        clues = [*np.log(shares), np.array(sentence.logs)[claims]]
-        constant, *weights = known["word"]
-        logits = constant + sum(weight * clue for weight, clue in zip(weights, clues, strict=True))
-        trusts = ((1 + np.tanh(logits / 2)) / 2).clip(min=1e-6)
-        values = iter(trusts.tolist())
-        words = [next(values) if claim else None for claim in claims]
-        if not len(trusts):
-            return words, None
-        constant, slope = known["caption"]
-        whole = float((1 + np.tanh((constant + slope * np.log(trusts).sum()) / 2)) / 2)
-        is_known = familiarity >= self.about["trust"]["unfamiliar"]
-        return words, whole if is_known else min(whole, familiarity)
-
-    def _words(self, sentence: Sentence, box: list[float] | None) -> list[dict[str, Any]]:
+    def _records(self, sentence: Sentence, box: list[float] | None) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = []
         grid = self.about["grid"]
         for at, (token, log) in enumerate(zip(sentence.tokens, sentence.logs, strict=False)):
@@ -451,18 +391,16 @@ class Captioner:
         return matches[0]
 
 
-def _read_tensors(path: Path) -> dict[str, Any]:
-    """Read a safetensors file; half precision becomes single."""
+def _read_tensors(path: Path, *, prefix: str) -> dict[str, Any]:
+    """Read the tensors of a safetensors file whose names start with a prefix."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     tensors = {}
     for name, about in json.loads(data[8:start]).items():
-        if name != "__metadata__":
+        if name.startswith(prefix):
             first, end = (start + offset for offset in about["data_offsets"])
             values = np.frombuffer(data[first:end], DTYPES[about["dtype"]])
-            tensors[name] = values.reshape(about["shape"])
-            if values.dtype == np.float16:
-                tensors[name] = tensors[name].astype(np.float32)
+            tensors[name.removeprefix(prefix)] = values.reshape(about["shape"])
     return tensors
 
 
