@@ -242,8 +242,8 @@ def test_what_is_damaged_is_named_and_nothing_is_made(
 REFUSED = {
     "nothing": (("r.jsonl",), 2, "nothing to make"),
     "no records": (("a.jpg", "--to", "c.csv"), 2, "a.jpg has no records"),
-    "itself": (("r.jsonl", "--to", "./r.jsonl", "--overwrite"), 2, "what this command reads"),
-    "linked": (("r.jsonl", "--to", "link.jsonl", "--overwrite"), 2, "what this command reads"),
+    "itself": (("r.jsonl", "--to", "./r.jsonl", "--overwrite"), 2, "an input of this command"),
+    "linked": (("r.jsonl", "--to", "link.jsonl", "--overwrite"), 2, "an input of this command"),
     "there": (("r.jsonl", "--to", "old.csv"), 1, "old.csv is there already"),
     "format": (("r.jsonl", "--to", "c.xlsx"), 2, "none of .jsonl, .csv, .parquet, .json"),
     "table": (("t.csv", "--to", "c.json"), 2, "t.csv does not hold whole records"),
