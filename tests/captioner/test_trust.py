@@ -217,7 +217,7 @@ def test_the_command_lets_records_say_it(run_main: Run, seeing_file: Path) -> No
     (left,) = captioner.caption([photo], errors="return", minimum_trust=1)
     assert isinstance(left, UntrustedError)
     done = run_main("trust", seeing_file, data, "--photos", "5")
-    assert done.returncode == 2 and "--photos 5 is too few" in done.stderr
+    assert done.returncode == 2 and "--photos is 5; it must be at least" in done.stderr
     few = seeing_file.parent / "few"
     write_data(few, photos=6)
     done = run_main("trust", seeing_file, few, "--device", "cpu")

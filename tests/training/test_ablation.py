@@ -159,8 +159,8 @@ def test_ablation_trains_measures_and_resumes(run_captioner: Run, tmp_path: Path
     ("arguments", "problem"),
     [
         ("ablate smoke --variants nonesuch", "--variants nonesuch: choose from none-previous"),
-        ("ablate smoke --seeds 1 1", "--seeds 1 1: name each seed once"),
-        ("ablate smoke --deletion 0", "--deletion 0 is below 1"),
+        ("ablate smoke --seeds 1 1", "--seeds 1 1: use each seed once"),
+        ("ablate smoke --deletion 0", "--deletion is 0; it must be at least 1"),
         ("ablate ablation --data.root nowhere", "nowhere"),
         ("ablate smoke --device tpu", "tpu"),
     ],

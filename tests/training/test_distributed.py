@@ -237,7 +237,7 @@ def test_what_is_wrong_is_said_once(recipe: Path, tmp_path: Path) -> None:
             ),
             ((recipe, "--device", "cuda:9"), "device 'cuda:9' cannot be used"),
             ((recipe,), "another `captioner train` is running in"),
-            ((recipe, "--stages.1.batch_size", 1), "31 images in"),
+            ((recipe, "--stages.1.batch_size", 1), "batches of 1 of the 31 images"),
         ):
             folder = tmp_path / ("held" if arguments == (recipe,) else "free")
             process = torchrun("train", *arguments, "--out", folder)

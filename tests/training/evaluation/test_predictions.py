@@ -239,7 +239,7 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
         (f"{PHOTOS} --save p.jsonl --predictions p.jsonl", 2, ["--save p.jsonl is the file of"]),
         (f"{PHOTOS} --save 4.safetensors --beam-size 2", 2, ["--save needs the checkpoint's own"]),
         (f"{PHOTOS} --version 4", 2, ["--version requires --save FILE"]),
-        ("--captions split.json --score none.json --save 4.safetensors", 2, ["--save is about a"]),
+        ("--captions split.json --score none.json --save 4.safetensors", 2, ["--save needs a"]),
         # A split that cannot be read keeps no other file from being looked at.
         (
             "--captions broken.json --images photos --corpus less.json --boxes none.json "

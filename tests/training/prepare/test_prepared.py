@@ -121,7 +121,7 @@ def test_damage_is_named(own: Path) -> None:
         read_dataset(own, split="test")
     manifest = own / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(DataError, match=r"not a manifest that this Captioner can read \(version"):
+    with pytest.raises(DataError, match=r"not a valid manifest \(version"):
         read_dataset(own, split="val")
     manifest.unlink()
     with pytest.raises(DataError, match=r"own has no manifest\.json: copy it again"):
