@@ -123,7 +123,7 @@ def browser() -> Iterator[Any]:
 
     with sync_playwright() as driver:
         running = driver.chromium.launch(
-            executable_path=need("chromium"), args=BROWSER_FLAGS, timeout=300_000
+            executable_path=need("chromium"), args=BROWSER_FLAGS, timeout=60_000
         )
         yield running
         running.close()

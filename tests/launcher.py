@@ -275,6 +275,7 @@ def nurse(descriptor: int) -> None:
         warnings.simplefilter("ignore")  # a command imports them under its own filters, or not
         for name in _PRELOADED:
             import_module(name)
+    _warm_up()
     gc.collect()
     gc.freeze()  # or every command would look through what there is, and copy its pages for it
     wake, woken = socket.socketpair()
@@ -306,6 +307,16 @@ def nurse(descriptor: int) -> None:
                     other.close()
                 _be_the_command(*asked)
     os._exit(0)
+
+
+def _warm_up() -> None:
+    """Measure the encoder of the tiny model, which every command would do anew."""
+    import torch
+
+    from captioner.vision.encoder import Encoder, EncoderConfig
+
+    with torch.random.fork_rng(devices=[]):
+        Encoder(EncoderConfig(name="mobilenet_v3_small"))
 
 
 def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:

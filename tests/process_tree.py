@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["children", "family"]
+__all__ = ["children", "family", "seconds"]
 
 
 def children(pid: int) -> list[int]:
@@ -17,6 +18,16 @@ def children(pid: int) -> list[int]:
             with suppress(OSError):  # this thread has ended since it was listed
                 found += map(int, (thread / "children").read_text().split())
     return found
+
+
+def seconds(pids: Iterable[int]) -> float:
+    """Add up the processor time of processes, as far as they still run."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def family(pid: int) -> Iterator[int]:

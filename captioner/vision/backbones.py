@@ -69,6 +69,11 @@ NETWORKS: dict[str, Callable[[], nn.Sequential]] = {"efficientnet_v2_b0": effici
 """Networks defined in this package by name. Each function returns the stages."""
 
 
+# Stride and channels of networks that were built before, by name and last stage: a forward pass on
+# the meta device takes longer than all the rest.
+_MEASURED: dict[tuple[str, int | None], tuple[int, int]] = {}
+
+
 def check_name(name: str) -> None:
     """Raise ConfigError if no backbone has this name; names of timm are checked when built."""
     if name in NETWORKS or name.startswith(_TIMM) or name in (names := encoder_names()):
@@ -121,7 +126,9 @@ def build_stages(
         if last_stage >= len(stages):
             raise no_stage(name, last_stage, len(stages))
         stages = stages[: last_stage + 1]
-    own_stride, channels = measure(stages)
+    if (name, last_stage) not in _MEASURED:
+        _MEASURED[name, last_stage] = measure(stages)
+    own_stride, channels = _MEASURED[name, last_stage]
     if family.dilates and 2 * stride == own_stride:
         halve_stride(stages)
     elif stride != own_stride:

@@ -24,6 +24,7 @@ from captioner.checkpoint import FORMAT_VERSION
 from captioner.cli import VERBS
 from captioner.files import HEADER_KEY
 from tests.launcher import Run, environment, start
+from tests.refusals import Refusals, check_refusals
 from tests.write_help import FOLDER, read_help
 
 
@@ -68,9 +69,8 @@ def test_wrong_usage_is_a_sentence(
     odd = json.dumps({"format_version": FORMAT_VERSION, "generation": {"unknown": 1}})
     Path("odd.safetensors").write_bytes(save({"x": np.zeros(1)}, metadata={HEADER_KEY: odd}))
     os.mkfifo("pipe")
-    before = sorted(tmp_path.rglob("*"))
     name, tiny = photo.name, f"--checkpoint {tiny_file.name}"
-    for line, (status, message) in {
+    refused: Refusals = {
         "": (2, "usage: captioner"),
         "shout": (2, "invalid choice: 'shout'"),
         "caption": (2, "PHOTO"),
@@ -110,11 +110,8 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} --checkpoint ~nobody-of-that-name/x": (1, "there is no checkpoint ~nobo"),
         "train nonsense": (2, "there is no recipe 'nonsense'"),
         "train smoke --seed=1 extra": (2, "unrecognized arguments: extra"),
-    }.items():
-        result = run_main(*line.split())
-        assert (result.returncode, result.stdout) == (status, ""), line
-        assert message in result.stderr, line
-    assert sorted(tmp_path.rglob("*")) == before
+    }
+    check_refusals(run_main, refused, tmp_path)
 
 
 def test_the_sheet_is_opened(

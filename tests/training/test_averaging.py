@@ -16,6 +16,7 @@ from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.files import HEADER_KEY
 from tests.conftest import WORDS
 from tests.launcher import Run
+from tests.refusals import check_refusals
 
 
 @pytest.fixture
@@ -88,32 +89,29 @@ def changed(path: Path, out: Path, **header: Any) -> Path:
 
 @pytest.mark.slow
 def test_what_has_no_mean_is_refused(
-    run_main: Run, saved_tiny: Path, shifted: Path, tmp_path: Path
+    run_main: Run, tiny_file: Path, shifted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, nan = (tmp_path / f"{name}.safetensors" for name in ("mean", "nan"))
-    checkpoint = load_checkpoint(saved_tiny)
+    monkeypatch.chdir(tmp_path)
+    checkpoint = load_checkpoint(tiny_file)
     next(iter(checkpoint.model.state_dict().values())).view(-1)[0] = torch.nan
-    checkpoint.save(nan)
-    words = changed(saved_tiny, tmp_path / "words.safetensors", vocabulary=[*WORDS[:-1], "zebra"])
-    order = changed(saved_tiny, tmp_path / "order.safetensors", vocabulary=[*WORDS[::-1]])
-    letters = changed(saved_tiny, tmp_path / "letters.safetensors", tokenizer="characters")
-    for arguments, status, told in (
-        ((saved_tiny,), 2, "name two or more"),
-        ((saved_tiny, shifted, "--shares", "1"), 2, "--shares 1: 2 checkpoints need 2 shares"),
-        ((saved_tiny, shifted, "--shares", "1", "nan"), 2, "each must be a number above 0"),
-        ((saved_tiny, shifted, "--shares", "1e308", "1e308"), 2, "each must be a number"),
-        ((saved_tiny, shifted, "--version", "\x1b[2J"), 2, "is empty or not plain text"),
-        ((saved_tiny, "bundled"), 1, "encoder.name is 'efficientnet_v2_b0' and "),
-        ((saved_tiny, words), 1, "2 words differ"),
-        ((saved_tiny, order), 1, "their words have different orders"),
-        ((saved_tiny, letters), 1, "tokenizer is 'characters' and 'words'"),
-        ((saved_tiny, nan), 1, f"{nan} has NaN or infinity in "),
-    ):
-        result = run_main("average", *arguments, "--out", out)
-        assert result.returncode == status, result.stderr
-        assert told in result.stderr and "Traceback" not in result.stderr
-        assert result.stderr.count("\n") == 1
-        assert not out.exists()
+    checkpoint.save(Path("nan"))
+    changed(tiny_file, Path("words"), vocabulary=[*WORDS[:-1], "zebra"])
+    changed(tiny_file, Path("order"), vocabulary=[*WORDS[::-1]])
+    changed(tiny_file, Path("letters"), tokenizer="characters")
+    tiny, two = "average --out mean tiny.safetensors", f"{tiny_file.name} {shifted.name}"
+    refused = {
+        tiny: (2, "name two or more"),
+        f"{tiny} {two} --shares 1": (2, "--shares 1: 3 checkpoints need 3 shares"),
+        f"average --out mean {two} --shares 1 nan": (2, "each must be a number above 0"),
+        f"average --out mean {two} --shares 1e308 1e308": (2, "each must be a number above 0"),
+        f"average --out mean {two} --version \x1b[2J": (2, "is empty or not plain text"),
+        f"{tiny} bundled": (1, "encoder.name is 'efficientnet_v2_b0' and "),
+        f"{tiny} words": (1, "2 words differ"),
+        f"{tiny} order": (1, "their words have different orders"),
+        f"{tiny} letters": (1, "tokenizer is 'characters' and 'words'"),
+        f"{tiny} nan": (1, "nan has NaN or infinity in "),
+    }
+    check_refusals(run_main, refused, tmp_path)
 
 
 def test_nothing_is_written_over(

@@ -215,12 +215,6 @@ def test_a_new_word_that_the_model_before_does_not_know_is_one_of_them_by_chance
     assert nats == pytest.approx(2 * math.log(2) / 7)
 
 
-def test_a_stage_s_field_is_found_where_it_is(run_main: Run) -> None:
-    result = run_main("train", "finetune", "--epochs", 3)
-    assert result.returncode == 2
-    assert "epochs: there is no such field, did you mean stages.1.epochs?" in result.stderr
-
-
 @pytest.mark.parametrize("fewest", [30, 31])
 def test_enough_photos_teach_what_people_would_say(
     fewest: int, place: Path, tiny_file: Path, monkeypatch: pytest.MonkeyPatch

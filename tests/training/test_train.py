@@ -103,9 +103,10 @@ def test_an_objective_of_ones_own_is_a_class_and_a_line_of_the_recipe(
     recipe: Path, tmp_path: Path
 ) -> None:
     """The log has each term of the loss by its name; one's own is learned from."""
-    recipe.write_text(RECIPE.replace("train: 120, validation: 20", "train: 60, validation: 4"))
     name = f"{__name__}:Shy"
-    fields = {"data__workers": 0, "log_every": 1, "max_steps": 6}
+    fields = {
+        "data__workers": 0, "data__scenes__validation": 4, "log_every": 1, "max_steps": 6,
+    }  # fmt: skip
     setting = {"weight": 5, "places": [1, 0.5], "shut": False, "name": "shy"}
     train_here(
         recipe, tmp_path / "run", stages__1__objectives=json.dumps({name: setting}), **fields

@@ -17,6 +17,7 @@ from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.journal import Journal
 from captioner_serving.batch.wording import Wording
 from tests.launcher import Run
+from tests.refusals import Refusals, check_refusals
 
 
 def record(image: str, caption: str = "a man and a dog", **more: Any) -> dict[str, Any]:
@@ -239,37 +240,27 @@ def test_what_is_damaged_is_named_and_nothing_is_made(
     assert said.startswith(f"captioner: {name}") and message in said and said.count("\n") == 1
 
 
-REFUSED = {
-    "nothing": (("r.jsonl",), 2, "nothing to make"),
-    "no records": (("a.jpg", "--to", "c.csv"), 2, "a.jpg has no records"),
-    "itself": (("r.jsonl", "--to", "./r.jsonl", "--overwrite"), 2, "an input of this command"),
-    "linked": (("r.jsonl", "--to", "link.jsonl", "--overwrite"), 2, "an input of this command"),
-    "there": (("r.jsonl", "--to", "old.csv"), 1, "old.csv is there already"),
-    "format": (("r.jsonl", "--to", "c.xlsx"), 2, "none of .jsonl, .csv, .parquet, .json"),
-    "table": (("t.csv", "--to", "c.json"), 2, "t.csv does not hold whole records"),
-    "table, json": (("t.csv", "--sidecar", "json"), 2, "sidecars of the kinds txt, caption"),
-    "no folder": (("r.jsonl", "--to", "no/c.csv"), 1, "has no folder"),
-    "gone": (("gone.jsonl", "--to", "c.csv"), 1, "gone.jsonl cannot be read"),
-    "sidecar": (("r.jsonl", "--sidecar", "doc"), 2, "--sidecar 'doc' is out of range: it"),
-    "existing": (("r.jsonl", "--to", "c.csv", "--existing", "append"), 2, "it needs"),
-    "replace": (("r.jsonl", "--to", "c.csv", "--replace", "man"), 2, "write OLD=NEW"),
+REFUSED: Refusals = {
+    "convert r.jsonl": (2, "nothing to make"),
+    "convert a.jpg --to c.csv": (2, "a.jpg has no records"),
+    "convert r.jsonl --to ./r.jsonl --overwrite": (2, "an input of this command"),
+    "convert r.jsonl --to link.jsonl --overwrite": (2, "an input of this command"),
+    "convert r.jsonl --to old.csv": (1, "old.csv is there already"),
+    "convert r.jsonl --to c.xlsx": (2, "none of .jsonl, .csv, .parquet, .json"),
+    "convert t.csv --to c.json": (2, "t.csv does not hold whole records"),
+    "convert t.csv --sidecar json": (2, "sidecars of the kinds txt, caption"),
+    "convert r.jsonl --to no/c.csv": (1, "has no folder"),
+    "convert gone.jsonl --to c.csv": (1, "gone.jsonl cannot be read"),
+    "convert r.jsonl --sidecar doc": (2, "--sidecar 'doc' is out of range: it"),
+    "convert r.jsonl --to c.csv --existing append": (2, "it needs"),
+    "convert r.jsonl --to c.csv --replace man": (2, "write OLD=NEW"),
 }
 
 
-@pytest.mark.parametrize(("arguments", "status", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_done_is_refused_in_a_sentence(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    status: int,
-    message: str,
-) -> None:
+def test_what_cannot_be_done_is_refused_in_a_sentence(folder: Path, run_main: Run) -> None:
     (folder / "old.csv").write_text("mine")
     (folder / "link.jsonl").symlink_to("r.jsonl")
-    files = {path: path.read_bytes() for path in folder.iterdir()}
-    assert main(["convert", *arguments]) == status
-    assert message in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in folder.iterdir()} == files
+    check_refusals(run_main, REFUSED, folder)
 
 
 def test_restart_takes_sidecars_back_that_were_converted(folder: Path, tiny: Captioner) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
 from tests.launcher import Run
+from tests.refusals import Refusals, check_refusals
 from tests.serving.batch.conftest import Photos
 
 # What follows `captioner batch ... --output c.jsonl`, where no other output is named.
-REFUSED: dict[str, tuple[int, str]] = {
+REFUSED: Refusals = {
     # Settings
     "": (2, "there is nothing to caption"),
     "photos --output x.xls": (2, "is none of .jsonl, .csv, .parquet, .json"),
@@ -109,14 +111,10 @@ def place(photos: Photos, tmp_path: Path, tiny: Captioner, monkeypatch: Any) -> 
 
 
 def test_what_cannot_work_is_refused_and_leaves_no_trace(place: Path, run_batch: Run) -> None:
-    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
-    for line, (status, words) in REFUSED.items():
-        given = line.split()
-        given += [] if "--output" in given else ["--output", "c.jsonl"]
-        result = run_batch(*given)
-        assert (result.returncode, result.stdout) == (status, ""), (line, result.stderr)
-        assert words in result.stderr and "Traceback" not in result.stderr, (line, result.stderr)
-        assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before, line
+    def run(*given: object) -> subprocess.CompletedProcess[str]:
+        return run_batch(*given, *([] if "--output" in given else ["--output", "c.jsonl"]))
+
+    check_refusals(run, REFUSED, place)
 
 
 def test_another_language_needs_captions_in_it(run_main: Run, place: Path) -> None:

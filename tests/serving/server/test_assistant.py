@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import subprocess
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -184,17 +183,6 @@ def test_the_schema_has_what_is_on_and_the_version_is_the_product_s(saved_tiny: 
 def test_no_server_has_it_unasked(api: httpx.Client) -> None:
     for path in ("/gradio_api/mcp", "/gradio_api/mcp/", "/gradio_api/mcp/sse"):
         assert api.post(path, json={}).status_code in (404, 405), path
-
-
-def test_a_folder_is_for_this_machine_alone(
-    run_main: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    for options in (("--mcp-folder", tmp_path),
-                    ("--mcp", "--mcp-folder", tmp_path, "--host", "0.0.0.0")):  # fmt: skip
-        result = run_main("serve", *options)
-        assert result.returncode == 2 and "assistants of this machine" in result.stderr
-    result = run_main("serve", "--mcp", "--mcp-folder", tmp_path / "no")
-    assert result.returncode == 2 and "there is no folder" in result.stderr
 
 
 def test_a_place_is_named_in_the_photo_and_not_in_the_grid() -> None:

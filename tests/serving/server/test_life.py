@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -18,64 +17,10 @@ from PIL import Image
 
 from tests.serving.server.conftest import Server
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 def photos(count: int) -> list[tuple[str, tuple[str, bytes]]]:
     Image.new("RGB", (64, 48), "olive").save(buffer := io.BytesIO(), "JPEG")
     return [("image", (f"{i}.jpg", buffer.getvalue())) for i in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--port", "99999"], "--port 99999"),
-        (["--port", "0", "--dtype", "float8"], "--dtype 'float8'"),
-        (["--max-upload", "plenty"], "is not a size"),
-        (["--max-batch", "0"], "--max-batch 0"),
-        (["--queue", "0"], "--queue 0"),
-        (["--root-path", "captioner/"], "--root-path is captioner/"),
-        (["--auth-file", "/nowhere"], "--auth-file /nowhere cannot be read"),
-        (["--host", "203.0.113.7", "--port", "0"], "cannot be listened on"),
-        (["--auth-file", "/dev/null"], "USER:PASSWORD"),
-        (["--upload-ttl", "9999"], "--upload-ttl 9999"),
-        (["--allowed-host", "example.org:8443"], "example.org, which holds for every port"),
-        (["--allowed-host", "https://example.org"], "no scheme, port or path"),
-        (["--allowed-host", "*"], "*.example.org for all names below"),
-        (["--trusted-proxy", "nginx"], "--trusted-proxy: 'nginx'"),
-        (["--frame-ancestor", "*"], "use an origin such as https://example.org"),
-    ],
-)
-def test_a_setting_that_cannot_work_is_named(
-    run_main: Run, arguments: list[str], said: str
-) -> None:
-    result = run_main("serve", *arguments)
-    assert result.returncode == 2
-    assert said in result.stderr and "Traceback" not in result.stderr
-
-
-def test_a_taken_port_is_said_before_the_model_is_loaded(run_main: Run) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        result = run_main("serve", "--port", taken.getsockname()[1])
-    assert result.returncode == 2
-    assert (
-        "cannot be listened on (Address already in use): try" in result.stderr
-        and "loading" not in result.stderr
-    )
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--device", "quantum", "no such kind of device"),
-        ("--checkpoint", "/nowhere.safetensors", "there is no checkpoint"),
-    ],
-)
-def test_a_model_that_cannot_be_is_refused(
-    run_main: Run, option: str, value: str, said: str
-) -> None:
-    result = run_main("serve", "--port", "0", option, value)
-    assert result.returncode == 1 and said in result.stderr
 
 
 def test_over_the_queue_is_503_and_nothing_accepted_is_lost(start: Callable[..., Server]) -> None:

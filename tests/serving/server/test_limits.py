@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from tests.captioner.pictures import png
+from tests.process_tree import children, seconds
 from tests.serving.server.conftest import Server, serve
 from tests.serving.server.running import until
 from tests.serving.server.test_api import jpeg, recorded
@@ -163,9 +164,11 @@ def test_nobody_waits_for_a_photo_that_takes_long(server: Server) -> None:
             done.append(client.post("/api/caption", files={"image": slow}).status_code)
 
     threads = [threading.Thread(target=attack) for _ in range(2)]
+    decoders = children(server.process.pid)
+    worked = seconds(decoders)
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
+    assert until(lambda: seconds(decoders) > worked + 0.2)
     with server.client() as client:
         assert all(is_answered(client) for _ in range(3))
     before = len(done)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -197,35 +197,6 @@ def test_a_token_opens_what_the_password_opens_and_no_other_does(shared: str) ->
         }.items():
             answer = web.get("/metrics", headers={"Authorization": header})
             assert answer.status_code == status, header
-
-
-@pytest.mark.parametrize(
-    ("text", "mode", "said"),
-    [
-        (f"shop:{TOKEN}", 0o644, "others on this machine can read"),
-        (f"shop:{TOKEN}", 0o640, "others on this machine can read"),
-        (f"shop:{TOKEN}", 0o604, "others on this machine can read"),
-        ("shop:short", 0o600, "line 1 of --token-file"),
-        (f"shop:{TOKEN}\nshop:{TOKEN[::-1]}", 0o600, "has the name shop twice"),
-        ("\n", 0o600, "has no line NAME:TOKEN"),
-        (None, 0o600, "cannot be read"),
-    ],
-)
-def test_a_token_file_that_cannot_be_used_is_a_sentence(
-    run_main: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path: Path,
-    text: str | None,
-    mode: int,
-    said: str,
-) -> None:
-    path = tmp_path / "tokens"
-    if text is not None:
-        path.write_text(text)
-        path.chmod(mode)
-    result = run_main("serve", "--token-file", path)
-    assert result.returncode == 2 and said in result.stderr and TOKEN not in result.stderr
-    for origin in ("example.org", "https://*.example.org", "https://example.org/"):
-        assert "use an origin" in run_main("serve", "--allow-origin", origin).stderr
 
 
 def test_the_description_says_what_records_and_problems_hold(shop: httpx.Client) -> None:

@@ -20,10 +20,11 @@ import pytest
 from PIL import Image
 
 from captioner.predictor import Captioner
+from captioner_serving.decoding import fair_queue
 from captioner_serving.server import api as routes
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
-from tests.process_tree import children
+from tests.process_tree import children, seconds
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.running import Clock, serving, until
 from tests.serving.server.test_api import jpeg, recorded
@@ -75,9 +76,10 @@ def test_a_client_that_leaves_stops_its_drawing(server: Server, api: httpx.Clien
     where = urlsplit(server.url)
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.headers.items())
     before = set(children(server.process.pid))
+    worked = seconds(before)
     with socket.create_connection((where.hostname, where.port)) as peer:
         peer.sendall(f"POST /api/animation HTTP/1.1\r\n{head}\r\n".encode() + fields.read())
-        time.sleep(0.5)
+        assert until(lambda: seconds(before) > worked + 0.2)  # it is at work on it
     # The process that drew is killed, and there is a fresh one for the next photo.
     assert until(lambda: set(children(server.process.pid)) != before, 15)
     assert api.post("/api/caption", files={"image": PHOTO}).status_code == 200
@@ -128,12 +130,15 @@ def test_unread_results_are_limited_and_dropped_after_a_minute(
     assert (answer.status_code, answer.json()["type"]) == (404, "no-such-session")
 
 
-class Slow(BaseHTTPRequestHandler):
-    """Hosts of photos: one that answers, one that does not, one that leads elsewhere."""
+class Hosts(BaseHTTPRequestHandler):
+    """Hosts of photos: one that is slow once and then silent, one that leads elsewhere, and one."""
+
+    asked, open = 0, threading.Event()
 
     def do_GET(self) -> None:
         if self.path == "/slow":
-            time.sleep(8)
+            Hosts.asked += 1
+            Hosts.open.wait(1 if Hosts.asked == 1 else 60)
         if self.path == "/file":
             self.send_response(302)
             self.send_header("Location", "file:///etc/passwd")
@@ -148,7 +153,7 @@ class Slow(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as running:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hosts) as running:
         running.daemon_threads = True
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{running.server_address[1]}"
@@ -163,7 +168,11 @@ def fetching(saved_tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
         yield url
 
 
-def test_a_slow_host_starves_nobody_else(fetching: str, web: str) -> None:
+def test_a_slow_host_starves_nobody_else(
+    fetching: str, web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fair_queue, "_MUCH", 0.5)  # seconds of work, which are ten
+
     def ask(address: str, path: str, done: list[int]) -> None:
         transport = httpx.HTTPTransport(local_address=address)
         with httpx.Client(base_url=fetching, transport=transport, timeout=300) as client:
@@ -178,9 +187,10 @@ def test_a_slow_host_starves_nobody_else(fetching: str, web: str) -> None:
     ]
     for thread in threads:
         thread.start()
-    time.sleep(10)  # the attacker has taken more than ten seconds of work
+    assert until(lambda: slow)  # the attacker has taken a second
     ask("127.0.0.3", "quick", quick)
-    assert quick == [200] and len(slow) < 18
+    assert quick == [200] and len(slow) == 1
+    Hosts.open.set()
     for thread in threads:
         thread.join()
 

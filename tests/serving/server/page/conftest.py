@@ -64,7 +64,7 @@ class Visit:
 
     def __init__(self, context: Any, server: Server, *, script: str = "", **media: Any) -> None:
         self.context = context
-        context.set_default_timeout(300_000)
+        context.set_default_timeout(30_000)
         self.tab = context.new_page()
         kept = {"origin": server.url, "storageTypes": "cookies,indexeddb,local_storage"}
         context.new_cdp_session(self.tab).send("Storage.clearDataForOrigin", kept)

@@ -1,0 +1,71 @@
+"""What `captioner serve` refuses in a sentence, before it listens."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.launcher import Run
+from tests.refusals import Refusals, check_refusals
+
+TOKEN = "0123456789abcdef"
+FILES = {  # of secrets: what is in them, and who may read them
+    "tokens-644": (f"shop:{TOKEN}", 0o644), "tokens-640": (f"shop:{TOKEN}", 0o640),
+    "tokens-604": (f"shop:{TOKEN}", 0o604), "short": ("shop:short", 0o600),
+    "twice": (f"shop:{TOKEN}\nshop:{TOKEN[::-1]}", 0o600), "empty": ("\n", 0o600),
+    "hash": ("ann:$scrypt$ln=14,r=8,p=1$c2FsdHNhbHQ$aGFzaA", 0o600),
+}  # fmt: skip
+# What follows `captioner serve`.
+REFUSED: Refusals = {
+    "--port 99999": (2, "--port 99999"),
+    "--port 0 --dtype float8": (2, "--dtype 'float8'"),
+    "--port 0 --device quantum": (1, "no such kind of device"),
+    "--port 0 --checkpoint /nowhere.safetensors": (1, "there is no checkpoint"),
+    "--host 203.0.113.7 --port 0": (2, "cannot be listened on"),
+    "--max-upload plenty": (2, "is not a size"),
+    "--max-batch 0": (2, "--max-batch 0"),
+    "--queue 0": (2, "--queue 0"),
+    "--upload-ttl 9999": (2, "--upload-ttl 9999"),
+    "--root-path captioner/": (2, "--root-path is captioner/"),
+    "--allowed-host example.org:8443": (2, "example.org, which holds for every port"),
+    "--allowed-host https://example.org": (2, "no scheme, port or path"),
+    "--allowed-host *": (2, "*.example.org for all names below"),
+    "--allow-origin example.org": (2, "use an origin"),
+    "--allow-origin https://*.example.org": (2, "use an origin"),
+    "--allow-origin https://example.org/": (2, "use an origin"),
+    "--frame-ancestor *": (2, "use an origin such as https://example.org"),
+    "--trusted-proxy nginx": (2, "--trusted-proxy: 'nginx'"),
+    "--auth-file /nowhere": (2, "--auth-file /nowhere cannot be read"),
+    "--auth-file /dev/null": (2, "USER:PASSWORD"),
+    "--auth-file hash": (2, "write the password itself"),
+    "--token-file tokens-644": (2, "others on this machine can read"),
+    "--token-file tokens-640": (2, "others on this machine can read"),
+    "--token-file tokens-604": (2, "others on this machine can read"),
+    "--token-file short": (2, "line 1 of --token-file"),
+    "--token-file twice": (2, "has the name shop twice"),
+    "--token-file empty": (2, "has no line NAME:TOKEN"),
+    "--token-file missing": (2, "cannot be read"),
+    "--mcp-folder .": (2, "assistants of this machine"),
+    "--mcp --mcp-folder . --host 0.0.0.0": (2, "assistants of this machine"),
+    "--mcp --mcp-folder no": (2, "there is no folder"),
+}
+
+
+def test_a_setting_that_cannot_work_is_named(
+    run_main: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, (text, mode) in FILES.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(mode)
+    refused = {f"serve {line}": wanted for line, wanted in REFUSED.items()}
+    check_refusals(run_main, refused, tmp_path, secret=TOKEN)
+
+
+def test_a_taken_port_is_said_before_the_model_is_loaded(run_main: Run, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        line = f"serve --port {taken.getsockname()[1]}"
+        said = "cannot be listened on (Address already in use): try"
+        check_refusals(run_main, {line: (2, said)}, tmp_path, secret="loading")
