@@ -22,6 +22,7 @@ from captioner.record import read_record
 from captioner.sources import ImageSource, as_source
 from captioner.trust.doubt import doubt_of
 from captioner.trust.familiarity import UNFAMILIAR
+from captioner.trust.keywords import KEYWORD_TRUST, choose_keywords
 from captioner.trust.trust import DOUBTFUL_CAPTION
 from captioner.vision.image import open_image
 from captioner.vision.transform import Box
@@ -285,14 +286,30 @@ class Caption:
         # Rounded as in records, so that readers of records agree.
         return minimum_trust is not None and round(self.trust or 0.0, 4) < minimum_trust
 
+    def keywords(self, minimum_trust: float = KEYWORD_TRUST) -> list[str]:
+        """Return the words with at least this trust, in lower case; see captioner.trust.keywords.
+
+        Empty if the checkpoint has no trust, or if the photo is unlike the training photos, from
+        which trust was learned.
+        """
+        words = () if self.unfamiliar else self.words
+        return choose_keywords(
+            ((word.text, word.trust) for word in words), minimum_trust=minimum_trust
+        )
+
     def record(
-        self, *, attention: bool = False, minimum_trust: float | None = None
+        self,
+        *,
+        attention: bool = False,
+        minimum_trust: float | None = None,
+        keywords: float | None = None,
     ) -> dict[str, Any]:
         """Return the record of --json, batch files and HTTP.
 
         Args:
             attention: include the words' attention, row by row over `box`.
             minimum_trust: mark a caption with less trust as `review`.
+            keywords: the least trust of a keyword; None: the record has no keywords.
         """
         box = self.box if attention else None
         sentence = self._sentence().record(box=box)
@@ -304,6 +321,8 @@ class Caption:
             record["style"] = self.style
         if self.untrusted(minimum_trust):
             record["review"] = True
+        if keywords is not None:
+            record["keywords"] = self.keywords(keywords)
         return {
             **record,
             "words": words,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import stat
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ from captioner.errors import ConfigError, OutputError
 
 __all__ = [
     "HEADER_KEY",
+    "copy_stat",
     "digest",
     "file_digest",
     "identity",
@@ -35,7 +37,9 @@ HEADER_KEY = "captioner"
 
 
 @contextmanager
-def replace_file(path: str | os.PathLike[str], *, part: str | None = None) -> Iterator[BinaryIO]:
+def replace_file(
+    path: str | os.PathLike[str], *, part: str | None = None, keep_stat: bool = False
+) -> Iterator[BinaryIO]:
     """Open a temporary binary file that replaces `path` when the block ends without an error.
 
     >>> with replace_file("captions.json") as file:         # doctest: +SKIP
@@ -49,6 +53,7 @@ def replace_file(path: str | os.PathLike[str], *, part: str | None = None) -> It
         path: of the file.
         part: the name of the temporary file, from `new_part`, so that the caller can find it after
             a crash; not for concurrent writers. None: a unique name.
+        keep_stat: keep the owner, times and extended attributes of the old file too.
 
     Raises OutputError: an OSError occurred on opening the file, or in the block.
     """
@@ -66,12 +71,26 @@ def replace_file(path: str | os.PathLike[str], *, part: str | None = None) -> It
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+            if keep_stat and mode is not None:
+                copy_stat(target, temporary)
             temporary.replace(target)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
             raise
         sync_folder(target.parent)
+
+
+def copy_stat(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Give a file the owner, permissions, times and extended attributes of another.
+
+    Raises OSError: the times cannot be set.
+    """
+    if hasattr(os, "chown"):
+        status = Path(source).stat()
+        with suppress(OSError):  # only the superuser may give files away
+            os.chown(target, status.st_uid, status.st_gid)
+    shutil.copystat(source, target)
 
 
 @contextmanager

@@ -395,16 +395,15 @@ class Captioner:
             has = "one head" if self.heads == 1 else f"the heads 1 to {self.heads}"
             raise ConfigError(f"head {head}: the model {self.name} has {has}")
 
-    def check_trust(self, minimum_trust: float | None) -> None:
+    def check_trust(self, minimum_trust: float | None, *, setting: str = "minimum_trust") -> None:
         """Raise ConfigError if the trust is not in 0 to 1, or the checkpoint has no trust file."""
         if minimum_trust is None:
             return
         if not 0 <= minimum_trust <= 1:
-            raise ConfigError(f"minimum_trust is {minimum_trust}; it must be between 0 and 1")
+            raise ConfigError(f"{setting} is {minimum_trust}; it must be between 0 and 1")
         if self.trust is None:
             raise ConfigError(
-                f"minimum_trust: the checkpoint {self.name} has no trust file: run "
-                "`captioner trust`"
+                f"{setting}: the checkpoint {self.name} has no trust file: run `captioner trust`"
             )
 
 

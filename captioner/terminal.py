@@ -8,7 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["in_a_line", "json_line", "printable", "probability"]
+from captioner.trust.keywords import KEYWORD_TRUST
+
+__all__ = ["add_keywords", "in_a_line", "json_line", "printable", "probability"]
 
 # Control characters except line breaks, and marks that change the direction of writing.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -37,9 +39,19 @@ def in_a_line(text: str) -> str:
 
 def probability(text: str) -> float:
     """Parse a number from 0 to 1, for argparse's `type`."""
-    if not 0 <= (value := float(text)) <= 1:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return value
+
+
+def add_keywords(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add `--keywords`, whose value is the least trust of a keyword."""
+    parser.add_argument("--keywords", nargs="?", const=KEYWORD_TRUST, type=probability, metavar="P",
+        help=f"add the words with this trust or more; {KEYWORD_TRUST}")  # fmt: skip
 
 
 def json_line(

@@ -20,7 +20,7 @@ from captioner.drawing.showing import open_picture, show_in_terminal
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFoundError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.paths import bundled_checkpoint, checkpoint_file, is_web_address
-from captioner.terminal import in_a_line, json_line, probability
+from captioner.terminal import add_keywords, in_a_line, json_line, probability
 from captioner.vision.image import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--attention", action="store_true", help="add each word's attention to the records")
     add("--check-attention", action="store_true",
         help="add the effect of each word's attention to the records (slower)")  # fmt: skip
+    add_keywords(parser)
     pictures = parser.add_argument_group(
         "pictures",
         "With several photos use {name} or {number} in FILE: the photo's name, or its position.",
@@ -148,6 +149,8 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("colors", "head"):
         if getattr(arguments, name) is not None and not drawn:
             raise ConfigError(f"--{name} needs one of {', '.join(_PICTURES)}")
+    if arguments.keywords is not None and not arguments.json:
+        raise ConfigError("--keywords needs --json")
     if arguments.check_attention and not arguments.json:
         raise ConfigError("--check-attention needs --json")
 
@@ -168,6 +171,7 @@ def _captions(
         beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
     )
     captioner.check_head(arguments.head)
+    captioner.check_trust(arguments.keywords, setting="keywords")
     captioner.vocabulary.style(config.style)
     for start in range(0, len(arguments.photos), BATCH):
         batch = arguments.photos[start : start + BATCH]
@@ -216,7 +220,8 @@ def _print_record(record: dict[str, Any]) -> None:
 
 def _print(caption: Caption, arguments: argparse.Namespace) -> None:
     if arguments.json:
-        _print_record(caption.record(attention=arguments.attention))
+        record = caption.record(attention=arguments.attention, keywords=arguments.keywords)
+        _print_record(record)
         return
     # Names are escaped for terminals only: programs open photos by them.
     name = in_a_line(str(caption.image)) if sys.stdout.isatty() else caption.image

@@ -23,7 +23,7 @@ Maps = Literal["overlay", "sheet"]
 # RFC 3066; x-default is not a language.
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
 # What may change between two runs with one output, and what `generation` has.
-_FREE = ("retry_errors", "restart", "batch_size", "workers", "max_pixels")
+_FREE = ("retry_errors", "restart", "batch_size", "workers", "max_pixels", "backup")
 _GENERATION = ("beam_size", "captions", "style")
 
 
@@ -63,6 +63,7 @@ class BatchConfig:
     style: str | None = None  # of a model that has several; None: the checkpoint's own
     attention: bool = False  # each word's weights in the records: five times the size
     check_attention: bool = False  # each word's measured effect in the records; slower
+    keywords: Share | None = None  # the least trust of a keyword; None: no keywords
     wording: Wording = field(default_factory=Wording)  # of captions before they are written
     plain: bool = False  # no capital and no full stop in XMP and CSV
     # Where it goes
@@ -71,7 +72,9 @@ class BatchConfig:
     minimum_trust: Share | None = None  # and so do captions with less trust
     review: str | None = None
     sidecar: Sidecar | None = None  # a file beside each photo
-    existing: Existing = "skip"  # what becomes of the text of a sidecar that is there already
+    embed: bool = False  # texts in the JPEG files themselves, by exiftool
+    backup: bool = True  # keep the unchanged JPEG file as FILE_original
+    existing: Existing = "skip"  # what becomes of the text of a sidecar or photo
     language: str = "en"  # of the captions, for XMP
     maps: Maps | None = None  # pictures of the attention, into `maps_to`
     maps_to: str | None = None
@@ -101,10 +104,12 @@ class BatchConfig:
             yield "maps and maps_to go together: which pictures, and their folder"
         if self.head is not None and self.maps is None:
             yield f"head {self.head} is for the pictures of maps: it needs maps"
-        if self.existing != "skip" and self.sidecar is None:
-            yield f"existing {self.existing!r} is about sidecars: it needs sidecar"
+        if self.existing != "skip" and self.sidecar is None and not self.embed:
+            yield f"existing {self.existing!r} is for sidecar and embed: it needs sidecar or embed"
         if self.existing in ("prepend", "append") and self.sidecar == "json":
             yield "existing prepend and append need a sidecar of text: json has a record"
+        if not self.backup and not self.embed:
+            yield "--no-backup is about --embed: it needs --embed"
         if _LANGUAGE.fullmatch(self.language) is None:
             yield f"language {self.language!r} is not a language tag such as en or pt-BR"
 

@@ -224,7 +224,9 @@ class LocalEngine(Closing):
                 continue
             caption = next(made)
             record = caption.record(
-                attention=self._config.attention, minimum_trust=self._config.minimum_trust
+                attention=self._config.attention,
+                minimum_trust=self._config.minimum_trust,
+                keywords=self._config.keywords,
             )
             # For maps: the photo is decoded again, in a decoding process.
             open_photo = partial(self._reader.picture, photo)

@@ -25,6 +25,8 @@ from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
 from captioner_serving.batch.inputs.sources import Inputs, LeftOut
 from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
 from captioner_serving.batch.outputs.coco import image_ids
+from captioner_serving.batch.outputs.embedding import Embedder
+from captioner_serving.batch.outputs.exiftool import check_exiftool
 from captioner_serving.batch.outputs.maps import MapWriter, check_maps_folder
 from captioner_serving.batch.outputs.records import check_output
 from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
@@ -120,6 +122,7 @@ class BatchRun(Closing):
         self._photos, self._config = photos, config
         captioner = load()
         captioner.check_trust(config.minimum_trust)
+        captioner.check_trust(config.keywords, setting="keywords")
         generation = config.asked_of(captioner.generation)
         captioner.vocabulary.start(generation.style)
         captioner.check_head(config.head)
@@ -142,11 +145,14 @@ class BatchRun(Closing):
         write = journal.written.write if journal else write_unnoted
         self._sidecars = SidecarWriter(config, write) if config.sidecar else None
         self._maps = MapWriter(config, write) if config.maps else None
+        self._embedder = Embedder(config, write) if config.embed else None
         self._started = time.monotonic()
 
     def close(self) -> None:
         """End the processes, and close the files of the run."""
         self._engine.close()
+        if self._embedder is not None:
+            self._embedder.close()
         self._close_journal()
 
     def _close_journal(self) -> None:
@@ -197,6 +203,7 @@ class BatchRun(Closing):
         kept = self._sidecars.kept if self._sidecars else 0
         renamed = self._sidecars.renamed if self._sidecars else 0
         replaced = self._sidecars.replaced if self._sidecars else 0
+        embedded = self._embedder.replaced if self._embedder else 0
         gone = len(self._failed_before - self._again)
         counts = {
             f"{'caption' if captioned == 1 else 'captions'} in all": captioned,
@@ -206,6 +213,7 @@ class BatchRun(Closing):
             f"{'sidecar' if replaced == 1 else 'sidecars'} overwritten": replaced,
             f"{'sidecar' if renamed == 1 else 'sidecars'} named photo.jpg.*, as photos share a "
             "stem": renamed,
+            f"{'photo' if embedded == 1 else 'photos'} with new texts embedded": embedded,
             f"failed, in {journal.files.errors}" if journal else "failed": self.failed,
         }
         said = [f"{n:,} {what}" for what, n in counts.items() if n]
@@ -270,6 +278,8 @@ class BatchRun(Closing):
                     self._sidecars.write(photo, record)
                 if self._maps is not None and outcome.caption and outcome.open_photo:
                     self._maps.write(photo, outcome.caption, outcome.open_photo)
+                if self._embedder is not None:  # last, because maps read the photo again
+                    self._embedder.write(photo, record)
             except OutputError as error:
                 if is_fatal(error):
                     raise
@@ -351,6 +361,10 @@ def _check_outputs(
         check_maps_folder(config.maps_to, inputs.sources)
     if config.sidecar is not None and (packed := inputs.without_folder()):
         raise ConfigError(f"sidecar: {packed} has no folder for a file beside each photo")
+    if config.embed and (packed := inputs.without_folder()):
+        raise ConfigError(f"embed: the photos of {packed} are not files that texts can be put into")
+    if config.embed:
+        check_exiftool()
     if ray is not None and config.maps is not None:
         raise ConfigError("a Ray cluster draws no maps: draw them without --ray")
     if ray is not None and config.workers is not None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from captioner.errors import ConfigError
 
-__all__ = ["CONTROL", "Existing", "Wording", "combine", "sentence"]
+__all__ = ["CONTROL", "Existing", "Wording", "combine", "combine_keywords", "has_word", "sentence"]
 
 Existing = Literal["skip", "overwrite", "prepend", "append"]
 """What becomes of a text that is there already."""
@@ -66,14 +66,26 @@ class Wording:
         A record that was worded before is worded from the model's own sentences.
         """
         alternatives = [self._word(other) for other in record["alternatives"]]
-        return {**self._word(record), "alternatives": alternatives}
+        worded = {**self._word(record), "alternatives": alternatives}
+        if self.replace and "keywords" in record:
+            text = self._replaced(record.get("unworded", record["caption"]))
+            keywords = map(self._replaced, record["keywords"])
+            replaced = (" ".join(keyword.replace(",", " ").split()) for keyword in keywords)
+            # A keyword that a replacement of several words has removed is removed too.
+            kept = (keyword for keyword in replaced if has_word(text, keyword))
+            worded["keywords"] = list(dict.fromkeys(kept))
+        return worded
 
-    def _word(self, sentence: Mapping[str, Any]) -> dict[str, Any]:
-        own = text = sentence.get("unworded", sentence["caption"])
+    def _replaced(self, text: str) -> str:
         for old, new in self.replace:
             plain = new.replace("\\", r"\\")  # or re.sub would read backslashes as groups
             text = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", plain, text)
-        text = self.prefix + self.template.format(caption=text, score=sentence["score"])
+        return text
+
+    def _word(self, sentence: Mapping[str, Any]) -> dict[str, Any]:
+        own = sentence.get("unworded", sentence["caption"])
+        text = self.template.format(caption=self._replaced(own), score=sentence["score"])
+        text = self.prefix + text
         worded = {**sentence, "caption": text}
         worded.pop("unworded", None)
         return worded if text == own else {**worded, "unworded": own}
@@ -100,6 +112,26 @@ def combine(old: str | None, new: str, existing: Existing) -> str | None:
     if existing == "prepend":
         return old if old == new or old.startswith(f"{new} ") else f"{new} {old}"
     return None
+
+
+def combine_keywords(old: str | None, new: Sequence[str], existing: Existing) -> str:
+    """Bring comma-separated keywords together, each once, whatever its case.
+
+    >>> combine_keywords("Dog, sea", ["dog", "beach"], "append")
+    'Dog, sea, beach'
+    """
+    before = [] if existing == "overwrite" else re.split(r"[,\n]", old or "")
+    parts = [*new, *before] if existing == "prepend" else [*before, *new]
+    named: dict[str, str] = {}
+    for part in filter(None, map(str.strip, parts)):
+        named.setdefault(part.casefold(), part)
+    return ", ".join(named.values())
+
+
+def has_word(text: str, word: str) -> bool:
+    """Whether a text has a word or phrase as whole words, in any case."""
+    pattern = rf"(?<!\w){re.escape(word)}(?!\w)"
+    return bool(word) and re.search(pattern, text, re.IGNORECASE) is not None
 
 
 def _unfit(form: str) -> bool:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
-from captioner.terminal import json_line, probability
+from captioner.terminal import add_keywords, json_line, probability
 from captioner_serving.verbs.texts import (
     add_sidecars,
     add_wording,
@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="captions with less trust go to --review",
     )
     add("--review", metavar="FILE", help="file of captions to review (.jsonl)")
+    add_keywords(outputs)
     add_sidecars(outputs)
     add("--maps", metavar="KIND", help="draw the attention: overlay or sheet")
     add("--maps-to", metavar="DIR", help="folder of the drawings")

@@ -7,11 +7,13 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError, OutputError
+from captioner.terminal import add_keywords
 from captioner_serving.verbs.texts import (
     add_sidecars,
     add_wording,
@@ -30,34 +32,38 @@ EXAMPLES = """examples:
   captioner convert captions.jsonl --sidecar xmp --replace man=person
   captioner convert captions.csv --sidecar xmp --existing overwrite
 
-Of a .csv, which may be edited, image, caption and score are read. Records and photos are not
-changed. See docs/batch.md."""
+Of a .csv, which may be edited, image, caption, score and keywords are read. Records are not
+changed, and photos only with --embed. See docs/batch.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.usage = "%(prog)s RECORDS... [--to FILE] [--sidecar KIND] [options]"
+    parser.usage = "%(prog)s RECORDS... [--to FILE] [--sidecar KIND] [--embed] [options]"
     add = parser.add_argument
     add("records", nargs="+", metavar="RECORDS", help=".jsonl or .csv files of captioner batch")
     add("--to", metavar="FILE", help=".jsonl, .csv, .parquet, or .json (COCO results)")
     add("--overwrite", action="store_true", help="overwrite FILE if it exists")
     add("--root", metavar="DIR", help="base folder of the photos' names")
+    add_keywords(parser)
     add_sidecars(parser.add_argument_group("sidecars"))
     add_wording(parser.add_argument_group("wording"))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Convert; 1 if a sidecar could not be written."""
+    """Convert; 1 if a sidecar or photo could not be written."""
     refuse_windows("convert")
     from captioner.files import replace_file
     from captioner.terminal import printable
     from captioner_serving.batch.config import BatchConfig
     from captioner_serving.batch.files import RunFiles
     from captioner_serving.batch.inputs.edited import read_record_table
-    from captioner_serving.batch.outputs.records import read_captions, write_records
+    from captioner_serving.batch.outputs.records import keywords_of, read_captions, write_records
 
     config = BatchConfig(
+        keywords=arguments.keywords,
         sidecar=arguments.sidecar,
+        embed=arguments.embed,
+        backup=arguments.backup,
         existing=arguments.existing,
         language=arguments.language,
         wording=read_wording(arguments),
@@ -75,10 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     def captions(path: Path) -> Iterator[dict[str, Any]]:
         for record in filter(None, read(path)):
+            if config.keywords is not None:
+                record["keywords"] = keywords_of(record, config.keywords)
             yield config.wording.apply(record) if is_worded(arguments) else record
 
     # Before anything is written, every line is read once.
     have = Counter(record is not None for path in paths for record in read(path))
+    if config.keywords is not None:
+        _check_trust(chain.from_iterable(map(captions, paths)))
     said = [f"{have[True]:,} captions"]
     if failed := have[False]:
         photos = "photo has none, and is" if failed == 1 else "photos have none, and are"
@@ -88,27 +98,50 @@ def run(arguments: argparse.Namespace) -> int:
             rows = chain.from_iterable(map(captions, paths))
             write_records(file, Path(arguments.to).suffix, rows, plain=arguments.plain)
         said.append(f"written to {arguments.to}")
-    problems = 0
-    if config.sidecar is not None:
-        kept, problems = _write_sidecars(paths, captions, config, arguments.root)
-        said.append(f"{have[True] - kept - problems:,} sidecars written")
+    status = 0
+    for noun in (["sidecars"] if config.sidecar else []) + (["photos"] if config.embed else []):
+        kept, problems = _write_beside(noun, paths, captions, config, arguments.root)
+        said.append(f"{have[True] - kept - problems:,} {noun} written")
         said += [f"{kept:,} left as found"] if kept else []
         said += [f"{problems:,} not written"] if problems else []
+        status |= problems > 0
     print(printable("; ".join(said)), file=sys.stderr)
-    return int(problems > 0)
+    return int(status)
+
+
+def _check_trust(records: Iterable[dict[str, Any]]) -> None:
+    """Refuse --keywords for the records of a model without trust."""
+    seen = 0
+    for record in records:
+        if any("trust" in word for word in record["words"]):
+            return
+        seen += 1
+    if seen:
+        raise ConfigError(
+            "--keywords: no word of these records has a trust: caption with a checkpoint that "
+            "`captioner trust` has been run on"
+        )
 
 
 def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterable[Path]) -> None:
     """Refuse before the work what cannot be done."""
     from captioner.files import refuse_input
+    from captioner_serving.batch.outputs.exiftool import check_exiftool
     from captioner_serving.batch.outputs.records import check_output
 
-    if arguments.to is None and arguments.sidecar is None:
-        raise ConfigError("nothing to make: name --to FILE, --sidecar KIND, or both")
+    if arguments.to is None and arguments.sidecar is None and not arguments.embed:
+        raise ConfigError("nothing to make: name --to FILE, --sidecar KIND, or --embed")
+    if arguments.embed:
+        check_exiftool()
     for path in paths:
         if path.suffix not in (".jsonl", ".csv") and path not in beside:
             raise ConfigError(
                 f"{path} has no records: name the .jsonl or .csv that captioner batch wrote"
+            )
+        if path.suffix == ".csv" and arguments.keywords is not None:
+            raise ConfigError(
+                f"{path} holds no trust to choose keywords by: its column keywords is used without "
+                "--keywords"
             )
         if path.suffix == ".csv" and (arguments.to is not None or arguments.sidecar == "json"):
             raise ConfigError(
@@ -123,21 +156,25 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterabl
         raise OutputError(f"{arguments.to} is there already: name another file, or --overwrite it")
 
 
-def _write_sidecars(
+def _write_beside(
+    noun: str,
     paths: Sequence[Path],
     captions: Callable[[Path], Iterator[dict[str, Any]]],
     config: BatchConfig,
     root: str | None,
 ) -> tuple[int, int]:
-    """Write the sidecars; count those left as they were, and those that could not be written."""
+    """Write sidecars or photos; count those left as they were, and those that cannot be written."""
     from captioner.terminal import in_a_line
+    from captioner_serving.batch.outputs.embedding import Embedder
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, find_photo, is_fatal
     from captioner_serving.batch.outputs.written import written_beside
 
     kept = problems = 0
     for path in paths:
-        with written_beside(path) as write:
-            writer = SidecarWriter(config, write)
+        with written_beside(path) as write, ExitStack() as stack:
+            writer: SidecarWriter | Embedder = SidecarWriter(config, write)
+            if noun == "photos":
+                writer = stack.enter_context(Embedder(config, write))
             for record in captions(path):
                 try:
                     writer.write(find_photo(record["image"], root), record)

@@ -26,6 +26,8 @@ def add_sidecars(group: argparse._ArgumentGroup) -> None:
     """Add the options of sidecars."""
     add = group.add_argument
     add("--sidecar", metavar="KIND", help="write beside each photo: txt, caption, json or xmp")
+    add("--embed", action="store_true", help="write into the JPEG files too (needs exiftool)")
+    add("--no-backup", action="store_false", dest="backup", help="of --embed: no PHOTO_original")
     add("--existing", default="skip", metavar="HOW",
         help="existing texts: skip, overwrite, prepend, append")  # fmt: skip
     add(

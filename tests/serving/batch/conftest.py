@@ -33,6 +33,15 @@ def draw(number: int, size: tuple[int, int] = (60, 40)) -> Image.Image:
     return image
 
 
+def read_tags(path: Path) -> dict[str, Any]:
+    """All XMP and IPTC tags as exiftool reads them."""
+    command = ["exiftool", "-json", "-G1", "-XMP:all", "-IPTC:all", path]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    (tags,) = json.loads(result.stdout)
+    return dict(tags)
+
+
 @pytest.fixture
 def photos(tmp_path: Path) -> Photos:
     """Make a folder of so many photos, p000.jpg and on."""

@@ -43,7 +43,7 @@ _NAMED = 10  # links in the summary
 class LeftOut:
     """Counts what is left out of folders: files that are not images, and folders behind links.
 
-    Sidecars and the run's `own` files are not counted.
+    Sidecars, copies that exiftool or embed keep, and the run's `own` files are not counted.
     """
 
     def __init__(self, own: Iterable[str | os.PathLike[str]] = ()) -> None:
@@ -58,6 +58,7 @@ class LeftOut:
         for name in others:
             stem, suffix = os.path.splitext(name)
             sidecar = suffix.lower() in _SIDECARS and stem in owners
+            sidecar |= name.removesuffix("_original") in owners
             if not sidecar and os.path.join(real, name) not in self._own:
                 self._counts[suffix.lower() or "no suffix"] += 1
 

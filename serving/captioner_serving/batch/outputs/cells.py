@@ -20,7 +20,7 @@ __all__ = ["ADDED_COLUMNS", "COLUMNS", "cell_of", "own_cells", "read_rows", "tex
 
 COLUMNS = ("image", "caption", "score", "alternatives", "model")
 """A table with these columns was written by this package."""
-ADDED_COLUMNS = ("familiarity", "trust")
+ADDED_COLUMNS = ("familiarity", "trust", "keywords")
 """Columns that tables of earlier versions lack."""
 
 # What a spreadsheet takes a cell for a formula by; the wide ones are those of Japanese keyboards.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import islice
@@ -12,11 +13,20 @@ from typing import Any, BinaryIO, TypeGuard
 
 from captioner.errors import ConfigError, DataError, MissingExtraError, OutputError
 from captioner.terminal import json_line
+from captioner.trust.familiarity import UNFAMILIAR
+from captioner.trust.keywords import choose_keywords
 from captioner_serving.batch.outputs.cells import ADDED_COLUMNS, COLUMNS, cell_of
 from captioner_serving.batch.outputs.coco import image_ids
-from captioner_serving.batch.wording import CONTROL, sentence
+from captioner_serving.batch.wording import CONTROL, has_word, sentence
 
-__all__ = ["check_output", "is_name", "is_sentence", "read_captions", "write_records"]
+__all__ = [
+    "check_output",
+    "is_name",
+    "is_sentence",
+    "keywords_of",
+    "read_captions",
+    "write_records",
+]
 
 Record = dict[str, Any]
 
@@ -87,6 +97,7 @@ def _write_csv(path: Path, records: Iterator[Record]) -> None:
         for record in records:
             row = _row(record)
             row["alternatives"] = "\n".join(row["alternatives"])
+            row["keywords"] = ", ".join(row["keywords"] or ())
             writer.writerow({k: cell_of(v) if isinstance(v, str) else v for k, v in row.items()})
 
 
@@ -105,7 +116,8 @@ def _write_parquet(path: Path, records: Iterator[Record]) -> None:
     from pyarrow import parquet
 
     text, number = pyarrow.string(), pyarrow.float32()
-    kinds = (text, text, number, pyarrow.list_(text), text, number, number)
+    texts = pyarrow.list_(text)
+    kinds = (text, text, number, texts, text, number, number, texts)
     schema = pyarrow.schema(list(zip((*COLUMNS, *ADDED_COLUMNS), kinds, strict=True)))
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         rows = map(_row, records)
@@ -161,7 +173,30 @@ def _record(line: bytes, place: str) -> Record | None:
         raise DataError(f"{place} is not a caption record: caption, score or alternatives")
     if not (isinstance(model, dict) and all(_is_text(model.get(k)) for k in ("name", "version"))):
         raise DataError(f"{place} is not a caption record: it names no model")
+    keywords = record.get("keywords", [])
+    if not (isinstance(keywords, list) and all(map(_is_keyword, keywords))):
+        raise DataError(f"{place} is not a caption record: keywords")
     return record
+
+
+def keywords_of(record: Record, minimum_trust: float) -> list[str]:
+    """Choose the keywords of a record as `captioner batch --keywords` does.
+
+    Words that were removed from the caption by hand are left out.
+
+    Raises DataError: the record has no words.
+    """
+    text: str = record.get("unworded") or record["caption"]
+    try:
+        words = [(word["word"], word.get("trust")) for word in record["words"]]
+        unfamiliar = record.get("familiarity", 1.0) < UNFAMILIAR
+        chosen = choose_keywords(words, minimum_trust=minimum_trust)
+        return [] if unfamiliar else [word for word in chosen if has_word(text, word)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"the record of {record['image']} has no words to choose keywords from: name the "
+            ".jsonl that captioner batch wrote"
+        ) from error
 
 
 def is_sentence(value: object) -> bool:
@@ -172,6 +207,10 @@ def is_sentence(value: object) -> bool:
     number = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < 1e9
     texts = (value.get("caption"), value.get("unworded", ""))
     return number and all(_is_text(text) and not CONTROL.search(text) for text in texts)
+
+
+def _is_keyword(value: object) -> bool:
+    return _is_text(value) and not CONTROL.search(value) and not re.search(r"[,\n\t]", value)
 
 
 def _is_text(value: object) -> TypeGuard[str]:

@@ -20,7 +20,7 @@ from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo, PhotoFile, name_on_disk
 from captioner_serving.batch.outputs.written import Write, read_existing
 from captioner_serving.batch.outputs.xmp import merge_xmp
-from captioner_serving.batch.wording import combine, sentence
+from captioner_serving.batch.wording import combine, combine_keywords, sentence
 
 __all__ = ["SidecarWriter", "find_photo", "is_fatal"]
 
@@ -35,6 +35,9 @@ _PHOTO = re.compile(
 
 class SidecarWriter:
     """Writes PHOTO's sidecar: photo.jpg -> photo.txt, photo.caption, photo.json or photo.xmp.
+
+    If the record has keywords, photo.txt has these, separated by commas, in place of the caption,
+    and photo.xmp has both.
 
     An existing photo.jpg.xmp, darktable's name, is used. Photos whose sidecars would have the same
     name (photo.jpg, photo.png) have longer ones, photo.jpg.txt.
@@ -92,7 +95,12 @@ class SidecarWriter:
         if config.sidecar == "xmp":
             caption = caption if config.plain else sentence(caption)
             return merge_xmp(
-                old, caption, language=config.language, existing=config.existing, path=path
+                old,
+                caption,
+                keywords=record.get("keywords", ()),
+                language=config.language,
+                existing=config.existing,
+                path=path,
             )
         if old is not None and old.strip(b" \t\r\n\xef\xbb\xbf") and config.existing == "skip":
             return None
@@ -106,6 +114,9 @@ class SidecarWriter:
             if config.existing != "overwrite":
                 raise OutputError(f"{path} is not UTF-8 text: it was left as it is") from error
             before = None
+        if config.sidecar == "txt" and "keywords" in record:
+            listed = combine_keywords(before, record["keywords"], config.existing)
+            return listed.encode("utf-8", "replace") + b"\n"
         return (combine(before, caption, config.existing) or "").encode("utf-8", "replace") + b"\n"
 
 
@@ -155,6 +166,7 @@ class _Folder:
         """Whether the sidecar of another photo would have the same name."""
         stem = os.path.splitext(name)[0]
         siblings = {*self._by_stem.get(stem, ()), *self._names.intersection((stem,))}
+        siblings.discard(f"{name}_original")  # the copy that exiftool or embed keeps
         photo = os.path.join(self.path, name)
         return any(
             _is_photo(path) and not _is_same(path, photo)

@@ -32,10 +32,20 @@ class WrittenFiles:
         self._files = files
         self._log: BinaryIO | None = None
 
-    def write(self, path: str | os.PathLike[str], new: bytes, *, old: bytes | None) -> None:
-        """Write a file that holds `old` so far; None if there is none yet."""
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        new: bytes,
+        *,
+        old: bytes | None,
+        keep_stat: bool = False,
+    ) -> None:
+        """Write a file that holds `old` so far; None if there is none yet.
+
+        keep_stat: see captioner.files.replace_file.
+        """
         self._append(path, new, old)
-        with replace_file(path, part=self._files.part()) as file:
+        with replace_file(path, part=self._files.part(), keep_stat=keep_stat) as file:
             file.write(new)
 
     def sync(self) -> None:
@@ -131,9 +141,15 @@ def read_existing(
         raise OutputError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def write_unnoted(path: str | os.PathLike[str], new: bytes, *, old: bytes | None) -> None:  # noqa: ARG001
+def write_unnoted(
+    path: str | os.PathLike[str],
+    new: bytes,
+    *,
+    old: bytes | None,  # noqa: ARG001
+    keep_stat: bool = False,
+) -> None:
     """Write a file without a log."""
-    with replace_file(path) as file:
+    with replace_file(path, keep_stat=keep_stat) as file:
         file.write(new)
 
 

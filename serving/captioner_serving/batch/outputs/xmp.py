@@ -1,14 +1,15 @@
-"""XMP sidecars: dc:description and Iptc4xmpCore:AltTextAccessibility, merged into what is there.
+"""XMP sidecars: description, alt text and keywords, merged into what is there.
 
-XMP (ISO 16684-1) writes a text in several languages as an rdf:Alt, one rdf:li a language; the first
-is "x-default", and repeats one of the others. Everything that is not of these two texts stays,
-comments and other programs' settings included; what lies between the tags may be written anew.
+The properties are dc:description, Iptc4xmpCore:AltTextAccessibility and dc:subject. XMP (ISO
+16684-1) writes a text in several languages as an rdf:Alt, one rdf:li a language; the first is
+"x-default", and repeats one of the others. Keywords are the items of an rdf:Bag. Everything else
+stays, comments and other programs' settings included; white space between tags may change.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lxml import etree
@@ -16,7 +17,7 @@ from lxml import etree
 from captioner.errors import OutputError
 from captioner_serving.batch.wording import Existing, combine
 
-__all__ = ["merge_xmp"]
+__all__ = ["legal_text", "merge_languages", "merge_xmp", "missing_keywords"]
 
 _NAMES = {
     "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
@@ -24,6 +25,8 @@ _NAMES = {
     "Iptc4xmpCore": "http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/",
 }
 _PROPERTIES = ("dc:description", "Iptc4xmpCore:AltTextAccessibility")
+_KEYWORDS = "dc:subject"
+_LISTS = ("rdf:Bag", "rdf:Seq", "rdf:Alt")  # some programs write another than the Bag
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _DEFAULT = "x-default"
 _EMPTY = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
@@ -38,13 +41,20 @@ _ILLEGAL = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U001
 
 
 def merge_xmp(
-    old: bytes | None, caption: str, *, language: str, existing: Existing, path: str
+    old: bytes | None,
+    caption: str,
+    *,
+    keywords: Sequence[str] = (),
+    language: str,
+    existing: Existing,
+    path: str,
 ) -> bytes | None:
-    """Put a caption into both properties of an XMP sidecar.
+    """Put a caption into both text properties of an XMP sidecar, and add keywords.
 
     Args:
         old: the sidecar as it is; None where there is none.
         caption: the text.
+        keywords: those that are missing are added, whatever `existing` is.
         language: of the caption, as a tag of RFC 3066.
         existing: what becomes of a text that a property has already; skip keeps it, and fills in
             a property that is missing.
@@ -55,8 +65,7 @@ def merge_xmp(
 
     Raises OutputError: the sidecar is not XMP, or holds a text in a form that XMP does not have.
     """
-    # U+FFFD for what XML cannot hold, and for control characters that it can.
-    caption = _ILLEGAL.sub("\ufffd", caption)
+    caption = legal_text(caption)
     # A sidecar may be a stranger's: no entity and no address in it stands for anything.
     parser = etree.XMLParser(resolve_entities=False, no_network=True, strip_cdata=False)
     try:
@@ -88,17 +97,13 @@ def merge_xmp(
             _fill(_add(holder, name), text, language=language, existing=existing, path=path)
         else:
             _fill(element, caption, language=language, existing=existing, path=path)
+    _add_keywords(own, list(map(legal_text, keywords)), path=path)
     new = _written(root)
     return None if old is not None and new == before else new
 
 
 def _fill(element: Any, caption: str, *, language: str, existing: Existing, path: str) -> None:
-    """Bring the caption into a property, in its language and as default.
-
-    A text in "en-US" is one in "en", and the other way round. A default that repeats the text of
-    another language belongs to that language; any other default is the text in this language if it
-    has none.
-    """
+    """Bring the caption into a property, in its language and as default."""
     alternatives = element.find(_tag("rdf:Alt"))
     items = [] if alternatives is None else alternatives.findall(_tag("rdf:li"))
     children = [*element.iterchildren(etree.Element)]
@@ -108,40 +113,101 @@ def _fill(element: Any, caption: str, *, language: str, existing: Existing, path
             "some languages: it stays as it is"
         )
     named = {item.get(_LANGUAGE, "").lower(): item for item in items}
-    own, default = _in_language(named, language.lower()), named.get(_DEFAULT)
-    others = [item.text for item in items if item not in (own, default)]
-    current = (element.text or "").strip() if alternatives is None else None
-    if own is not None:
-        current = own.text
-    elif default is not None and default.text not in others:
-        current = default.text
-    text = combine(current, caption, existing)
-    if text is None:
-        return
-    if alternatives is None:
+    texts = {tag: item.text or "" for tag, item in named.items()}
+    if alternatives is None and (plain := (element.text or "").strip()):
+        texts = {_DEFAULT: plain}
+    changes = merge_languages(texts, caption, language=language, existing=existing)
+    if changes and alternatives is None:
         element.text = None
         alternatives = _add(element, "rdf:Alt")
-    if default is None:
-        default = _add(alternatives, "rdf:li", at=items[0] if items else None)
-        default.set(_LANGUAGE, _DEFAULT)
-        default.text = text
-    elif default.text == current or not (default.text or "").strip() or existing == "overwrite":
-        default.text = text
-    if own is None:
-        own = _add(alternatives, "rdf:li")
-        own.set(_LANGUAGE, language)
-    if own.text != text:
-        own.text = text
+    for tag, text in changes.items():
+        if (item := named.get(tag)) is None:
+            first = items[0] if items and tag == _DEFAULT else None
+            item = _add(alternatives, "rdf:li", at=first)
+            item.set(_LANGUAGE, tag)
+        if item.text != text:
+            item.text = text
 
 
-def _in_language(named: Mapping[str, Any], language: str) -> Any:
-    """Return the item in a language; "en-US" counts as "en", and the other way round."""
-    if language in named:
-        return named[language]
-    for tag, item in named.items():
-        if tag.startswith(f"{language}-") or (tag and language.startswith(f"{tag}-")):
-            return item
-    return None
+def merge_languages(
+    texts: Mapping[str, str], caption: str, *, language: str, existing: Existing
+) -> dict[str, str]:
+    """Bring a caption into a text in several languages: return the texts to set, by language.
+
+    A text in "en-US" is one in "en", and the other way round. A default that repeats the text of
+    another language belongs to that language; any other default is the text in this language if it
+    has none.
+
+    Args:
+        texts: by language, in lower case; the default's is "x-default".
+        caption: the new text.
+        language: of the caption.
+        existing: see merge_xmp.
+    """
+    own, default = _in_language(texts, language.lower()), texts.get(_DEFAULT)
+    others = [text for tag, text in texts.items() if tag not in (own, _DEFAULT)]
+    current = None
+    if own is not None:
+        current = texts[own]
+    elif default not in others:
+        current = default
+    text = combine(current, caption, existing)
+    if text is None:
+        return {}
+    changes = {own or language: text}
+    if default is None or default == current or not default.strip() or existing == "overwrite":
+        changes = {_DEFAULT: text, **changes}
+    return changes
+
+
+def missing_keywords(present: Iterable[str], keywords: Iterable[str]) -> list[str]:
+    """Return the keywords that are not present in any case."""
+    folded = {keyword.strip().casefold() for keyword in present}
+    return [keyword for keyword in keywords if keyword.casefold() not in folded]
+
+
+def legal_text(text: str) -> str:
+    """Replace what XML cannot hold, and control characters that it can, by U+FFFD."""
+    return _ILLEGAL.sub("\ufffd", text)
+
+
+def _add_keywords(descriptions: Sequence[Any], keywords: Sequence[str], *, path: str) -> None:
+    """Add keywords to the rdf:Bag of the photo's descriptions."""
+    name = _tag(_KEYWORDS)
+    element = next((child for part in descriptions for child in part.findall(name)), None)
+    # A single keyword may be an attribute or plain text, which have no place for more.
+    holder = next((part for part in descriptions if name in part.attrib), descriptions[0])
+    present, bag = [holder.get(name, "")], None
+    if element is not None:
+        children = [*element.iterchildren(etree.Element)]
+        bag = next((child for child in children if child.tag in map(_tag, _LISTS)), None)
+        items = [] if bag is None else bag.findall(_tag("rdf:li"))
+        if len(children) > (bag is not None) or any(len(item) for item in items):
+            raise OutputError(f"{path} has a {_KEYWORDS} that is not a list: it stays as it is")
+        present = [item.text or "" for item in items] or [(element.text or "").strip()]
+    missing = missing_keywords(present, keywords)
+    if not missing:
+        return
+    if bag is None:
+        holder.attrib.pop(name, None)
+        element = _add(holder, name) if element is None else element
+        element.text = None
+        bag = _add(element, "rdf:Bag")
+        missing = [*filter(None, present), *missing]
+    for keyword in missing:
+        _add(bag, "rdf:li").text = keyword
+
+
+def _in_language(tags: Iterable[str], language: str) -> str | None:
+    """Return the tag of a language; "en-US" counts as "en", and the other way round."""
+    if language in (tags := list(tags)):
+        return language
+    related = (
+        tag
+        for tag in tags
+        if tag.startswith(f"{language}-") or (tag and language.startswith(f"{tag}-"))
+    )
+    return next(related, None)
 
 
 def _add(parent: Any, name: str, *, at: Any = None) -> Any:

@@ -1,0 +1,30 @@
+"""Keywords: the words of a caption that are probably right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["KEYWORD_TRUST", "choose_keywords"]
+
+KEYWORD_TRUST = 0.55
+"""The default of the least trust of a keyword: below it words are marked as doubtful."""
+
+
+def choose_keywords(
+    words: Iterable[tuple[str, float | None]], *, minimum_trust: float = KEYWORD_TRUST
+) -> list[str]:
+    """Return the words with at least this trust, in lower case and without repetitions.
+
+    Words without trust, such as "a" and "group", are no keywords.
+
+    Args:
+        words: text and trust of each word, in the order of the sentence.
+        minimum_trust: the least probability that a keyword is right, 0 to 1.
+    """
+    # Rounded as in records, where the same words are keywords.
+    trusted = (
+        text.lower()
+        for text, trust in words
+        if trust is not None and round(trust, 4) >= minimum_trust
+    )
+    return list(dict.fromkeys(trusted))

@@ -1,0 +1,134 @@
+"""Description, alt text and keywords in the JPEG files themselves.
+
+A photo is replaced as a whole, by a file with the same pixels, dates and owner. Doing it twice
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any
+
+from captioner.closing import Closing
+from captioner.errors import OutputError
+from captioner.files import copy_stat, replace_file, sync_folder, writing
+from captioner.vision.image import LARGEST_FILE
+from captioner_serving.batch.config import BatchConfig
+from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.batch.outputs.exiftool import ExifTool, ExifToolError
+from captioner_serving.batch.outputs.written import Write, read_existing
+from captioner_serving.batch.outputs.xmp import legal_text, merge_languages, missing_keywords
+from captioner_serving.batch.wording import sentence
+
+__all__ = ["Embedder"]
+
+# Each text, and the older one that counts where it is missing.
+_TEXTS = {"XMP-dc:Description": "IPTC:Caption-Abstract", "XMP-iptcCore:AltTextAccessibility": ""}
+_KEYWORDS, _OLD_KEYWORDS = "XMP-dc:Subject", "IPTC:Keywords"
+_JPEG = b"\xff\xd8\xff"
+
+
+class Embedder(Closing):
+    """Writes texts into photos, merged into those that are there as in XMP sidecars.
+
+    The photo as it was stays beside it, as photo.jpg_original: exiftool's name, which
+    `exiftool -restore_original` knows. One that is there already is the older one, and stays.
+
+    Attributes:
+        kept: photos that had all texts already.
+        replaced: photos that were written.
+    """
+
+    def __init__(self, config: BatchConfig, write: Write) -> None:
+        self._config, self._write = config, write
+        self._tool = ExifTool()
+        self.kept = self.replaced = 0
+
+    def close(self) -> None:
+        """End exiftool."""
+        self._tool.close()
+
+    def write(self, photo: Photo, record: dict[str, Any]) -> None:
+        """Write the texts of a record into its photo, or raise the OutputError that is its own."""
+        path = photo.path
+        if path is None:
+            raise OutputError(f"{photo.name} is not a file of its own: no texts can be embedded")
+        old = _read(path)
+        try:
+            changes = self._changes(self._tool.read(old), record)
+            new = self._tool.write(old, changes) if changes else old
+        except ExifToolError as error:
+            raise OutputError(
+                f"{photo.name}: exiftool cannot write it ({error}): use --sidecar xmp"
+            ) from error
+        if new == old:
+            self.kept += 1
+            return
+        if self._config.backup:
+            _keep_original(path, old)
+        self._write(path, new, old=old, keep_stat=True)
+        self.replaced += 1
+
+    def _changes(self, texts: dict[str, Any], record: dict[str, Any]) -> list[tuple[str, str]]:
+        config, changes = self._config, []
+        caption = record["caption"] if config.plain else sentence(record["caption"])
+        for tag, older in _TEXTS.items():
+            present = {
+                key.removeprefix(tag).removeprefix("-").lower() or "x-default": str(text)
+                for key, text in texts.items()
+                if key == tag or key.startswith(f"{tag}-")
+            }
+            if not present and older in texts:
+                present = {"x-default": str(texts[older])}
+            merged = merge_languages(
+                present, legal_text(caption), language=config.language, existing=config.existing
+            )
+            changes += [(f"{tag}-{language}=", text) for language, text in merged.items()]
+        old = _listed(texts.get(_KEYWORDS))
+        keywords = missing_keywords(old, map(legal_text, record.get("keywords", ())))
+        if keywords and not old:
+            older_ones = _listed(texts.get(_OLD_KEYWORDS))
+            keywords = [*older_ones, *missing_keywords(older_ones, keywords)]
+        return [*changes, *((f"{_KEYWORDS}+=", keyword) for keyword in keywords)]
+
+
+def _read(path: str) -> bytes:
+    """Read a photo that texts may be written into.
+
+    Raises OutputError: it may not, or cannot be read.
+    """
+    if os.path.islink(path):
+        raise OutputError(f"{path} is a link: no texts are embedded in what it leads to")
+    data = read_existing(path, kind="a photo", largest=LARGEST_FILE)
+    if data is None:
+        raise OutputError(f"{path} is gone: no texts can be embedded")
+    if not data.startswith(_JPEG):
+        raise OutputError(
+            f"{path} is not a JPEG file, and texts are embedded in those alone: use --sidecar xmp"
+        )
+    if not (os.access(path, os.W_OK) and os.stat(path).st_mode & stat.S_IWUSR):
+        raise OutputError(f"{path} is read-only: make it writable to embed texts")
+    return data
+
+
+def _keep_original(path: str, data: bytes) -> None:
+    """Keep a photo as it is under another name: the file itself, where there are hard links."""
+    original = f"{path}_original"
+    if os.path.lexists(original):
+        return
+    try:
+        os.link(path, original)
+    except (OSError, AttributeError):
+        with replace_file(original) as file:
+            file.write(data)
+        with writing(original):
+            copy_stat(path, original)
+    with writing(original):
+        sync_folder(os.path.dirname(path) or ".")
+
+
+def _listed(value: Any) -> list[str]:
+    """Return the items of a tag; exiftool gives a list of one item as the item."""
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    return list(map(str, values))

@@ -1,0 +1,152 @@
+"""exiftool as a running process: it reads the texts of a JPEG file, or makes a new file of it.
+
+Its files are copies in a temporary folder: it never sees the name of a photo, and changes none.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from captioner.closing import Closing
+from captioner.errors import CaptionerError
+
+__all__ = ["ExifTool", "ExifToolError", "check_exiftool"]
+
+_SECONDS = 120.0  # for one photo
+_OLDEST = 12.39  # the first version with AltTextAccessibility
+_REMEDY = "install it (Debian: libimage-exiftool-perl; macOS: brew install exiftool; exiftool.org)"
+_READ = ("-XMP-dc:all", "-XMP-iptcCore:all", "-IPTC:Keywords", "-IPTC:Caption-Abstract")
+_READY = "{ready1}"  # numbered: -q silences the one without a number
+
+
+class ExifToolError(Exception):
+    """exiftool refused a photo, or ended."""
+
+
+class ExifTool(Closing):
+    """An exiftool process, started at its first use and again after it has ended.
+
+    -stay_open keeps it running: Perl takes longer to start than a photo takes.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = TemporaryDirectory(prefix="captioner-")
+        self._photo = Path(self._folder.name, "photo.jpg")
+        self._changed = Path(self._folder.name, "changed.jpg")
+
+    def close(self) -> None:
+        """End the process and delete its folder."""
+        if self._process is not None:
+            with suppress(OSError):
+                self._process.communicate(b"-stay_open\nFalse\n", timeout=5)
+        self._end()
+        self._folder.cleanup()
+
+    def read(self, photo: bytes) -> dict[str, Any]:
+        """Read the texts of a JPEG file, by tag; lists of texts are lists.
+
+        Raises ExifToolError: it cannot be read.
+        """
+        self._photo.write_bytes(photo)
+        answer = self._execute("-q", "-q", "-j", "-G1", *_READ)
+        try:
+            (tags,) = json.loads(answer, parse_int=str, parse_float=str)
+        except ValueError:
+            raise ExifToolError(_reason(answer)) from None
+        return dict(tags)
+
+    def write(self, photo: bytes, changes: Sequence[tuple[str, str]]) -> bytes:
+        """Return a JPEG file with other texts.
+
+        changes: tags with their operator, such as "XMP-dc:Subject+=", and values.
+
+        Raises ExifToolError: it cannot be written.
+        """
+        self._photo.write_bytes(photo)
+        self._changed.unlink(missing_ok=True)
+        assigned = (f"-{tag}{_escape(value)}" for tag, value in changes)
+        answer = self._execute("-E", "-o", str(self._changed), *assigned)
+        if not self._changed.exists():
+            raise ExifToolError(_reason(answer))
+        return self._changed.read_bytes()
+
+    def _execute(self, *arguments: str) -> bytes:
+        """Run a command on the photo in the folder, and return all that it prints."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                # The first option: no configuration of the user's.
+                [_program(), "-config", "", "-stay_open", "True", "-@", "-"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the run, which finishes its photo
+            )
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        timer = threading.Timer(_SECONDS, process.kill)
+        timer.start()
+        answer: list[bytes] = []
+        try:
+            lines = "\n".join((*arguments, str(self._photo), "-execute1", ""))
+            process.stdin.write(lines.encode())
+            process.stdin.flush()
+            for line in process.stdout:
+                if line.strip() == _READY.encode():
+                    return b"".join(answer)
+                answer.append(line)
+        except OSError:  # it has ended
+            answer.clear()
+        finally:
+            timer.cancel()
+        self._end()
+        raise ExifToolError(_reason(b"".join(answer)))
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        with suppress(OSError):
+            process.communicate()
+
+
+def check_exiftool() -> None:
+    """Raise CaptionerError if there is no exiftool that can write alt texts."""
+    done = subprocess.run([_program(), "-ver"], capture_output=True, text=True, check=False)
+    try:
+        version = float(done.stdout)
+    except ValueError:
+        raise CaptionerError(
+            f"exiftool does not run ({done.stderr.strip() or done.returncode}): {_REMEDY}"
+        ) from None
+    if version < _OLDEST:
+        raise CaptionerError(
+            f"exiftool is version {done.stdout.strip()}; embed needs {_OLDEST} or later: {_REMEDY}"
+        )
+
+
+def _program() -> str:
+    if path := shutil.which("exiftool"):
+        return path
+    raise CaptionerError(f"embed needs the program exiftool, which is not installed: {_REMEDY}")
+
+
+def _escape(value: str) -> str:
+    """Write a value in one line of arguments, for -E."""
+    return html.escape(value).replace("\r", "&#xd;").replace("\n", "&#xa;")
+
+
+def _reason(answer: bytes) -> str:
+    """Return the first line of an answer, without the names of our files."""
+    lines = answer.decode("utf-8", "replace").strip().splitlines()
+    return lines[0].partition(" - ")[0] if lines else "exiftool ended or took too long"

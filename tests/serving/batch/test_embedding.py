@@ -1,0 +1,246 @@
+"""Texts in JPEG files, as exiftool and Pillow read them; and the files that must not change."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+
+from captioner import Captioner
+from captioner_serving.batch import BatchConfig, caption_batch
+from tests.conftest import read_tree
+from tests.launcher import Run
+from tests.serving.batch.conftest import Photos, Records, Start, draw, read_tags
+from tests.serving.batch.test_convert import record, write
+
+pytestmark = pytest.mark.needs("exiftool")
+
+Embed = Callable[..., Records]
+XMP = {
+    "x": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
+    "dc": "http://purl.org/dc/elements/1.1/",
+}
+SECOND = 1_577_934_245  # in 2020
+
+
+@pytest.fixture
+def embed(tiny: Captioner) -> Embed:
+    """Caption photos with texts embedded."""
+
+    def run(sources: Any, output: Path | None = None, **more: Any) -> Records:
+        config = BatchConfig(embed=True, **more)
+        return list(caption_batch(sources, output=output, config=config, captioner=tiny))
+
+    return run
+
+
+def exiftool(*arguments: object) -> str:
+    command = ["exiftool", "-q", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+
+
+def pixels(photo: bytes) -> bytes:
+    """The compressed picture: all that is behind the header."""
+    return photo[photo.index(b"\xff\xda") :]
+
+
+def test_exiftool_and_pillow_read_the_texts_and_the_file_is_otherwise_the_same(
+    embed: Embed, photos: Photos
+) -> None:
+    folder = photos(1)
+    photo, original = folder / "p000.jpg", folder / "p000.jpg_original"
+    dates = ("-DateTimeOriginal=2020:01:02 03:04:05", "-ModifyDate=2020:01:02 03:04:06")
+    exiftool("-overwrite_original", *dates, photo)
+    photo.chmod(0o640)
+    os.utime(photo, ns=(SECOND * 10**9 + 1, SECOND * 10**9 + 2))
+    before, status = photo.read_bytes(), photo.stat()
+    (line,) = embed(folder, language="pt-BR")
+    text = line["caption"].capitalize() + "."
+    tags = read_tags(photo)
+    for tag in ("XMP-dc:Description", "XMP-iptcCore:AltTextAccessibility"):
+        assert tags[tag] == tags[f"{tag}-pt-BR"] == text
+    with Image.open(photo) as image:
+        root = ElementTree.fromstring(image.info["xmp"])
+        assert root.findtext(".//dc:description//x:li", namespaces=XMP) == text
+        assert image.getexif()[0x0132] == "2020:01:02 03:04:06"
+    after = photo.read_bytes()
+    assert pixels(after) == pixels(before) and after != before
+    assert photo.stat().st_mtime_ns == status.st_mtime_ns
+    assert photo.stat().st_mode == status.st_mode
+    assert original.read_bytes() == before and original.stat().st_mtime_ns == status.st_mtime_ns
+    # Once more: nothing changes. And exiftool takes it back.
+    tree = read_tree(folder)
+    embed(folder)
+    embed(folder, language="pt-BR", existing="append")
+    assert read_tree(folder).keys() == tree.keys() and original.read_bytes() == before
+    exiftool("-restore_original", photo)
+    assert read_tree(folder) == {"p000.jpg": before}
+
+
+def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> None:
+    """As in sidecars; and texts that are in IPTC alone count."""
+    names = ("xmp", "iptc", "none")
+    for number, name in enumerate(names):
+        draw(number).save(tmp_path / f"{name}.jpg")
+    strand = "-XMP-dc:Description-x-default=Am Strand", "-XMP-dc:Description-de=Am Strand"
+    exiftool("-overwrite_original", *strand, "-XMP-dc:Subject=SEA", "-XMP-xmp:Rating=4",
+        tmp_path / "xmp.jpg")  # fmt: skip
+    exiftool("-overwrite_original", "-IPTC:Caption-Abstract=Grandma", "-IPTC:Keywords=2024",
+        "-IPTC:Keywords=dog", tmp_path / "iptc.jpg")  # fmt: skip
+    records = [
+        record(str(tmp_path / f"{name}.jpg"), "a <dog> &\n'sea'", keywords=["dog", "sea"])
+        for name in names
+    ]
+    write(tmp_path / "r.jsonl", *records)
+    for _ in range(2):
+        result = run_main("convert", tmp_path / "r.jsonl", "--embed", "--no-backup", "--plain")
+        assert result.returncode == 0, result.stderr
+    assert result.stderr == "3 captions; 0 photos written; 3 left as found\n"
+    assert not list(tmp_path.glob("*_original"))
+    xmp, iptc, none = (read_tags(tmp_path / f"{name}.jpg") for name in names)
+    text = "a <dog> &\n'sea'"
+    assert xmp["XMP-dc:Description"] == xmp["XMP-dc:Description-de"] == "Am Strand"
+    assert xmp["XMP-dc:Description-en"] == xmp["XMP-iptcCore:AltTextAccessibility"] == text
+    assert (xmp["XMP-dc:Subject"], xmp["XMP-xmp:Rating"]) == (["SEA", "dog"], 4)
+    assert "XMP-dc:Description" not in iptc and iptc["IPTC:Caption-Abstract"] == "Grandma"
+    assert iptc["XMP-dc:Subject"] == [2024, "dog", "sea"]
+    assert none["XMP-dc:Description-en"] == text and none["XMP-dc:Subject"] == ["dog", "sea"]
+
+
+@pytest.mark.parametrize(
+    "name", ["-delete_original.jpg", "new\nline %d.jpg", "Müller 图.JPG", "é\udcff"]
+)
+def test_any_name_will_do(
+    embed: Embed, photos: Photos, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = photos(1)
+    photo = (folder / "p000.jpg").rename(folder / name)
+    monkeypatch.chdir(folder)
+    assert [list(line) for line in embed(name)] == [
+        ["image", "caption", "score", "words", "alternatives", "model"]
+    ]
+    with Image.open(photo) as image:
+        assert b"AltTextAccessibility" in image.info["xmp"]
+    assert Path(f"{photo}_original").exists()
+
+
+def test_what_cannot_be_embedded_is_a_sentence_and_costs_no_caption(
+    embed: Embed, photos: Photos, tmp_path: Path
+) -> None:
+    folder, output = photos(4), tmp_path / "c.jsonl"
+    Image.open(folder / "p000.jpg").save(folder / "p000.jpg", "PNG")
+    (folder / "p001.jpg").chmod(0o400)
+    (tmp_path / "real.jpg").write_bytes((folder / "p002.jpg").read_bytes())
+    (folder / "p002.jpg").unlink()
+    (folder / "p002.jpg").symlink_to("../real.jpg")
+    before = read_tree(folder)
+    *records, good = embed(folder, output)
+    details = [line["error"]["detail"].removeprefix(f"{folder}/") for line in records]
+    assert details == [
+        "p000.jpg is not a JPEG file, and texts are embedded in those alone: use --sidecar xmp",
+        "p001.jpg is read-only: make it writable to embed texts",
+        "p002.jpg is a link: no texts are embedded in what it leads to",
+    ]
+    assert all(line["caption"] for line in records) and "error" not in good
+    after = read_tree(folder)
+    assert after.pop("p003.jpg") != before.pop("p003.jpg") and after.pop("p003.jpg_original")
+    assert after == before
+    (folder / "p001.jpg").chmod(0o600)
+    again = embed(folder, output, retry_errors=True)
+    assert sum("error" in line for line in again) == 2 and len(again) == 3
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (None, "embed needs the program exiftool, which is not installed: install it"),
+        ("echo 11.16", "exiftool is version 11.16; embed needs 12.39 or later: install it"),
+        ("echo no perl >&2; exit 2", "exiftool does not run (no perl): install it"),
+    ],
+)
+def test_without_a_fit_exiftool_nothing_begins(
+    photos: Photos,
+    run_batch: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str | None,
+    said: str,
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    if script is not None:
+        (programs / "exiftool").write_text(f"#!/bin/sh\n{script}\n")
+        (programs / "exiftool").chmod(0o755)
+    folder = photos(1)
+    monkeypatch.setenv("PATH", str(programs))
+    result = run_batch(folder, "--output", tmp_path / "c.jsonl", "--embed")
+    assert result.returncode == 1 and said in result.stderr
+    assert not list(tmp_path.glob("c.*"))
+
+
+def test_an_exiftool_that_dies_costs_one_photo(
+    photos: Photos, embed: Embed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs, folder = tmp_path / "bin", photos(3)
+    programs.mkdir()
+    real, flag = exiftool("-ver") and subprocess.getoutput("command -v exiftool"), tmp_path / "flag"
+    script = f'#!/bin/sh\n[ "$1" = -ver ] || [ -e {flag} ] || {{ touch {flag}; exit 1; }}\n'
+    (programs / "exiftool").write_text(f'{script}exec {real} "$@"\n')
+    (programs / "exiftool").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    first, *others = embed(folder)
+    assert "(exiftool ended or took too long)" in first["error"]["detail"]
+    assert not any("error" in line for line in others)
+
+
+def test_options_that_make_no_sense_are_refused(run_batch: Run, photos: Photos) -> None:
+    for options, said in (
+        (("--no-backup",), "--no-backup is about --embed: it needs --embed"),
+        (("--existing", "append"), "--existing 'append' is for sidecar and embed"),
+    ):
+        result = run_batch(photos(1), "--output", "-", *options)
+        assert result.returncode == 2 and said in result.stderr
+    result = run_batch("photos.tar", "--output", "-", "--embed")
+    assert result.returncode == 2 and "the photos of photos.tar are not files" in result.stderr
+
+
+def test_copies_are_neither_inputs_nor_named_and_share_no_sidecar(
+    photos: Photos, run_batch: Run, tmp_path: Path
+) -> None:
+    folder = photos(2)
+    result = run_batch(folder, "--output", tmp_path / "a.jsonl", "--embed")
+    assert "2 captions in all; 2 photos with new texts embedded\n" in result.stderr
+    result = run_batch(folder, "--output", tmp_path / "b.jsonl", "--sidecar", "txt")
+    assert "2 captions in all\n" in result.stderr and "left out" not in result.stderr
+    assert sorted(path.name for path in folder.glob("*.txt")) == ["p000.txt", "p001.txt"]
+
+
+def test_kill_9_leaves_every_photo_whole_and_a_resume_embeds_the_rest(
+    photos: Photos, start_batch: Start, tmp_path: Path
+) -> None:
+    folder, output = photos(12), tmp_path / "c.jsonl"
+    before = read_tree(folder)
+    command = (folder, "--output", output, "--embed", "--quiet", "--batch-size", "1")
+    process = start_batch(*command)
+    end = time.monotonic() + 120
+    while not list(folder.glob("*_original")) and time.monotonic() < end:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    for name in before:
+        found = (folder / name).read_bytes()
+        assert pixels(found) == pixels(before[name])
+    with start_batch(*command) as process:
+        assert process.wait(300) == 0
+    after = read_tree(folder)
+    assert len(output.read_text().splitlines()) == 12
+    assert {name: after[f"{name}_original"] for name in before} == before
+    assert len(after) == 24 and all(b"AltTextAccessibility" in after[name] for name in before)

@@ -1,0 +1,192 @@
+"""Keywords: the words of a caption that are probably right, in every output."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner import Captioner, ConfigError
+from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.wording import Wording, combine_keywords
+from tests.conftest import make_trust
+from tests.launcher import Run
+from tests.serving.batch.conftest import Photos, read_tags
+from tests.serving.batch.test_convert import read, record, write
+from tests.serving.batch.test_xmp import LIGHTROOM
+
+WORDS = [
+    {"word": "a", "probability": 0.9},
+    {"word": "Man", "probability": 0.9, "trust": 0.8},
+    {"word": "and", "probability": 0.9},
+    {"word": "dog", "probability": 0.9, "trust": 0.5499},
+    {"word": "sea", "probability": 0.9, "trust": 0.55},
+    {"word": "man", "probability": 0.9, "trust": 0.8},
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with three photos and their records; one photo is unfamiliar."""
+    monkeypatch.chdir(tmp_path)
+    records = [
+        record("a.jpg", "a man and dog sea man", words=WORDS),
+        record("b.jpg", "a group", words=WORDS[:1]),
+        record("c.jpg", "a man and dog sea man", words=WORDS, familiarity=0.001),
+    ]
+    write(tmp_path / "r.jsonl", *records)
+    for name in ("a.jpg", "b.jpg", "c.jpg"):
+        (tmp_path / name).write_bytes(b"a photo")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ((), ["man", "sea"]),
+        (("0.5",), ["man", "dog", "sea"]),
+        (("0.81",), []),
+        (("0", "--replace", "man=person", "--replace", "dog sea=beach"), ["person"]),
+        (("--replace", "a man=a golden, retriever"), ["sea"]),
+        (("--replace", "man=", "--template", "no sea: {caption}"), ["sea"]),
+    ],
+)
+def test_convert_chooses_words_by_their_trust(
+    folder: Path, run_main: Run, options: tuple[str, ...], wanted: list[str]
+) -> None:
+    assert run_main("convert", "r.jsonl", "--to", "k.jsonl", "--keywords", *options).returncode == 0
+    if options == ("--replace", "a man=a golden, retriever"):
+        wanted = ["man", *wanted]  # the second man is still one
+    assert [line["keywords"] for line in read(folder / "k.jsonl")] == [wanted, [], []]
+
+
+@pytest.mark.needs("exiftool")
+def test_keywords_are_a_column_a_comma_list_and_a_bag(folder: Path, run_main: Run) -> None:
+    (folder / "b.xmp").write_text(LIGHTROOM)
+    for more in (("--to", "k.csv"), ("--sidecar", "txt"), ("--sidecar", "caption")):
+        assert run_main("convert", "r.jsonl", "--keywords", *more).returncode == 0
+    with (folder / "k.csv").open(newline="") as file:
+        assert [row["keywords"] for row in csv.DictReader(file)] == ["man, sea", "", ""]
+    assert [(folder / f"{name}.txt").read_text() for name in "abc"] == ["man, sea\n", "\n", "\n"]
+    assert (folder / "a.caption").read_text() == "a man and dog sea man\n"
+    # A table that was edited has the keywords of its column.
+    (folder / "k.csv").write_text((folder / "k.csv").read_text().replace("man, sea", "man,Beach"))
+    for _ in range(2):
+        result = run_main("convert", "k.csv", "--sidecar", "xmp", "--existing", "append")
+        assert result.returncode == 0, result.stderr
+    assert read_tags(folder / "a.xmp")["XMP-dc:Subject"] == ["man", "Beach"]
+    assert read_tags(folder / "b.xmp")["XMP-dc:Subject"] == ["holiday & sea", 2024]
+
+
+@pytest.mark.needs("exiftool")
+@pytest.mark.parametrize(
+    ("old", "wanted"),
+    [
+        ("", ["man", "sea"]),
+        ("<d:subject/>", ["man", "sea"]),
+        ("<d:subject>SEA</d:subject>", ["SEA", "man"]),
+        ("<d:subject><r:Bag><r:li>Sea</r:li><r:li>x</r:li></r:Bag></d:subject>",
+         ["Sea", "x", "man"]),
+        ("<d:subject><r:Seq><r:li>x</r:li></r:Seq></d:subject>", ["x", "man", "sea"]),
+        (' d:subject="sea"', ["sea", "man"]),
+    ],
+)  # fmt: skip
+def test_keywords_of_others_stay_as_exiftool_reads_them(
+    folder: Path, run_main: Run, old: str, wanted: list[str]
+) -> None:
+    inside, attribute = (old, "") if old.startswith("<") else ("", old)
+    (folder / "a.xmp").write_text(
+        '<x:xmpmeta xmlns:x="adobe:ns:meta/">'
+        '<r:RDF xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><r:Description r:about=""'
+        f' xmlns:d="http://purl.org/dc/elements/1.1/"{attribute}>{inside}'
+        "</r:Description></r:RDF></x:xmpmeta>"
+    )
+    for existing in ("skip", "overwrite", "prepend"):
+        options = ("--keywords", "--sidecar", "xmp", "--existing", existing)
+        run_main("convert", "r.jsonl", *options)
+        assert read_tags(folder / "a.xmp")["XMP-dc:Subject"] == wanted
+
+
+def test_a_subject_that_is_no_list_stays(folder: Path, run_main: Run) -> None:
+    odd = LIGHTROOM.replace("<rdf:li>2024</rdf:li>", "<rdf:li><rdf:Bag/></rdf:li>")
+    (folder / "a.xmp").write_text(odd)
+    result = run_main("convert", "r.jsonl", "--keywords", "--sidecar", "xmp")
+    assert result.returncode == 1
+    assert "a.xmp has a dc:subject that is not a list: it stays as it is" in result.stderr
+    assert (folder / "a.xmp").read_text() == odd
+
+
+@pytest.mark.parametrize(
+    ("old", "existing", "wanted"),
+    [
+        (None, "skip", "dog, sea"),
+        ("Dog,  cat ,", "append", "Dog, cat, sea"),
+        ("cat\nDOG", "prepend", "dog, sea, cat"),
+        ("cat", "overwrite", "dog, sea"),
+    ],
+)
+def test_comma_lists_are_merged(old: str | None, existing: Any, wanted: str) -> None:
+    assert combine_keywords(old, ["dog", "sea"], existing) == wanted
+    again = combine_keywords(wanted, ["dog", "sea"], existing)
+    assert again == wanted
+
+
+def test_batch_writes_keywords_of_models_with_trust_alone(
+    tiny: Captioner, photos: Photos, tmp_path: Path, run_main: Run, lively_file: Path
+) -> None:
+    folder, output = photos(3), tmp_path / "c.jsonl"
+    sure = Captioner(tiny.checkpoint, device="cpu", trust=make_trust())
+    config = BatchConfig(keywords=0.5, wording=Wording(replace=(("dog", "hound"),)))
+    records = list(caption_batch(folder, output=output, config=config, captioner=sure))
+    assert any(line["keywords"] for line in records)
+    for line in read(output):
+        words = [word["word"] for word in line["words"] if word.get("trust", 0) >= 0.5]
+        renamed = ["hound" if word == "dog" else word for word in words]
+        assert line["keywords"] == list(dict.fromkeys(renamed))
+    with pytest.raises(ConfigError, match=r"keywords: the checkpoint tiny has no trust file"):
+        list(caption_batch(folder, config=config, captioner=tiny))
+    (photo,) = photos(1, name="one").iterdir()
+    model = ("--checkpoint", lively_file)
+    for command, status, sentence in (
+        (("caption", photo, "--keywords", *model), 2, "--keywords needs --json"),
+        (("caption", photo, "--json", "--keywords", *model), 2, "--keywords: the checkpoint"),
+        (("caption", "--keywords", photo, *model), 2, "is not between 0 and 1"),
+        (
+            ("convert", output, "--keywords", "nan", "--to", "x.csv"),
+            2,
+            "nan is not between 0 and 1",
+        ),
+    ):
+        result = run_main(*command)
+        assert result.returncode == status and sentence in result.stderr
+
+
+def test_records_without_trust_or_words_are_a_sentence(folder: Path, run_main: Run) -> None:
+    for name, words, said in (
+        ("none", WORDS[:1], "--keywords: no word of these records has a trust"),
+        ("damaged", [3], "the record of a.jpg has no words to choose keywords from"),
+    ):
+        write(folder / f"{name}.jsonl", record("a.jpg", words=words))
+        result = run_main("convert", f"{name}.jsonl", "--keywords", "--to", "x.jsonl")
+        assert result.returncode > 0 and said in result.stderr
+    for odd in ("dog", [1], ["a,b"], ["a\x00"]):
+        write(folder / "odd.jsonl", record("a.jpg", keywords=odd))
+        result = run_main("convert", "odd.jsonl", "--to", "x.jsonl")
+        assert "odd.jsonl, line 1 is not a caption record: keywords" in result.stderr
+    assert not (folder / "x.jsonl").exists()
+    (folder / "t.csv").write_text("image,caption,score\na.jpg,a dog,-1\n")
+    result = run_main("convert", "t.csv", "--keywords", "--sidecar", "txt")
+    assert result.returncode == 2 and "holds no trust to choose keywords by" in result.stderr
+
+
+def test_caption_prints_keywords(
+    run_main: Run, photo: Path, tiny: Captioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sure = Captioner(tiny.checkpoint, device="cpu", trust=make_trust())
+    monkeypatch.setattr(Captioner, "from_pretrained", lambda *_, **__: sure)
+    line = json.loads(run_main("caption", photo, "--json", "--keywords", "0").stdout)
+    assert line["keywords"] == list(dict.fromkeys(word["word"] for word in line["words"]))
+    assert "keywords" not in json.loads(run_main("caption", photo, "--json").stdout)
