@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +23,6 @@ import torch
 
 from captioner.checkpoint import Checkpoint
 from captioner.device import best_dtype
-from captioner.errors import DataError, DeviceError
 from captioner.model import CaptionModel
 from captioner_training.data.batches import StageBatches, stage_sampler
 from captioner_training.data.captions import PADDED_LENGTHS, CaptionTable
@@ -37,6 +36,7 @@ from captioner_training.lock import locked
 from captioner_training.log import Clock, Log
 from captioner_training.losses.objective import Objective
 from captioner_training.losses.table import stage_objectives
+from captioner_training.memory import memory_errors
 from captioner_training.recipe import ANY_STYLE, Recipe
 from captioner_training.run_folder import RunFolder, plain
 from captioner_training.stage_images import StageImages
@@ -92,7 +92,7 @@ def train(
             )
         )
         if run is not None:
-            with _memory_errors():
+            with memory_errors():
                 run.train()
         elif processes.main:
             best = out / "best.safetensors"
@@ -360,22 +360,3 @@ def _move(model: CaptionModel, device: torch.device) -> None:
     torch.backends.cudnn.benchmark = True  # the images of a stage have one size
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 where autocast keeps float32
-
-
-@contextmanager
-def _memory_errors() -> Iterator[None]:
-    """Turn torch's errors for lack of memory into ours."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise DeviceError(
-            "the GPU has too little memory for the steps of this recipe: lower batch_size or raise "
-            "accumulate in its stages"
-        ) from error
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker"):
-            raise
-        raise DataError(
-            "a process that loads images was killed, most likely because memory ran out: lower "
-            "--data.workers and run the same command again"
-        ) from error

@@ -1,0 +1,36 @@
+"""Errors of runs that exceed the memory of a GPU or of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from captioner.errors import DataError, DeviceError
+
+__all__ = ["memory_errors"]
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Convert torch's errors about exhausted memory.
+
+    Raises:
+        DeviceError: the memory of the GPU is exhausted.
+        DataError: the system has killed a worker of a loader.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            "the GPU has too little memory for the steps of this recipe: lower batch_size or raise "
+            "accumulate in its stages"
+        ) from error
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise DataError(
+            "a process that loads images was killed, most likely because memory ran out: lower "
+            "--data.workers and run the same command again"
+        ) from error
