@@ -1,1 +1,1 @@
-"""Training for Captioner: data sets, recipes, losses, the engine and its metrics."""
+"""Training: data sets, recipes, losses, the training loop, evaluation and reports."""

@@ -52,7 +52,7 @@ def _images(content: Any) -> list[CocoImage]:
     captions: dict[int | str, list[str]] = {}
     for image in content["images"]:
         if not isinstance(image["id"], int | str):
-            raise TypeError(f"an image has the id {image['id']!r}")
+            raise TypeError(f"the id {image['id']!r} is neither a number nor text")
         captions[image["id"]] = []
     for annotation in content["annotations"]:
         key, caption = annotation["image_id"], annotation["caption"]
