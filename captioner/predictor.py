@@ -81,9 +81,8 @@ class Captioner:
     ) -> None:
         if max_pixels < 1:
             raise ConfigError(f"max_pixels is {max_pixels}; it must be at least 1")
-        if trust is not None and (words := len(trust.word_features.kinds)) < len(
-            checkpoint.vocabulary
-        ):
+        words = None if trust is None else len(trust.word_features.kinds)
+        if words is not None and words < len(checkpoint.vocabulary):
             raise CheckpointFormatError(
                 f"the trust file of {checkpoint.name} has {words} words, its vocabulary has "
                 f"{len(checkpoint.vocabulary)}: remove it, or write it again with "
