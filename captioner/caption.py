@@ -14,6 +14,7 @@ from PIL import Image
 
 from captioner.alternative import Alternative
 from captioner.drawing.animation import animation
+from captioner.drawing.lettering import label
 from captioner.drawing.notebook import notebook_sheet
 from captioner.drawing.overlay import OverlayOptions, Panel, overlay
 from captioner.drawing.sheet import contact_sheet
@@ -98,6 +99,7 @@ class Caption:
             score=self.score,
             alternatives=[(sentence.text, sentence.score) for sentence in self.alternatives],
             note=self.note,
+            measure=self.measure,
             box=self.box,
         )
 
@@ -159,6 +161,7 @@ class Caption:
         *,
         photo: ImageSource | None = None,
         head: int | None = None,
+        labelled: bool = False,
         **options: Unpack[OverlayOptions],
     ) -> Image.Image:
         """Draw the attention of one word over the photo, at the photo's size.
@@ -167,6 +170,7 @@ class Caption:
             word: as for `find_word`.
             photo: as for `Captioner.caption`; None: `image` is opened.
             head: of the attention, from 1; None: the mean of all.
+            labelled: write the word in the lower left corner.
             **options: smooth, strength and colors; see captioner.drawing.overlay.OverlayOptions.
 
         Raises:
@@ -174,8 +178,9 @@ class Caption:
                 or the model has no attention.
             ImageError: the photo is missing or cannot be opened.
         """
-        weights = self.panels(head)[self.find_word(word)].weights
-        return overlay(self._open_photo(photo), weights, box=self.box, **options)
+        panel = self.panels(head)[self.find_word(word)]
+        picture = overlay(self._open_photo(photo), panel.weights, box=self.box, **options)
+        return label(picture, panel.word, doubtful=panel.doubtful) if labelled else picture
 
     def attention_map(
         self, word: str | int | None = None, *, head: int | None = None, smooth: bool = True
@@ -211,7 +216,13 @@ class Caption:
         panels = self.panels(head)
         title = f"{self.text} {self._head_label(head)}".strip()
         return contact_sheet(
-            self._open_photo(photo), panels, title=title, note=self.note, box=self.box, **options
+            self._open_photo(photo),
+            panels,
+            title=title,
+            note=self.note,
+            measure=self.measure,
+            box=self.box,
+            **options,
         )
 
     def animation(
@@ -243,13 +254,28 @@ class Caption:
         label = self.words[0].head_label(head) if self.words else ""
         return f"({label})" if label else ""
 
+    @property
+    def _has_trust(self) -> bool:
+        return any(word.trust is not None for word in self.words)
+
+    @property
+    def measure(self) -> str:
+        """The name of the numbers in pictures: trust, else the probability of each word."""
+        return "likely right" if self._has_trust else "probability"
+
     def panels(self, head: int | None = None) -> Sequence[Panel]:
         """Return the words for captioner.drawing, with the attention of a head or the mean of all.
 
         Raises ConfigError: the model has no attention, or no such head.
         """
+        has_trust = self._has_trust
         panels = [
-            Panel(word.text, word.probability, weights, doubtful=word.doubtful)
+            Panel(
+                word.text,
+                word.trust if has_trust else word.probability,
+                weights,
+                doubtful=word.doubtful,
+            )
             for word in self.words
             if (weights := word.map(head)) is not None
         ]

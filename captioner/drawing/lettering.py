@@ -10,7 +10,18 @@ from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = ["HAIRLINE", "INK", "MUTED", "PAPER", "Text", "dashed_rectangle", "font_of", "shorten"]
+__all__ = [
+    "HAIRLINE",
+    "INK",
+    "MUTED",
+    "PAPER",
+    "Text",
+    "dashed_rectangle",
+    "font_of",
+    "label",
+    "percentage",
+    "shorten",
+]
 
 PAPER, HAIRLINE, _FAINT, MUTED, INK = "#ffffff", "#e3e5e9", "#b4bac4", "#69707d", "#1c2027"
 _ACCENT = "#c2410c"  # from the warm end of the default scale; 5:1 against the paper
@@ -21,6 +32,8 @@ _FONTS = (
     "NotoSansHebrew-Regular.ttf", "NotoSansCJK-Regular.ttc", "NotoSansThai-Regular.ttf",
     "wqy-microhei.ttc", "Arial Unicode.ttf", "arial.ttf", "msyh.ttc", "LeelawUI.ttf",
 )  # fmt: skip
+
+_LEAST_LABELLED = 256  # pixels of the shorter side
 
 _Size = tuple[int, int]
 _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -169,3 +182,30 @@ def dashed_rectangle(
         end = min(y + dash - 1, bottom)
         draw.rectangle((left, y, left + width - 1, end), color)
         draw.rectangle((right - width + 1, y, right, end), color)
+
+
+def percentage(share: float) -> str:
+    """Return a share as text, rounded down: a number below a limit is not shown as the limit."""
+    return "< 1 %" if share < 0.01 else f"{int(100 * share + 1e-9)} %"
+
+
+def label(picture: Image.Image, word: str, *, doubtful: bool) -> Image.Image:
+    """Return a copy of a picture with a word in its lower left corner.
+
+    A doubtful word has a dashed outline. Pictures with a side below 256 pixels have no room and are
+    returned as they are.
+    """
+    shorter = min(picture.size)
+    if shorter < _LEAST_LABELLED:
+        return picture
+    size = shorter // 20
+    pad, margin = size // 2, size // 2
+    text, font = shorten(word, size, picture.width - 2 * (pad + margin))
+    labelled, bottom = picture.copy(), picture.height - margin
+    draw = ImageDraw.Draw(labelled)
+    box = (margin, bottom - 2 * size, margin + 2 * pad + round(font.getlength(text)), bottom)
+    draw.rectangle(box, PAPER)
+    if doubtful:
+        dashed_rectangle(draw, box, INK, dash=max(2, size // 3), width=max(1, size // 10))
+    draw.text((margin + pad, bottom - size), text, INK, font, anchor="lm")
+    return labelled

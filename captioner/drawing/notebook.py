@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from PIL import Image
 
+from captioner.drawing.lettering import percentage
 from captioner.drawing.overlay import FULL_HEAT, WHOLE, Panel, fit, overlay
 from captioner.vision.transform import Box
 
@@ -58,6 +59,7 @@ def notebook_sheet(
     score: float,
     alternatives: Sequence[tuple[str, float]] = (),
     note: str | None = None,
+    measure: str = "",
     box: Box = WHOLE,
 ) -> str:
     """Return a caption as HTML.
@@ -70,6 +72,7 @@ def notebook_sheet(
         score: of the caption.
         alternatives: further sentences with their scores.
         note: the legend for doubtful words; None: no legend.
+        measure: the name of the words' confidence.
         box: the part of the photo that the grid covers.
     """
     picture = fit(photo, (_SIDE, _SIDE), enlarge=2)
@@ -91,6 +94,7 @@ def notebook_sheet(
         for text, alternative_score in alternatives
     )
     legend = "" if note is None else f'<p class="note"><b{_DOUBTFUL}>word</b> {escape(note)}.</p>'
+    numbers = f" Percentages: {measure}." if measure else ""
     return (
         f'<div id="{name}"><style>{style}</style>'
         f'<p class="sentence" dir="auto">{sentence} '
@@ -98,13 +102,14 @@ def notebook_sheet(
         f'<div class="sheet"><img src="{_source(picture)}" alt="The photo">'
         f'<div class="words">{figures}</div></div>{alternative_lines}'
         f'<p class="note">Point at a word to see where the model looked. Colour begins above an '
-        f"even share of attention and is full at {FULL_HEAT:.0f} times that.</p>{legend}</div>"
+        f"even share of attention and is full at {FULL_HEAT:.0f} times that.{numbers}</p>"
+        f"{legend}</div>"
     )
 
 
 def _figure(index: int, panel: Panel, picture: Image.Image) -> str:
     word = escape(panel.word)
-    percent = "" if panel.probability is None else f"<small>{panel.probability:.0%}</small>"
+    percent = "" if panel.confidence is None else f"<small>{percentage(panel.confidence)}</small>"
     return (
         f'<figure data-word="{index}"><i><img src="{_source(picture)}" '
         f'alt="Where the model looked for {word}"></i>'

@@ -37,6 +37,7 @@ __all__ = [
     "DEFAULT_STRENGTH",
     "FIRST_COLOR",
     "FULL_HEAT",
+    "LAST_COLOR",
     "OPACITY_GAIN",
     "TEXTURE",
     "WHOLE",
@@ -49,6 +50,7 @@ __all__ = [
     "color_scale",
     "fit",
     "overlay",
+    "used_colors",
 ]
 
 FULL_HEAT = 8.0
@@ -79,6 +81,9 @@ TEXTURE = 0.3
 
 FIRST_COLOR = 40
 """The first colour that is used: the black end of a scale would look like a shadow."""
+
+LAST_COLOR = 220
+"""The last colour that is used: the pale end of a scale cannot be seen on white."""
 
 
 class _HasToList(Protocol):
@@ -111,12 +116,12 @@ class OverlayOptions(TypedDict, total=False):
 class Panel(NamedTuple):
     """A word on sheets and animations, with its attention.
 
-    probability: of the word, 0 to 1, or None.
+    confidence: trust, or the probability of words of models without trust, 0 to 1; or None.
     doubtful: whether its trust is low.
     """
 
     word: str
-    probability: float | None
+    confidence: float | None
     weights: Weights
     doubtful: bool = False
 
@@ -216,6 +221,15 @@ def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
     return tuple(scale)
 
 
+def used_colors(name: str) -> list[tuple[int, int, int]]:
+    """Return the 256 colours of a scale that heat of 0 to 255 is drawn in.
+
+    Raises ConfigError: there is no scale of this name.
+    """
+    scale = color_scale(name)
+    return [scale[FIRST_COLOR + (LAST_COLOR - FIRST_COLOR) * level // 255] for level in range(256)]
+
+
 def blend(
     photo: Image.Image,
     heat: Image.Image,
@@ -241,8 +255,7 @@ def blend(
         shade = shade.point([round(value * (1 - strength)) for value in range(256)] * 3)
         opacity = [round(255 * (1 - (1 - level / 255) ** 2)) for level in range(256)]
         return Image.composite(photo, shade, heat.point(opacity))
-    scale = color_scale(colors)
-    palette = [scale[FIRST_COLOR + (255 - FIRST_COLOR) * level // 255] for level in range(256)]
+    palette = used_colors(colors)
     channels = zip(*palette, strict=True)
     tint = Image.merge("RGB", [heat.point(list(channel)) for channel in channels])
     grain = gray.point([round(255 - TEXTURE * (255 - value)) for value in range(256)])

@@ -16,6 +16,7 @@ from captioner.drawing.lettering import (
     Text,
     dashed_rectangle,
     font_of,
+    percentage,
     shorten,
 )
 from captioner.drawing.overlay import (
@@ -42,6 +43,7 @@ def contact_sheet(
     *,
     title: str | None = None,
     note: str | None = None,
+    measure: str = "",
     box: Box = WHOLE,
     panel_side: int = 260,
     columns: int | None = None,
@@ -54,6 +56,7 @@ def contact_sheet(
         panels: the words; may be empty. Doubtful words have a dashed outline.
         title: above the panels, usually the caption.
         note: below the panels: the legend for doubtful words.
+        measure: the name of the words' confidence, for the legend.
         box: the part of the photo that the grid covers.
         panel_side: pixels of a square photo's panel. Other photos get panels of the same area. Text
             and spacing are proportional.
@@ -90,7 +93,7 @@ def contact_sheet(
         box_of_swatch = (margin, below, margin + round(28 * unit), below + round(16 * unit))
         _outline_doubt(draw, box_of_swatch, unit)
         legend.draw(sheet, (margin + swatch, below), color=MUTED)
-    _draw_key(sheet, (margin, height - margin), unit, options)
+    _draw_key(sheet, (margin, height - margin), unit, options, measure)
     return sheet
 
 
@@ -120,7 +123,7 @@ def _draw_cell(
     *,
     beside: str,
 ) -> None:
-    """Draw a panel: the picture, the word and its probability; for the photo `panel` is None."""
+    """Draw a panel: the picture, the word and its confidence; for the photo `panel` is None."""
     draw, font = ImageDraw.Draw(sheet), font_of(round(15 * unit))
     x, y = corner
     left = x + (width - picture.width) // 2
@@ -135,21 +138,23 @@ def _draw_cell(
     if panel is None:
         draw.text((x, y), "photo", MUTED, font, anchor="ls")
         return
-    room, probability = float(width), panel.probability
-    if probability is not None:
-        percent = f"{probability:.0%}"
+    room, confidence = float(width), panel.confidence
+    if confidence is not None:
+        percent = percentage(confidence)
         draw.text((x + width, y), percent, MUTED, font, anchor="rs")
         room -= font.getlength(percent) + 8 * unit
         bar = (y + round(11 * unit), y + round(13 * unit))
         draw.rectangle((x, bar[0], x + width - 1, bar[1]), HAIRLINE)
-        if (length := round(width * probability)) > 0:
+        if (length := round(width * confidence)) > 0:
             draw.rectangle((x, bar[0], x + length - 1, bar[1]), MUTED)
     word, font = shorten(panel.word, round(21 * unit), room, beside=beside)
     draw.text((x, y), word, INK, font, anchor="ls")
 
 
-def _draw_key(sheet: Image.Image, corner: _Size, unit: float, options: OverlayOptions) -> None:
-    """Draw the legend of the heat, over grey."""
+def _draw_key(
+    sheet: Image.Image, corner: _Size, unit: float, options: OverlayOptions, measure: str
+) -> None:
+    """Draw the legend of the heat, over grey, and of the numbers, where there is room."""
     draw, font = ImageDraw.Draw(sheet), font_of(round(14 * unit))
     size, gap = (round(104 * unit), round(10 * unit)), 9 * unit
     ramp = Image.linear_gradient("L").rotate(90).resize(size)
@@ -164,4 +169,8 @@ def _draw_key(sheet: Image.Image, corner: _Size, unit: float, options: OverlayOp
     draw.text((x, y), low, MUTED, font, anchor="ls")
     x += round(font.getlength(low) + gap)
     sheet.paste(bar, (x, y - size[1]))
-    draw.text((x + size[0] + gap, y), high, MUTED, font, anchor="ls")
+    x += round(size[0] + gap)
+    draw.text((x, y), high, MUTED, font, anchor="ls")
+    text, end = f"%: {measure}", sheet.width - corner[0]
+    if measure and x + font.getlength(high) + gap < end - font.getlength(text):
+        draw.text((end, y), text, MUTED, font, anchor="rs")

@@ -8,11 +8,10 @@ from captioner.drawing.overlay import (
     COLORS,
     DEFAULT_COLORS,
     DEFAULT_STRENGTH,
-    FIRST_COLOR,
     FULL_HEAT,
     OPACITY_GAIN,
     TEXTURE,
-    color_scale,
+    used_colors,
 )
 
 __all__ = ["drawing_tables"]
@@ -32,6 +31,4 @@ def drawing_tables() -> dict[str, Any]:
 
 
 def _palette(name: str) -> str:
-    scale = color_scale(name)
-    colors = [scale[FIRST_COLOR + (255 - FIRST_COLOR) * level // 255] for level in range(256)]
-    return "".join(f"{red:02x}{green:02x}{blue:02x}" for red, green, blue in colors)
+    return "".join(f"{red:02x}{green:02x}{blue:02x}" for red, green, blue in used_colors(name))

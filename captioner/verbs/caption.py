@@ -251,7 +251,7 @@ def _draw(
     file = files.get("--overlay")
     if file or arguments.show:
         index = _find_word(caption, arguments.word)
-        picture = caption.overlay(index, photo=photo, colors=colors, head=head)
+        picture = caption.overlay(index, photo=photo, colors=colors, head=head, labelled=True)
         if arguments.show:
             show_in_terminal(picture)
         if file:

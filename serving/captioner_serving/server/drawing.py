@@ -13,6 +13,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from captioner.drawing.animation import animation
+from captioner.drawing.lettering import label
 from captioner.drawing.overlay import Panel, overlay
 from captioner.drawing.saving import encode_animation
 from captioner.drawing.sheet import contact_sheet
@@ -47,7 +48,7 @@ class Drawing:
     """A picture of a caption: PNG of a word or of all words, or an animated WebP.
 
     panels: the words with their weights, as nested lists. An overlay has one.
-    title, note: for `contact_sheet` and `animation`.
+    title, note, measure: for `contact_sheet` and `animation`.
     box: the part of the photo that the weights cover.
     look: smooth, strength and colors.
     """
@@ -56,6 +57,7 @@ class Drawing:
     panels: Sequence[Panel]
     title: str = ""
     note: str | None = None
+    measure: str = ""
     box: Box
     look: Mapping[str, Any]
     at_least = None
@@ -68,10 +70,18 @@ class Drawing:
             frames = animation(photo, self.panels, note=self.note or "", box=self.box, **look)
             return encode_animation(frames, ".webp"), frames[0].size, _WHOLE
         if self.kind == "overlay":
-            picture = overlay(photo, self.panels[0].weights, box=self.box, **look)
+            panel = self.panels[0]
+            picture = overlay(photo, panel.weights, box=self.box, **look)
+            picture = label(picture, panel.word, doubtful=panel.doubtful)
         else:
             picture = contact_sheet(
-                photo, self.panels, title=self.title, note=self.note, box=self.box, **look
+                photo,
+                self.panels,
+                title=self.title,
+                note=self.note,
+                measure=self.measure,
+                box=self.box,
+                **look,
             )
         # The fastest compression: twice the bytes, a fifth of the time.
         picture.save(buffer := io.BytesIO(), "PNG", compress_level=1)

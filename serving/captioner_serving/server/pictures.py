@@ -84,6 +84,7 @@ async def sheet(request: Request, service: Service) -> Response:
             panels=_panels(posted, fields.head),
             title=f"{posted.text} {_shown(posted, fields.head)}".strip(),
             note=posted.note,
+            measure=posted.measure,
             box=posted.box,
             look=fields.look,
         )

@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageChops
 
+from captioner.drawing.lettering import label
 from captioner.drawing.overlay import COLORS, attention_map, color_scale, overlay
 from captioner.errors import ConfigError
 from tests.captioner.drawing.scenes import UNIFORM, one_hot, same, scene
@@ -119,18 +120,26 @@ class TestHeat:
             attention_map(UNIFORM, (10, 10), box=box)
 
 
+def luminance(color: tuple[int, ...]) -> float:
+    """The relative luminance of an sRGB colour, WCAG 2."""
+    linear = [((c / 255 + 0.055) / 1.055) ** 2.4 if c > 10 else c / 3294 for c in color]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 class TestColors:
     @pytest.mark.parametrize("name", [name for name in COLORS if name != "spotlight"])
     def test_more_heat_is_always_lighter(self, name):
-        def luminance(color):  # relative luminance of sRGB, WCAG 2
-            linear = [((c / 255 + 0.055) / 1.055) ** 2.4 if c > 10 else c / 3294 for c in color]
-            return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
         values = [luminance(color) for color in color_scale(name)]
         assert len(values) == 256
         # Of two neighbours, rounding to 8 bits may make the hotter one darker by a hair.
         assert all(low < high for low, high in zip(values, values[2:], strict=False))
         assert all(low < high + 5e-4 for low, high in pairwise(values))
+
+    @pytest.mark.parametrize("name", [name for name in COLORS if name != "spotlight"])
+    def test_full_heat_can_be_seen_on_white(self, name):
+        seen = overlay(Image.new("RGB", (70, 70), "white"), one_hot(7, 7, 3, 3), colors=name)
+        contrast = 1.05 / (luminance(seen.getpixel((35, 35))) + 0.05)
+        assert contrast > 1.3
 
     def test_unknown_colors_are_refused_with_those_that_are_known(self):
         with pytest.raises(ConfigError) as caught:
@@ -147,3 +156,17 @@ class TestColors:
         for strength in (-0.01, 1.01, math.nan):
             with pytest.raises(ConfigError, match="strength"):
                 overlay(photo, weights, strength=strength)
+
+
+class TestLabel:
+    def test_a_word_is_written_in_the_lower_left_corner(self):
+        photo = Image.new("RGB", (400, 300), "#305080")
+        plain, doubtful = (label(photo, "dog", doubtful=value) for value in (False, True))
+        assert plain.size == photo.size and photo.getpixel((10, 290)) == (0x30, 0x50, 0x80)
+        left, top, right, bottom = ImageChops.difference(photo, plain).getbbox()
+        assert right < 200 < top and left < 20 and bottom > 280
+        assert not same(plain, doubtful) and not same(plain, label(photo, "cat", doubtful=False))
+
+    def test_a_small_photo_has_no_room_for_it(self):
+        photo = Image.new("RGB", (400, 255))
+        assert same(photo, label(photo, "dog", doubtful=False))

@@ -59,14 +59,17 @@ class TestContactSheet:
     def test_words_probabilities_and_title_are_drawn(self):
         photo = scene((60, 60))
 
-        def sheet(word="dog", probability=0.5, title=None):
-            return contact_sheet(photo, [Panel(word, probability, UNIFORM)], title=title)
+        def sheet(word="dog", confidence=0.5, title=None, measure=""):
+            return contact_sheet(
+                photo, [Panel(word, confidence, UNIFORM)], title=title, measure=measure
+            )
 
         first = sheet()
         assert same(first, sheet())
         assert not same(first, sheet(word="cat"))
-        assert not same(first, sheet(probability=0.8))
-        assert not same(first, sheet(probability=None))
+        assert not same(first, sheet(confidence=0.8))
+        assert not same(first, sheet(confidence=None))
+        assert not same(first, sheet(measure="likely right"))
         assert sheet(title="A dog").height > first.height
         assert sheet(title="many words to wrap " * 9).height > sheet(title="A dog").height
 

@@ -315,7 +315,9 @@ def test_a_picture_is_drawn_of_a_photo_and_its_record(
     drawn = Image.open(io.BytesIO(answer.content))
     caption = Captioner.from_pretrained(saved_tiny).caption(jpeg())
     if kind == "overlay":
-        wanted = caption.overlay(photo=jpeg(), smooth=False, strength=0.5, colors="viridis")
+        wanted = caption.overlay(
+            photo=jpeg(), smooth=False, strength=0.5, colors="viridis", labelled=True
+        )
         difference = ImageChops.difference(drawn.convert("RGB"), wanted)
         assert max(high for _, high in difference.getextrema()) <= 2  # numbers are rounded
         last = {**fields, "word": str(len(record["words"]))}

@@ -115,6 +115,7 @@ def _tar_members(path: Path) -> Iterator[Member]:
 
 
 def _zip_members(path: Path) -> Iterator[Member]:
+    path = path.resolve()  # open_zip keeps files open by their path
     archive = open_zip(str(path))
     for member in archive.infolist():
         if not member.is_dir() and not member.filename.startswith("__MACOSX/"):

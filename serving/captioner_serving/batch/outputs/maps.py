@@ -63,7 +63,7 @@ class MapWriter:
     def _drawn(self, name: str, caption: Caption, open_photo: Callable[[], Image.Image]) -> bytes:
         try:
             if self._kind == "overlay" and caption.words:
-                picture = caption.overlay(photo=open_photo(), head=self._head)
+                picture = caption.overlay(photo=open_photo(), head=self._head, labelled=True)
             else:
                 picture = caption.contact_sheet(photo=open_photo(), head=self._head)
             return encode_image(picture, ".png")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit, visiting
@@ -54,15 +56,21 @@ def test_decorative_and_undo_set_a_correction_aside(visit: Visit) -> None:
     assert tab.input_value(".text") == "My own words."
 
 
-def test_a_reload_in_the_middle_of_a_drop_loses_no_photo(visit: Visit, tmp_path: Path) -> None:
+@pytest.fixture
+def twenty(tmp_path: Path) -> list[Path]:
+    """Twenty photos."""
     paths = []
     for number in range(20):
         paths.append(tmp_path / f"{number}.jpg")
         with Image.open(SAMPLES / "coffee.jpg") as photo:
             photo.resize((300 + number, 200)).save(paths[-1])
+    return paths
+
+
+def test_a_reload_in_the_middle_of_a_drop_loses_no_photo(visit: Visit, twenty: list[Path]) -> None:
     tab = visit.tab
     tab.route("**/api/caption", lambda route: None)  # the server has answered none of them
-    tab.set_input_files(".intake .file", paths)
+    tab.set_input_files(".intake .file", twenty)
     tab.wait_for_function(KEPT + " === 20)")
     tab.unroute("**/api/caption")
     tab.reload()
@@ -135,6 +143,48 @@ def test_the_keyboard_is_enough_to_review(visit: Visit, photos: list[Path]) -> N
     assert len(visit.strip()) == 2
     tab.locator(".strip button[title='rocket.jpg']").click()
     assert tab.input_value(".text") == "A rocket on its pad."
+
+
+def test_keyboard_and_screen_reader_go_through_twenty_photos(
+    visit: Visit, twenty: list[Path], tmp_path: Path
+) -> None:
+    """What is read out is the accessibility tree: no pointer, no picture."""
+    tab = visit.tab
+    (tmp_path / "notes.jpg").write_bytes(b"no photo")
+    visit.choose(*twenty[:18], SAMPLES / "rocket.jpg", tmp_path / "notes.jpg")
+    sentences = visit.strip()
+    photos = tab.get_by_role("region", name="Your photos")
+    listed = photos.get_by_role("listitem")
+    assert listed.count() == 20
+    assert "unfamiliar, doubtful" in listed.nth(18).aria_snapshot()
+    for _ in range(40):  # from the top of the page into the list
+        tab.keyboard.press("Tab")
+        if "aria-current" in tab.evaluate("document.activeElement.outerHTML.slice(0, 200)"):
+            break
+    alt_text = tab.get_by_role("textbox", name="Alt text")
+    said = tab.locator(".viewer").get_by_role("status")
+    for number, sentence in enumerate(sentences[:19]):
+        expect(listed.nth(number).get_by_role("button")).to_have_attribute("aria-current", "true")
+        expect(said).to_have_text(re.compile("^Caption: "))
+        assert sentence.removeprefix("Perhaps: ") in said.inner_text()
+        assert alt_text.input_value() in (sentence, "")  # empty where the photo is unfamiliar
+        tab.keyboard.press("ArrowDown")
+    assert tab.get_by_role("alert").filter(has_text="notes.jpg").is_visible()
+    tab.keyboard.press("Delete")  # the last one comes in its place
+    assert listed.count() == 19
+    tab.keyboard.press("Home")
+    for _ in range(18):
+        tab.keyboard.press("k")
+    expect(said).to_have_text(re.compile("^Caption: "))
+    while tab.evaluate("document.activeElement.tagName") != "TEXTAREA":
+        tab.keyboard.press("Tab")
+    for _ in range(18):
+        tab.keyboard.press("Enter")
+        tab.wait_for_function("document.activeElement.matches('.text')")
+    tab.keyboard.type("A rocket.")
+    tab.keyboard.press("Enter")
+    expect(said).to_have_text("This was the last photo to review.")
+    assert photos.get_by_role("button", name="To review 0").count() == 1
 
 
 def test_caption_all_again_keeps_corrections(visit: Visit, photos: list[Path]) -> None:

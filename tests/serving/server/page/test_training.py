@@ -1,0 +1,98 @@
+"""The training set: reviewed photos with their captions, and the commands that train on it."""
+
+from __future__ import annotations
+
+import shlex
+import zipfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from captioner_training.data.reading import read_dataset
+from tests.launcher import Run
+from tests.serving.server.conftest import SAMPLES
+from tests.serving.server.page.conftest import Visit
+
+
+def download(visit: Visit, folder: Path) -> Path:
+    """Save the training set where the page's commands expect it."""
+    with visit.tab.expect_download() as saved:
+        visit.tab.click(".train")
+    path = folder / saved.value.suggested_filename
+    saved.value.save_as(path)
+    visit.tab.wait_for_selector(".commands:not([hidden])")
+    return path
+
+
+def commands(visit: Visit) -> list[list[str]]:
+    lines = [shlex.split(line) for line in visit.tab.locator(".commands code").all_inner_texts()]
+    assert [line[0] for line in lines] == ["captioner", "captioner"]
+    return [line[1:] for line in lines]
+
+
+def test_reviewed_photos_and_their_captions_are_prepared(
+    visit: Visit, tmp_path: Path, run_main: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tab = visit.tab
+    (tmp_path / "notes.jpg").write_bytes(b"no photo")
+    with Image.open(SAMPLES / "camera.jpg") as photo:
+        photo.save(tmp_path / "größe 1:2.png")
+    names = [SAMPLES / "coffee.jpg", SAMPLES / "rocket.jpg", tmp_path / "größe 1:2.png"]
+    visit.choose(*names, SAMPLES / "chelsea.jpg", tmp_path / "notes.jpg")
+    visit.strip()
+    said = visit.record()["caption"]
+    tab.locator(".strip button[title='rocket.jpg']").click()
+    tab.click(".use")
+    tab.fill(".text", "Lights, and a rocket.\nAt night.")
+    tab.locator(".strip button[title='größe 1:2.png']").click()  # doubtful: left to review
+    tab.locator(".strip button[title='chelsea.jpg']").click()
+    tab.check(".decorative")
+    path = download(visit, tmp_path)
+    assert "Saved 2 reviewed photos of 5." in tab.inner_text(".training")
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        names = ["001-coffee.jpg", "001-coffee.txt", "002-rocket.jpg", "002-rocket.txt"]
+        assert archive.namelist() == names
+        assert archive.read("001-coffee.jpg") == (SAMPLES / "coffee.jpg").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    prepare, _ = commands(visit)
+    result = run_main(*prepare, "--workers", 1, "--val", 0)
+    assert result.returncode == 0, result.stderr
+    images = {
+        image.name: list(image.captions) for image in read_dataset(Path("mine"), split="train")
+    }
+    assert images == {
+        "captions/001-coffee.jpg": [said],
+        "captions/002-rocket.jpg": ["Lights, and a rocket.", "At night."],
+    }
+
+
+def test_a_training_set_needs_a_reviewed_photo(visit: Visit, tmp_path: Path) -> None:
+    (tmp_path / "notes.jpg").write_bytes(b"no photo")
+    visit.choose(tmp_path / "notes.jpg", state="failed")
+    visit.tab.click(".train")
+    assert "No photo is reviewed yet" in visit.tab.inner_text(".training")
+    assert not visit.tab.locator(".commands").is_visible()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_fine_tune_on_what_it_saved(
+    visit: Visit, tmp_path: Path, run_main: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        with Image.open(SAMPLES / "coffee.jpg") as photo:
+            photo.rotate(90 * number).save(tmp_path / f"{number}.jpg")
+    visit.choose(*(tmp_path / f"{number}.jpg" for number in range(4)))
+    visit.strip()
+    for _ in range(4):
+        visit.tab.focus(".text")
+        visit.tab.keyboard.press("Enter")
+        visit.tab.wait_for_timeout(100)
+    download(visit, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    prepare, train = commands(visit)
+    assert run_main(*prepare).returncode == 0
+    result = run_main(*train, "--stages.1.epochs", 1, "--data.minimum_count", 1)
+    assert result.returncode == 0, result.stderr
+    assert run_main("caption", "0.jpg", "--checkpoint", "runs/mine").returncode == 0
