@@ -142,10 +142,13 @@ class Run:
         """Read and build everything that a run needs; None if it is finished."""
         recipe, device = folder.recipe, processes.device
         torch.manual_seed(recipe.seed)
-        if processes.main and recipe.data.scenes is not None:
-            print("drawing scenes", file=sys.stderr, flush=True)
         encoder, origin = load_encoder(recipe), load_origin(recipe)
-        corpus = read_corpus(recipe, out=shared, origin=origin.vocabulary if origin else None)
+        corpus = read_corpus(
+            recipe,
+            out=shared,
+            origin=origin.vocabulary if origin else None,
+            quiet=not processes.main,
+        )
         digest = corpus.digest()
         saved = folder.load(digest=digest)
         if folder.finished:

@@ -117,7 +117,7 @@ def export_graphs(
         )
     # A prefix, because the graph may have nodes of the same names.
     names = tuple(f"state_{name}" for name in (*state.image, *state.hypothesis))
-    report("1 of 2: exporting the encoder ...")
+    report("1 of 3: exporting the encoder ...")
     _export(
         _Encoder(checkpoint),
         {"pixels": pixels},
@@ -126,7 +126,7 @@ def export_graphs(
         path=folder / "encoder.onnx",
         part=f"the encoder {model.config.encoder.name}",
     )
-    report("2 of 2: exporting the decoder ...")
+    report("2 of 3: exporting the decoder ...")
     _export_step(model.decoder, state, names, path=folder / "step.onnx", part=f"the decoder {kind}")
     return Graphs(state=names, rows=grid.rows, columns=grid.columns)
 

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     checkpoint = checkpoint_file(arguments.checkpoint or bundled_checkpoint())
     with new_folder(arguments.to) as folder:
         write_folder(checkpoint, folder, report=_say)
-        _say("checking: onnxruntime against PyTorch ...")
+        _say("3 of 3: comparing captions of onnxruntime and PyTorch ...")
         pictures = check_parity(checkpoint, folder)
         _say(f"onnxruntime and PyTorch give the same captions for {pictures} pictures")
         add_page(folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
@@ -15,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from captioner.files import replace_file, writing
 from captioner.vision.encoder import Encoder, prepare_encoder
@@ -23,6 +21,7 @@ from captioner.vision.transform import Transform
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import Workers, split_loader
 from captioner_training.distributed import Processes
+from captioner_training.progress import show_progress
 
 __all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "ResidentGrids"]
 
@@ -147,11 +146,7 @@ def _write(
     workers: Workers,
 ) -> None:
     total = sum(map(len, shares.values()))
-    if processes.main and not sys.stderr.isatty():
-        print(f"encoding {total:,} images", file=sys.stderr, flush=True)
-    with tqdm(
-        desc="grids", unit="image", total=total, leave=False, disable=processes.no_bar
-    ) as bar:
+    with show_progress("encoding", total, quiet=not processes.main) as count:
         images = [*chain.from_iterable(shares.values())]
         loader = split_loader(images, transform, workers=workers, batch_size=_BATCH)
         encoded = _encode(encoder, loader, transform, processes.device)
@@ -159,7 +154,7 @@ def _write(
             with replace_file(path) as file:
                 for grids in islice(encoded, -(-len(share) // _BATCH)):
                     file.write(grids.tobytes())
-                    bar.update(len(grids))
+                    count(len(grids))
 
 
 @torch.inference_mode()

@@ -24,6 +24,7 @@ from captioner_training.data.manifest import (
     is_unfinished,
 )
 from captioner_training.data.scenes import write_scenes
+from captioner_training.progress import show_progress
 from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, resolve
 
 __all__ = ["read_coco", "read_corpus", "read_dataset", "read_test"]
@@ -132,7 +133,9 @@ def _unprepared(folder: Path, split: str) -> str:
     )
 
 
-def read_corpus(recipe: Recipe, *, out: Path, origin: Vocabulary | None = None) -> Corpus:
+def read_corpus(
+    recipe: Recipe, *, out: Path, origin: Vocabulary | None = None, quiet: bool = False
+) -> Corpus:
     """Read the data sets of a recipe, or draw its scenes into `out`.
 
     Args:
@@ -140,6 +143,7 @@ def read_corpus(recipe: Recipe, *, out: Path, origin: Vocabulary | None = None) 
         out: the folder of the run.
         origin: the vocabulary of the checkpoint that the run starts from. Its words keep their
             numbers.
+        quiet: without the progress of drawing scenes.
 
     Raises:
         ConfigError: the style of generation is not in the data.
@@ -153,7 +157,9 @@ def read_corpus(recipe: Recipe, *, out: Path, origin: Vocabulary | None = None) 
     else:
         folder = out / "scenes"
         splits = {"train": data.scenes.train, "val": data.scenes.validation}
-        write_scenes(folder, splits=splits, seed=recipe.seed)
+        total = sum(splits.values())
+        with show_progress("drawing", total, unit="scenes", quiet=quiet) as advance:
+            write_scenes(folder, splits=splits, seed=recipe.seed, advance=advance)
         train_sets, validation_sets = ([read_dataset(folder, split=name)] for name in splits)
     train, validation = list(chain(*train_sets)), list(chain(*validation_sets))
     if len(train) == 1:

@@ -13,7 +13,7 @@ import io
 import json
 import math
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -202,9 +202,14 @@ def scene_seed(*, seed: int, split: str, index: int) -> int:
 
 
 def write_scenes(
-    folder: Path, *, splits: Mapping[str, int], seed: int = 0, side: int = _SIDE
+    folder: Path,
+    *,
+    splits: Mapping[str, int],
+    seed: int = 0,
+    side: int = _SIDE,
+    advance: Callable[[int], object] = lambda _: None,
 ) -> None:
-    """Write scenes in COCO's format.
+    """Write scenes in COCO's format. `advance` counts finished scenes.
 
     Each split has SPLIT-00.tar (JPEG files), boxes_SPLIT.json (COCO instances; the categories are
     the shapes) and captions_SPLIT.json (COCO captions). With the same version of Pillow, the same
@@ -214,10 +219,12 @@ def write_scenes(
     """
     for split, count in splits.items():
         seeds = [scene_seed(seed=seed, split=split, index=at) for at in range(count)]
-        _write_split(folder, split, seeds, side)
+        _write_split(folder, split, seeds, side, advance)
 
 
-def _write_split(folder: Path, split: str, seeds: list[int], side: int) -> None:
+def _write_split(
+    folder: Path, split: str, seeds: list[int], side: int, advance: Callable[[int], object]
+) -> None:
     images: list[dict[str, object]] = []
     captions: list[dict[str, object]] = []
     boxes: list[dict[str, object]] = []
@@ -227,6 +234,7 @@ def _write_split(folder: Path, split: str, seeds: list[int], side: int) -> None:
         for key, seed in enumerate(seeds, 1):
             scene, name = draw_scene(seed, side=side), f"{split}-{key:06d}.jpg"
             _add(tar, name, scene.image)
+            advance(1)
             width, height = scene.image.size
             images.append({"id": key, "file_name": name, "width": width, "height": height})
             captions.append({"id": key, "image_id": key, "caption": scene.caption})

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from captioner.vision.transform import Transform
 from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.loader import Workers, split_loader
 from captioner_training.distributed import Processes
+from captioner_training.progress import show_progress
 
 __all__ = ["SquareSource"]
 
@@ -60,18 +59,14 @@ class SquareSource:
         """Decode all images into the memory of the processes' device."""
         side, count = _stored_side(dataset), len(dataset)
         squares = torch.empty((count, 3, side, side), dtype=torch.uint8, device=processes.device)
-        if processes.main and not sys.stderr.isatty():
-            print(f"decoding {count:,} images", file=sys.stderr, flush=True)
         whole = Transform(replace(dataset.transform.config, size=side))
         loader = split_loader(dataset.images, whole, workers=workers, batch_size=_BATCH)
         first = 0
-        with tqdm(
-            desc="images", unit="image", total=count, leave=False, disable=processes.no_bar
-        ) as bar:
+        with show_progress("decoding", count, quiet=not processes.main) as advance:
             for pixels in loader:
                 squares[first : first + len(pixels)] = pixels.to(processes.device)
                 first += len(pixels)
-                bar.update(len(pixels))
+                advance(len(pixels))
         return cls(dataset, squares)
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
