@@ -83,7 +83,7 @@ def test_the_first_noun_is_doubtful_below_a_higher_trust(tiny_file: Path) -> Non
 def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
     path = trust_file(tiny_file)
     assert path.name == "tiny.trust.safetensors"
-    assert trust_file("models/model-1.5") == Path("models/model-1.5.trust.safetensors")
+    assert trust_file("runs/v1/model-1.5") == Path("runs/v1/model-1.5.trust.safetensors")
     assert Trust.beside(tiny_file) is None
     known = make_trust(weights=digest_weights(tiny_file))
     known.save(path)
