@@ -108,10 +108,8 @@ class ImageFiles:
             for path in paths:
                 if path.is_dir():
                     self._folders.append(path)
-                    files = filter(Path.is_file, path.iterdir())
-                    self._archives += sorted(
-                        file for file in files if file.suffix.lower() in _ARCHIVES
-                    )
+                    archives = (file for file in path.iterdir() if file.suffix.lower() in _ARCHIVES)
+                    self._archives += sorted(filter(Path.is_file, archives))
                 else:
                     self._archives.append(path)
         self._members = [member for archive in self._archives for member in _members(archive)]

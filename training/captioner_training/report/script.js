@@ -17,8 +17,8 @@ if (table) {
     let turn = -1;
     button.addEventListener("click", () => {
       const value = (row) => row.cells[column].dataset.n ?? row.cells[column].textContent;
-      rows.sort((one, other) => {
-        const [a, b] = [value(one), value(other)];
+      rows.sort((first, second) => {
+        const [a, b] = [value(first), value(second)];
         return turn * (isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b);
       });
       turn = -turn;
