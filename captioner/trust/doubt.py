@@ -25,9 +25,9 @@ def doubt_of(words: Sequence[Word], alternatives: Iterable[Sequence[Word]]) -> s
     least = min(doubtful, key=lambda at: words[at].trust or 0.0)
     texts = [word.text for word in words]
     warning = f"This may be wrong: '{texts[least]}'"
-    for others in alternatives:
-        if len(others) <= least or [word.text for word in others[:least]] != texts[:least]:
+    for sentence in alternatives:
+        if len(sentence) <= least or [word.text for word in sentence[:least]] != texts[:least]:
             continue
-        if others[least].trust is not None and others[least].text != texts[least]:
-            return f"{warning}, or '{others[least].text}'"
+        if sentence[least].trust is not None and sentence[least].text != texts[least]:
+            return f"{warning}, or '{sentence[least].text}'"
     return warning

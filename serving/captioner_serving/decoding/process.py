@@ -153,7 +153,7 @@ class DecodeProcess:
             except (EOFError, OSError):
                 status = self.end()
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-                self.end(kill=True)  # no such process answers so: it is not what it was
+                self.end(kill=True)  # an invalid answer: the process may be compromised
                 status = 1
             if self._closed:
                 break
@@ -163,11 +163,11 @@ class DecodeProcess:
                     reason = f"{photo.name} crashed the image decoder (status {status})"
                     return failed(ImageTruncatedError(f"{reason}: copy or export it again"))
                 continue
-            kills += 1  # by the system, which is out of memory
+            kills += 1  # by the system, out of memory
             if kills == _KILLS:
                 raise CaptionerError(
-                    "the system is killing the decoding processes, probably because memory is "
-                    "short: use fewer of them, or a lower limit of pixels"
+                    "the system kills the decoding processes, probably because memory is short: "
+                    "use fewer workers, or a lower limit of pixels"
                 )
             time.sleep(kills)
         raise closed_error()
