@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from captioner import Caption, ImageNotFoundError, errors
+from captioner.cli import main
 from captioner.errors import CaptionerError
 from captioner_serving.server import problems
 from captioner_serving.server.app import Application
+from tests.draw_page import digest_page, drawn_digest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "assets" / "MODEL_CARD.md"]
@@ -26,6 +28,10 @@ def test_named_files_and_links_are_there(document: Path) -> None:
     named = [ROOT / name for name in _OURS.findall(text)]
     named += [document.parent / link for link in _LINK.findall(text)]
     assert not [str(path) for path in named if not path.exists()]
+
+
+def test_the_picture_of_the_page_is_of_the_page_as_it_is() -> None:
+    assert drawn_digest() == digest_page(), "draw it again: python -m tests.draw_page"
 
 
 def _kinds(root: type[CaptionerError]) -> Iterator[type[CaptionerError]]:
@@ -67,9 +73,12 @@ def test_the_python_of_the_documents_runs(
 ) -> None:
     (tmp_path / "assets").symlink_to(ROOT / "assets")
     monkeypatch.chdir(tmp_path)
-    first, second = (run(name) for name in ("README.md", "docs/records.md"))
-    assert capsys.readouterr().out.startswith(str(first["caption"]))
+    run("README.md")
+    printed = capsys.readouterr().out.splitlines()[0]
+    assert main(["caption", "assets/samples/coffee.jpg"]) == 0  # what `make demo` runs
+    assert capsys.readouterr().out.strip() == printed == "a cup of coffee sitting on a red plate"
     assert (tmp_path / "cup.png").exists()
+    second = run("docs/records.md")
     good, bad = second["results"]
     assert isinstance(good, Caption) and len(good.alternatives) == 2
     assert isinstance(bad, ImageNotFoundError)

@@ -25,6 +25,10 @@ def states(visit: Visit, folder: Path) -> Iterator[str]:
     yield "many"
     tab.fill(".text", "A cat that looks past the camera.")
     yield "corrected"
+    with tab.expect_download():
+        tab.click(".train")
+    tab.wait_for_selector(".commands:not([hidden])")
+    yield "training"
     tab.click(".about .term >> nth=0")
     tab.click("text=Search settings")
     yield "explained"
