@@ -80,12 +80,13 @@ def test_a_training_set_needs_a_reviewed_photo(visit: Visit, tmp_path: Path) -> 
 def test_the_commands_of_the_page_fine_tune_on_what_it_saved(
     visit: Visit, tmp_path: Path, run_main: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(4):
+    paths = [tmp_path / f"{number}.jpg" for number in range(12)]
+    for number, path in enumerate(paths):
         with Image.open(SAMPLES / "coffee.jpg") as photo:
-            photo.rotate(90 * number).save(tmp_path / f"{number}.jpg")
-    visit.choose(*(tmp_path / f"{number}.jpg" for number in range(4)))
+            photo.resize((300 + number, 200)).save(path)
+    visit.choose(*paths)
     visit.strip()
-    for _ in range(4):
+    for _ in paths:
         visit.tab.focus(".text")
         visit.tab.keyboard.press("Enter")
         visit.tab.wait_for_timeout(100)
