@@ -275,7 +275,7 @@ def test_shares_make_up_the_batch() -> None:
         assert max(map(len, mine)) - min(map(len, mine)) <= 1
     sampler = BucketSampler(shapes, batch_size=11, seed=3)
     assert sampler.order(0, skip=4) == whole[4:]  # of an interrupted epoch
-    with pytest.raises(ConfigError, match="too few for 4 processes and 3 parts"):
+    with pytest.raises(ConfigError, match="too few for 4 processes with 3 parts"):
         batches(0, 4, 3)
 
 

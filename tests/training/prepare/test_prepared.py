@@ -126,7 +126,7 @@ def test_damage_is_named(own: Path) -> None:
     with pytest.raises(DataError, match=r"not a valid manifest \(version"):
         read_dataset(own, split="val")
     manifest.unlink()
-    with pytest.raises(DataError, match=r"own has no manifest\.json: copy it again"):
+    with pytest.raises(DataError, match=r"own has no manifest\.json: copy or prepare it again"):
         read_dataset(own, split="val")
 
 
