@@ -110,7 +110,7 @@ def test_a_dry_run_needs_no_network_and_lists_the_files(
     size = saved_tiny.stat().st_size
     assert f"would upload captioner.safetensors ({size:,} bytes) to user/model" in done.stderr
     assert "would upload README.md" in done.stderr and "trust.safetensors" not in done.stderr
-    for missing in ("license: --license", "data: --data", "scores: --report"):
+    for missing in ("license; --license", "data; --data", "scores; --report"):
         assert f"the model card has no {missing}" in done.stderr
     card = read_card(done.stdout)
     assert card.data.license is None and "Not measured." in card.text

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for missing, option in (("license", "--license"), ("data", "--data"), ("scores", "--report")):
         if not getattr(card, missing):
-            _say(f"the model card has no {missing}: {option}")
+            _say(f"the model card has no {missing}; {option} adds it")
     files = card.files(path, checkpoint, trust=trust if has_trust else None)
     if arguments.dry_run:
         for file, content in files.items():

@@ -12,9 +12,9 @@ export class Search {
   // state: of one photo, by name; pooled: see pool(); follow(sentence): the likeliest so far, after every word. Returns the
   // best sentences: { tokens, logs, attention, gates, score }, the last token being the end.
   async best(state, pooled, { beam, captions, style }, follow) {
-    const { generation, vocabulary } = this.about, { exact, length_penalty: penalty, maximum_length: most } = generation;
+    const { generation, vocabulary } = this.about, { length_penalty: penalty, maximum_length: most } = generation;
     const chooses = this.trust?.hasConsensus && generation.consensus && beam > 1;
-    const places = exact && !chooses ? captions : beam, start = style ? vocabulary.indexOf(`<start ${style}>`) : START;
+    const places = chooses ? beam : captions, start = style ? vocabulary.indexOf(`<start ${style}>`) : START;
     let tokens = [start], totals = [0], paths = [NOTHING], pool = Array(places).fill(NOTHING);
     for (let step = 0; step <= most; step++) {
       const found = await this.#advance(tokens, totals, paths, beam, state);
@@ -31,8 +31,7 @@ export class Search {
       ({ tokens, totals } = found);
       follow?.(pool[0].score > totals[0] / (step + 1) ** penalty ? pool[0] : paths[0]);
       // The best that is still to come has the probability 1, and as many words as may be.
-      const length = exact ? most + 1 : step + 1;
-      if (Math.fround(totals[0] / Math.fround(length ** penalty)) <= pool[places - 1].score) break;
+      if (Math.fround(totals[0] / Math.fround((most + 1) ** penalty)) <= pool[places - 1].score) break;
     }
     const sentences = pool.filter((one) => one.tokens.length);
     return (chooses ? this.trust.choose(sentences, pooled) : sentences).slice(0, captions);
