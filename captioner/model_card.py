@@ -169,7 +169,10 @@ def _describe(checkpoint: Checkpoint, *, has_trust: bool) -> Iterator[tuple[str,
     )
     parameters = sum(tensor.numel() for tensor in checkpoint.model.parameters())
     yield "parameters", f"{parameters / 1e6:.1f} million"
-    yield "vocabulary", f"{len(vocabulary.ordinary_words):,} words, tokenizer `{vocabulary.tokenizer}`"
+    yield (
+        "vocabulary",
+        f"{len(vocabulary.ordinary_words):,} words, tokenizer `{vocabulary.tokenizer}`",
+    )
     if vocabulary.styles:
         yield "styles", ", ".join(vocabulary.styles)
     yield "trust", "probability that each word is right" if has_trust else "not included"

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -307,6 +308,45 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
         for name in ("logs", "ending", "end_logs"):
             assert np.allclose(got[name], getattr(wanted, name), atol=1e-4)
         assert np.allclose(got["next_state_hidden"], wanted.state.hypothesis["hidden"], atol=1e-4)
+
+
+_KINDS = {"int64": 7, "uint8": 2, "float32": 1}  # numbers of onnx.TensorProto
+
+
+def listed(text: str) -> dict[str, list[tuple[str, list[str], int]]]:
+    """Read name, shape and type of the inputs and outputs in a table of each graph."""
+    found: dict[str, list[tuple[str, list[str], int]]] = {}
+    graph = ""
+    for line in text.splitlines():
+        if heading := re.search(r"^\|.*?(encoder|step)\.onnx \|", line):
+            graph = heading[1]
+        elif row := re.search(r"`(\w+)` \| \(([^)]*)\) \| (\w+) \|", line):
+            shape = row[2].split(", ") if row[2] else []
+            found.setdefault(graph, []).append((row[1], shape, _KINDS[row[3]]))
+    return found
+
+
+@pytest.mark.slow
+def test_inputs_and_outputs_are_listed_in_the_readme_and_the_docs(exported: Path) -> None:
+    import onnx
+
+    readme = listed((exported / "README.md").read_text())
+    docs = listed((ROOT / "docs" / "export.md").read_text())
+    for graph in ("encoder", "step"):
+        model = onnx.load(exported / f"{graph}.onnx").graph
+        nodes = [*model.input, *model.output]
+        assert [node.name for node in nodes] == [name for name, _, _ in readme[graph]]
+        assert [node.name for node in nodes] == [name for name, _, _ in docs[graph]]
+        tables = zip(nodes, readme[graph], docs[graph], strict=True)
+        for node, (name, shape, kind), (_, documented, documented_kind) in tables:
+            kinds = (node.type.tensor_type.elem_type, kind, documented_kind)
+            assert len(set(kinds)) == 1, name
+            sizes = node.type.tensor_type.shape.dim
+            assert len(sizes) == len(shape) == len(documented), name
+            for size, text, example in zip(sizes, shape, documented, strict=True):
+                # A size that is free is a letter; sizes of the docs are of another checkpoint.
+                assert text == (str(size.dim_value) if size.dim_value else example), name
+                assert example.isdigit() == bool(size.dim_value), name
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from captioner.trust.trust import (
     trust_file,
 )
 from captioner_serving.export.graphs import Graphs, export_graphs
+from captioner_serving.export.readme import write_readme
 from captioner_serving.server.parts import limits_of
 
 __all__ = ["new_folder", "write_folder"]
@@ -44,32 +45,6 @@ _TRUST = {
     "doubtful_caption": DOUBTFUL_CAPTION,
     "unfamiliar": UNFAMILIAR,
 }
-
-_README = """# {name} {version}, exported from Captioner
-
-A photo in, a sentence out, and for every word the place where the model looked. Neither PyTorch nor
-Captioner is needed.
-
-    pip install numpy pillow onnxruntime
-    python caption.py photo.jpg
-    python caption.py photo.jpg --overlay dog.png --word dog
-    python caption.py *.jpg --json --attention > captions.jsonl
-
-In a browser, from any static host; the photo never leaves the device:
-
-    python -m http.server
-
-| file | what it is |
-| --- | --- |
-| `encoder.onnx` | squares `pixels`, uint8 (B, 3, {size}, {size}) -> {state} |
-| `step.onnx` | a step of beam search for B images with K hypotheses |
-| `captioner.json` | vocabulary, transform, settings of generation, colours, name and licence |
-| `trust.safetensors` | statistics for trust, familiarity and consensus; if known |
-| `index.html`, `browser/` | the page |
-| `caption.py` | everything between a photo and its record, in one file |
-
-Licence: {licence}.
-"""
 
 
 @contextmanager
@@ -117,14 +92,7 @@ def write_folder(
     text = json.dumps(about, indent=1, ensure_ascii=False)
     (folder / "captioner.json").write_text(text + "\n", encoding="utf-8")
     shutil.copy(_APP, folder)
-    readme = _README.format(
-        name=about["name"],
-        version=about["version"],
-        size=loaded.transform.size,
-        state=", ".join(f"`{name}`" for name in about["state"]),
-        licence=about["licence"],
-    )
-    (folder / "README.md").write_text(readme, encoding="utf-8")
+    write_readme(folder, about)
 
 
 def _describe(checkpoint: Checkpoint, graphs: Graphs, *, has_trust: bool) -> dict[str, Any]:

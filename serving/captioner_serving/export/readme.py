@@ -1,0 +1,74 @@
+"""README.md of an exported folder: how to run it, its files, and the graphs' inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["write_readme"]
+
+_TEXT = """# {name} {version}, exported from Captioner
+
+A photo in, a sentence out, and for every word the place where the model looked. Neither PyTorch nor
+Captioner is needed.
+
+    pip install numpy pillow onnxruntime
+    python caption.py photo.jpg
+    python caption.py photo.jpg --overlay dog.png --word dog
+    python caption.py *.jpg --json --attention > captions.jsonl
+
+In a browser, from any static host; the photo never leaves the device:
+
+    python -m http.server
+
+| file | what it is |
+| --- | --- |
+| `encoder.onnx` | from squares of pixels to the state that captions begin with |
+| `step.onnx` | a step of beam search for B images with K hypotheses |
+| `captioner.json` | vocabulary, transform, settings of generation, colours, name and licence |
+| `trust.safetensors` | statistics for trust, familiarity and consensus; if known |
+| `index.html`, `browser/` | the page |
+| `caption.py` | everything between a photo and its record, in one file |
+
+## Graphs
+
+B images, K hypotheses of each before a step and K' after it: `beam`. F is the length of the longest
+list of forbidden words.
+
+{tables}
+
+Licence: {licence}.
+"""
+_BEFORE = {"end_logs", "attention", "gate", "heads"}  # outputs for the K hypotheses before
+
+
+def write_readme(folder: Path, about: dict[str, Any]) -> None:
+    """Write README.md of a folder with graphs, from what captioner.json holds."""
+    tables = "\n\n".join(_tables(folder))
+    names = ("name", "version", "licence")
+    text = _TEXT.format(**{name: about[name] for name in names}, tables=tables)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _tables(folder: Path) -> Iterator[str]:
+    import onnxruntime
+
+    for graph in ("encoder", "step"):
+        session = onnxruntime.InferenceSession(folder / f"{graph}.onnx")
+        inputs = [_row(node) for node in session.get_inputs()]
+        outputs = [_row(node, extended=graph == "step") for node in session.get_outputs()]
+        for kind, rows in (("input", inputs), ("output", outputs)):
+            yield "\n".join(
+                [f"| {kind} of {graph}.onnx | shape | type |", "| --- | --- | --- |", *rows]
+            )
+
+
+def _row(node: Any, *, extended: bool = False) -> str:
+    """Describe an input or output; `extended` is for outputs of the step, of K' hypotheses."""
+    names = ["B", "K'" if extended and node.name not in _BEFORE else "K", "F"]
+    sizes = [
+        str(size) if isinstance(size, int) else names[at] for at, size in enumerate(node.shape)
+    ]
+    kind = node.type.removeprefix("tensor(").removesuffix(")").replace("float", "float32")
+    return f"| `{node.name}` | ({', '.join(sizes)}) | {kind} |"
