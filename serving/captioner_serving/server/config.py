@@ -21,7 +21,7 @@ __all__ = ["ServerConfig", "parse_size"]
 
 # As browsers send it: a name with other letters is xn--... there.
 _NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII | re.IGNORECASE)
-_ORIGIN = re.compile(r"https?://(\*\.)?[\w.-]+(:\d+)?", re.ASCII)
+_ORIGIN = re.compile(r"https?://(\*\.)?[\w.-]+(:(\d+|\*))?", re.ASCII)
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 

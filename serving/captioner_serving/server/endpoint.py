@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import CaptionerError
@@ -153,7 +154,7 @@ class GradioGuard:
         self, app: ASGIApp, uploads: Uploads, blocks: gr.Blocks, config: ServerConfig
     ) -> None:
         self.app = app
-        self._uploads = uploads
+        self._uploads, self._root_path = uploads, config.root_path
         self._results = Results(blocks, limit=4 * config.queue)
         (ours,) = [function for function in blocks.fns.values() if function.api_name == _NAME]
         self._function, self._values = ours._id, len(ours.inputs)
@@ -169,6 +170,8 @@ class GradioGuard:
         headers = [header for header in scope["headers"] if header[0] != b"origin"]
         scope = {**scope, "headers": headers}
         route, client = request_info(scope).route, client_of(scope)
+        if route == "/" and Request(scope).query_params.get("view") == "api":
+            return await RedirectResponse(f"{self._root_path}/docs")(scope, receive, send)
         if scope["method"] == "POST" and route == "/gradio_api/upload":
             return await self.app(scope, self._counted(receive, scope, client), send)
         if scope["method"] == "POST":

@@ -172,9 +172,10 @@ def _sentence(caption: Caption, *, is_json: bool) -> str:
 
 
 def _keywords(caption: Caption, *, is_json: bool) -> str:
-    """Return the words with trust that are not doubtful; as JSON, in the form of PhotoPrism."""
-    trusts = {word.text: word.trust for word in caption.words if word.trust and not word.doubtful}
+    """Return the keywords, separated by commas, or as JSON in the form of PhotoPrism's labels."""
+    keywords = caption.keywords()
     if not is_json:
-        return ", ".join(trusts)
-    labels = [{"name": name, "confidence": round(trust, 4)} for name, trust in trusts.items()]
+        return ", ".join(keywords)
+    trusts = {word.text.lower(): word.trust for word in caption.words}
+    labels = [{"name": name, "confidence": round(trusts[name] or 0, 4)} for name in keywords]
     return json.dumps({"labels": labels})

@@ -16,7 +16,8 @@ from PIL import Image
 
 from captioner import Captioner
 from captioner_serving.server.config import ServerConfig
-from tests.conftest import make_tiny, make_trust
+from tests.conftest import ROOT, make_tiny, make_trust
+from tests.node import install, run_module
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.running import serving, until
 
@@ -96,6 +97,20 @@ def test_gradio_client_gets_the_record(server: Server) -> None:
     wanted["records"][0].pop("doubt", None)
     assert wanted["records"] == [usual]
     assert len(many["alternatives"]) == 6
+
+
+@pytest.mark.needs("node")
+def test_the_javascript_of_the_documentation_gets_the_record(
+    server: Server, pytestconfig: pytest.Config
+) -> None:
+    (source,) = re.findall(r"```js\n(.*?)```", (ROOT / "docs/serving.md").read_text(), re.DOTALL)
+    for name, value in (("http://127.0.0.1:7860", server.url), ("photo.jpg", PHOTO.as_posix())):
+        assert name in source
+        source = source.replace(name, value)
+    said = run_module(source, install(pytestconfig, "@gradio/client@2.7.0"))
+    with server.client() as client:
+        answer = client.post("/api/caption", files={"image": PHOTO.read_bytes()}).json()
+    assert said.strip() == answer["records"][0]["caption"]
 
 
 @pytest.mark.filterwarnings("ignore:.future.no_silent_downcasting")  # of Gradio

@@ -1,0 +1,209 @@
+"""The page as a Gradio demo: launched, shared, in a notebook, mounted, and as a Space."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gradio_client
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from captioner.errors import ConfigError
+from captioner.predictor import Captioner
+from captioner_serving import gradio_demo
+from captioner_serving.demo import Demo
+from captioner_serving.server.config import ServerConfig
+from tests.conftest import ROOT, make_tiny
+from tests.serving.server.conftest import SAMPLES, run_async
+from tests.serving.server.running import listening, until
+
+PHOTO = SAMPLES / "coffee.jpg"
+Launch = Callable[..., httpx.Client]
+
+
+def make_demo(**limits: Any) -> Demo:
+    return gradio_demo(Captioner(make_tiny(), device="cpu"), **limits)
+
+
+@contextlib.contextmanager
+def launched(limits: dict[str, Any], **options: Any) -> Iterator[httpx.Client]:
+    """Launch a demo of the tiny model; a client of it."""
+    with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as free:
+        patch.setenv("GRADIO_TEMP_DIR", "")  # a server sets it
+        port = free.getsockname()[1]
+        free.close()
+        demo = make_demo(**limits)
+
+        async def launch() -> str:  # in a loop, or Gradio makes one and leaves it open
+            options.setdefault("quiet", True)
+            _, url, _ = demo.launch(server_port=port, prevent_thread_lock=True, **options)
+            return url
+
+        try:
+            with httpx.Client(base_url=run_async(launch()), timeout=300) as client:
+                yield client
+        finally:
+            demo.close()
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[httpx.Client]:
+    with launched({"max_upload": 1_000_000}) as client:
+        yield client
+
+
+def test_a_launched_demo_shows_the_page_and_answers_the_api(plain: httpx.Client) -> None:
+    assert "page/static/page.js" in plain.get("/").text
+    assert plain.get("/page/static/page.js").status_code == 200
+    record = plain.post("/api/caption", files={"image": PHOTO.read_bytes()}).json()["records"][0]
+    client = gradio_client.Client(str(plain.base_url), verbose=False, analytics_enabled=False)
+    try:
+        answer = client.predict(gradio_client.handle_file(PHOTO), api_name="/caption")
+    finally:
+        client.close()
+    assert answer["caption"] == record["caption"]
+
+
+def test_a_launched_demo_has_the_checks_of_the_server(plain: httpx.Client) -> None:
+    assert plain.get("/gradio_api/file=/etc/hostname").status_code == 404
+    call = {"data": [{"path": "/etc/hostname"}], "fn_index": 0, "session_hash": "x"}
+    assert plain.post("/gradio_api/queue/join", json=call).status_code == 403
+    assert plain.post("/api/caption", files={"image": bytes(3_000_000)}).status_code == 413
+    assert plain.post("/gradio_api/upload", files={"files": bytes(3_000_000)}).status_code == 413
+    assert plain.get("/", headers={"Host": "evil.example"}).status_code == 400
+    assert plain.get("/").headers["x-frame-options"] == "SAMEORIGIN"
+
+
+def test_use_via_api_leads_to_our_documentation(plain: httpx.Client) -> None:
+    answer = plain.get("/?view=api")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
+    assert "/openapi.json" in plain.get("/docs").text
+
+
+def test_a_demo_may_have_a_password() -> None:
+    with launched({}, auth=("ann", "secret")) as client:
+        assert client.get("/").status_code == 401
+        assert client.get("/", auth=("ann", "secret")).status_code == 200
+
+
+def test_a_shared_demo_answers_for_its_link_and_no_other_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gradio.networking.setup_tunnel", lambda **_: "https://abc.gradio.live")
+    with launched({}, share=True) as client:
+        assert "https://abc.gradio.live" in capsys.readouterr().out
+        statuses = {
+            name: client.get("/", headers={"Host": name}).status_code
+            for name in ("abc.gradio.live", "evil.example", "gradio.live.evil.example")
+        }
+    assert statuses == {
+        "abc.gradio.live": 200,
+        "evil.example": 400,
+        "gradio.live.evil.example": 400,
+    }
+
+
+def test_a_notebook_shows_the_page_in_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    display = SimpleNamespace(HTML=str, Javascript=str, display=shown.append)
+    core = SimpleNamespace(get_ipython=lambda: "notebook")
+    for name, module in {"": display, ".display": display, ".core": core}.items():
+        monkeypatch.setitem(sys.modules, f"IPython{name}", module)
+    monkeypatch.setitem(sys.modules, "IPython.core.getipython", core)
+    with launched({}) as client:
+        assert f'<iframe src="{client.base_url}' in shown[0]
+        headers = client.get("/").headers
+    assert "http://localhost:*" in headers["content-security-policy"]
+    assert "x-frame-options" not in headers
+
+
+def test_a_mounted_demo_lies_below_its_path() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", "")
+        demo, app = make_demo(), FastAPI()
+
+        @app.get("/own")
+        def own() -> str:
+            return "mine"
+
+        async def mount() -> None:
+            demo.mount_to(app, "/captions")
+
+        run_async(mount())
+        try:
+            with listening(app, ServerConfig()) as port:
+                url = f"http://127.0.0.1:{port}"
+                with httpx.Client(base_url=url, timeout=300) as client:
+                    assert client.get("/own").json() == "mine"
+                    assert "page/static/page.js" in client.get("/captions/").text
+                    files = {"image": PHOTO.read_bytes()}
+                    answer = client.post("/captions/api/caption", files=files)
+                    assert answer.status_code == 200
+                    assert client.get("/api/caption").status_code == 404
+                    assert client.get("/captions/?view=api").headers["location"] == "/captions/docs"
+                    path = "/captions/gradio_api/file=/etc/hostname"
+                    assert client.get(path).status_code == 404
+                remote = gradio_client.Client(
+                    f"{url}/captions", verbose=False, analytics_enabled=False
+                )
+                try:
+                    record = remote.predict(gradio_client.handle_file(PHOTO), api_name="/caption")
+                finally:
+                    remote.close()
+                assert record["caption"] == answer.json()["records"][0]["caption"]
+        finally:
+            demo.close()
+
+
+def test_unknown_options_and_limits_are_refused() -> None:
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'queu'"):
+        gradio_demo(queu=1)
+    with pytest.raises(ConfigError, match="queue 0 is out of range"):
+        gradio_demo(queue=0)
+    demo = make_demo()
+    with pytest.raises(ConfigError, match="no option max_file_size"):
+        demo.launch(max_file_size=1)
+    with pytest.raises(ConfigError, match="one user and one password"):
+        demo.launch(auth=("ann", ""))
+
+
+@pytest.mark.slow
+def test_the_space_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "GRADIO_SERVER_NAME": "0.0.0.0",
+        "GRADIO_SERVER_PORT": str(port),
+        "TMPDIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "training", ROOT / "serving"))),
+    }
+    command = [sys.executable, ROOT / "examples" / "space" / "app.py"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert re.search(rf"http://0\.0\.0\.0:{port}", process.stdout.readline())
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
+            headers = {"Host": "ann-captioner.hf.space"}
+            assert until(lambda: client.get("/api/health/ready", headers=headers).is_success)
+            page = client.get("/", headers=headers)
+            assert "https://huggingface.co" in page.headers["content-security-policy"]
+            answer = client.post("/api/caption", files={"image": PHOTO.read_bytes()})
+            assert answer.json()["records"][0]["caption"].startswith("a cup of coffee")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert [*tmp_path.glob("captioner-*")] == []
