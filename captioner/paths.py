@@ -40,14 +40,16 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 def checkpoint_file(path: str | os.PathLike[str]) -> Path:
     """Return the file of a checkpoint: itself, the best one of a run's folder, or one of the Hub.
 
-    A local path that exists is preferred to a name on the Hub. A folder may also be a copy of a
-    repository of the Hub.
+    "bundled" is the one that comes with Captioner. A local path that exists is preferred to a name
+    on the Hub. A folder may also be a copy of a repository of the Hub.
 
     Raises:
         CheckpointNotFoundError: the Hub has no such checkpoint, or cannot be reached.
         ConfigError: a local path has a revision.
     """
     place, name = expanded(path), os.fspath(path)
+    if name == "bundled":
+        return bundled_checkpoint()
     for file in ("best.safetensors", CHECKPOINT):
         if (place / file).is_file():
             return place / file

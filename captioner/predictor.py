@@ -81,19 +81,12 @@ class Captioner:
     ) -> None:
         if max_pixels < 1:
             raise ConfigError(f"max_pixels is {max_pixels}; it must be at least 1")
-        words = None if trust is None else len(trust.word_features.kinds)
-        if words is not None and words < len(checkpoint.vocabulary):
-            raise CheckpointFormatError(
-                f"the trust file of {checkpoint.name} has {words} words, its vocabulary has "
-                f"{len(checkpoint.vocabulary)}: remove it, or write it again with "
-                "`captioner trust`"
-            )
-        self.checkpoint, self.trust, self.max_pixels = checkpoint, trust, max_pixels
+        self.checkpoint, self.max_pixels = checkpoint, max_pixels
         self.transform, self.vocabulary = Transform(checkpoint.transform), checkpoint.vocabulary
         self.generation = checkpoint.generation
         self.name, self.version = checkpoint.name, checkpoint.version
         self.heads = checkpoint.model.config.decoder.heads
-        self.consensus = None if trust is None else trust.consensus
+        self.use_trust(trust)
         self.options = {"device": device, "dtype": dtype, "max_pixels": max_pixels}
         self.device = find_device(device)
         self.dtype = find_dtype(dtype, self.device)
@@ -183,6 +176,19 @@ class Captioner:
         files = card.files(self.file, self.checkpoint, trust=trust)
         name = repository_name(repository, revision)
         return push_files(name, files, private=private, replace_card=replace_card)[0]
+
+    def use_trust(self, trust: Trust | None) -> None:
+        """Replace what is known of when the model is right.
+
+        Raises CheckpointFormatError: it has fewer words than the vocabulary.
+        """
+        if trust and (words := len(trust.word_features.kinds)) < len(self.vocabulary):
+            raise CheckpointFormatError(
+                f"the trust file of {self.name} has {words} words, its vocabulary has "
+                f"{len(self.vocabulary)}: remove it, or write it again with `captioner trust`"
+            )
+        # Consensus chooses among the sentences of a beam.
+        self.trust, self.consensus = trust, None if trust is None else trust.consensus
 
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")

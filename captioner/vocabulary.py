@@ -241,6 +241,10 @@ class Vocabulary:
                 words.append(self.words[token])
         return words
 
+    def decode_plain(self, tokens: Iterable[int]) -> list[str]:
+        """Name the words as they are scored, which is how this vocabulary has them."""
+        return self.decode(tokens)
+
     def tokenize(self, caption: str) -> list[str]:
         """Split a caption into words, as for training."""
         return tokenize(caption, self.tokenizer, lowercase=self.lowercase)

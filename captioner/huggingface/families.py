@@ -1,167 +1,110 @@
-"""The classes of models: how each encodes an image, generates sentences and reads them again."""
+"""The classes of models: where the encoder is, how sentences begin and end, how they are read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from captioner.errors import CheckpointFormatError
 
-__all__ = ["Family", "class_name", "family_of"]
+__all__ = ["EncodedImages", "Family", "family_of"]
 
 
-class Family(Protocol):
-    """A model behind three methods. L' counts patches and class tokens.
+def _read_blip(model: Any, images: Tensor, tokens: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    # The whole model does not return cross-attention.
+    output = model.text_decoder(
+        tokens, encoder_hidden_states=images.squeeze(1), output_attentions=True
+    )
+    return output.logits, output.cross_attentions
 
-    end: the token, or the tokens, that end a sentence.
+
+def _read_encoder_decoder(
+    model: Any, images: Tensor, tokens: Tensor
+) -> tuple[Tensor, Sequence[Tensor]]:
+    output = model(pixel_values=images, decoder_input_ids=tokens, output_attentions=True)
+    return output.logits, output.cross_attentions
+
+
+def _read_git(model: Any, images: Tensor, tokens: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    output = model(tokens, pixel_values=images, output_attentions=True)
+    count = images.shape[2]  # one sequence: image tokens, then text
+    attention = [layer[:, :, count:, :count] for layer in output.attentions]
+    return output.logits[:, count:], attention
+
+
+class Family(NamedTuple):
+    """A class of transformers.
+
+    encoder: the attribute of the image encoder.
+    start, end: the tokens around a sentence; the end may be a list.
+    read: takes the model, encoded images (R, 1, L', D) and tokens (R, S). Returns the logits
+        (R, S, V) of the next tokens, and for each layer the attention (R, H, S, L') to the image.
     """
 
-    model: Any
-    end: int | list[int]
-
-    def encode(self, pixels: Tensor) -> Tensor:
-        """Encode normalised pixels (B, 3, size, size) to image tokens (B, L', D)."""
-
-    def generate(self, features: Tensor, **settings: Any) -> Tensor:
-        """Generate token ids (B * K, 1 + T), which begin with the start token."""
-
-    def read(self, features: Tensor, tokens: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """Read sentences (R, S) of R images.
-
-        Returns the logits (R, S, V) of the next tokens, and for each layer the attention
-        (R, H, S, L') to the image tokens.
-        """
+    name: str
+    encoder: str
+    start: Callable[[Any], Any]
+    end: Callable[[Any], Any]
+    read: Callable[[Any, Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]
 
 
-class Blip:
-    """BLIP: a ViT, and a BERT with cross-attention."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.text = model, model.config.text_config
-        self.end: int | list[int] = self.text.sep_token_id
-
-    def encode(self, pixels: Tensor) -> Tensor:
-        """See Family."""
-        features: Tensor = self.model.vision_model(pixels).last_hidden_state
-        return features
-
-    def generate(self, features: Tensor, **settings: Any) -> Tensor:
-        """See Family; as BlipForConditionalGeneration.generate does after its encoder."""
-        start = torch.full((len(features), 1), self.text.bos_token_id, device=features.device)
-        tokens: Tensor = self.model.text_decoder.generate(
-            input_ids=start,
-            attention_mask=torch.ones_like(start),
-            encoder_hidden_states=features,
-            encoder_attention_mask=torch.ones(features.shape[:-1], device=features.device).long(),
-            eos_token_id=self.end,
-            pad_token_id=self.text.pad_token_id,
-            **settings,
-        )
-        return tokens
-
-    def read(self, features: Tensor, tokens: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """See Family."""
-        output = self.model.text_decoder(
-            tokens, encoder_hidden_states=features, output_attentions=True
-        )
-        return output.logits, output.cross_attentions
-
-
-class VisionEncoderDecoder:
-    """Any image encoder with any decoder that has cross-attention, such as ViT-GPT2."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.end: int | list[int] = model.generation_config.eos_token_id
-        # Other implementations of attention do not return the weights.
-        model.decoder.set_attn_implementation("eager")
-
-    def encode(self, pixels: Tensor) -> Tensor:
-        """See Family."""
-        features: Tensor = self.model.encoder(pixels).last_hidden_state
-        return features
-
-    def generate(self, features: Tensor, **settings: Any) -> Tensor:
-        """See Family."""
-        tokens: Tensor = self.model.generate(encoder_outputs=_encoded(features), **settings)
-        return tokens
-
-    def read(self, features: Tensor, tokens: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """See Family."""
-        output = self.model(
-            encoder_outputs=_encoded(features), decoder_input_ids=tokens, output_attentions=True
-        )
-        return output.logits, output.cross_attentions
-
-
-class Git:
-    """GIT: one sequence of image tokens and text tokens, without cross-attention."""
-
-    def __init__(self, model: Any) -> None:
-        if model.config.num_image_with_embedding is not None:
-            raise CheckpointFormatError("it is a GIT model for videos, which are not supported.")
-        self.model, self.end = model, model.config.eos_token_id
-        self.encoder = model.git.image_encoder
-        # `generate` would encode the image again for each beam.
-        model.git.image_encoder = _Passthrough()
-
-    def encode(self, pixels: Tensor) -> Tensor:
-        """See Family."""
-        features: Tensor = self.encoder(pixels).last_hidden_state
-        return features
-
-    def generate(self, features: Tensor, **settings: Any) -> Tensor:
-        """See Family."""
-        tokens: Tensor = self.model.generate(pixel_values=features.unsqueeze(1), **settings)
-        return tokens
-
-    def read(self, features: Tensor, tokens: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """See Family."""
-        output = self.model(tokens, pixel_values=features.unsqueeze(1), output_attentions=True)
-        count = features.shape[1]
-        attention = [layer[:, :, count:, :count] for layer in output.attentions]
-        return output.logits[:, count:], attention
-
-
-class _Passthrough(nn.Module):
-    """Replaces GIT's image encoder: returns encoded images (B, 1, L', D) as they are."""
-
-    def forward(self, features: Tensor, **_: Any) -> SimpleNamespace:
-        return SimpleNamespace(last_hidden_state=features.squeeze(1))
-
-
-def _encoded(features: Tensor) -> Any:
-    from transformers.modeling_outputs import BaseModelOutput
-
-    return BaseModelOutput(last_hidden_state=features)
-
-
-_FAMILIES: dict[str, tuple[str, type[Blip | VisionEncoderDecoder | Git]]] = {
-    "blip": ("BlipForConditionalGeneration", Blip),
-    "vision-encoder-decoder": ("VisionEncoderDecoderModel", VisionEncoderDecoder),
-    "git": ("GitForCausalLM", Git),
+_FAMILIES = {
+    "blip": Family(
+        "BlipForConditionalGeneration",
+        "vision_model",
+        attrgetter("config.text_config.bos_token_id"),
+        attrgetter("config.text_config.sep_token_id"),
+        _read_blip,
+    ),
+    "vision-encoder-decoder": Family(
+        "VisionEncoderDecoderModel",
+        "encoder",
+        attrgetter("generation_config.decoder_start_token_id"),
+        attrgetter("generation_config.eos_token_id"),
+        _read_encoder_decoder,
+    ),
+    "git": Family(
+        "GitForCausalLM",
+        "git.image_encoder",
+        attrgetter("config.bos_token_id"),
+        attrgetter("config.eos_token_id"),
+        _read_git,
+    ),
 }
 
 
-def class_name(config: Any) -> str:
-    """Name transformers' class for a configuration.
+class EncodedImages(nn.Module):
+    """Replaces a model's image encoder: returns encoded images (B, 1, L', D) as they are.
+
+    So a model's own `generate` takes them for pixels, and encodes no image twice.
+    """
+
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config  # transformers compares its size with the decoder's
+
+    def forward(self, pixel_values: Tensor, **_: Any) -> Any:
+        """Return (B, L', D) as an encoder's output."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        return BaseModelOutput(last_hidden_state=pixel_values.squeeze(1))
+
+
+def family_of(config: Any) -> Family:
+    """Return the class of a configuration.
 
     Raises CheckpointFormatError: models of this class do not caption, or are not supported.
     """
-    names = {kind: name for kind, (name, _) in _FAMILIES.items()}
-    expected = names.get(config.model_type)
-    actual: str = (config.architectures or [expected or config.model_type])[0]
-    if actual != expected:
-        raise CheckpointFormatError(
-            f"it is a {actual} model; supported are {', '.join(names.values())}."
-        )
-    return actual
-
-
-def family_of(model: Any) -> Family:
-    """Wrap a model of transformers, which is changed."""
-    return _FAMILIES[model.config.model_type][1](model)
+    family = _FAMILIES.get(config.model_type)
+    name = (config.architectures or [family.name if family else config.model_type])[0]
+    if family is None or name != family.name:
+        names = ", ".join(family.name for family in _FAMILIES.values())
+        raise CheckpointFormatError(f"it is a {name} model; supported are {names}.")
+    if getattr(config, "num_image_with_embedding", None) is not None:
+        raise CheckpointFormatError("it is a GIT model for videos, which are not supported.")
+    return family

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 
@@ -15,20 +15,28 @@ from captioner.errors import (
     MissingExtraError,
 )
 from captioner.hub import explain_access
-from captioner.huggingface.families import class_name
+from captioner.huggingface.families import family_of
 from captioner.paths import HUGGING_FACE, expanded
 from captioner.vision.transform import BicubicTransformConfig, TransformConfig
 
-__all__ = ["load_model", "transform_of"]
+__all__ = ["LoadedModel", "load_model", "transform_of"]
 
 _RESAMPLING = {2: TransformConfig, 3: BicubicTransformConfig}  # by Pillow's numbers
 
 
-def load_model(name: str) -> dict[str, Any]:
-    """Load a model and return the arguments of HuggingFaceCaptioner.
+class LoadedModel(NamedTuple):
+    """A model of transformers; name and version are for records, source loads it again."""
 
-    Args:
-        name: OWNER/MODEL, OWNER/MODEL@REVISION or a folder; "hf:" may stand in front.
+    name: str
+    version: str
+    source: str
+    model: Any
+    tokenizer: Any
+    transform: TransformConfig
+
+
+def load_model(name: str) -> LoadedModel:
+    """Load OWNER/MODEL, OWNER/MODEL@REVISION or a folder; "hf:" may stand in front.
 
     Raises:
         CheckpointError: it is missing, gated, of another class, or has no safetensors.
@@ -49,21 +57,21 @@ def load_model(name: str) -> dict[str, Any]:
     options: dict[str, Any] = {"revision": revision or None}
     try:
         config = transformers.AutoConfig.from_pretrained(source, **options)
-        model, report = getattr(transformers, class_name(config)).from_pretrained(
+        model, report = getattr(transformers, family_of(config).name).from_pretrained(
             source, use_safetensors=True, output_loading_info=True, **options
         )
         # Some are published without the pooler, which captioning does not use.
         if missing := [key for key in report["missing_keys"] if ".pooler." not in key]:
             raise CheckpointMismatchError(f"its weights lack {min(missing)}: download it again.")
         processor = transformers.AutoImageProcessor.from_pretrained(source, **options)
-        return {
-            "model": model,
-            "tokenizer": transformers.AutoTokenizer.from_pretrained(source, **options),
-            "transform": transform_of(processor),
-            "name": name,
-            "version": "local" if is_folder else _commit(source, revision),
-            "source": HUGGING_FACE + (source if is_folder else name),
-        }
+        return LoadedModel(
+            name,
+            "local" if is_folder else _commit(source, revision),
+            HUGGING_FACE + (source if is_folder else name),
+            model,
+            transformers.AutoTokenizer.from_pretrained(source, **options),
+            transform_of(processor),
+        )
     except CheckpointError as error:
         raise type(error)(f"{name}: {error.detail}") from error
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:

@@ -87,13 +87,18 @@ class Consensus:
             features: (B, L, D), the photos' grids.
             beams: of each photo, its sentences.
         """
-        ordered = []
+        tokens = [[hypothesis.tokens for hypothesis in beam] for beam in beams]
+        pairs = zip(beams, self.order(features, tokens), strict=True)
+        return [[beam[at] for at in order] for beam, order in pairs]
+
+    def order(self, features: Tensor, beams: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
+        """Return the places of B beams' sentences, given as tokens, by expected CIDEr."""
+        orders = []
         means = features.float().mean(dim=1).cpu().numpy()
         for offset, beam in zip(means - self.middle, beams, strict=True):
-            expected = [self.expect(offset, hypothesis.tokens) for hypothesis in beam]
-            order = np.argsort(np.negative(expected), kind="stable")
-            ordered.append([beam[at] for at in order])
-        return ordered
+            expected = [self.expect(offset, tokens) for tokens in beam]
+            orders.append(np.argsort(np.negative(expected), kind="stable").tolist())
+        return orders
 
     def expect(self, offset: NDArray[np.float32], tokens: Sequence[int]) -> float:
         """Return the expected CIDEr, 0 to 1, of a sentence.

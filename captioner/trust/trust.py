@@ -29,10 +29,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from captioner.errors import CheckpointFormatError
-from captioner.files import HEADER_KEY, replace_file
-from captioner.paths import checkpoint_file
+from captioner.files import HEADER_KEY, replace_file, writing
+from captioner.hub import TRUST
+from captioner.paths import HUGGING_FACE, checkpoint_file, expanded
 from captioner.trust.consensus import Consensus
 from captioner.trust.familiarity import UNFAMILIAR, Familiarity
+from captioner.vocabulary import SPECIAL_TOKENS
 
 if TYPE_CHECKING:
     from captioner.generation.hypothesis import Hypothesis
@@ -102,6 +104,13 @@ class WordFeatures:
         predicted += self.shares
         return predicted
 
+    def kinds_of(self, tokens: Sequence[int]) -> NDArray[Any]:
+        """Return the kinds (T,) of words; words beyond the vocabulary are of the last, rare kind."""
+        numbers = np.asarray(tokens, np.int64)
+        known = self.kinds[numbers.clip(max=len(self.kinds) - 1)]
+        kinds: NDArray[Any] = np.where(numbers < len(self.kinds), known, len(self.shares) - 1)
+        return kinds
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trust:
@@ -111,6 +120,7 @@ class Trust:
     caption: (2,), intercept and coefficient of the summed log-trusts of a caption's words.
     weights: digest of the checkpoint's weights, see digest_weights.
     consensus: None if there were too few photos to fit it.
+    words: the vocabulary of a model that has none, such as a Hugging Face model.
     """
 
     familiarity: Familiarity
@@ -119,6 +129,7 @@ class Trust:
     caption: NDArray[Any]
     weights: str
     consensus: Consensus | None = None
+    words: tuple[str, ...] = ()
 
     def judge(
         self, pooled: NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
@@ -137,7 +148,7 @@ class Trust:
         ]
 
     def _judge(self, hypothesis: Hypothesis, seen: NDArray[Any], most: float) -> Judgement:
-        kinds = self.word_features.kinds[hypothesis.tokens]
+        kinds = self.word_features.kinds_of(hypothesis.tokens)
         logs = np.asarray(hypothesis.log_probabilities[:-1])
         clues = word_clues(self.word_features, seen, kinds, logs)
         # Clipped, because its logarithm is taken below.
@@ -151,8 +162,9 @@ class Trust:
             return Judgement(words, None)
         whole = self.caption[0] + self.caption[1] * np.log(trusts[named]).sum()
         subject = None
-        if self.word_features.nouns is not None:
-            nouns = np.flatnonzero(named & (self.word_features.nouns[hypothesis.tokens] > 0))
+        if (is_noun := self.word_features.nouns) is not None:
+            numbers = np.minimum(hypothesis.tokens, len(is_noun) - 1)
+            nouns = np.flatnonzero(named & (is_noun[numbers] > 0))
             subject = int(nouns[0]) if len(nouns) else None
         return Judgement(words, min(float(_sigmoid(whole)), most), subject)
 
@@ -167,8 +179,13 @@ class Trust:
                 fields = asdict(part).items()
                 tensors |= {f"{name}.{key}": array for key, array in fields if array is not None}
         tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as file:
-            file.write(save(tensors, metadata={_KEY: json.dumps({"weights": self.weights})}))
+            header: dict[str, object] = {"weights": self.weights} | (
+                {"words": self.words} if self.words else {}
+            )
+            file.write(save(tensors, metadata={_KEY: json.dumps(header)}))
 
     def _parts(self) -> dict[str, Familiarity | WordFeatures | Consensus | None]:
         """Return the parts by their prefix in the file."""
@@ -189,10 +206,18 @@ class Trust:
         checkpoint, path = checkpoint_file(path), trust_file(path)
         if not path.is_file():
             return None
+        return cls.read(path, digest=lambda: digest_weights(checkpoint))
+
+    @classmethod
+    def read(cls, path: Path, *, digest: Callable[[], str]) -> Trust | None:
+        """Read a file; None if it is of other weights than those of this digest.
+
+        Raises CheckpointFormatError: the file is damaged.
+        """
         try:
             with safe_open(path, framework="np") as file:
-                weights = json.loads((file.metadata() or {})[_KEY])["weights"]
-                if weights != digest_weights(checkpoint):
+                header = json.loads((file.metadata() or {})[_KEY])
+                if header["weights"] != digest():
                     return None
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             trust = cls(
@@ -200,7 +225,8 @@ class Trust:
                 word_features=_read_part(tensors, "sight", WordFeatures),
                 word=tensors["word"],
                 caption=tensors["caption"],
-                weights=weights,
+                weights=header["weights"],
+                words=tuple(header.get("words", ())),
                 consensus=(
                     _read_part(tensors, "consensus", Consensus)
                     if any(name.startswith("consensus.") for name in tensors)
@@ -257,6 +283,8 @@ def _check(trust: Trust) -> None:
         raise ValueError("its parts do not fit together")
     if not -1 <= words.kinds.min() <= words.kinds.max() < kinds:
         raise ValueError("some words have an unknown kind")
+    if trust.words and len(trust.words) + len(SPECIAL_TOKENS) != words.kinds.size:
+        raise ValueError("some words have no kind")
 
 
 def _sigmoid(values: Any) -> Any:
@@ -283,7 +311,19 @@ def word_clues(
 
 
 def trust_file(checkpoint: str | os.PathLike[str]) -> Path:
-    """Return the path of a checkpoint's trust file."""
+    """Return the path of a checkpoint's trust file.
+
+    It lies beside the checkpoint. That of a Hugging Face model on the Hub lies in the folder that
+    huggingface_hub has for other libraries.
+    """
+    name = os.fspath(checkpoint)
+    if name.startswith(HUGGING_FACE):
+        name = name.removeprefix(HUGGING_FACE)
+        if expanded(name).is_dir():
+            return expanded(name) / TRUST
+        from huggingface_hub.constants import HF_ASSETS_CACHE
+
+        return Path(HF_ASSETS_CACHE, "captioner", name.replace("/", "--") + ".trust.safetensors")
     path = checkpoint_file(checkpoint)
     # Not with_suffix, which would cut the version from a name like model-1.5.
     return path.with_name(path.name.removesuffix(".safetensors") + ".trust.safetensors")

@@ -11,8 +11,10 @@ import math
 import os
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +25,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from captioner import Captioner, CheckpointError
-from captioner.errors import CheckpointFormatError, CheckpointNotFoundError, MissingExtraError
+from captioner.errors import CheckpointFormatError, MissingExtraError
 from captioner.huggingface.captioner import HuggingFaceCaptioner
 from tests.captioner.hugging_face import SIZE, save_tiny
 from tests.launcher import Run
@@ -114,16 +116,17 @@ def test_attention_is_that_of_the_steps_of_generate(
     assert compared
 
 
-def test_sub_words_become_words(captioners: dict[str, Any], monkeypatch: Any) -> None:
-    captioner = captioners["blip"]
+def test_sub_words_become_words(
+    folders: dict[str, Path], captioners: dict[str, Any], monkeypatch: Any
+) -> None:
+    captioner, model = captioners["blip"], reference(folders["blip"])
     ids = captioner.tokenizer("a dogs running", add_special_tokens=False)["input_ids"]
     assert len(ids) == 5  # a dog ##s run ##ning
     tokens = torch.tensor([[2, *ids, 3]])
-    monkeypatch.setattr(captioner.family, "generate", lambda *_, **__: tokens)
+    monkeypatch.setattr(captioner.model, "generate", lambda *_, **__: tokens)
     squares = noise(1)
     (hypotheses,) = captioner.decode_batch(squares, captioner.generation).hypotheses
     pixels = captioner.transform.normalize(torch.as_tensor(squares))
-    model = captioner.family.model
     with torch.no_grad():
         output = model(pixels, tokens[:, :-1], output_attentions=True)
         seen = model.vision_model(pixels).last_hidden_state
@@ -158,8 +161,8 @@ def test_attention_lands_on_the_right_place_of_the_photo(
     if mode == "crop":
         crop = HuggingFaceCaptioner.load(str(folders["git"]), dtype="float32", device="cpu")
         captioner.transform = crop.transform
-    captioner.family.model.vision_model = _Bright()
-    for layer in captioner.family.model.text_decoder.bert.encoder.layer:
+    captioner.encoder = _Bright()
+    for layer in captioner.model.text_decoder.bert.encoder.layer:
         attention = layer.crossattention.self
         for part in (attention.query, attention.key):
             torch.nn.init.zeros_(part.weight)
@@ -193,7 +196,7 @@ def test_squares_are_those_of_the_processor(
 
 
 def test_the_deletion_test_replaces_the_patches_that_a_word_looked_at(
-    captioners: dict[str, Any],
+    folders: dict[str, Path], captioners: dict[str, Any]
 ) -> None:
     """The effect, computed again with transformers alone for the first word."""
     from captioner.deletion import attended_cells, repeated_cells
@@ -201,7 +204,7 @@ def test_the_deletion_test_replaces_the_patches_that_a_word_looked_at(
     captioner, squares = captioners["blip"], noise(1)
     config = captioner.generation.changed(maximum_length=5)
     decoded = captioner.decode_batch(squares, config, check_attention=True)
-    model = captioner.family.model
+    model = reference(folders["blip"])
     pixels = captioner.transform.normalize(torch.as_tensor(squares))
     cells = attended_cells(decoded.hypotheses[0][0].attention)
     masks = torch.cat([cells[None], repeated_cells()(cells.sum(-1), 16)])[:, 0]
@@ -280,23 +283,52 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, monkeypatch: Any) ->
         Captioner.from_pretrained(f"hf:{pads}")
 
 
-def test_errors_of_the_hub_are_explained(monkeypatch: Any) -> None:
-    import httpx
-    from huggingface_hub import errors
+def load(*names: str, **environment: str) -> list[str]:
+    """Load models in a process with these variables; return names and versions, or errors."""
+    program = """
+import sys
+from captioner import CaptionerError, Captioner
+for name in sys.argv[1:]:
+    try:
+        captioner = Captioner.from_pretrained("hf:" + name)
+        print(captioner.name, captioner.version)
+    except CaptionerError as error:
+        print(type(error).__name__, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *names], env={**os.environ, **environment},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()
 
-    answer = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co"))
-    for cause, text in (
-        (errors.GatedRepoError("gated", response=answer), "accept its terms at https://hugg"),
-        (errors.RepositoryNotFoundError("none", response=answer), "check the name"),
-        (errors.LocalEntryNotFoundError("offline"), "nor in the local cache"),
-    ):
 
-        def fail(*_: Any, cause: Exception = cause, **__: Any) -> None:
-            raise OSError("transformers' own words") from cause
+class _Hub(BaseHTTPRequestHandler):
+    """Answers as huggingface.co does for models that are gated, or not there."""
 
-        monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fail)
-        with pytest.raises(CheckpointNotFoundError, match=f"someone/model .*{text}"):
-            Captioner.from_pretrained("hf:someone/model")
+    def do_HEAD(self) -> None:
+        gated = "/gated/" in self.path
+        self.send_response(403 if gated else 404)
+        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_errors_of_the_hub_are_explained(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as hub:
+        Thread(target=hub.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{hub.server_port}"
+        names = ("gated/model", "none/model", "a b")
+        gated, unknown, wrong = load(*names, HF_HOME=str(tmp_path), HF_ENDPOINT=address)
+        hub.shutdown()
+    assert "CheckpointNotFoundError gated/model is gated: accept its terms at" in gated
+    assert "CheckpointNotFoundError none/model is neither a folder nor a model" in unknown
+    assert "CheckpointNotFoundError a b is neither a folder nor a model" in wrong
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch: Any) -> None:
@@ -313,15 +345,10 @@ def test_a_filled_cache_is_enough_offline(folders: dict[str, Path], tmp_path: Pa
     (repository / "refs" / "main").write_text(commit)
     (repository / "snapshots").mkdir()
     (repository / "snapshots" / commit).symlink_to(folders["blip"])
-    program = (
-        "import sys, captioner; c = captioner.Captioner.from_pretrained('hf:someone/model');"
-        "print(c.name, c.version)"
-    )
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["someone/model", "01234567"]
+    names = ("someone/model", "someone/other")
+    cached, missing = load(*names, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert cached == "someone/model 01234567"
+    assert "someone/other is not in the local cache, and huggingface.co cannot" in missing
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from captioner.trust.trust import Trust, WordFeatures, digest_weights, trust_fil
 from captioner_training.evaluation.familiarity import auroc
 from tests.conftest import make_consensus, make_tiny, make_trust
 from tests.launcher import Run
+from tests.training.runs import write_data
 
 
 def test_trust_is_the_logistic_of_three_logarithms() -> None:
@@ -158,17 +159,6 @@ def test_it_stays_that_of_the_weights(tmp_path: Path) -> None:
 def seeing_file(tiny_file: Path) -> Path:
     """A checkpoint that tells photos apart, and has no trust yet."""
     return tiny_file
-
-
-def write_data(data: Path, *, photos: int) -> None:
-    for split in ("train", "val"):
-        (data / split).mkdir(parents=True)
-        images = [{"id": at, "file_name": f"{at}.png"} for at in range(photos)]
-        notes = [{"image_id": at, "caption": "a red ball"} for at in range(photos)]
-        content = {"images": images, "annotations": notes}
-        (data / f"captions_{split}.json").write_text(json.dumps(content))
-        for at in range(photos):
-            Image.new("RGB", (40, 40), (200, 2 * at, 20)).save(data / split / f"{at}.png")
 
 
 @pytest.mark.slow

@@ -134,3 +134,15 @@ def write_photos(folder: Path, split: str, captions: Sequence[Sequence[str]]) ->
         ]
     data = {"images": images, "annotations": annotations}
     (folder / f"captions_{split}.json").write_text(json.dumps(data))
+
+
+def write_data(data: Path, *, photos: int) -> None:
+    """Write the splits train and val, of pictures in slightly different colours."""
+    for split in ("train", "val"):
+        (data / split).mkdir(parents=True)
+        images = [{"id": at, "file_name": f"{at}.png"} for at in range(photos)]
+        notes = [{"image_id": at, "caption": "a red ball"} for at in range(photos)]
+        content = {"images": images, "annotations": notes}
+        (data / f"captions_{split}.json").write_text(json.dumps(content))
+        for at in range(photos):
+            Image.new("RGB", (40, 40), (200, 2 * at, 20)).save(data / split / f"{at}.png")

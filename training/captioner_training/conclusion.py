@@ -5,6 +5,7 @@ Running the same command again adds the parts that are missing.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -174,7 +175,7 @@ def _print(text: str) -> None:
 
 def write_trust(
     captioner: Captioner,
-    checkpoint: Path,
+    checkpoint: str | os.PathLike[str],
     train: Sequence[CaptionedImage],
     held_out: Sequence[CaptionedImage],
 ) -> list[str]:
@@ -182,7 +183,7 @@ def write_trust(
 
     Args:
         captioner: the checkpoint without trust. Its consensus is replaced.
-        checkpoint: its file.
+        checkpoint: its file, or "hf:" and a Hugging Face model.
         train: photos it was trained on.
         held_out: photos it was not trained on. Every second one is used for fitting.
 
@@ -193,26 +194,31 @@ def write_trust(
         DataError: too few content words in the captions, or photos that look alike.
         OutputError: the file cannot be written.
     """
-    seen = pooled_grids(captioner, train)
-    word_features = fit_word_features(seen, train, captioner.vocabulary)
+    seen, is_ours = pooled_grids(captioner, train), captioner.source is None
     notes = []
     if len(train) >= FEWEST_FOR_CONSENSUS:
         captioner.consensus = fit_consensus(seen, train, captioner.vocabulary)
     else:
-        captioner.consensus = _bundled_consensus(captioner.checkpoint)
+        captioner.consensus = _bundled_consensus(captioner.checkpoint) if is_ours else None
         source = "none is used" if captioner.consensus is None else "the bundled model's is used"
         notes = [
             f"Consensus needs {FEWEST_FOR_CONSENSUS:,} training photos, there are {len(train):,}: "
             f"{source}."
         ]
     split = CaptionedSplit(captioner, held_out)
+    vocabulary = captioner.vocabulary
+    if not is_ours:  # its vocabulary has the words of its captions so far; add the references'
+        for image in train:
+            for words in image.words:
+                vocabulary.encode(words)
     trust = fit_trust(
         split.captioned[::2],
         split.pooled[::2],
-        word_features=word_features,
+        word_features=fit_word_features(seen, train, vocabulary),
         familiarity=Familiarity.fit(seen, split.pooled),
-        weights=digest_weights(checkpoint_file(checkpoint)),
+        weights=digest_weights(checkpoint_file(checkpoint)) if is_ours else captioner.fingerprint,
         consensus=captioner.consensus,
+        words=() if is_ours else vocabulary.ordinary_words,
     )
     rest = split.captioned[1::2]
     judged = trust.judge(split.pooled[1::2], [[caption.hypothesis] for caption in rest])

@@ -18,7 +18,7 @@ from captioner.errors import (
     ConfigError,
 )
 from captioner.model import CaptionModel, ModelConfig
-from captioner.paths import bundled_checkpoint, checkpoint_file, there_is_no
+from captioner.paths import checkpoint_file, there_is_no
 from captioner.vision.encoder import Encoder
 from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
@@ -154,8 +154,8 @@ def _load_origin_weights(model: CaptionModel, vocabulary: Vocabulary, origin: Ch
 
 
 def _weights_file(source: str) -> Path:
-    """Return the file of a path, or of "bundled"."""
-    path = bundled_checkpoint() if source == "bundled" else checkpoint_file(source)
+    """Return the file of a checkpoint that a recipe names."""
+    path = checkpoint_file(source)
     if not path.is_file():
         raise CheckpointNotFoundError(there_is_no("file", path))
     return path

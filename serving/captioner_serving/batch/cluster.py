@@ -51,6 +51,7 @@ class CaptionActor:
     ) -> None:
         if isinstance(checkpoint, str):  # a Hugging Face model, which each node loads by itself
             captioner = Captioner.from_pretrained(checkpoint, **options)
+            captioner.use_trust(trust)  # a node may not have the file
         else:
             captioner = Captioner(checkpoint, **options, trust=trust)
         self._engine = LocalEngine(captioner, generation, config, share=share)

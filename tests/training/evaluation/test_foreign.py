@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from captioner import Captioner
+from captioner_training import conclusion
+from captioner_training.evaluation import trust
 from tests.captioner.hugging_face import save_tiny
 from tests.launcher import Run
+from tests.training.runs import write_data
+
+transformers: Any = import_module("transformers")
 
 
 @pytest.fixture
@@ -71,9 +79,124 @@ def test_a_hugging_face_model_is_evaluated_beside_ours(
     assert (tmp_path / "theirs" / "report.html").is_file()
 
 
-def test_calibration_needs_a_decoder_of_ours(
+def test_models_are_compared_in_one_call(
+    split: list[str], tiny_file: Path, tmp_path: Path, run_main: Run
+) -> None:
+    folder, report = save_tiny("git", tmp_path / "git"), tmp_path / "report"
+    common = ("evaluate", *split, "--dtype", "float32", "--deletion", "--calibration")
+    checkpoint, other = ("--checkpoint", tiny_file), f"hf:{folder}"
+    # The checkpoint itself is not compared with itself.
+    command = (*common, *checkpoint, "--compare", tiny_file, other, "--report", report)
+    done = run_main(*command)
+    assert done.returncode == 0, done.stderr
+    alone = [
+        json.loads(run_main(*common, "--checkpoint", name, "--json").stdout)
+        for name in (tiny_file, other)
+    ]
+    written = json.loads((report / "report.json").read_text())
+    rows = written.pop("per_image")
+    (difference,) = written.pop("comparisons")
+    assert [written, difference["report"]] == alone
+    assert difference["with"]["name"] == "git"
+    ciders = [one["nltk"]["CIDEr"] for one in alone]
+    assert difference["CIDEr"] == pytest.approx(ciders[0] - ciders[1])
+    low, high = difference["intervals"]["CIDEr"]
+    assert low <= difference["CIDEr"] <= high
+    assert all(len(row["others"]) == 1 for row in rows)
+    # Each model is a column of the table and of the page.
+    lines = {line[:15].strip(): line[15:] for line in done.stdout.splitlines()}
+    assert "git, version local" in lines["B"] and "A minus B" in lines
+    page = (report / "report.html").read_text()
+    for one in alone:
+        deletion, calibration = one["deletion"], one["calibration"]
+        effect = (deletion.get("all_content") or deletion["content"])["effect"]
+        for name, text in (
+            ("deletion, nats", f"{effect:.3f}"),
+            ("next token: ECE", f"{calibration['error']:.1f}"),
+        ):
+            assert text in lines[name] and text in page
+    assert max(map(len, done.stdout.splitlines()[1:])) <= 80  # the first has a path
+    assert page.count('class="looks"') == 6  # of three photos the words of both models
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--compare", "bundled"], 2, "bundled is the checkpoint itself"),
+        (["--compare", "nowhere.safetensors"], 1, "nowhere.safetensors"),
+        (["--compare", "hf:/nowhere"], 1, "neither a folder nor a model"),
+        (["--score", "said.json", "--compare", "bundled"], 2, "takes a report.json"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    split: list[str], run_main: Run, options: list[str], status: int, message: str
+) -> None:
+    done = run_main("evaluate", *split, *options)
+    assert done.returncode == status and message in done.stderr and not done.stdout
+
+
+def test_calibration_scores_the_references_with_the_model_s_own_tokens(
     split: list[str], tmp_path: Path, run_main: Run
 ) -> None:
-    checkpoint = f"hf:{save_tiny('git', tmp_path / 'git')}"
-    done = run_main("evaluate", *split, "--checkpoint", checkpoint, "--calibration")
-    assert done.returncode != 0 and "--calibration scores references with our own" in done.stderr
+    folder = save_tiny("git", tmp_path / "git")
+    done = run_main(
+        "evaluate", *split, "--checkpoint", f"hf:{folder}", "--calibration", "--dtype", "float32",
+        "--json",
+    )  # fmt: skip
+    part = json.loads(done.stdout)["calibration"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.GitForCausalLM.from_pretrained(folder).eval()
+    captioner = Captioner.from_pretrained(f"hf:{folder}", dtype="float32")
+    nats, tokens = 0.0, 0
+    for number in range(4):
+        pixels = torch.as_tensor(captioner.prepare(tmp_path / "photos" / f"{number}.png").pixels)
+        square = captioner.transform.normalize(pixels[None])
+        for text in ("a dog runs on the grass", "two red balls"):
+            ids = tokenizer(text, return_tensors="pt")["input_ids"]
+            with torch.no_grad():
+                logits = model(ids, pixel_values=square).logits[0, -ids.shape[1] : -1]
+            targets = ids[0, 1:]
+            nats += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+            tokens += len(targets)
+    assert part["tokens"] == tokens
+    assert part["cross_entropy"] == pytest.approx(nats / tokens, rel=1e-4)
+    assert sum(one["count"] for one in part["bins"]) == tokens and 0 < part["error"] < 100
+
+
+@pytest.mark.slow
+def test_captioner_trust_fits_a_hugging_face_model(
+    tmp_path: Path, run_main: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conclusion, "FEWEST_FOR_CONSENSUS", 70)
+    monkeypatch.setattr(trust, "FEWEST_PHOTOS", 70)
+    write_data(tmp_path / "data", photos=70)
+    folder = save_tiny("vit-gpt2", tmp_path / "model")
+    checkpoint, photo = f"hf:{folder}", tmp_path / "data" / "val" / "20.png"
+    plain = Captioner.from_pretrained(checkpoint, dtype="float32").caption(photo)
+    assert plain.trust is None and plain.familiarity is None
+    done = run_main("trust", checkpoint, tmp_path / "data", "--dtype", "float32")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(folder / "captioner.trust.safetensors")
+    assert "Trust in words on held-out photos: AUROC" in done.stderr
+    trusted = Captioner.from_pretrained(checkpoint, dtype="float32")
+    strange = Image.radial_gradient("L").convert("RGB")
+    alike, unlike = trusted.caption([photo, strange])
+    assert alike.text == plain.text and alike.familiarity is not None
+    assert unlike.familiarity is not None and unlike.familiarity < 0.01 < alike.familiarity
+    claims = [
+        word for word in alike.words if word.text.strip("'") not in ("a", "on", "the", "s", "")
+    ]
+    assert claims and all(0 < (word.trust or 0) < 1 for word in claims)
+    # Consensus chooses among the sentences of the beam when it is asked for.
+    beam = trusted.caption(photo, beam_size=4, captions=4)
+    chosen = trusted.caption(photo, beam_size=4, consensus=True)
+    assert chosen.text in [beam.text, *(other.text for other in beam.alternatives)]
+    assert trusted.consensus is not None
+    # Other weights do not use it, and a damaged file is replaced.
+    save_tiny("vit-gpt2", folder, seed=1)
+    assert Captioner.from_pretrained(checkpoint).trust is None
+    (folder / "captioner.trust.safetensors").write_bytes(b"nothing")
+    done = run_main("caption", photo, "--checkpoint", checkpoint)
+    assert done.returncode == 1 and "again with `captioner trust`" in done.stderr
+    assert run_main("trust", checkpoint, tmp_path / "data").returncode == 0
+    assert run_main("caption", photo, "--checkpoint", checkpoint).returncode == 0

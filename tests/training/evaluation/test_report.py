@@ -120,12 +120,13 @@ def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated, run_main: Ru
     assert lines[0].split()[:3] == ["split", "val", "of"] and max(map(len, lines)) <= 80
     assert f"{folder}: 4 images, 8 reference captions" in " ".join(table.split())
     assert "tiny, version 1, beam size 2, float32" in table and "on Treebank tokens" in table
+    (difference,) = report["comparisons"]
     for name in ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr"):
         row = next(line.split() for line in lines if line.startswith(name))
-        for at, scores in ((1, report["nltk"]), (4, report["nltk"]["human"])):
+        for at, scores in ((1, report["nltk"]), (4, difference["report"]["nltk"])):
             low, high = scores["intervals"][name]
             assert row[at : at + 3] == [f"{scores[name]:.1f}", f"[{low:.1f},", f"{high:.1f}]"]
-    assert f"CIDEr {report['comparison']['CIDEr']:+.1f} [" in table and len(lines) <= 25
+    assert f"CIDEr {difference['CIDEr']:+.1f} [" in table and len(lines) <= 30
 
 
 def test_a_checkpoint_is_saved_with_its_scores(
@@ -211,8 +212,9 @@ def test_only_what_is_counted_alike_can_be_compared(evaluated: Evaluated, run_ma
         return run_main(*evaluated.command(captions, *more))
 
     same = json.loads(evaluate(evaluated.captions, "--compare", other).stdout)
-    assert same["comparison"]["CIDEr"] == same["comparison"]["ROUGE-L"] == 0
-    assert "cross_entropy" not in same["comparison"]  # only the other one was asked for it
+    (difference,) = same["comparisons"]
+    assert difference["CIDEr"] == difference["ROUGE-L"] == 0
+    assert "cross_entropy" not in difference  # only the other one was asked for it
     assert "split" in same["comparable"] and same["document_frequencies"]["images"] == 4
     part = evaluate(evaluated.part, "--compare", other)
     assert part.returncode == 1 and "of different splits" in part.stderr
@@ -249,7 +251,7 @@ def test_a_comparison_stands_side_by_side(
     page.goto(opened[0])
     differences = page.locator(".photos:not(.best):not(.worst) .cider").all_inner_texts()
     assert differences == ["+60", "+30", "-30"]  # improved, then worsened
-    part = json.loads((tmp_path / "report.json").read_text())["comparison"]
+    (part,) = json.loads((tmp_path / "report.json").read_text())["comparisons"]
     low, high = part["intervals"]["CIDEr"]
     assert part["CIDEr"] == pytest.approx(15)
     assert f"CIDEr +15.0 [{low:.1f}, {high:.1f}]" in page.locator("main").inner_text()
@@ -305,7 +307,7 @@ def test_reports_are_compared_photo_by_photo_in_any_order() -> None:
     assert isinstance(intervals := compared["intervals"], dict)
     # Each photo is drawn three times in 1 of 27 draws, so the ends are the extreme differences.
     assert intervals["CIDEr"] == pytest.approx([-20, 10])
-    assert [row.other_cider for row in beside(ours, other)] == [30, 20, 50]
+    assert [row.others for row in beside(ours, other)] == [(("a dog", it),) for it in (30, 20, 50)]
 
 
 def test_annotated_objects_are_there_whether_people_name_them_or_not(
@@ -346,7 +348,7 @@ def test_a_report_overwrites_nothing_that_is_read_or_written_beside_it(
 
 def test_the_page_says_which_words_it_shows(evaluated: Evaluated) -> None:
     assert "the words with the highest gate" in (evaluated.report / "report.html").read_text()
-    text = draw_page(NOTHING, rows(1.0), Anywhere())
+    text = draw_page(NOTHING, rows(1.0), [Anywhere()])
     assert "its first content words" in text and "highest gate" not in text
 
 
@@ -380,7 +382,7 @@ def test_the_best_the_middling_and_the_worst_are_looked_at() -> None:
         ([1.0, 2.0], ["2.0", "1.0"]),
         ([1.0], ["1.0"]),
     ):
-        page = draw_page(NOTHING, rows(*cider), Anywhere())
+        page = draw_page(NOTHING, rows(*cider), [Anywhere()])
         assert re.findall(r'class="looks">.*?alt="(\d\.\d)"', page, re.DOTALL) == shown
 
 

@@ -13,9 +13,8 @@ ones, weighted by the bins' sizes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from torch.nn import functional as F
 
 from captioner.decoders.decoder import Decoder
 from captioner.vision.encoder import Grid
-from captioner.vocabulary import PAD, SPECIAL_TOKENS, Vocabulary
+from captioner.vocabulary import PAD, Vocabulary
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.captions import collate, encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
@@ -85,34 +84,25 @@ def force_references(
 
 
 class Calibration:
-    """Compares the likeliest next word after each start of a reference with what comes there.
+    """Compares the likeliest next token after each start of a reference with what comes there.
 
-    Arguments are those of force_references.
+    Args:
+        force: scores references, by what an image is encoded to and the image.
+        tokens: all that the model has, in any order.
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        *,
-        vocabulary: Vocabulary,
-        maximum_length: int,
-        autocast: torch.autocast,
+        self, force: Callable[[Any, Sequence[CaptionedImage]], ForcedTokens], tokens: Iterable[str]
     ) -> None:
-        self._vocabulary = vocabulary
-        self._force = partial(
-            force_references,
-            decoder,
-            vocabulary=vocabulary,
-            maximum_length=maximum_length,
-            autocast=autocast,
-        )
+        self._force = force
+        self._tokens = "\n".join(sorted(tokens))
         self._parts: list[Tensor] = []  # rows of image, confidence, right or not, nats
         self._images = 0
 
     @torch.inference_mode()
-    def add(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
-        """Compare on the references of the next images of the split, with their grids."""
-        forced = self._force(grid, [one.image for one in captioned])
+    def add(self, encoded: Any, captioned: Sequence[Captioned]) -> None:
+        """Compare on the references of the next images of the split."""
+        forced = self._force(encoded, [caption.image for caption in captioned])
         best, word = forced.logits.softmax(dim=-1).max(dim=-1)
         columns = (self._images + forced.image, best, word == forced.targets, forced.nats())
         self._parts.append(torch.stack([one.double().cpu() for one in columns], dim=1))
@@ -131,10 +121,9 @@ class Calibration:
         error, bins = reliability(confidence, right, image.astype(int), images=self._images)
         nats, tokens = self.cross_entropy()
         tables = {"error": error, "cross_entropy": mean_table(nats, tokens)}
-        words = "\n".join(sorted((*SPECIAL_TOKENS, *self._vocabulary.ordinary_words)))
         return {
             "tokens": len(image),
-            "vocabulary_hash": hashlib.sha256(words.encode()).hexdigest()[:16],
+            "vocabulary_hash": hashlib.sha256(self._tokens.encode()).hexdigest()[:16],
             **summary(tables),
             "bins": bins,
         }

@@ -58,7 +58,7 @@ _SYNONYMS = "synonyms.yaml"
 
 def is_claim(word: str) -> bool:
     """Whether a word says something about a photo that can be wrong."""
-    return word not in _WITHOUT_CLAIM
+    return word != "" and word not in _WITHOUT_CLAIM
 
 
 def count_nouns(captions: Iterable[Sequence[str]]) -> set[str]:

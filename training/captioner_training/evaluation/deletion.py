@@ -80,7 +80,10 @@ class DeletionTest:
         """
         if not self._effects:
             raise DataError("the model captions without attention: there is nothing to delete")
-        return summarize_effects(self._effects, self._captions)
+        return {
+            **summarize_effects(self._effects, self._captions),
+            "all_content": summarize_content(self._effects, self._captions),
+        }
 
     def content(self) -> dict[str, object] | None:
         """Summarise all content words together; see summarize_content."""

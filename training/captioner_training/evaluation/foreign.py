@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from captioner.errors import DataError
@@ -16,12 +18,15 @@ from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import split_loader
 from captioner_training.evaluation.bootstrap import mean_table, summary
+from captioner_training.evaluation.calibration import ForcedTokens
 from captioner_training.evaluation.content import FUNCTION_WORDS
 
-__all__ = ["EffectMeans", "caption_foreign"]
+if TYPE_CHECKING:
+    from captioner.huggingface.captioner import HuggingFaceCaptioner
+
+__all__ = ["EffectMeans", "caption_foreign", "force_foreign"]
 
 _BATCH = 16
-_PUNCTUATION = ".,;:!?\"'()"
 
 
 class EffectMeans:
@@ -56,22 +61,31 @@ class EffectMeans:
         return {"words": len(pairs), **summary({"effect": mean_table(sums, counts)})}
 
 
+def force_foreign(
+    captioner: HuggingFaceCaptioner, square: Tensor, images: Sequence[CaptionedImage]
+) -> ForcedTokens:
+    """Score every token of the references of one image, uint8 (3, size, size)."""
+    texts = [captioner.vocabulary.join(words) for image in images for words in image.words]
+    logits, targets = captioner.force(square[None], texts)
+    return ForcedTokens(logits, targets, torch.zeros_like(targets))
+
+
 @torch.inference_mode()
 def caption_foreign(
     captioner: Captioner,
     images: Sequence[CaptionedImage],
     config: GenerationConfig,
     *,
-    after_batch: Callable[[Grid, Sequence[Captioned]], None],
+    after_batch: Callable[[Tensor, Grid, Sequence[Captioned]], None],
     effects: EffectMeans | None = None,
 ) -> list[Captioned]:
-    """Caption every image, in order; words are lower case, without punctuation.
+    """Caption every image, in order.
 
     Args:
         captioner: any captioner with `decode_batch`.
         images: the split.
         config: how it generates.
-        after_batch: is called with the grids and captions of each batch.
+        after_batch: is called with the squares, grids and captions of each batch.
         effects: collects the deletion test, which takes longer; None leaves it out.
     """
     loader = split_loader(images, captioner.transform, workers=2, batch_size=_BATCH)
@@ -84,10 +98,7 @@ def caption_foreign(
             batch: list[Captioned] = []
             for hypotheses, found in zip(decoded.hypotheses, decoded.effects, strict=True):
                 best, image = hypotheses[0], images[len(captioned) + len(batch)]
-                words = [
-                    word.lower().strip(_PUNCTUATION)
-                    for word in captioner.vocabulary.decode(best.tokens)
-                ]
+                words = captioner.vocabulary.decode_plain(best.tokens)
                 attention = best.attention
                 if attention is not None:
                     attention = attention.reshape(-1, decoded.rows, decoded.columns)
@@ -98,5 +109,5 @@ def caption_foreign(
                     effects.add(words, found[0])
             captioned += batch
             bar.update(len(batch))
-            after_batch(Grid(decoded.features, decoded.rows, decoded.columns), batch)
+            after_batch(pixels, Grid(decoded.features, decoded.rows, decoded.columns), batch)
     return captioned

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
 from captioner.files import identity, refuse_input, writing
-from captioner.paths import bundled_checkpoint, there_is_no
+from captioner.paths import bundled_checkpoint, checkpoint_file, expanded, there_is_no
 from captioner.predictor import Captioner
 from captioner.trust.trust import trust_file
 from captioner.vision.transform import Transform, TransformConfig
@@ -32,7 +32,7 @@ from captioner_training.evaluation.predictions import (
 )
 from captioner_training.evaluation.report import read_report
 
-__all__ = ["EvaluationInputs", "read_inputs"]
+__all__ = ["EvaluationInputs", "compared_with", "is_report", "read_inputs"]
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class EvaluationInputs:
     boxes: on what the model sees of each photo; of a photo as a whole where there is no model.
     corpus: the split of which this is a part.
     training: the images of the training.
-    other: the report to compare with.
+    others: reports, and checkpoints on the same split, to compare with.
     """
 
     source: Captioner | Predictions
@@ -56,7 +56,7 @@ class EvaluationInputs:
     boxes: Boxes | None
     corpus: Sequence[Target] | None
     training: Sequence[Target] | None
-    other: Mapping[str, Any] | None
+    others: Sequence[EvaluationInputs | Mapping[str, Any]] = ()
 
     @property
     def scored(self) -> int:
@@ -113,7 +113,11 @@ def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> E
     attempt(partial(_check_outputs, arguments, read))
     captioner = predictions = None
     if arguments.score is None:
-        captioner = attempt(partial(_captioner, arguments))
+        captioner = attempt(partial(_captioner, arguments, arguments.checkpoint, arguments.style))
+    if arguments.unlike is not None and captioner is not None and captioner.trust is None:
+        file = trust_file(arguments.checkpoint or bundled_checkpoint())
+        message = f"--unlike: nothing is known of these weights in {file}: run `captioner trust`"
+        attempt.errors.append(DataError(message))
     if arguments.unlike is not None and not arguments.unlike.is_dir():
         attempt.errors.append(DataError(there_is_no("folder", arguments.unlike)))
     if arguments.official:
@@ -132,27 +136,66 @@ def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> E
         "boxes": attempt.file(arguments.boxes, partial(boxes, transform=framing)),
         "corpus": attempt.file(arguments.corpus, partial(read_whole_split, split=split)),
         "training": attempt.file(arguments.training, read_targets),
-        "other": attempt.file(arguments.compare, read_report),
     }
+    others: list[EvaluationInputs | Mapping[str, Any] | None] = []
+    for name in compared_with(arguments):
+        if is_report(name):
+            others.append(attempt.file(expanded(name), read_report))
+        elif (model := attempt(partial(_captioner, arguments, name, None))) is not None:
+            attempt(partial(_check_tokens, model, captioner))
+            read_boxes_of = partial(boxes, transform=model.transform)
+            own = {
+                "source": model,
+                "images": attempt(partial(_images, arguments, model)) or [],
+                "boxes": found["boxes"] and attempt.file(arguments.boxes, read_boxes_of),
+            }
+            others.append(EvaluationInputs(split=split, **{**found, **own}))
+    found["others"] = others
     source = captioner or predictions
     if attempt.errors or source is None:
         raise attempt.together()
     return EvaluationInputs(source=source, images=images, split=split, **found)
 
 
-def _captioner(arguments: argparse.Namespace) -> Captioner:
-    """Load the checkpoint, and refuse what it cannot be asked for."""
+def is_report(name: str) -> bool:
+    """Whether --compare names a report, rather than a checkpoint."""
+    return name.endswith(".json")
+
+
+def compared_with(arguments: argparse.Namespace) -> list[str]:
+    """Return what --compare names, without the checkpoint itself and repetitions.
+
+    Raises ConfigError: nothing else is named.
+    """
+    own = arguments.checkpoint or "bundled"
+    names = {name if is_report(name) else checkpoint_file(name): name for name in arguments.compare}
+    if arguments.score is None:
+        names.pop(checkpoint_file(own), None)
+    if arguments.compare and not names:
+        raise ConfigError(f"--compare {own} is the checkpoint itself: name another")
+    return [*names.values()]
+
+
+def _captioner(
+    arguments: argparse.Namespace, checkpoint: str | None, style: str | None
+) -> Captioner:
+    """Load a checkpoint, and refuse what it cannot be asked for."""
     captioner = Captioner.from_pretrained(
-        arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
+        checkpoint, device=arguments.device, dtype=arguments.dtype
     )
-    config = captioner.generation.for_request(beam_size=arguments.beam_size, style=arguments.style)
+    config = captioner.generation.for_request(beam_size=arguments.beam_size, style=style)
     captioner.vocabulary.style(config.style)
-    if arguments.unlike is not None and captioner.trust is None:
-        file = trust_file(arguments.checkpoint or bundled_checkpoint())
-        raise DataError(
-            f"--unlike: nothing is known of these weights in {file}: run `captioner trust`"
-        )
     return captioner
+
+
+def _check_tokens(model: Captioner, other: Captioner | None) -> None:
+    """Refuse to compare scores on other tokens."""
+    kinds = [(it.vocabulary.tokenizer, it.vocabulary.lowercase) for it in (model, other or model)]
+    if other is not None and kinds[0] != kinds[1]:
+        raise DataError(
+            f"{model.name} and {other.name} split captions into different tokens: their scores "
+            "cannot be compared"
+        )
 
 
 def _images(arguments: argparse.Namespace, captioner: Captioner | None) -> list[CaptionedImage]:

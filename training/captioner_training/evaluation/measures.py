@@ -6,27 +6,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner.trust.consensus import n_grams
 from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement
 from captioner.vision.encoder import Grid
-from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
+from captioner.vocabulary import SPECIAL_TOKENS, Tokenizer, has_no_spaces, tokenize
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import Table, summary
 from captioner_training.evaluation.boxes import Boxes
-from captioner_training.evaluation.calibration import Calibration
+from captioner_training.evaluation.calibration import Calibration, force_references
 from captioner_training.evaluation.deletion import DeletionTest
 from captioner_training.evaluation.familiarity import measure_familiarity
-from captioner_training.evaluation.foreign import EffectMeans, caption_foreign
+from captioner_training.evaluation.foreign import EffectMeans, caption_foreign, force_foreign
 from captioner_training.evaluation.grounding import object_grounding, person_grounding
 from captioner_training.evaluation.hallucination import hallucination, named_categories
 from captioner_training.evaluation.predictions import (
@@ -46,6 +47,9 @@ from captioner_training.evaluation.scores import (
 )
 from captioner_training.evaluation.split import caption_split
 from captioner_training.evaluation.trust import measure_trust
+
+if TYPE_CHECKING:
+    from captioner.huggingface.captioner import HuggingFaceCaptioner
 
 __all__ = ["CaptionSet", "CaptionedSplit"]
 
@@ -240,7 +244,10 @@ class CaptionedSplit:
         self.set = CaptionSet(
             targets=targets(images),
             captions=captions,
-            words=[one.words for one in self.captioned],
+            # A Hugging Face model's words are not yet split as references are.
+            words=[vocabulary.tokenize(caption) for caption in captions]
+            if captioner.source
+            else [caption.words for caption in self.captioned],
             tokenize=vocabulary.tokenize,
             tokens=token_name(vocabulary.tokenizer, lowercase=vocabulary.lowercase),
             corpus=corpus,
@@ -253,14 +260,17 @@ class CaptionedSplit:
         captioner = self.captioner
         vocabulary, decoder = captioner.vocabulary, captioner.model.decoder
         autocast = torch.autocast(captioner.device.type, enabled=False)
-        self._calibration = Calibration(
-            decoder,
-            vocabulary=vocabulary,
-            maximum_length=self.config.maximum_length,
-            autocast=autocast,
-        )
         if calibration:
-            self._measures["calibration"] = self._calibration
+            force = partial(
+                force_references,
+                decoder,
+                vocabulary=vocabulary,
+                maximum_length=self.config.maximum_length,
+                autocast=autocast,
+            )
+            self._measures["calibration"] = Calibration(
+                force, (*SPECIAL_TOKENS, *vocabulary.ordinary_words)
+            )
         if deletion:
             self._measures["deletion"] = DeletionTest(
                 decoder, vocabulary=vocabulary, autocast=autocast
@@ -277,22 +287,27 @@ class CaptionedSplit:
         self, images: Sequence[CaptionedImage], *, calibration: bool, deletion: bool
     ) -> list[Captioned]:
         """Caption with a model whose decoder is not ours."""
+        captioner = cast("HuggingFaceCaptioner", self.captioner)
+        test = Calibration(partial(force_foreign, captioner), captioner.tokenizer.get_vocab())
         effects = EffectMeans()
         if calibration:
-            raise ConfigError(
-                f"--calibration scores references with our own decoders, and {self.captioner.name} "
-                "has another: leave it out"
-            )
-        captioned = caption_foreign(
-            self.captioner,
-            images,
-            self.config,
-            after_batch=lambda grid, _: self._pooled.append(pool(grid.features)),
-            effects=effects if deletion else None,
-        )
+            self._measures["calibration"] = test
         if deletion:
             self._measures["deletion"] = effects
-        return captioned
+
+        def after_batch(pixels: Tensor, grid: Grid, batch: Sequence[Captioned]) -> None:
+            self._pooled.append(pool(grid.features))
+            for square, caption in zip(pixels, batch, strict=True):
+                if calibration:
+                    test.add(square, [caption])
+
+        return caption_foreign(
+            captioner,
+            images,
+            self.config,
+            after_batch=after_batch,
+            effects=effects if deletion else None,
+        )
 
     @property
     def pooled(self) -> NDArray[np.float32]:
@@ -360,8 +375,9 @@ class CaptionedSplit:
         if self.captioner.trust is not None and self._judged is not None:
             columns["familiarity"] = self.captioner.trust.familiarity.of(self.pooled)
             columns["trust"] = [one.caption for one in self._judged]
-        if "calibration" in self._measures and "calibration" not in self._failed:
-            nats, tokens = self._calibration.cross_entropy()
+        calibration = self._measures.get("calibration")
+        if isinstance(calibration, Calibration) and "calibration" not in self._failed:
+            nats, tokens = calibration.cross_entropy()
             columns["cross_entropy"] = (nats / tokens).tolist()
             columns["reference_tokens"] = tokens.astype(int).tolist()
         return self.set.rows(**columns)

@@ -29,6 +29,8 @@ __all__ = [
     "read_report",
 ]
 
+_OF_ITS_OWN = ("per_image", "comparisons", "comparison")  # the last of version 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRow:
@@ -37,8 +39,8 @@ class ImageRow:
     cider, rouge_l: in percent; score: mean log-probability, None for captions made elsewhere;
     familiarity, trust: in 0..1, None where they are not known; invented: categories that the
     caption names and no reference does; cross_entropy: of the references, in nats a token, and how
-    many tokens they have, None where nobody asked; other_caption, other_cider: of the report that
-    this one is compared with.
+    many tokens they have, None where nobody asked; others: the caption and its cider in each of the
+    reports that this one is compared with.
     """
 
     id: int | str
@@ -53,12 +55,13 @@ class ImageRow:
     invented: tuple[str, ...] = ()
     cross_entropy: float | None = None
     reference_tokens: int | None = None
-    other_caption: str | None = None
-    other_cider: float | None = None
+    others: tuple[tuple[str, float], ...] = ()
 
     def record(self) -> dict[str, Any]:
         """Give the row as JSON has it."""
         values = {key: value for key, value in asdict(self).items() if value is not None}
+        others = [{"caption": caption, "CIDEr": cider} for caption, cider in values.pop("others")]
+        values |= {"others": others} if others else {}
         values["CIDEr"], values["ROUGE-L"] = values.pop("cider"), values.pop("rouge_l")
         return values
 
@@ -190,7 +193,7 @@ def compare_reports(
         `CIDEr` and `ROUGE-L` (on tokens that need no Java): the mean over images of the
         differences, with `intervals` of a bootstrap over the images, the same in both reports;
         `cross_entropy` of the references, in nats a token, where both have it of the same words
-        and tokens; and `with`, what the other report is of.
+        and tokens; `with`, what the other report is of; and `report`, its parts.
 
     Raises DataError: as for check_comparable.
     """
@@ -203,16 +206,18 @@ def compare_reports(
     }
     if (surprise := _surprise(report, pairs, other)) is not None:
         tables["cross_entropy"] = surprise
-    return {"with": other.get("checkpoint") or other.get("predictions"), **summary(tables)}
+    parts = {name: part for name, part in other.items() if name not in _OF_ITS_OWN}
+    source = other.get("checkpoint") or other.get("predictions")
+    return {"with": source, **summary(tables), "report": parts}
 
 
 def beside(rows: Sequence[ImageRow], other: Mapping[str, Any]) -> list[ImageRow]:
     """Put the captions of a report that can be compared beside those of this one."""
-    others = {str(one["id"]): one for one in other["per_image"]}
+    others = {str(row["id"]): row for row in other["per_image"]}
     pairs = ((row, others[str(row.id)]) for row in rows)
     return [
-        replace(row, other_caption=before["caption"], other_cider=before["CIDEr"])
-        for row, before in pairs
+        replace(row, others=(*row.others, (other["caption"], other["CIDEr"])))
+        for row, other in pairs
     ]
 
 

@@ -115,8 +115,8 @@ def _reference_shares(
 
 def _words(vocabulary: Vocabulary) -> list[str]:
     """Give the word of each token; those that stand for none count as function words."""
-    found = [vocabulary.decode([token]) for token in range(len(vocabulary))]
-    return [one[0] if one else "the" for one in found]
+    words = ["".join(vocabulary.decode_plain([token])) for token in range(len(vocabulary))]
+    return [word or "the" for word in words]
 
 
 def fit_trust(
@@ -127,6 +127,7 @@ def fit_trust(
     familiarity: Familiarity,
     weights: str,
     consensus: Consensus | None,
+    words: tuple[str, ...] = (),
 ) -> Trust:
     """Fit the trust in words and captions.
 
@@ -137,12 +138,13 @@ def fit_trust(
         familiarity: of the model.
         weights: see captioner.trust.digest_weights.
         consensus: that chose the captions.
+        words: see Trust.
 
     Raises DataError: the captions have too few words that name something.
     """
     clues, right = [], []
     for one, seen in zip(captioned, word_features(pooled), strict=True):
-        kinds = word_features.kinds[one.hypothesis.tokens]
+        kinds = word_features.kinds_of(one.hypothesis.tokens)
         logs = one.hypothesis.log_probabilities[:-1].numpy()
         found = word_clues(word_features, seen, kinds, logs)
         clues.append(found[kinds >= 0])
@@ -160,6 +162,7 @@ def fit_trust(
         caption=np.array([0.0, 1.0], np.float32),
         weights=weights,
         consensus=consensus,
+        words=words,
     )
     sums, whole = [], []
     for one, (judged,) in zip(

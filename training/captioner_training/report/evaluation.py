@@ -22,6 +22,7 @@ from captioner_training.report.numbers import (
     title,
 )
 from captioner_training.report.plots import Plot, histogram, reliability_plot, review_plot
+from captioner_training.report.side_by_side import letters, models_of, side_by_side
 from captioner_training.report.template import render
 
 __all__ = ["draw_page", "write_report"]
@@ -39,7 +40,9 @@ _KINDS = {
 _CARDS = ("CIDEr", "BLEU-4", "ROUGE-L", "METEOR")
 
 
-def write_report(folder: Path, report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> None:
+def write_report(
+    folder: Path, report: Report, rows: Sequence[ImageRow], galleries: Sequence[Gallery]
+) -> None:
     """Write report.html and report.json, which has the images as `per_image`.
 
     Raises OutputError: a file cannot be written.
@@ -47,22 +50,24 @@ def write_report(folder: Path, report: Report, rows: Sequence[ImageRow], gallery
     whole = {**report, "per_image": [row.record() for row in rows]}
     texts = {
         "report.json": json.dumps(as_json(whole), indent=1) + "\n",
-        "report.html": draw_page(report, rows, gallery),
+        "report.html": draw_page(report, rows, galleries),
     }
     for name, text in texts.items():
         with replace_file(folder / name) as file:
             file.write(text.encode(errors="backslashreplace"))  # file names may not be UTF-8
 
 
-def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str:
+def draw_page(report: Report, rows: Sequence[ImageRow], galleries: Sequence[Gallery]) -> str:
     """Return the HTML page.
 
     Args:
         report: what `captioner evaluate --json` prints.
         rows: one per image.
-        gallery: the photos of the rows.
+        galleries: the photos of the rows with the captions of this report, and of each that it is
+            compared with.
     """
     heading, lead = title(report)
+    gallery, models = galleries[0], models_of(report)
     model, people = main_scores(report)
     order = sorted(range(len(rows)), key=lambda at: (rows[at].cider, rows[at].rouge_l))
     shown = min(_SHOWN, len(rows) // 2)
@@ -75,15 +80,17 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         SCORES=SCORES,
         best=order[::-1][:shown],
         cards=list(_cards(model, people)),
-        changed=_changed(rows),
+        comparisons=_comparisons(report, rows),
         deletion=[(name, part) for name, part in kinds if part is not None],
-        examples=_examples(rows, gallery),
+        examples=_examples(rows, galleries),
         facts=list(circumstances(report)),
         gallery=gallery,
         grounding=[(name, part) for name, key in boxes if (part := part_of(report, key))],
         heading=heading,
         lead=lead,
+        letters=letters(len(models)),
         model=model,
+        models=[_name(model) for model in models],
         notes=[report["comparable"], *report.get("problems", ()), *failed],
         number=number,
         part=partial(part_of, report),
@@ -96,6 +103,7 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         },
         reliability=list(_reliability(report)),
         rows=rows,
+        side_by_side=list(side_by_side(report)) if len(models) > 1 else [],
         worst=order[:shown],
     )
 
@@ -110,12 +118,29 @@ def _cards(model: Part | None, people: Part | None) -> Iterator[tuple[str, str, 
             yield number(model[name]), name, about
 
 
-def _changed(rows: Sequence[ImageRow]) -> list[tuple[str, list[int]]]:
-    """Return the photos whose captions differ most from those of the other report, both ways."""
+def _name(report: Report) -> str:
+    checkpoint = report.get("checkpoint")
+    if not checkpoint:
+        return Path(str(report["predictions"])).name
+    return f"{checkpoint['name']}, version {checkpoint['version']}"
+
+
+def _comparisons(
+    report: Report, rows: Sequence[ImageRow]
+) -> list[tuple[Part, str, list[tuple[str, list[int]]]]]:
+    """Return the differences from each other report, its name, and the photos that differ most."""
+    parts = report.get("comparisons", ())
+    return [
+        (Part(part), _name(part["report"]), _changed(rows, at)) for at, part in enumerate(parts)
+    ]
+
+
+def _changed(rows: Sequence[ImageRow], other: int) -> list[tuple[str, list[int]]]:
+    """Return the photos whose captions differ most from those of another report, both ways."""
     change = {
-        at: row.cider - row.other_cider
+        at: row.cider - row.others[other][1]
         for at, row in enumerate(rows)
-        if row.other_cider is not None and row.caption != row.other_caption
+        if row.caption != row.others[other][0]
     }
     order = sorted(change, key=change.__getitem__)
     ways = {
@@ -138,14 +163,20 @@ def _reliability(report: Report) -> Iterator[tuple[str, Plot, Part]]:
 
 
 def _examples(
-    rows: Sequence[ImageRow], gallery: Gallery
-) -> list[tuple[ImageRow, str, list[tuple[str, str]]]]:
-    """Return the best, the median and the worst caption with the attention of their words."""
+    rows: Sequence[ImageRow], galleries: Sequence[Gallery]
+) -> list[tuple[ImageRow, str, str, list[tuple[str, str]]]]:
+    """Return the best, the median and the worst caption with the attention of their words.
+
+    Each is a row, a caption, the photo, and words with their maps; the captions of other models
+    follow.
+    """
     order = sorted(range(len(rows)), key=lambda at: -rows[at].cider)
     last, parts = len(order) - 1, range(_EXAMPLES) if rows else ()
     examples = []
     for at in dict.fromkeys(order[last * part // (_EXAMPLES - 1)] for part in parts):
-        maps, picture = gallery.maps(at), gallery.picture(at)
-        if maps and picture is not None:
-            examples.append((rows[at], picture, maps))
+        captions = [rows[at].caption, *(caption for caption, _ in rows[at].others)]
+        for caption, gallery in zip(captions, galleries, strict=True):
+            maps, picture = gallery.maps(at), gallery.picture(at)
+            if maps and picture is not None:
+                examples.append((rows[at], caption, picture, maps))
     return examples

@@ -8,6 +8,7 @@ from typing import Any
 
 from captioner.terminal import in_a_line
 from captioner_training.report.numbers import SCORES, Part, main_scores, part_of
+from captioner_training.report.side_by_side import letters, models_of, side_by_side
 
 __all__ = ["draw_table"]
 
@@ -16,6 +17,7 @@ Report = Mapping[str, Any]
 _COLUMNS = 80
 _NAMES = 15  # columns of the names
 _CELL = 26  # columns of a score and its interval
+_MODELS, _MODEL = 3, 21  # models side by side, and the columns of one
 
 
 def draw_table(report: Report) -> str:
@@ -25,8 +27,11 @@ def draw_table(report: Report) -> str:
         report: what `captioner evaluate --json` prints.
     """
     head = "\n".join(_line(*line) for line in _head(report))
-    rest = "\n".join(_line(*line) for line in _measures(report))
     end = "In brackets: 95 % intervals over images. All numbers: --json, --report DIR."
+    if report.get("comparisons"):
+        differences = "\n".join(_line(*line) for line in _differences(report))
+        return "\n\n".join([head, *_side_by_side(report), differences, end])
+    rest = "\n".join(_line(*line) for line in _measures(report))
     return "\n\n".join(filter(None, [head, "\n".join(_scores(report)), rest, end]))
 
 
@@ -47,11 +52,12 @@ def _head(report: Report) -> Iterator[tuple[str, str]]:
     name = f"{split['name']} of " if "name" in split else ""
     size = f"{split['images']:,} images, {split['references']:,} reference captions"
     yield "split", f"{name}{report['data']}: {size}"
-    if checkpoint:
-        style = f", style {report['style']}" if "style" in report else ""
-        order = ", consensus" if report.get("consensus") else ""
-        how = f"beam size {report['beam_size']}{order}{style}, {report['dtype']}"
-        yield "checkpoint", f"{_name(checkpoint)}, {how}"
+    if report.get("comparisons"):
+        models = models_of(report)
+        for letter, model in zip(letters(len(models)), models, strict=True):
+            yield letter, _how(model)
+    elif checkpoint:
+        yield "checkpoint", _how(report)
     else:
         part = f", only {report['scored']:,} of the images: not a score of the split"
         yield "captions", f"{report['predictions']}{part * (report['scored'] < split['images'])}"
@@ -64,10 +70,37 @@ def _head(report: Report) -> Iterator[tuple[str, str]]:
         yield "", f"CIDEr with the document frequencies of {frequencies['images']:,} images"
 
 
-def _name(source: object) -> str:
-    if isinstance(source, Mapping):
-        return f"{source['name']}, version {source['version']}"
-    return str(source)
+def _how(report: Report) -> str:
+    """Return the name of a checkpoint and how it captioned, or of a file of captions."""
+    if not (checkpoint := report.get("checkpoint")):
+        return str(report["predictions"])
+    style = f", style {report['style']}" if "style" in report else ""
+    order = ", consensus" if report.get("consensus") else ""
+    return (
+        f"{checkpoint['name']}, version {checkpoint['version']}, "
+        f"beam size {report['beam_size']}{order}{style}, {report['dtype']}"
+    )
+
+
+def _side_by_side(report: Report) -> Iterator[str]:
+    """Yield tables of as many models as a terminal has room for."""
+    rows, names = [*side_by_side(report)], letters(len(models_of(report)))
+    for first in range(0, len(names), _MODELS):
+        some = slice(first, first + _MODELS)
+        lines = [("", [f"{name:>6}" for name in names[some]])]
+        lines += [(name, [_aligned(cell) for cell in cells[some]]) for name, cells in rows]
+        yield "\n".join(
+            (name.ljust(_NAMES + 1) + "".join(cell.ljust(_MODEL) for cell in cells)).rstrip()
+            for name, cells in lines
+        )
+
+
+def _differences(report: Report) -> Iterator[tuple[str, str]]:
+    for letter, values in zip("BCDEFGHIJKLMNOPQRSTUVWXYZ", report["comparisons"], strict=False):
+        part = Part(values)
+        for at, name in enumerate(("CIDEr", "ROUGE-L")):
+            sign = "+" * (part[name] > 0)
+            yield "" if at else f"A minus {letter}", f"{name} {sign}{part.text(name)}"
 
 
 def _scores(report: Report) -> Iterator[str]:
@@ -82,7 +115,11 @@ def _scores(report: Report) -> Iterator[str]:
 
 
 def _cell(part: Part, name: str) -> str:
-    value, _, interval = part.text(name).partition(" ")
+    return _aligned(part.text(name))
+
+
+def _aligned(text: str) -> str:
+    value, _, interval = text.partition(" ")
     return f"{value:>6}  {interval}"
 
 
@@ -111,7 +148,3 @@ def _measures(report: Report) -> Iterator[tuple[str, str]]:
             )
     if (part := part_of(report, "familiarity")) is not None:
         yield "familiarity", f"AUROC {part.text('auroc', 3)} against other pictures"
-    if (part := part_of(report, "comparison")) is not None:
-        yield "compared with", _name(part.values["with"])
-        for name in ("CIDEr", "ROUGE-L"):
-            yield "", f"{name} {'+' * (part[name] > 0)}{part.text(name)}"

@@ -37,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the average and print its path."""
-    from captioner.paths import bundled_checkpoint
     from captioner.vocabulary import is_printable
     from captioner_training.averaging import average_checkpoints
 
@@ -46,10 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--version {version!a} is empty or not plain text: use a number like 2")
     if os.path.lexists(out):
         raise OutputError(f"{out} exists: choose another name, or remove it")
-    paths = [
-        bundled_checkpoint() if name == "bundled" else checkpoint_file(name)
-        for name in arguments.checkpoints
-    ]
+    paths = [checkpoint_file(name) for name in arguments.checkpoints]
     mean = average_checkpoints(paths, arguments.shares)
     (mean if version is None else replace(mean, version=version)).save(out)
     print(out)

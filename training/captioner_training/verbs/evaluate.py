@@ -10,7 +10,7 @@ import webbrowser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
@@ -30,6 +30,7 @@ EXAMPLES = """examples:
       --official --boxes person_boxes_val.json --predictions val.jsonl
   captioner evaluate --captions captions_val.json --score results.json --official
   captioner evaluate ~/coco --report report
+  captioner evaluate ~/coco --compare bundled hf:OWNER/MODEL --deletion --calibration
 
 Prints a table of scores with 95 % bootstrap intervals over images. They use lower-case Treebank
 tokens without punctuation and cannot be compared with published scores; --official adds scores on
@@ -45,7 +46,7 @@ _OF_A_CHECKPOINT = (
     "predictions",
     "save",
 )
-_READ = ("data", "captions", "boxes", "score", "training", "compare", "corpus")
+_READ = ("data", "captions", "boxes", "score", "training", "corpus")
 _PATHS = (*_READ, "predictions", "report", "unlike", "save")
 
 
@@ -83,7 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     file("--save", help="write a copy of the checkpoint with these scores and its trust")
     add("--version", metavar="TEXT", help="version of the copy; default: unchanged")
     file("--report", metavar="DIR", help="write report.html and report.json to this folder")
-    file("--compare", help="another report.json: add the differences")
+    add("--compare", nargs="+", default=[], metavar="MODEL",
+        help="other checkpoints or report.json files: add their scores and the differences")
     add("--open", action="store_true", help="open the report in a browser")
     # fmt: on
     add_machine_arguments(parser)
@@ -98,24 +100,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.checkpoint is not None:
         arguments.checkpoint = checkpoint_file(arguments.checkpoint)
 
-    from captioner_training.evaluation.inputs import read_inputs
-    from captioner_training.evaluation.report import as_json, describe_data
+    from captioner_training.evaluation.inputs import is_report, read_inputs
+    from captioner_training.evaluation.report import as_json
     from captioner_training.report.evaluation import write_report
     from captioner_training.report.table import draw_table
 
-    read = [*(getattr(arguments, name) for name in _READ), arguments.checkpoint]
-    inputs = read_inputs(arguments, read)
-    report = describe_data(
-        arguments.data or arguments.captions,
-        inputs.split,
-        name=arguments.split if arguments.data else None,
-        corpus=inputs.corpus,
-        scored=inputs.scored,
-    )
-    failed, rows, gallery = _measure(arguments, inputs, report)
+    reports = [expanded(name) for name in arguments.compare if is_report(name)]
+    own = [getattr(arguments, name) for name in _READ]
+    inputs = read_inputs(arguments, [*own, *reports, arguments.checkpoint])
+    failed, report, rows, galleries = _compare(arguments, inputs)
     print(json.dumps(as_json(report), indent=2) if arguments.json else draw_table(report))
     if arguments.report is not None:
-        write_report(arguments.report, report, rows, gallery)
+        write_report(arguments.report, report, rows, galleries)
         page = arguments.report / "report.html"
         print(f"captioner: the report is {page}", file=sys.stderr)
         if arguments.open:
@@ -125,6 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_use(arguments: argparse.Namespace) -> None:
     from captioner.vocabulary import is_printable
+    from captioner_training.evaluation.inputs import is_report
 
     if (arguments.data is None) == (arguments.captions is None):
         raise ConfigError("name either a folder DIR, or --captions FILE with --images PATH")
@@ -139,33 +136,83 @@ def _check_use(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--version {version!a} is empty or not plain text: use a number like 2")
     if arguments.open and arguments.report is None:
         raise ConfigError("--open requires --report DIR")
+    if arguments.score is not None and not all(map(is_report, arguments.compare)):
+        raise ConfigError("--compare takes report.json files if --score is used")
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
             raise ConfigError(f"{option} needs a checkpoint and cannot be used with --score")
 
 
-def _measure(
-    arguments: argparse.Namespace, inputs: EvaluationInputs, report: dict[str, object]
-) -> tuple[bool, list[ImageRow], Gallery]:
-    """Add the requested measures to the report.
+def _compare(
+    arguments: argparse.Namespace, inputs: EvaluationInputs
+) -> tuple[bool, dict[str, Any], list[ImageRow], list[Gallery]]:
+    """Measure the checkpoint, and the others of --compare.
 
-    Returns whether one failed, a row per image, and the photos.
+    Returns whether a measure failed, the report, a row per image, and the photos with the captions
+    of each model.
     """
-    from captioner_training.evaluation.measures import CaptionedSplit, CaptionSet
-    from captioner_training.evaluation.predictions import Predictions
+    from captioner_training.evaluation.inputs import EvaluationInputs
     from captioner_training.evaluation.report import (
         beside,
         check_comparable,
         compare_reports,
+        describe_data,
         measure_parts,
     )
+    from captioner_training.report.gallery import Gallery
+
+    report: dict[str, Any] = describe_data(
+        arguments.data or arguments.captions,
+        inputs.split,
+        name=arguments.split if arguments.data else None,
+        corpus=inputs.corpus,
+        scored=inputs.scored,
+    )
+    facts = dict(report)
+    for other in inputs.others if arguments.score is None else ():
+        if not isinstance(other, EvaluationInputs):
+            check_comparable(report, other)  # captioning takes minutes
+    failed, rows, gallery = _measure(arguments, inputs, report)
+    galleries = [gallery]
+    for other in inputs.others:
+        gallery = Gallery()
+        if isinstance(other, EvaluationInputs):
+            measured = dict(facts)
+            has_failed, other_rows, gallery = _measure(arguments, other, measured, is_other=True)
+            failed |= has_failed
+            other = {**measured, "per_image": [row.record() for row in other_rows]}
+        compared = partial(compare_reports, report, rows, other)
+        if measure_parts(report, {"comparison": compared}):
+            failed = True
+            continue
+        report.setdefault("comparisons", []).append(report.pop("comparison"))
+        rows = beside(rows, other)
+        galleries.append(gallery)
+    return failed, report, rows, galleries
+
+
+def _measure(
+    arguments: argparse.Namespace,
+    inputs: EvaluationInputs,
+    report: dict[str, Any],
+    *,
+    is_other: bool = False,
+) -> tuple[bool, list[ImageRow], Gallery]:
+    """Add the requested measures to the report.
+
+    Returns whether one failed, a row per image, and the photos. The captions of another checkpoint
+    are not written to files.
+    """
+    from captioner_training.evaluation.measures import CaptionedSplit, CaptionSet
+    from captioner_training.evaluation.predictions import Predictions
+    from captioner_training.evaluation.report import measure_parts
     from captioner_training.report.gallery import Gallery
 
     options: dict[str, Any] = {
         "official": arguments.official, "training": inputs.training, "boxes": inputs.boxes,
     }  # fmt: skip
-    source, other = inputs.source, inputs.other
+    source = inputs.source
     rows: Callable[[], list[ImageRow]]
     if isinstance(source, Predictions):
         captions = CaptionSet.elsewhere(source, inputs.split, corpus=inputs.corpus)
@@ -178,31 +225,24 @@ def _measure(
         pairs = zip(inputs.images, source.captions, strict=False)  # images may be missing
         gallery = Gallery(images=[image for image, caption in pairs if caption is not None])
     else:
-        if other is not None:
-            check_comparable(report, other)  # before captioning, which takes minutes
         split = CaptionedSplit(
             source,
             inputs.images,
             calibration=arguments.calibration,
             deletion=arguments.deletion,
             beam_size=arguments.beam_size,
-            style=arguments.style,
+            style=None if is_other else arguments.style,
             corpus=inputs.corpus,
         )
         report |= split.facts()
-        options |= {"unlike": arguments.unlike, "predictions": arguments.predictions}
+        if not is_other:
+            options |= {"unlike": arguments.unlike, "predictions": arguments.predictions}
         parts, rows = split.parts(**options), split.rows
-        if arguments.save is not None:
+        if arguments.save is not None and not is_other:
             parts["saved"] = partial(_save, arguments, split)
         gallery = Gallery(images=inputs.images, captioned=split.captioned, framing=source.transform)
     failed = measure_parts(report, parts)
-    images = rows()
-    if other is not None:
-        comparison = partial(compare_reports, report, images, other)
-        failed |= measure_parts(report, {"comparison": comparison})
-        if "error" not in cast(dict[str, Any], report["comparison"]):
-            images = beside(images, other)
-    return failed, images, gallery
+    return failed, rows(), gallery
 
 
 def _save(arguments: argparse.Namespace, split: CaptionedSplit) -> str:

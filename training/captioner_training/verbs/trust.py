@@ -33,7 +33,7 @@ that ranks the sentences of a beam; with fewer, the bundled one is used if encod
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("checkpoint", type=Path, metavar="CHECKPOINT")
+    add("checkpoint", metavar="CHECKPOINT")
     add("data", nargs="+", type=Path, metavar="DIR",
         help="training data sets, with splits train and val")  # fmt: skip
     add("--photos", type=int, default=20000, metavar="N",
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Fit and write the trust of a checkpoint; print its path."""
     from captioner.checkpoint import load_checkpoint
+    from captioner.paths import HUGGING_FACE
     from captioner.predictor import Captioner
     from captioner.trust.trust import trust_file
     from captioner_training.conclusion import write_trust
@@ -51,14 +52,21 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.photos < FEWEST_PHOTOS:
         raise ConfigError(f"--photos is {arguments.photos}; it must be at least {FEWEST_PHOTOS}")
-    if not expanded(arguments.checkpoint).exists() and is_hub_name(
-        name := str(arguments.checkpoint)
-    ):
+    if not expanded(arguments.checkpoint).exists() and is_hub_name(name := arguments.checkpoint):
         raise ConfigError(
             f"{name}: trust is written beside the checkpoint, so download it first: `hf download "
             f"{name.replace('@', ' --revision ')} --local-dir DIR`, then `captioner trust DIR`"
         )
-    checkpoint = load_checkpoint(arguments.checkpoint)
+    # Not from_pretrained, which reads the existing file; that may be damaged.
+    if arguments.checkpoint.startswith(HUGGING_FACE):
+        from captioner.huggingface.captioner import HuggingFaceCaptioner
+
+        captioner: Captioner = HuggingFaceCaptioner(
+            arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
+        )
+    else:
+        checkpoint = load_checkpoint(arguments.checkpoint)
+        captioner = Captioner(checkpoint, device=arguments.device, dtype=arguments.dtype)
     folders = [expanded(folder) for folder in arguments.data]
     train = _sample(folders, "train", arguments.photos)
     validation = _sample(folders, "val", arguments.photos // 2)
@@ -68,8 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{' '.join(map(str, folders))}: {len(photos)} {split} photos are too few; trust "
                 f"needs at least {FEWEST_PHOTOS}"
             )
-    # Not from_pretrained, which reads the existing file; that may be damaged.
-    captioner = Captioner(checkpoint, device=arguments.device, dtype=arguments.dtype)
     for line in write_trust(captioner, arguments.checkpoint, train, validation):
         print(f"captioner: {line}", file=sys.stderr)
     print(trust_file(arguments.checkpoint))
