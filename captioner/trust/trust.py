@@ -105,7 +105,7 @@ class WordFeatures:
         return predicted
 
     def kinds_of(self, tokens: Sequence[int]) -> NDArray[Any]:
-        """Return the kinds (T,) of words; words beyond the vocabulary are of the last, rare kind."""
+        """Return the kinds (T,) of words; words beyond the vocabulary are of the last one."""
         numbers = np.asarray(tokens, np.int64)
         known = self.kinds[numbers.clip(max=len(self.kinds) - 1)]
         kinds: NDArray[Any] = np.where(numbers < len(self.kinds), known, len(self.shares) - 1)

@@ -11,10 +11,9 @@ import math
 import os
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,9 +24,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from captioner import Captioner, CheckpointError
-from captioner.errors import CheckpointFormatError, MissingExtraError
+from captioner.errors import CheckpointFormatError, CheckpointNotFoundError, MissingExtraError
 from captioner.huggingface.captioner import HuggingFaceCaptioner
+from captioner.trust.trust import trust_file
 from tests.captioner.hugging_face import SIZE, save_tiny
+from tests.conftest import make_trust
+from tests.hub_server import Hub
 from tests.launcher import Run
 
 transformers: Any = import_module("transformers")
@@ -283,52 +285,45 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, monkeypatch: Any) ->
         Captioner.from_pretrained(f"hf:{pads}")
 
 
-def load(*names: str, **environment: str) -> list[str]:
-    """Load models in a process with these variables; return names and versions, or errors."""
-    program = """
-import sys
-from captioner import CaptionerError, Captioner
-for name in sys.argv[1:]:
-    try:
-        captioner = Captioner.from_pretrained("hf:" + name)
-        print(captioner.name, captioner.version)
-    except CaptionerError as error:
-        print(type(error).__name__, error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *names], env={**os.environ, **environment},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stdout.splitlines()
+def test_a_model_of_the_hub_is_downloaded_once(
+    folders: dict[str, Path], captioners: dict[str, Any], hub: Hub, photo: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    hub.add("user/model", {file.name: file.read_bytes() for file in folders["git"].iterdir()})
+    captioner = Captioner.from_pretrained("hf:user/model", dtype="float32", device="cpu")
+    assert captioner.caption(photo).text == captioners["git"].caption(photo).text
+    (commit,) = hub.repositories["user/model"].commits
+    assert (captioner.name, captioner.version) == ("user/model", commit[:8])
+    # Its trust lies in huggingface_hub's folder for other libraries.
+    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    trust = make_trust(grid_dim=32, weights=captioner.fingerprint)
+    path = trust_file("hf:user/model")
+    assert path.is_relative_to(tmp_path / "assets")
+    replace(trust, words=("a", "dog", "red", "ball", "on", "the", "grass", "two", "s", "'")).save(
+        path
+    )
+    again = Captioner.from_pretrained("hf:user/model", dtype="float32", device="cpu")
+    caption = again.caption(photo)
+    assert caption.text == captioner.caption(photo).text and caption.familiarity == 1
+    assert all(word.trust is not None for word in caption.words)
+    weights = [request for request in hub.requests if request.endswith("/model.safetensors")]
+    assert len([request for request in weights if request.startswith("GET")]) == 1
 
 
-class _Hub(BaseHTTPRequestHandler):
-    """Answers as huggingface.co does for models that are gated, or not there."""
-
-    def do_HEAD(self) -> None:
-        gated = "/gated/" in self.path
-        self.send_response(403 if gated else 404)
-        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_GET = do_HEAD  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.mark.slow
-def test_errors_of_the_hub_are_explained(tmp_path: Path) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as hub:
-        Thread(target=hub.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{hub.server_port}"
-        names = ("gated/model", "none/model", "a b")
-        gated, unknown, wrong = load(*names, HF_HOME=str(tmp_path), HF_ENDPOINT=address)
-        hub.shutdown()
-    assert "CheckpointNotFoundError gated/model is gated: accept its terms at" in gated
-    assert "CheckpointNotFoundError none/model is neither a folder nor a model" in unknown
-    assert "CheckpointNotFoundError a b is neither a folder nor a model" in wrong
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("user/gated", "user/gated is gated: accept its terms at"),
+        ("user/none", "user/none is neither a file or folder here nor a model"),
+        ("user/model@v9", "user/model has no revision v9"),
+        ("a b", "a b is neither a file or folder here nor a model"),
+    ],
+)
+def test_errors_of_the_hub_are_explained(name: str, message: str, hub: Hub) -> None:
+    hub.add("user/gated", {"config.json": b"{}"}, gated=True)
+    hub.add("user/model", {"config.json": b"{}"})
+    with pytest.raises(CheckpointNotFoundError, match=message):
+        Captioner.from_pretrained(f"hf:{name}")
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch: Any) -> None:
@@ -345,10 +340,24 @@ def test_a_filled_cache_is_enough_offline(folders: dict[str, Path], tmp_path: Pa
     (repository / "refs" / "main").write_text(commit)
     (repository / "snapshots").mkdir()
     (repository / "snapshots" / commit).symlink_to(folders["blip"])
-    names = ("someone/model", "someone/other")
-    cached, missing = load(*names, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+    program = """
+import sys
+from captioner import CaptionerError, Captioner
+for name in sys.argv[1:]:
+    try:
+        captioner = Captioner.from_pretrained("hf:" + name)
+        print(captioner.name, captioner.version)
+    except CaptionerError as error:
+        print(type(error).__name__, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "someone/model", "someone/other"],
+        env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    cached, missing = done.stdout.splitlines()
     assert cached == "someone/model 01234567"
-    assert "someone/other is not in the local cache, and huggingface.co cannot" in missing
+    assert "someone/other is neither a file or folder here nor in the local cache" in missing
 
 
 @pytest.mark.slow
