@@ -125,7 +125,7 @@ def test_models_are_compared_in_one_call(
         (["--compare", "bundled"], 2, "bundled is the checkpoint itself"),
         (["--compare", "nowhere.safetensors"], 1, "nowhere.safetensors"),
         (["--compare", "hf:/nowhere"], 1, "neither a folder nor a model"),
-        (["--score", "said.json", "--compare", "bundled"], 2, "takes a report.json"),
+        (["--score", "said.json", "--compare", "bundled"], 2, "takes report.json files"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(

@@ -165,8 +165,10 @@ def is_report(name: str) -> bool:
 def compared_with(arguments: argparse.Namespace) -> list[str]:
     """Return what --compare names, without the checkpoint itself and repetitions.
 
-    Raises ConfigError: nothing else is named.
+    Raises ConfigError: nothing else is named, or a checkpoint beside captions of a file.
     """
+    if arguments.score is not None and not all(map(is_report, arguments.compare)):
+        raise ConfigError("--compare takes report.json files if --score is used")
     own = arguments.checkpoint or "bundled"
     names = {name if is_report(name) else checkpoint_file(name): name for name in arguments.compare}
     if arguments.score is None:

@@ -121,7 +121,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_use(arguments: argparse.Namespace) -> None:
     from captioner.vocabulary import is_printable
-    from captioner_training.evaluation.inputs import is_report
 
     if (arguments.data is None) == (arguments.captions is None):
         raise ConfigError("name either a folder DIR, or --captions FILE with --images PATH")
@@ -136,8 +135,6 @@ def _check_use(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--version {version!a} is empty or not plain text: use a number like 2")
     if arguments.open and arguments.report is None:
         raise ConfigError("--open requires --report DIR")
-    if arguments.score is not None and not all(map(is_report, arguments.compare)):
-        raise ConfigError("--compare takes report.json files if --score is used")
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
