@@ -166,7 +166,7 @@ class HuggingFaceCaptioner(Captioner):
         """Caption squares, uint8 (B, 3, size, size); see `Captioner.decode_batch`."""
         features = self._encode(pixels)
         grid = _grid(features)
-        consensus = self.consensus if config.chooses else None
+        consensus = self.consensus if config.uses_consensus else None
         count = config.captions if consensus is None else config.beam_size
         tokens = self._generate(features, config, count)
         sentences = self._read(features.repeat_interleave(count, 0), tokens, config)
