@@ -8,11 +8,9 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from captioner_serving.server.description import Records
 from captioner_serving.server.links import WebPhoto
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.running import serving
+from tests.web import Handler, hosting
 
 PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 CODED = base64.b64encode(PHOTO).decode()
@@ -89,10 +88,8 @@ def test_a_photo_comes_bare_in_json_or_in_a_form(shop: httpx.Client) -> None:
 def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
     shop: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handler = partial(SimpleHTTPRequestHandler, directory=str(SAMPLES))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
-        threading.Thread(target=web.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{web.server_address[1]}/coffee.jpg"
+    with hosting(SAMPLES) as web:
+        address = f"{web}/coffee.jpg"
         for refused, said in {
             address: "leads to a private address",
             "http://localhost:1/": "leads to a private address",
@@ -111,10 +108,9 @@ def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
             assert record["image"] == address and record["words"]
         answer = shop.post("/api/caption", json={"image_url": f"{address}.no"})
         assert "the answer is 404" in answer.json()["detail"]
-        web.shutdown()
 
 
-class Endless(BaseHTTPRequestHandler):
+class Endless(Handler):
     """Heads, redirects and what stands in a redirect, without end."""
 
     def do_GET(self) -> None:
@@ -132,8 +128,6 @@ class Endless(BaseHTTPRequestHandler):
             while self.path == "/body":
                 self.wfile.write(bytes(1 << 16))
 
-    def log_message(self, *_: Any) -> None: ...
-
 
 def test_an_address_takes_neither_memory_nor_more_than_its_time(
     saved_tiny: Path, monkeypatch: pytest.MonkeyPatch
@@ -145,17 +139,14 @@ def test_an_address_takes_neither_memory_nor_more_than_its_time(
     with (
         serving(captioner, config) as url,
         httpx.Client(base_url=url, timeout=300) as shop,
-        ThreadingHTTPServer(("127.0.0.1", 0), Endless) as web,
+        hosting(Endless) as web,
     ):
-        web.daemon_threads = True
-        threading.Thread(target=web.serve_forever, daemon=True).start()
         # What stands in a redirect is not read.
         for path, said in {"head": late, "round": late, "body": "the answer is 404"}.items():
-            address = f"http://127.0.0.1:{web.server_address[1]}/{path}"
+            address = f"{web}/{path}"
             answer = shop.post("/api/caption", json={"image_url": address})
             assert answer.status_code == 422 and said in answer.json()["detail"], path
             assert answer.elapsed.total_seconds() < 8, path
-        web.shutdown()
 
 
 def test_no_address_is_fetched_unasked(api: httpx.Client) -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +28,7 @@ from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.running import Clock, serving, until
 from tests.serving.server.test_api import jpeg, recorded
 from tests.serving.server.test_endpoint import USUAL, call, file_data, result, upload
+from tests.web import Handler, hosting
 
 PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 
@@ -130,7 +130,7 @@ def test_unread_results_are_limited_and_dropped_after_a_minute(
     assert (answer.status_code, answer.json()["type"]) == (404, "no-such-session")
 
 
-class Hosts(BaseHTTPRequestHandler):
+class Hosts(Handler):
     """Hosts of photos: one that is slow once and then silent, one that leads elsewhere, and one."""
 
     asked, open = 0, threading.Event()
@@ -148,16 +148,11 @@ class Hosts(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(PHOTO)
 
-    def log_message(self, *_: Any) -> None: ...
-
 
 @pytest.fixture
 def web() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hosts) as running:
-        running.daemon_threads = True
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_address[1]}"
-        running.shutdown()
+    with hosting(Hosts) as address:
+        yield address
 
 
 @pytest.fixture
