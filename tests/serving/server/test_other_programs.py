@@ -113,7 +113,7 @@ def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
 class Endless(Handler):
     """Heads, redirects and what stands in a redirect, without end."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         with contextlib.suppress(OSError):  # nobody reads on
             if self.path == "/none":
                 self.send_error(404)

@@ -135,7 +135,7 @@ class Hosts(Handler):
 
     asked, open = 0, threading.Event()
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         if self.path == "/slow":
             Hosts.asked += 1
             Hosts.open.wait(1 if Hosts.asked == 1 else 60)
@@ -166,7 +166,7 @@ def fetching(saved_tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
 def test_a_slow_host_starves_nobody_else(
     fetching: str, web: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fair_queue, "_MUCH", 0.5)  # seconds of work, which are ten
+    monkeypatch.setattr(fair_queue, "_HEAVY_USE", 0.5)  # seconds of work, which are ten
 
     def ask(address: str, path: str, done: list[int]) -> None:
         transport = httpx.HTTPTransport(local_address=address)
