@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto.wandb_internal_pb2 import Record
 
 from captioner_training.trackers import open_tracker, scalars
 from tests.launcher import Run
@@ -44,12 +46,11 @@ def test_scalars_are_numbers_with_their_paths() -> None:
 
 
 def test_tensorboard_reads_the_scalars_of_an_extended_run(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     recipe, out = write_own(tmp_path, train=12, val=2) / "own.yaml", tmp_path / "run"
     for epochs in (1, 2):
         tracker = open_tracker("tensorboard")
         train_here(recipe, out, tracker=tracker, data__root=tmp_path, stages__2__epochs=epochs)
-    events = accumulator.EventAccumulator(str(out / "tensorboard")).Reload()
+    events = EventAccumulator(str(out / "tensorboard")).Reload()
     read = [(event.step, event.value) for event in events.Scalars("loss")]
     assert read == [(step, pytest.approx(value)) for step, value in logged(out, "loss")]
     names = set(events.Tags()["scalars"])
@@ -59,7 +60,6 @@ def test_tensorboard_reads_the_scalars_of_an_extended_run(tmp_path: Path) -> Non
 def test_wandb_reads_the_scalars_of_a_run(
     run_captioner: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wandb_internal_pb2: Any = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     monkeypatch.setenv("WANDB_MODE", "offline")
     recipe, out = write_own(tmp_path, train=12, val=2) / "own.yaml", tmp_path / "run"
     result = run_captioner(
@@ -69,7 +69,7 @@ def test_wandb_reads_the_scalars_of_a_run(
     (file,) = out.glob("wandb/offline-run-*/*.wandb")
     losses, config = [], {}
     for data in leveldb_records(file.read_bytes()[7:], offset=7):
-        record = wandb_internal_pb2.Record()
+        record: Any = Record()  # type: ignore[no-untyped-call]
         record.ParseFromString(data)
         values = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
         if "loss" in values:
