@@ -38,6 +38,7 @@ from captioner_serving.export.parity import check_parity
 from tests.captioner.pictures import png
 from tests.conftest import ROOT, WORDS, make_consensus, make_styled, make_tiny, make_trust
 from tests.launcher import Run
+from tests.node import install, run_module
 from tests.refusals import check_refusals
 
 if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
@@ -347,6 +348,23 @@ def test_inputs_and_outputs_are_listed_in_the_readme_and_the_docs(exported: Path
                 # A size that is free is a letter; sizes of the docs are of another checkpoint.
                 assert text == (str(size.dim_value) if size.dim_value else example), name
                 assert example.isdigit() == bool(size.dim_value), name
+
+
+@pytest.mark.slow
+def test_the_example_in_node_prints_the_caption_of_the_command(
+    exported: Path, saved_tiny: Path, tmp_path: Path, run_main: Run,
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("ONNXRUNTIME_NODE_INSTALL", "skip")  # no libraries of CUDA
+    monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "1")
+    folder = install(request.config, "onnxruntime-node@1.30.0", "sharp@0.35.5")
+    example = (ROOT / "examples" / "onnx.mjs").read_text()
+    photo = tmp_path / "coffee.png"  # of the encoder's size: sharp and Pillow shrink differently
+    with Image.open(ROOT / "assets" / "samples" / "coffee.jpg") as sample:
+        sample.resize((96, 96)).save(photo)
+    printed = run_module(example, folder, str(exported), str(photo))
+    done = run_main("caption", photo, "--checkpoint", saved_tiny, "--dtype", "float32")
+    assert printed == done.stdout
 
 
 @pytest.mark.slow
