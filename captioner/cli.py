@@ -7,6 +7,7 @@ A verb's module has `HELP` (one line), `EXAMPLES`, `add_arguments(parser)` and `
 from __future__ import annotations
 
 import argparse
+import codecs
 import errno
 import io
 import os
@@ -89,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _reopen_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # file names may be invalid UTF-8
-            stream.reconfigure(errors="surrogateescape")
+            stream.reconfigure(errors="captioner")
     # Pillow warns about odd metadata that does not matter here.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
@@ -110,6 +111,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _encode_anything(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Write invalid file names as they are, and what a console cannot show with a backslash."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError:
+        return codecs.backslashreplace_errors(error)
+
+
+codecs.register_error("captioner", _encode_anything)
 
 
 def _reopen_closed() -> None:

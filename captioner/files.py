@@ -21,16 +21,20 @@ from captioner.errors import ConfigError, OutputError
 
 __all__ = [
     "HEADER_KEY",
+    "IS_WINDOWS",
     "copy_stat",
     "digest",
     "file_digest",
     "identity",
+    "is_inside",
     "new_part",
     "refuse_input",
     "replace_file",
     "sync_folder",
     "writing",
 ]
+
+IS_WINDOWS = os.name == "nt"
 
 HEADER_KEY = "captioner"
 """The key of a checkpoint's header in the metadata of its safetensors file."""
@@ -67,7 +71,7 @@ def replace_file(
             # tempfile would make it private to the user.
             with temporary.open("xb") as file:
                 if mode is not None:
-                    os.fchmod(file.fileno(), mode)
+                    temporary.chmod(mode)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -112,6 +116,8 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
     Raises OSError: the disk failed.
     """
+    if IS_WINDOWS:  # which opens no folders
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -131,6 +137,15 @@ def identity(path: str | os.PathLike[str]) -> set[object]:
         status = Path(real).stat()
         keys.add((status.st_dev, status.st_ino))
     return keys
+
+
+def is_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
+    """Whether a path is a folder or below it, with links resolved."""
+    real = os.path.realpath(folder)
+    try:
+        return os.path.commonpath((os.path.realpath(path), real)) == real
+    except ValueError:  # another drive
+        return False
 
 
 def digest(text: str | bytes) -> bytes:

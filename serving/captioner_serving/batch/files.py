@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock, Timeout
+
+from captioner.closing import Closing
 from captioner.errors import ConfigError, OutputError
 from captioner.files import digest
 
-__all__ = ["RunFiles", "check_free", "lock", "resumable", "size_of", "with_remedy", "write_all"]
+__all__ = [
+    "RunFiles",
+    "RunLock",
+    "check_free",
+    "resumable",
+    "size_of",
+    "with_remedy",
+    "write_all",
+]
 
 _REMEDY = "What was done stays: fix that, and the same command resumes there"
 
@@ -57,33 +67,55 @@ class RunFiles:
         """The review as seen from the output: the same file, whatever the current folder is."""
         if self.review is None:
             return None
-        return os.path.relpath(os.path.realpath(self.review), self.folder)
+        review = os.path.realpath(self.review)
+        try:
+            return os.path.relpath(review, self.folder)
+        except ValueError:  # another drive
+            return review
 
     def part(self, kind: str = "") -> str:
         """Return the name of a file while it is written; no two outputs share it."""
         return f".captioner-{digest(os.path.realpath(self.output)).hex()}{kind}.part"
 
 
-def lock(path: Path) -> BinaryIO:
-    """Open a file for appending, and lock it.
+class RunLock(Closing):
+    """Excludes other runs from a file, until this is closed or the process ends.
 
-    Raises OutputError: another run holds it.
+    The lock is a hidden file beside it: on Windows a locked file cannot be read.
+
+    Raises OutputError: another run holds the lock.
     """
-    while True:
-        # Unbuffered: closing must not write, or it could fail on a full disk.
-        file = path.open("a+b", buffering=0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    return file
-        except BlockingIOError:
-            file.close()
-            raise OutputError(
-                f"another run is writing to {path.name.removesuffix('.journal.jsonl')}: "
-                "wait for it to finish, or choose another output"
-            ) from None
-        file.close()  # a run that was refused has removed it meanwhile
+
+    def __init__(self, path: Path) -> None:
+        name = f".captioner-{digest(os.path.realpath(path)).hex()}.lock"
+        self._file = path.with_name(name)
+        self._lock = FileLock(self._file, blocking=False)
+        while True:
+            before = _inode(self._file)
+            try:
+                self._lock.acquire()
+            except Timeout:
+                raise OutputError(
+                    f"another run is writing to {path.name.removesuffix('.journal.jsonl')}: "
+                    "wait for it to finish, or choose another output"
+                ) from None
+            if before is not None and before == _inode(self._file):
+                return
+            self._lock.release()  # new, or a run that ended has removed it meanwhile
+
+    def close(self) -> None:
+        """Remove the lock file, and end the lock."""
+        if self._lock.is_locked:
+            with suppress(OSError):  # Windows keeps files that are open
+                self._file.unlink()
+            self._lock.release()
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager

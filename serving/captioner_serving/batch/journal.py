@@ -21,8 +21,8 @@ from captioner.files import digest, file_digest, replace_file, sync_folder
 from captioner.terminal import json_line
 from captioner_serving.batch.files import (
     RunFiles,
+    RunLock,
     check_free,
-    lock,
     resumable,
     size_of,
     write_all,
@@ -78,14 +78,15 @@ class Journal(Closing):
         self.counts = [0, 0, 0]
         self._paths = (files.records, files.errors, files.review)
         self._files: list[BinaryIO | None] = [None, None, None]
+        self._locks: list[RunLock] = []
         self._ends = [0, 0, 0]
         self._pending: list[tuple[int, bytes]] = []
         self._standing: dict[bytes, bytes] = {}  # errors of photos that have a record: retried
         self._state = RunState(settings=json.loads(json.dumps(settings)))
         self._new: list[Path] = []  # removed at the end if empty
         with resumable(files.output):
-            self._is_new = self._open(RECORDS)
             try:
+                self._is_new = self._open(RECORDS, lock=True)
                 if (known := RunState.read(files.state)) is None or restart:
                     self._begin(known)
                 else:
@@ -135,6 +136,8 @@ class Journal(Closing):
         """End a run that captioned all photos: sort the review and write the output."""
         errors, review, part = self.files.errors, self.files.review, self.files.part()
         with resumable(self.files.output):
+            self._close_file(ERRORS)  # Windows replaces no open files
+            self._close_file(REVIEW)
             if head := sum(map(len, self._standing.values())):
                 with replace_file(errors, part=part) as file:
                     file.write(errors.read_bytes()[head:])
@@ -144,18 +147,17 @@ class Journal(Closing):
 
     def close(self) -> None:
         """Close the files, and remove empty ones that are not needed."""
-        records, self._files[RECORDS] = self._files[RECORDS], None
-        if records is None:
-            return
-        with suppress(OSError):
-            # Before the lock ends: afterwards the files may be another run's.
-            for path in self._new:
-                if path.exists() and not path.stat().st_size:
-                    path.unlink()
-        for file in (records, *self._files):
-            if file is not None:
-                file.close()
+        for number in range(len(self._files)):
+            self._close_file(number)
         self.written.close()
+        locks, self._locks = self._locks, []
+        if locks:  # afterwards the files may be another run's
+            with suppress(OSError):
+                for path in self._new:
+                    if path.exists() and not path.stat().st_size:
+                        path.unlink()
+        for lock in locks:
+            lock.close()
 
     def _begin(self, known: RunState | None) -> None:
         """Start a run in free files, or delete those of the known one."""
@@ -174,7 +176,7 @@ class Journal(Closing):
                     path.unlink(missing_ok=True)
             os.truncate(files.records, 0)
         sync_folder(files.folder)
-        if files.review is not None and not self._open(REVIEW):
+        if files.review is not None and not self._open(REVIEW, lock=True):
             check_free(files.review)  # two runs that start together
         self._save()
 
@@ -186,21 +188,28 @@ class Journal(Closing):
         known.check_settings(self.files.output, self._state.settings)
         self._state = known
         self._check_exported()
-        if self.files.review is not None and self._open(REVIEW):
+        if self.files.review is not None and self._open(REVIEW, lock=True):
             raise _refused(self.files.review, "is gone")
 
-    def _open(self, number: int) -> bool:
-        """Open and lock a file of lines; return whether it is new."""
+    def _open(self, number: int, *, lock: bool = False) -> bool:
+        """Open a file of lines, and lock it first if asked to; return whether it is new."""
         path = self._paths[number]
         assert path is not None
+        if lock:
+            self._locks.append(RunLock(path))
         is_new = not path.exists()
-        if (file := self._files[number]) is not None:
-            file.close()
-        self._files[number] = lock(path)
+        self._close_file(number)
+        # Unbuffered: closing must not write, or it could fail on a full disk.
+        self._files[number] = path.open("a+b", buffering=0)
         if is_new:
             self._new.append(path)
             sync_folder(path.absolute().parent)
         return is_new
+
+    def _close_file(self, number: int) -> None:
+        file, self._files[number] = self._files[number], None
+        if file is not None:
+            file.close()
 
     def _read(self, *, retry_errors: bool) -> None:
         """Read the names of the photos that are done."""
@@ -220,6 +229,7 @@ class Journal(Closing):
             self.failed.add(name)
             end += len(line)
         if retry_errors:
+            self._close_file(ERRORS)
             with replace_file(errors, part=self.files.part()) as file:
                 file.writelines(standing.values())
             self._open(ERRORS)

@@ -25,7 +25,7 @@ from PIL import AvifImagePlugin
 
 from captioner_serving.decoding.decoded import decode
 
-__all__ = ["READY", "Limits", "Line", "StoppedError", "serve"]
+__all__ = ["READY", "Limits", "Line", "StoppedError", "connect", "serve"]
 
 READY = b"ready"
 """The first message of a child."""
@@ -107,20 +107,32 @@ class Line:
             self.socket.settimeout(min(left, most))
 
 
+def connect(port: int) -> None:
+    """Connect to the parent, and decode photos. The parent's token is on standard input."""
+    own = socket.create_connection(("127.0.0.1", port))
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line = Line(own)
+    line.send(sys.stdin.buffer.read())
+    _serve(line)
+
+
 def serve(descriptor: int) -> None:
     """Decode photos until the parent closes the socket."""
+    _serve(Line(socket.socket(fileno=descriptor)))
+
+
+def _serve(line: Line) -> None:
     # Ctrl-C reaches the whole process group; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     # Processes decode in parallel; each thread would take address space, which is limited.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
-    line = Line(socket.socket(fileno=descriptor))
     with suppress(EOFError, ConnectionError):
         limits = pickle.loads(line.receive(sys.maxsize))
         line.send(READY)
         _silence()
         _bound_memory(_BYTES_PER_PIXEL * limits.max_pixels + _FILE_BYTES)
-        if limits.nice:
+        if limits.nice and hasattr(os, "nice"):
             os.nice(limits.nice)
         _answer(line, limits)
 
@@ -133,21 +145,26 @@ def _answer(line: Line, limits: Limits) -> None:
     def admit(pixels: int) -> None:
         nonlocal granted
         if pixels > granted:
-            signal.alarm(0)
+            _alarm(0)
             line.send(json.dumps(pixels).encode())
             line.receive(0)
-            signal.alarm(most)
+            _alarm(most)
             granted = pixels
 
     while True:
         photo, outputs = pickle.loads(line.receive(sys.maxsize))
         granted = _SMALL
-        signal.alarm(most)
+        _alarm(most)
         answers = decode(photo, outputs, max_pixels=limits.max_pixels, admit=admit)
-        signal.alarm(0)
+        _alarm(0)
         for answer in answers:
             line.send(answer.head())
             line.send(answer.pixels)
+
+
+def _alarm(seconds: int) -> None:
+    if hasattr(signal, "alarm"):
+        signal.alarm(seconds)
 
 
 def _silence() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import signal
+import secrets
 import socket
 import subprocess
 import sys
@@ -28,6 +28,7 @@ from captioner.errors import (
     ImageTooLargeError,
     ImageTruncatedError,
 )
+from captioner.files import IS_WINDOWS
 from captioner_serving.decoding import child
 from captioner_serving.decoding.child import READY, Limits, Line, StoppedError
 from captioner_serving.decoding.decoded import Decoded, Output, Readable, Square
@@ -36,11 +37,21 @@ from captioner_serving.decoding.fair_queue import Budget
 __all__ = ["DecodeProcess", "closed_error"]
 
 _START_SECONDS = 60.0
+_POLL = 0.2  # seconds
 _LARGEST_FILE = 1 << 26  # bytes of an encoded result
 _HEAD = 1 << 20  # bytes of a result without its pixels
+_SIGKILL = 9  # Windows has no such signal
 _KILLS = 3  # of a photo's processes by the system, before the error is lack of memory
 # The environment variables that are passed on; no secrets.
-_NEEDED = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME")
+_NEEDED = (
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "PYTHONHOME",
+    "SYSTEMROOT",
+)
 
 
 class DecodeProcess:
@@ -100,6 +111,8 @@ class DecodeProcess:
             "PYTHONPATH": os.pathsep.join(paths),
             "MALLOC_ARENA_MAX": "2",  # arenas of glibc reserve address space
         }
+        if IS_WINDOWS:  # where a child inherits no sockets
+            return _start_with_token(environment, words)
         ours, theirs = socket.socketpair()
         with theirs:
             code = f"from {child.__name__} import serve; serve({theirs.fileno()})"
@@ -157,7 +170,7 @@ class DecodeProcess:
                 status = 1
             if self._closed:
                 break
-            if status != -signal.SIGKILL:
+            if status != -_SIGKILL:
                 crashes += 1
                 if crashes > 1:
                     reason = f"{photo.name} crashed the image decoder (status {status})"
@@ -233,6 +246,39 @@ class DecodeProcess:
         """Close the socket only."""
         if self._running is not None:
             self._running[1].socket.close()
+
+
+def _start_with_token(
+    environment: Mapping[str, str], words: int
+) -> tuple[subprocess.Popen[bytes], Line]:
+    """Start a process that connects to a port of this machine, and proves itself by a token."""
+    token = secrets.token_bytes(32)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(_POLL)
+        code = f"from {child.__name__} import connect; connect({server.getsockname()[1]})"
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=words,
+            env=environment,
+        )
+        assert process.stdin is not None
+        with suppress(OSError), process.stdin:  # it may have ended
+            process.stdin.write(token)
+        end = time.monotonic() + _START_SECONDS
+        while process.poll() is None and time.monotonic() < end:
+            with suppress(OSError, EOFError, ValueError):
+                ours, _ = server.accept()
+                ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                line = Line(ours)
+                line.end_in(_START_SECONDS)
+                if secrets.compare_digest(line.receive(len(token)), token):
+                    return process, line
+                ours.close()
+    closed, theirs = socket.socketpair()
+    theirs.close()
+    return process, Line(closed)  # at whose end `start` reports the last words
 
 
 def closed_error() -> CaptionerError:

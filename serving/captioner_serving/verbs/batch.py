@@ -17,7 +17,6 @@ from captioner_serving.verbs.texts import (
     given_fields,
     is_worded,
     read_wording,
-    refuse_windows,
 )
 
 HELP = "Caption many photos. The same command resumes an interrupted run."
@@ -90,7 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Caption; 1 if any photo of the inputs failed, now or in the run that it resumes."""
-    refuse_windows("batch")
     from captioner.predictor import Captioner
     from captioner_serving.batch.config import BatchConfig, Shard
     from captioner_serving.batch.inputs.sources import Inputs

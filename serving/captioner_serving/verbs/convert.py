@@ -19,7 +19,6 @@ from captioner_serving.verbs.texts import (
     add_wording,
     is_worded,
     read_wording,
-    refuse_windows,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert; 1 if a sidecar or photo could not be written."""
-    refuse_windows("convert")
     from captioner.files import replace_file
     from captioner.terminal import printable
     from captioner_serving.batch.config import BatchConfig

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import ConfigError
 
 if TYPE_CHECKING:
     from captioner_serving.batch.wording import Wording
@@ -18,7 +17,6 @@ __all__ = [
     "given_fields",
     "is_worded",
     "read_wording",
-    "refuse_windows",
 ]
 
 
@@ -76,11 +74,3 @@ def read_wording(arguments: argparse.Namespace) -> Wording:
     pairs = (text.partition("=") for text in arguments.replace)
     replace = tuple((old, new) for old, _, new in pairs)
     return Wording(template=arguments.template, prefix=arguments.prefix, replace=replace)
-
-
-def refuse_windows(verb: str) -> None:
-    """Say in a sentence what imports would say in a traceback: the journal needs POSIX's locks."""
-    if sys.platform == "win32":
-        raise CaptionerError(
-            f"captioner {verb} does not run on Windows: use it in WSL, or on Linux"
-        )

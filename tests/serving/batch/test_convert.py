@@ -285,16 +285,3 @@ def test_sidecars_are_not_converted_while_a_run_is_at_its_records(
     with Journal(RunFiles(Path("c.jsonl")), {"review": None}):
         assert main(["convert", "c.jsonl", "--sidecar", "txt"]) == 1
     assert "another run is writing to c.jsonl" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("verb", ["batch", "convert"])
-def test_windows_is_a_sentence(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("captioner_serving.verbs.texts.sys.platform", "win32")
-    more = ("--output", "c.jsonl") if verb == "batch" else ("--to", "c.csv")
-    assert main([verb, "r.jsonl", *more]) == 1
-    said = capsys.readouterr().err
-    assert said == (
-        f"captioner: captioner {verb} does not run on Windows: use it in WSL, or on Linux\n"
-    )

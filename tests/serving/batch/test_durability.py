@@ -26,7 +26,7 @@ from tests.serving.batch.conftest import draw
 Tree = dict[str, bytes]  # the files below a folder, by their paths in it
 Run = Callable[..., Iterator[dict[str, Any]]]
 
-NOTES = (".run.json", ".written.jsonl")
+NOTES = (".run.json", ".written.jsonl", ".lock")
 PLAIN: dict[str, Any] = dict.fromkeys(("sidecar", "maps", "maps_to", "min_score", "review"))
 OUTPUTS = pytest.mark.parametrize("output", ["c.jsonl", "c.csv"])
 

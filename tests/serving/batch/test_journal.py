@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+from filelock import FileLock
 
 from captioner import Captioner, OutputError
 from captioner.files import digest
 from captioner_serving.batch import BatchConfig, caption_batch, journal
-from captioner_serving.batch.files import RunFiles
+from captioner_serving.batch.files import RunFiles, RunLock
 from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
 from tests.serving.batch.conftest import Photos
 
@@ -86,40 +85,43 @@ def test_a_refused_run_removes_no_file_that_another_could_have_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, unlink = tmp_path / "c.jsonl", Path.unlink
-    locked: list[bool] = []
+    refused: list[bool] = []
 
     def another(file: Path, *, missing_ok: bool = False) -> None:
         """Try to lock the file just before it is removed."""
         if file == output:
-            with file.open("ab") as theirs, suppress(BlockingIOError):
-                locked.append(False)
-                fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                locked.append(True)
+            with pytest.raises(OutputError, match="another run is writing"):
+                RunLock(output)
+            refused.append(True)
         unlink(file, missing_ok=missing_ok)
 
     monkeypatch.setattr(Path, "unlink", another)
     Path(f"{output}.errors.jsonl").write_text("mine\n")
     with pytest.raises(OutputError, match=r"errors\.jsonl already exists"):
         Journal(RunFiles(output), SETTINGS)
-    assert locked == [False] and not output.exists()
+    assert refused == [True] and not output.exists()
 
 
-def test_a_run_holds_the_file_that_is_there_though_a_refused_one_removed_it(
+def test_a_run_holds_the_lock_that_is_there_though_an_ended_one_removed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, flock = tmp_path / "c.jsonl", fcntl.flock
+    output, acquire = tmp_path / "c.jsonl", FileLock.acquire
+    RunLock(output).close()
+    assert not list(tmp_path.iterdir())
 
-    def opened(file: BinaryIO, operation: int) -> None:
-        """Remove the file between its opening and its lock."""
+    def removed(lock: FileLock) -> Any:
+        """Remove the lock file between its opening and its lock."""
         monkeypatch.undo()
-        output.unlink()
-        flock(file, operation)
+        held = acquire(lock)
+        Path(lock.lock_file).unlink()
+        return held
 
-    monkeypatch.setattr(fcntl, "flock", opened)
+    monkeypatch.setattr(FileLock, "acquire", removed)
     with Journal(RunFiles(output), SETTINGS):
         with pytest.raises(OutputError, match=r"another run is writing to c\.jsonl"):
             Journal(RunFiles(output), SETTINGS)
         assert output.exists()
+    assert not list(tmp_path.glob(".captioner*"))
 
 
 def test_half_a_commit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,10 +171,12 @@ def test_a_record_stands_when_what_belongs_to_it_fails(tmp_path: Path) -> None:
 
 
 def kill(run: Journal) -> None:
-    """Close the files without what `close` does."""
+    """Close the files and locks without what `close` does."""
     for file in run._files:
         if file is not None:
             file.close()
+    for lock in run._locks:
+        lock._lock.release()
 
 
 def test_a_killed_retry_is_resumed(tmp_path: Path) -> None:

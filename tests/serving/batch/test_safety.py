@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from captioner import Captioner, ConfigError, OutputError
 from captioner.terminal import json_line
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.files import RunFiles, lock
+from captioner_serving.batch.files import RunFiles, RunLock
 from captioner_serving.batch.outputs.written import WrittenFiles
 from captioner_serving.batch.wording import Wording
 from tests.conftest import read_tree
@@ -142,7 +141,7 @@ def test_two_runs_share_no_review_at_a_time(
     caption: Caption, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have seen that it is not there; one is the first to hold it."""
-    with closing(lock(tmp_path / "unsure.jsonl")):
+    with RunLock(tmp_path / "unsure.jsonl"):
         monkeypatch.setattr("captioner_serving.batch.journal.check_free", lambda *_, **__: None)
         with pytest.raises(OutputError, match=r"another run is writing to unsure\.jsonl"):
             caption(photos(1), min_score=0.0, review=str(tmp_path / "unsure.jsonl"))

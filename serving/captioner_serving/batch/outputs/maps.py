@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from captioner.drawing.saving import encode_image
 from captioner.errors import ConfigError, ImageError, OutputError
-from captioner.files import digest, sync_folder, writing
+from captioner.files import IS_WINDOWS, digest, is_inside, sync_folder, writing
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.outputs.written import Write, read_existing
@@ -76,9 +76,8 @@ def check_maps_folder(folder: str, sources: Sequence[str]) -> None:
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise OutputError(f"{folder} is not a folder: choose another one for the maps")
     for source in filter(os.path.isdir, sources):
-        photos = os.path.realpath(source)
         for place in (folder, _path(folder, source).with_suffix("")):
-            if os.path.commonpath((photos, os.path.realpath(place))) == photos:
+            if is_inside(place, source):
                 raise ConfigError(
                     f"maps_to {folder}: the maps would lie in {source}, and the next run would "
                     "caption them too; name a folder outside of it"
@@ -95,6 +94,8 @@ def _make_folder(folder: Path) -> None:
 def _path(folder: str, name: str) -> Path:
     """Name the map of a photo; `..` becomes a folder of its own."""
     name = name.replace("://", "/")
+    if IS_WINDOWS:
+        name = name.replace("\\", "/").replace(":", "")
     parts = ["_up_" if part == ".." else part for part in name.split("/") if part not in ("", ".")]
     short = [_short(part) for part in parts] or ["photo"]
     return Path(folder, *short[:-1], f"{short[-1]}.png")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +37,8 @@ def sort_review(path: Path, *, part: str) -> None:
     starts = np.cumsum(lines["size"]) - lines["size"]
     with path.open("rb") as old, replace_file(path, part=part) as file:
         for index in order:
-            file.write(os.pread(old.fileno(), lines["size"][index], starts[index]))
+            old.seek(starts[index])
+            file.write(old.read(lines["size"][index]))
 
 
 def _places(path: Path) -> Iterator[tuple[bool, float, float, int]]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from captioner.errors import OutputError
+from captioner.files import is_inside
 from captioner.terminal import json_line
 from captioner.vision.header import IMAGE_SUFFIXES
 from captioner.vision.image import LARGEST_FILE
@@ -67,7 +68,7 @@ class SidecarWriter:
         if new is None or new == old:
             self.kept += new is None
             return
-        if not _is_inside(path, os.path.dirname(place)):
+        if not is_inside(path, os.path.dirname(place)):
             raise OutputError(
                 f"{place} is a link that leads out of its folder, to {path}: nothing was "
                 "written there; put a file in the place of the link"
@@ -129,7 +130,7 @@ def find_photo(name: str, root: str | None) -> PhotoFile:
     """Find the photo of a record. Raises OutputError: it is missing, or outside of the root."""
     file = os.path.join(root or "", name_on_disk(name, root))
     # Records may be another person's, and a folder on the way be a link.
-    if root is not None and not _is_inside(os.path.dirname(file), root):
+    if root is not None and not is_inside(os.path.dirname(file), root):
         raise OutputError(
             f"{name} leads out of the folder {root}: leave --root out if you trust the records"
         )
@@ -139,12 +140,6 @@ def find_photo(name: str, root: str | None) -> PhotoFile:
             "names start"
         )
     return PhotoFile(name=name, file=file)
-
-
-def _is_inside(path: str | os.PathLike[str], folder: str) -> bool:
-    """Whether a path leads into a folder or below it, links followed."""
-    real = os.path.realpath(folder)
-    return os.path.commonpath((os.path.realpath(path), real)) == real
 
 
 class _Folder:

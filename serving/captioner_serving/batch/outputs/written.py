@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from captioner.errors import OutputError
 from captioner.files import file_digest, replace_file, sync_folder, writing
-from captioner_serving.batch.files import RunFiles, lock, write_all
+from captioner_serving.batch.files import RunFiles, RunLock, write_all
 
 __all__ = ["Write", "WrittenFiles", "read_existing", "write_unnoted", "written_beside"]
 
@@ -127,7 +127,7 @@ def read_existing(
         limit for this `kind` of file.
     """
     try:
-        with open(path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=_open_unblocked) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise OutputError(f"{path} cannot be read: it is not a regular file")
@@ -139,6 +139,10 @@ def read_existing(
         return None
     except OSError as error:
         raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _open_unblocked(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def write_unnoted(
@@ -163,14 +167,14 @@ def written_beside(records: Path) -> Iterator[Write]:
         yield write_unnoted
         return
     try:
-        held = lock(run.records)  # no run may begin meanwhile
+        lock = RunLock(run.records)  # no run may begin meanwhile
     except OSError as error:
         raise OutputError(
             f"{run.records} cannot be opened ({error.strerror}), beside which sidecars are noted: "
             "copy the records to a folder of yours"
         ) from error
     written = WrittenFiles(run)
-    with closing(held), closing(written):
+    with lock, closing(written):
         written.remove_parts()
         yield written.write
         written.sync()
