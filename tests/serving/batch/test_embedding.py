@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -45,6 +46,17 @@ def embed(tiny: Captioner) -> Embed:
 def exiftool(*arguments: object) -> str:
     command = ["exiftool", "-q", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+
+
+def exiftools_in(folder: Path) -> list[str]:
+    """The processes of exiftool whose temporary files would lie in a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command, variables = ((process / name).read_bytes() for name in ("cmdline", "environ"))
+            if b"-stay_open" in command and f"TMPDIR={folder}".encode() in variables:
+                found.append(process.name)
+    return found
 
 
 def pixels(photo: bytes) -> bytes:
@@ -229,12 +241,15 @@ def test_kill_9_leaves_every_photo_whole_and_a_resume_embeds_the_rest(
     folder, output = photos(12), tmp_path / "c.jsonl"
     before = read_tree(folder)
     command = (folder, "--output", output, "--embed", "--quiet", "--batch-size", "1")
-    process = start_batch(*command)
+    process = start_batch(*command, environment={"TMPDIR": str(tmp_path)})
     end = time.monotonic() + 120
     while not list(folder.glob("*_original")) and time.monotonic() < end:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.communicate()  # returns when the last process with its pipes has ended
+    while exiftools_in(tmp_path) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not exiftools_in(tmp_path)
     for name in before:
         found = (folder / name).read_bytes()
         assert pixels(found) == pixels(before[name])

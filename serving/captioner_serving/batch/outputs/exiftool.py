@@ -9,6 +9,7 @@ import html
 import json
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,7 +25,24 @@ __all__ = ["ExifTool", "ExifToolError", "check_exiftool"]
 _SECONDS = 120.0  # for one photo
 _OLDEST = 12.39  # the first version with AltTextAccessibility
 _REMEDY = "install it (Debian: libimage-exiftool-perl; macOS: brew install exiftool; exiftool.org)"
+_STAY = ("-stay_open", "True", "-@", "-")
 _READ = ("-XMP-dc:all", "-XMP-iptcCore:all", "-IPTC:Keywords", "-IPTC:Caption-Abstract")
+# exiftool ignores the end of its input, and would outlive a run that is killed. This process passes
+# the input on, and ends exiftool when it ends.
+_RELAY = """
+import os, subprocess, sys
+tool = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+os.dup2(1, 2)
+try:
+    for line in sys.stdin.buffer:
+        tool.stdin.write(line)
+        tool.stdin.flush()
+    tool.communicate(b"-stay_open\\nFalse\\n", timeout=2)
+except (OSError, subprocess.TimeoutExpired):
+    pass
+tool.kill()
+"""
 _READY = "{ready1}"  # numbered: -q silences the one without a number
 
 
@@ -46,9 +64,6 @@ class ExifTool(Closing):
 
     def close(self) -> None:
         """End the process and delete its folder."""
-        if self._process is not None:
-            with suppress(OSError):
-                self._process.communicate(b"-stay_open\nFalse\n", timeout=5)
         self._end()
         self._folder.cleanup()
 
@@ -84,8 +99,8 @@ class ExifTool(Closing):
         """Run a command on the photo in the folder, and return all that it prints."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                # The first option: no configuration of the user's.
-                [_program(), "-config", "", "-stay_open", "True", "-@", "-"],
+                # -config comes first: no configuration of the user's.
+                [sys.executable, "-I", "-c", _RELAY, _program(), "-config", "", *_STAY],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -93,7 +108,7 @@ class ExifTool(Closing):
             )
         process = self._process
         assert process.stdin is not None and process.stdout is not None
-        timer = threading.Timer(_SECONDS, process.kill)
+        timer = threading.Timer(_SECONDS, process.stdin.close)
         timer.start()
         answer: list[bytes] = []
         try:
@@ -104,7 +119,7 @@ class ExifTool(Closing):
                 if line.strip() == _READY.encode():
                     return b"".join(answer)
                 answer.append(line)
-        except OSError:  # it has ended
+        except (OSError, ValueError):  # it has ended, or its input was closed
             answer.clear()
         finally:
             timer.cancel()
@@ -115,9 +130,8 @@ class ExifTool(Closing):
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()
         with suppress(OSError):
-            process.communicate()
+            process.communicate()  # ends its input first
 
 
 def check_exiftool() -> None:
