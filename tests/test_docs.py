@@ -43,7 +43,7 @@ def _kinds(root: type[CaptionerError]) -> Iterator[type[CaptionerError]]:
 def test_every_error_that_the_server_answers_with_is_listed() -> None:
     assert Application  # all of the server has been imported, and its errors with it
     table = re.findall(
-        r"^\| (\d{3}[\d, ]*) \| (`.*?`) \|", (ROOT / "docs/serving.md").read_text(), re.M
+        r"^\| (\d{3}[\d, ]*) \| (`.*?`) \|", (ROOT / "docs/api.md").read_text(), re.M
     )
     listed = {
         kind: {int(status) for status in statuses.split(",")}

@@ -47,7 +47,7 @@ PROBLEMS = {
     "closing": (503, "The server is shutting down"),
     "not-ready": (503, "The model does not answer"),
 }
-"""The problems that are the server's own, by `type`: status and title; see docs/serving.md."""
+"""The problems that are the server's own, by `type`: status and title; see docs/api.md."""
 
 
 class RefusedError(CaptionerError):
