@@ -189,7 +189,9 @@ def test_the_space_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         "TMPDIR": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "training", ROOT / "serving"))),
     }
-    command = [sys.executable, ROOT / "examples" / "space" / "app.py"]
+    # A shell's background job ignores SIGINT, and passes that on.
+    as_a_terminal = ("env", "--default-signal=INT")
+    command = [*as_a_terminal, sys.executable, ROOT / "examples" / "space" / "app.py"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

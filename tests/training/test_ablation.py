@@ -149,7 +149,7 @@ def test_ablation_trains_measures_and_resumes(run_captioner: Run, tmp_path: Path
     other_rate = run_captioner(*command, *few, "--stages.1.learning_rate", "0.5")
     assert (other_rate.returncode, other_rate.stdout) == (2, ""), other_rate.stderr
     assert "none-previous-1 has a run of another recipe" in other_rate.stderr
-    assert "stages.1.learning_rate: " in other_rate.stderr
+    assert "stages.1.learning_rate was" in other_rate.stderr
     # More epochs continue every run, whose measures are then taken anew.
     longer = run_captioner(*command, *few, "--stages.1.epochs", 2)
     assert longer.returncode == 0, longer.stderr

@@ -58,10 +58,10 @@ def test_the_grammar_agrees() -> None:
 
 @pytest.mark.slow
 def test_german_scenes_are_learned_with_their_capitals(run_main: Run, tmp_path: Path) -> None:
-    write_german(tmp_path / "data", train=1000, val=60, test=60)
+    write_german(tmp_path / "data", train=500, val=60, test=60)
     result = run_main(
         "train", "new-language", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
-        "--data.lowercase", "false", "--stages.1.epochs", 3, "--stages.2.epochs", 1,
+        "--data.lowercase", "false", "--stages.1.epochs", 5, "--stages.2.epochs", 1,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     told = re.search(r"CIDEr ([\d.]+) \([\d.]+ to [\d.]+\) on 60 test photos", result.stderr)
