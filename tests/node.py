@@ -11,7 +11,11 @@ from filelock import FileLock
 
 from tests.conftest import need
 
-_OFFLINE = re.compile(r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH")
+_OFFLINE = re.compile(
+    r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|ERR_SOCKET_TIMEOUT"
+    r"|ENOTCACHED|E403|E50\d|CERT|network"
+)
+_NPM = ("install", "--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=1")
 
 
 def install(config: pytest.Config, *packages: str) -> Path:
@@ -26,7 +30,7 @@ def install(config: pytest.Config, *packages: str) -> Path:
     with FileLock(folder / ".lock"):  # workers share it
         if (folder / "node_modules").is_dir():
             return folder
-        command = [need("npm"), "install", "--no-audit", "--no-fund", "--loglevel=error", *packages]
+        command = [need("npm"), *_NPM, *packages]
         run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if run.returncode != 0:
         said = run.stdout + run.stderr
