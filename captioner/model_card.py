@@ -45,7 +45,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """What a model card says beside the configuration in the checkpoint.
+    """The parts of a model card that the checkpoint does not contain.
 
     license: an identifier of the Hub, such as cc-by-4.0.
     data: names of the training data.
@@ -65,7 +65,7 @@ class ModelCard:
 
         Args:
             file: of the checkpoint.
-            checkpoint: what it holds.
+            checkpoint: its contents.
             trust: the file of its trust, if there is one.
         """
         card = self.write(checkpoint, has_trust=trust is not None)
@@ -147,7 +147,7 @@ class ModelCard:
 _LEAD = (
     "Captions a photo, and shows for every word where the model looked. A checkpoint of Captioner."
 )
-_LIMITS = """- Captions can be wrong. Check what they say of people before you publish them.
+_LIMITS = """- Captions can be wrong. Check statements about people before you publish them.
 - The model describes anything that its training photos did not show as something it knows.
 - Attention shows which part of the photo a word drew its features from, not why it was chosen."""
 
