@@ -4,11 +4,15 @@
 #              exiftool or java are skipped where these are missing
 # make check   ruff, mypy, and the tests that take minutes
 # make mutations   breaks the product on purpose, again and again: a test must notice every time
+# make mutate MODULE=captioner/attention   changes a module by mutmut's rules and counts what tests
+#              notice (SAMPLE=40 mutants a module; tests/mutate.py)
 # make clean   removes the environment and what the demo wrote
 
 PYTHON ?= python3
 SERVE ?= 1
 PORT ?= 7860
+MODULE ?=
+SAMPLE ?= 40
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -17,7 +21,7 @@ install = $(BIN)/python -m pip install --quiet --editable $(1) || { \
   echo "CUDA libraries (README: the CPU-only build). Free here, and for what is downloaded:"; \
   df -h . "$${TMPDIR:-/tmp}"; exit 1; }
 
-.PHONY: demo test check slow lint mutations clean
+.PHONY: demo test check slow lint mutations mutate clean
 
 # With a terminal, the page gets a process group of its own, so that Ctrl-C ends it and not make.
 demo: $(VENV)/.installed
@@ -45,6 +49,10 @@ check: lint slow
 
 mutations: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutations.py
+
+mutate: $(VENV)/.installed-dev
+	$(BIN)/python -c 'import mutmut' 2>/dev/null || $(call install,'.[mutation]')
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutate.py $(MODULE) --sample $(SAMPLE)
 
 # The stamps are older than pyproject.toml only when the dependencies may have changed, so that a
 # second `make demo` installs nothing.

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -118,9 +119,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         need("chromium")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A browser for one file of tests: while it runs, no other event loop can."""
+@contextmanager
+def running_browser() -> Iterator[Any]:
+    """Run chromium. Until it is closed, this thread can run no other event loop."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
@@ -129,6 +130,13 @@ def browser() -> Iterator[Any]:
         )
         yield running
         running.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser for one file of tests."""
+    with running_browser() as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)

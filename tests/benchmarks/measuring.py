@@ -1,8 +1,7 @@
-"""What the benchmarks share: ways timed in turns, photos to time them on, memory, ratios."""
+"""What the benchmarks share: ways timed in turns, memory, ratios."""
 
 from __future__ import annotations
 
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,14 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
-from PIL import Image
-
-from captioner.vision.image import open_image
 from tests.process_tree import family
 
-__all__ = ["Memory", "Watch", "in_turns", "photos", "reached", "seconds"]
-
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
+__all__ = ["Memory", "Watch", "in_turns", "reached", "seconds"]
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -47,17 +41,6 @@ def reached(name: str, value: float, target: float, *, at_most: bool = False) ->
     bound = "at most" if at_most else "at least"
     print(f"{value:8.2f} {name} ({bound} {target:g}: {'met' if met else 'MISSED'})", flush=True)
     return met
-
-
-def photos(place: Path, count: int) -> list[Image.Image]:
-    """Open the first photos of a folder, or of a tar file, in the order of their names."""
-    if place.is_dir():
-        files = sorted(path for path in place.rglob("*") if path.suffix.lower() in _SUFFIXES)
-        return [open_image(file) for file in files[:count]]
-    with tarfile.open(place) as tar:
-        names = sorted(name for name in tar.getnames() if Path(name).suffix.lower() in _SUFFIXES)
-        members = [tar.extractfile(name) for name in names[:count]]
-        return [open_image(member.read()) for member in members if member is not None]
 
 
 class Memory:

@@ -219,13 +219,11 @@ def test_torchrun_is_ended_and_goes_on(
             os.kill(pid, number)
     _, errors = process.communicate(timeout=300)
     assert number == signal.SIGKILL or "stopped after step" in errors
-    assert "resuming after step" in finish(torchrun("train", recipe, "--out", out))
+    assert "resuming after step" in "".join(map(finish, pair("train", recipe, "--out", out)))
     same(out, together)
 
 
-@pytest.mark.slow
-def test_what_is_wrong_is_said_once(recipe: Path, tmp_path: Path) -> None:
-    """torchrun adds its own report; of the processes, one speaks, in one line."""
+def test_errors_are_printed_by_one_process_of_two(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "held").mkdir()
     with locked(tmp_path / "held" / "lock", verb="train", what=tmp_path):
         for arguments, message in (
@@ -240,12 +238,22 @@ def test_what_is_wrong_is_said_once(recipe: Path, tmp_path: Path) -> None:
             ((recipe, "--stages.1.batch_size", 1), "batches of 1 of the 31 images"),
         ):
             folder = tmp_path / ("held" if arguments == (recipe,) else "free")
-            process = torchrun("train", *arguments, "--out", folder)
-            _, errors = process.communicate(timeout=300)
-            assert process.returncode != 0
+            two = pair("train", *arguments, "--out", folder)
+            errors = "".join(process.communicate(timeout=300)[1] for process in two)
+            assert all(process.returncode for process in two)
             assert errors.count("captioner: ") == 1, errors
             assert f"captioner: {message}" in errors
             assert "captioner/" not in errors  # no traceback of ours
+
+
+@pytest.mark.slow
+def test_torchrun_prints_an_error_once(tmp_path: Path) -> None:
+    """torchrun adds its own report."""
+    process = torchrun("train", "smoek", "--out", tmp_path)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert errors.count("captioner: ") == 1 and "did you mean smoke?" in errors
+    assert "captioner/" not in errors
 
 
 def test_world_size_alone_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

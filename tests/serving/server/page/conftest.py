@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from captioner.predictor import Captioner
+from tests.conftest import running_browser
 from tests.serving.server.conftest import Server, serve
 
 DESK = {"viewport": {"width": 1280, "height": 900}}
@@ -35,17 +36,24 @@ def captioner() -> Captioner:
     return Captioner.from_pretrained()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    """One browser for all files: it keeps the page's compiled scripts."""
+    with running_browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
 def desk(browser: Any) -> Iterator[Any]:
-    """A browser's store for a file of tests: its scripts come from the server once."""
+    """A browser context of a desktop: its scripts come from the server once."""
     context = browser.new_context(**DESK)
     yield context
     context.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def pocket(browser: Any) -> Iterator[Any]:
-    """The same of a phone."""
+    """A browser context of a phone."""
     context = browser.new_context(**PHONE)
     yield context
     context.close()
