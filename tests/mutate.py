@@ -132,7 +132,8 @@ def mutants(row: Row, sample: int) -> list[Mutant]:
         for mutant in (python_mutants if file.suffix == ".py" else script_mutants)(file)
         if mutant.name not in row.equivalent
     ]
-    return random.Random(0).sample(every, min(sample, len(every)))
+    random.Random(0).shuffle(every)
+    return every[:sample]
 
 
 def run_tests(row: Row, tree: Path, *, seconds: float, keep_bytecode: bool = False) -> str:
