@@ -50,8 +50,7 @@ class DecodedBatch(NamedTuple):
         judged: Sequence[Sequence[Judgement | None]] = [[None] * len(beam) for beam in beams]
         familiarities: Sequence[float | None] = [None] * len(images)
         if trust is not None:
-            pooled = pool(self.features)
-            judged, familiarities = trust.judge(pooled, beams), trust.familiarity.of(pooled)
+            judged, familiarities = trust.assess(pool(self.features), beams)
         captions = []
         rows = zip(images, beams, self.effects, judged, familiarities, strict=True)
         for image, beam, effects, judgements, familiarity in rows:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, nullcontext
 from functools import cached_property
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal, cast, overload
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from captioner.ahead import decode_ahead
 from captioner.caption import Caption, ModelName
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.decoded import DecodedBatch
@@ -41,10 +43,10 @@ from captioner.vision.image import MAX_PIXELS, FileSource, open_image, source_na
 from captioner.vision.prepared import PreparedImage
 from captioner.vision.transform import Transform
 
-__all__ = ["BATCH", "Captioner"]
+__all__ = ["Captioner"]
 
-BATCH = 16
-"""Images per batch of `Captioner.caption`."""
+_CPU_BATCH, _GPU_BATCH = 16, 256
+_SHARED = Lock()
 
 
 class Captioner:
@@ -199,6 +201,11 @@ class Captioner:
         """A digest of weights, vocabulary and transform, the same in every dtype."""
         return self.checkpoint.fingerprint()
 
+    @property
+    def batch_size(self) -> int:
+        """Images per batch of `caption`: few on a CPU, whose caches are small."""
+        return _CPU_BATCH if self.device.type == "cpu" else _GPU_BATCH
+
     @torch.inference_mode()
     def encode(self, pixels: torch.Tensor | NDArray[np.uint8]) -> Grid:
         """Encode squares, uint8 (B, 3, size, size), into one grid with features (B, L, D)."""
@@ -253,6 +260,7 @@ class Captioner:
         *,
         check_attention: bool = False,
         minimum_trust: float | None = None,
+        batch_size: int | None = None,
         **settings: Any,
     ) -> Caption: ...
 
@@ -265,6 +273,7 @@ class Captioner:
         errors: Literal["raise"] = "raise",
         check_attention: bool = False,
         minimum_trust: float | None = None,
+        batch_size: int | None = None,
         **settings: Any,
     ) -> list[Caption]: ...
 
@@ -277,6 +286,7 @@ class Captioner:
         errors: Literal["return"],
         check_attention: bool = False,
         minimum_trust: float | None = None,
+        batch_size: int | None = None,
         **settings: Any,
     ) -> list[Caption | ImageError]: ...
 
@@ -288,9 +298,12 @@ class Captioner:
         errors: Literal["raise", "return"] = "raise",
         check_attention: bool = False,
         minimum_trust: float | None = None,
+        batch_size: int | None = None,
         **settings: Any,
     ) -> Caption | list[Caption] | list[Caption | ImageError]:
         """Caption one image, or any number of images in batches.
+
+        `caption_iter` takes the same arguments and yields each caption as soon as it is made.
 
         Args:
             images: a path, an http or https address, bytes, a binary file, a PIL image, a numpy
@@ -302,6 +315,7 @@ class Captioner:
                 of its caption.
             check_attention: also measure the `effect` of each word, which takes longer.
             minimum_trust: captions with less trust, 0 to 1, are an UntrustedError.
+            batch_size: images per batch; None: `batch_size` of this object.
             **settings: fields of the config to change, such as beam_size=3.
 
         Returns:
@@ -312,36 +326,60 @@ class Captioner:
             ConfigError: unknown or invalid setting or style, or the checkpoint has no trust.
             GenerationError: a score is NaN.
         """
+        results = self.caption_iter(
+            images,
+            config,
+            errors=errors,
+            check_attention=check_attention,
+            minimum_trust=minimum_trust,
+            batch_size=batch_size,
+            **settings,
+        )
+        return list(results) if is_many(split_batch(images)) else cast("Caption", next(results))
+
+    def caption_iter(
+        self,
+        images: ImageSource | Iterable[ImageSource],
+        config: GenerationConfig | None = None,
+        *,
+        errors: Literal["raise", "return"] = "raise",
+        check_attention: bool = False,
+        minimum_trust: float | None = None,
+        batch_size: int | None = None,
+        **settings: Any,
+    ) -> Iterator[Caption | ImageError]:
+        """Yield the captions of images in order, while threads decode the next batch.
+
+        `images` may be endless: at most two batches are read ahead and in memory. Arguments and
+        exceptions as for `caption`. An ImageError is raised in the place of its caption, after the
+        captions before it.
+        """
         if settings:
             config = (config or self.generation).changed(**settings)
-        images = split_batch(images)
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
+        if batch_size is not None and batch_size < 1:
+            raise ConfigError(f"batch_size is {batch_size}; it must be at least 1")
         self.check_trust(minimum_trust)
-        several = is_many(images)
-        raises = errors == "raise" or not several
-        results: list[Caption | ImageError] = []
-        remaining = iter(cast("Iterable[Any]", images if several else [images]))
-        while batch := list(islice(remaining, BATCH)):
-            prepared: list[PreparedImage | ImageError] = []
-            for image in batch:
-                try:
-                    prepared.append(self._prepare(as_source(image), image_name(image)))
-                except ImageError as error:
-                    if raises:
-                        raise
-                    prepared.append(error.without_traceback())
-            valid = [image for image in prepared if isinstance(image, PreparedImage)]
-            captions = iter(self.caption_prepared(valid, config, check_attention=check_attention))
-            for image in prepared:
-                if isinstance(image, ImageError):
-                    results.append(image)
-                    continue
-                result = _check_trusted(next(captions), minimum_trust)
-                if isinstance(result, ImageError) and raises:
-                    raise result
-                results.append(result)
-        return results if several else cast("Caption", results[0])
+        sources = split_batch(images)
+        if several := is_many(sources):
+            size = batch_size or self.batch_size
+            batches = decode_ahead(sources, self._decode, batch_size=size)
+        else:
+            batches = ([self._decode(source)] for source in [sources])
+        with closing(batches):
+            for batch in batches:
+                valid = [image for image in batch if isinstance(image, PreparedImage)]
+                made = iter(self.caption_prepared(valid, config, check_attention=check_attention))
+                for image in batch:
+                    result = (
+                        image
+                        if isinstance(image, ImageError)
+                        else _check_trusted(next(made), minimum_trust)
+                    )
+                    if isinstance(result, ImageError) and (errors == "raise" or not several):
+                        raise result
+                    yield result
 
     def prepare(self, image: ImageSource) -> PreparedImage:
         """Decode an image to the encoder's square; addresses are not downloaded.
@@ -349,6 +387,16 @@ class Captioner:
         Raises ImageError.
         """
         return self._prepare(as_source(image, follow_links=False), image_name(image))
+
+    def _decode(self, image: Any) -> PreparedImage | ImageError:
+        """Decode an image; called in threads."""
+        # Two entries of a list may be one PIL image or file, which only one thread may read.
+        is_shared = isinstance(image, Image.Image) or hasattr(image, "read")
+        with _SHARED if is_shared else nullcontext():
+            try:
+                return self._prepare(as_source(image), image_name(image))
+            except ImageError as error:
+                return error.without_traceback()
 
     def _prepare(self, source: FileSource | Image.Image, name: str | None) -> PreparedImage:
         try:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from captioner import Captioner
 from captioner.checkpoint import Checkpoint
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import build_decoder
@@ -25,6 +28,7 @@ from captioner.decoders.state import sync_interval
 from captioner.generation import beam_search, roll_out
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
+from captioner.trust.trust import digest_weights, trust_file
 from captioner_training.distributed import Processes
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
 from captioner_training.losses.cross_entropy import CrossEntropy
@@ -33,6 +37,7 @@ from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
+from tests.conftest import make_consensus, make_trust
 from tests.training.runs import make_batch
 
 # Each makes the CPU wait until the device has the answer, or until a copy has arrived there.
@@ -98,6 +103,24 @@ def test_a_search_reads_the_device_every_fourth_step(
     # 16 steps, and at the end the sentences in one copy.
     assert sum(device.reads.values()) <= 16 / 4 + 1, device.reads
     assert device.reads.total() >= 2  # the mode sees what there is to see
+
+
+def test_captions_with_trust_are_two_more_reads(
+    tiny_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the order of the beams' sentences, one of all trust and familiarity."""
+    monkeypatch.setattr(beam_search, "sync_interval", lambda _: sync_interval(torch.device("cuda")))
+    make_trust(weights=digest_weights(tiny_file), consensus=make_consensus()).save(
+        trust_file(tiny_file)
+    )
+    captioner = Captioner.from_pretrained(tiny_file, dtype="float32")
+    images = [captioner.prepare(Image.new("RGB", (80, 60), name)) for name in ("red", "navy")]
+    search = GenerationConfig(beam_size=3, maximum_length=15, minimum_length=15)
+    with DeviceReads() as device:
+        device.put(*captioner.model.parameters())
+        first, _ = captioner.caption_prepared(images, search)
+    assert first.trust is not None and first.familiarity is not None
+    assert sum(device.reads.values()) <= 16 / 4 + 1 + 2, device.reads
 
 
 CAPTIONS = [[[5, 6, 7], [4, 8]]] * 4

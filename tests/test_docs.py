@@ -82,6 +82,7 @@ def test_the_python_of_the_documents_runs(
     good, bad = second["results"]
     assert isinstance(good, Caption) and len(good.alternatives) == 2
     assert isinstance(bad, ImageNotFoundError)
+    assert "missing.jpg" in capsys.readouterr().out.splitlines()[-1]
 
 
 def run(document: str) -> dict[str, Any]:

@@ -138,6 +138,11 @@ class HuggingFaceCaptioner(Captioner):
         self.vocabulary = OpenVocabulary(trust.words if trust else ())
         self.trust, self.consensus = trust, trust.consensus if trust else None
 
+    @property
+    def batch_size(self) -> int:
+        """Images per batch of `caption`: few, because these models are large."""
+        return 16
+
     @cached_property
     def fingerprint(self) -> str:
         """Digest of weights and transform."""

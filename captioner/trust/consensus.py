@@ -15,7 +15,6 @@ The coefficients are in the trust file, see captioner.trust.trust.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from captioner.trust.statistics import Statistics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,7 @@ def n_grams(tokens: Sequence[T], order: int) -> Iterable[tuple[T, ...]]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Consensus:
+class Consensus(Statistics):
     """A ridge regression from the mean of a grid to the expected references, for G n-grams.
 
     grams: (G, 2) integers, their tokens; the second is -1 for a unigram.
@@ -74,9 +75,11 @@ class Consensus:
             raise ValueError("the parts of its consensus do not fit together")
 
     @cached_property
-    def rows(self) -> dict[NGram, int]:
-        """The row of each n-gram."""
-        return {tuple(t for t in gram if t >= 0): at for at, gram in enumerate(self.grams.tolist())}
+    def _index(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The keys of the n-grams in rising order, and their rows."""
+        keys = _keys(*self.grams.astype(np.int64).T)
+        rows = keys.argsort()
+        return keys[rows], rows
 
     def choose(
         self, features: Tensor, beams: Sequence[Sequence[Hypothesis]]
@@ -93,31 +96,62 @@ class Consensus:
 
     def order(self, features: Tensor, beams: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
         """Return the places of B beams' sentences, given as tokens, by expected CIDEr."""
-        orders = []
-        means = features.float().mean(dim=1).cpu().numpy()
-        for offset, beam in zip(means - self.middle, beams, strict=True):
-            expected = [self.expect(offset, tokens) for tokens in beam]
-            orders.append(np.argsort(np.negative(expected), kind="stable").tolist())
-        return orders
+        offsets = features.float().mean(dim=1) - self.on(features.device)["middle"]
+        return [
+            np.argsort(np.negative(expected), kind="stable").tolist()
+            for expected in self.expect(offsets, beams)
+        ]
 
-    def expect(self, offset: NDArray[np.float32], tokens: Sequence[int]) -> float:
-        """Return the expected CIDEr, 0 to 1, of a sentence.
+    def expect(
+        self, offsets: Tensor, beams: Sequence[Sequence[Sequence[int]]]
+    ) -> list[list[float]]:
+        """Return the expected CIDEr, 0 to 1, of sentences.
 
         Args:
-            offset: (D,), the mean of the photo's grid less `middle`.
-            tokens: of the sentence.
+            offsets: (B, D), the means of the photos' grids less `middle`.
+            beams: of each photo, its sentences as tokens.
         """
-        return sum(self._expect(offset, tokens, order) for order in ORDERS) / len(ORDERS)
+        import torch
 
-    def _expect(self, offset: NDArray[np.float32], tokens: Sequence[int], order: int) -> float:
-        counts = Counter(n_grams(tokens, order))
-        rows = np.array([self.rows.get(gram, -1) for gram in counts], np.int64)
-        is_known = rows >= 0
-        weights = np.where(is_known, self.rarity[rows], self.rarity.max()) * [*counts.values()]
-        length = np.sqrt((weights**2).sum())
-        if length == 0:
-            return 0.0
-        # einsum instead of `@`: see WordFeatures in trust.py.
-        more = np.einsum("gd,d->g", self.slopes[rows[is_known]].astype(np.float32), offset)
-        expected = self.usual[rows[is_known]] + self.scales[rows[is_known]] * more
-        return float((weights[is_known] * expected).sum() / length)
+        tensors, device = self.on(offsets.device), offsets.device
+        every, parts = self._weigh([tokens for beam in beams for tokens in beam])
+        unique, inverse = np.unique(every, return_inverse=True)
+        photos = np.repeat(np.arange(len(beams)), [len(beam) for beam in beams])
+        rows, columns, images, weights = (
+            torch.from_numpy(array).to(device)
+            for array in (unique, inverse.reshape(every.shape), photos[:, np.newaxis], parts)
+        )
+        slopes, scales = tensors["slopes"][rows].float(), tensors["scales"][rows]
+        expected = torch.addmm(tensors["usual"][rows], offsets, slopes.T * scales)  # (B, rows)
+        sums = (expected[images, columns] * weights).sum(dim=1) / len(ORDERS)
+        values = iter(sums.tolist())
+        return [[next(values) for _ in beam] for beam in beams]
+
+    def _weigh(
+        self, sentences: Sequence[Sequence[int]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the rows (S, N) of all n-grams of S sentences, and their parts of u(c).
+
+        Unknown n-grams have a part of 0. An n-gram that occurs twice is there twice.
+        """
+        most = max([1, *map(len, sentences)])
+        first = np.full((len(sentences), most), -1, np.int64)
+        for row, tokens in zip(first, sentences, strict=True):
+            row[: len(tokens)] = tokens
+        second = np.pad(first[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+        keys = np.stack([_keys(first, -1), _keys(first, second)], axis=1)  # (S, 2, T)
+        is_there = np.stack([first, second], axis=1) >= 0
+        known_keys, known_rows = self._index
+        places = np.searchsorted(known_keys, keys).clip(max=len(known_keys) - 1)
+        is_known = is_there & (known_keys[places] == keys)
+        rows = np.where(is_known, known_rows[places], 0)
+        rarity = np.where(is_known, self.rarity[rows], self.rarity.max()) * is_there
+        counts = (keys[..., np.newaxis] == keys[..., np.newaxis, :]).sum(axis=-1)
+        lengths = np.sqrt((rarity**2 * counts).sum(axis=-1, keepdims=True))
+        weights = np.where(is_known, rarity / np.maximum(lengths, 1e-12), 0)
+        return rows.reshape(len(rows), -1), weights.reshape(len(rows), -1).astype(np.float32)
+
+
+def _keys(first: Any, second: Any) -> Any:
+    """Return one integer for each n-gram of one or two tokens; the second of one is -1."""
+    return (first << 32) + second + 1

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from captioner.trust.statistics import Statistics
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -32,21 +34,23 @@ _FLAT = 10  # times
 _DIRECTIONS = 64
 
 
-def pool(features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
+def pool(features: Tensor) -> Tensor:
     """Pool grids (B, L, D) for familiarity and trust.
 
     Returns:
-        (B, D + 1): the mean of each feature over the cells, and in the last column the mean of the
-        features' standard deviations over the cells.
+        (B, D + 1), float32: the mean of each feature over the cells, and in the last column the
+        mean of the features' standard deviations over the cells.
     """
-    if not isinstance(features, np.ndarray):
-        features = features.float().cpu().numpy()
-    spread = features.std(axis=1).mean(axis=1, keepdims=True)
-    return np.concatenate([features.mean(axis=1), spread], axis=1)
+    import torch
+
+    features = features.float()
+    means = features.mean(dim=1, keepdim=True)
+    deviations = (features - means).square().mean(dim=1).sqrt()
+    return torch.cat([means.squeeze(1), deviations.mean(dim=1, keepdim=True)], dim=1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Familiarity:
+class Familiarity(Statistics):
     """The distribution of the training photos' pooled grids.
 
     mean: (D,).
@@ -88,25 +92,36 @@ class Familiarity:
         steps = np.linspace(0, 1, min(201, len(kept_back)))
         quantiles, spreads = (
             np.quantile(values, steps).astype(np.float32)
-            for values in (cloud.distances(kept_back), kept_back[:, -1])
+            for values in (cloud.distances(kept_back).numpy(), kept_back[:, -1])
         )
         return replace(cloud, quantiles=quantiles, spreads=spreads)
 
-    def distances(self, pooled: NDArray[Any]) -> NDArray[np.float32]:
+    def distances(self, pooled: Tensor | NDArray[Any]) -> Tensor:
         """Return the Mahalanobis distances (B,) of photos from their pooled grids (B, D + 1)."""
-        offset = pooled[:, :-1] - self.mean.astype(np.float32)
-        # einsum instead of `@`: see WordFeatures in trust.py.
-        along = np.einsum("bd,dk->bk", offset, self.directions.astype(np.float32))
-        beside = (offset**2).sum(axis=-1) - (along**2).sum(axis=-1)
-        squares = (along**2 / self.widths).sum(axis=-1) + beside.clip(min=0) / self.rest
-        distances: NDArray[np.float32] = np.sqrt(squares)
-        return distances
+        import torch
+
+        pooled = torch.as_tensor(pooled, dtype=torch.float32)
+        tensors = self.on(pooled.device)
+        offset = pooled[:, :-1] - tensors["mean"]
+        along = offset @ tensors["directions"]
+        beside = offset.square().sum(dim=-1) - along.square().sum(dim=-1)
+        squares = (along.square() / tensors["widths"]).sum(dim=-1)
+        return (squares + beside.clamp(min=0) / tensors["rest"]).sqrt()
 
     def of(self, pooled: NDArray[Any]) -> list[float]:
         """Return the familiarity of B photos from their pooled grids (B, D + 1)."""
+        return self.rank(self.distances(pooled).numpy(), pooled[:, -1])
+
+    def rank(self, distances: NDArray[Any], spreads: NDArray[Any]) -> list[float]:
+        """Return the familiarity of B photos.
+
+        Args:
+            distances: (B,), from `distances`.
+            spreads: (B,), the last column of their pooled grids.
+        """
         shares = np.linspace(0, 1, len(self.quantiles))
-        farther = 1 - np.interp(self.distances(pooled), self.quantiles, shares, right=1)
-        flatter = np.interp(pooled[:, -1], self.spreads, shares, left=0)
+        farther = 1 - np.interp(distances, self.quantiles, shares, right=1)
+        flatter = np.interp(spreads, self.spreads, shares, left=0)
         least = np.minimum(farther, _FLAT * flatter)
         familiarities: list[float] = np.nan_to_num(least, nan=0).tolist()
         return familiarities

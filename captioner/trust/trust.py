@@ -34,15 +34,19 @@ from captioner.hub import TRUST
 from captioner.paths import HUGGING_FACE, checkpoint_file, expanded
 from captioner.trust.consensus import Consensus
 from captioner.trust.familiarity import UNFAMILIAR, Familiarity
+from captioner.trust.statistics import Statistics
 from captioner.vocabulary import SPECIAL_TOKENS
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from captioner.generation.hypothesis import Hypothesis
 
 __all__ = [
     "DOUBTFUL",
     "DOUBTFUL_CAPTION",
     "DOUBTFUL_SUBJECT",
+    "Assessment",
     "Judgement",
     "Trust",
     "WordFeatures",
@@ -77,8 +81,15 @@ class Judgement(NamedTuple):
     subject: int | None = None
 
 
+class Assessment(NamedTuple):
+    """The trust of the sentences of B photos, and the familiarity of the photos."""
+
+    judgements: list[list[Judgement]]
+    familiarities: list[float]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class WordFeatures:
+class WordFeatures(Statistics):
     """A ridge regression from the mean of a grid to the words that people would use.
 
     kinds: (V,) integers, the kind of each word in the vocabulary, from 0 to C - 1. "dog" and "dogs"
@@ -95,14 +106,14 @@ class WordFeatures:
     shares: NDArray[Any]
     nouns: NDArray[Any] | None = None
 
-    def __call__(self, pooled: NDArray[Any]) -> NDArray[Any]:
+    def __call__(self, pooled: Tensor | NDArray[Any]) -> Tensor:
         """Predict the shares of people (B, C) from pooled grids (B, D + 1)."""
-        offset = pooled[:, :-1] - self.middle
-        # einsum instead of `@`: the threads of numpy's BLAS keep spinning after a product and slow
-        # down torch (docs/performance.md).
-        predicted: NDArray[Any] = np.einsum("bd,dc->bc", offset, self.slopes.astype(np.float32))
-        predicted += self.shares
-        return predicted
+        import torch
+
+        pooled = torch.as_tensor(pooled, dtype=torch.float32)
+        tensors = self.on(pooled.device)
+        offset = pooled[:, :-1] - tensors["middle"]
+        return torch.addmm(tensors["shares"], offset, tensors["slopes"])
 
     def kinds_of(self, tokens: Sequence[int]) -> NDArray[Any]:
         """Return the kinds (T,) of words; words beyond the vocabulary are of the last one."""
@@ -113,7 +124,7 @@ class WordFeatures:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trust:
+class Trust(Statistics):
     """The statistics of a checkpoint's trust file.
 
     word: (4,), intercept and coefficients of `word_clues`.
@@ -132,27 +143,51 @@ class Trust:
     words: tuple[str, ...] = ()
 
     def judge(
-        self, pooled: NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
+        self, pooled: Tensor | NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
     ) -> list[list[Judgement]]:
-        """Judge the sentences of B photos, given the photos' pooled grids (B, D + 1).
+        """Judge the sentences of B photos; arguments as for `assess`."""
+        return self.assess(pooled, beams).judgements
+
+    def assess(
+        self, pooled: Tensor | NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
+    ) -> Assessment:
+        """Judge the sentences of B photos, and the photos, with one copy from the device.
 
         The regressions were fitted on photos like the training photos. Where familiarity is below
         UNFAMILIAR, it is an upper limit for the trust of a caption.
-        """
-        familiarities = self.familiarity.of(pooled)
-        shares = self.word_features(pooled)
-        limits = [value if value < UNFAMILIAR else 1.0 for value in familiarities]
-        return [
-            [self._judge(hypothesis, seen, limit) for hypothesis in beam]
-            for beam, seen, limit in zip(beams, shares, limits, strict=True)
-        ]
 
-    def _judge(self, hypothesis: Hypothesis, seen: NDArray[Any], most: float) -> Judgement:
-        kinds = self.word_features.kinds_of(hypothesis.tokens)
-        logs = np.asarray(hypothesis.log_probabilities[:-1])
-        clues = word_clues(self.word_features, seen, kinds, logs)
-        # Clipped, because its logarithm is taken below.
-        trusts = _sigmoid(self.word[0] + clues @ self.word[1:]).clip(min=1e-6)
+        Args:
+            pooled: (B, D + 1), the photos' pooled grids.
+            beams: of each photo, its sentences.
+        """
+        import torch
+
+        pooled = torch.as_tensor(pooled, dtype=torch.float32)
+        tensors = self.on(pooled.device)
+        clues, kinds = word_clues(self.word_features, pooled, beams)
+        parts = (
+            torch.sigmoid(tensors["word"][0] + clues @ tensors["word"][1:]),
+            self.familiarity.distances(pooled),
+            pooled[:, -1],
+        )
+        trusts, distances, spreads = np.split(
+            torch.cat(parts).cpu().numpy(), [len(kinds), len(kinds) + len(pooled)]
+        )
+        familiarities = self.familiarity.rank(distances, spreads)
+        limits = [value if value < UNFAMILIAR else 1.0 for value in familiarities]
+        cuts = np.cumsum([len(hypothesis.tokens) for beam in beams for hypothesis in beam])[:-1]
+        words = zip(np.split(trusts, cuts), np.split(kinds, cuts), strict=True)
+        judgements = [
+            [self._judge(hypothesis.tokens, *next(words), most=limit) for hypothesis in beam]
+            for beam, limit in zip(beams, limits, strict=True)
+        ]
+        return Assessment(judgements, familiarities)
+
+    def _judge(
+        self, tokens: Sequence[int], trusts: NDArray[Any], kinds: NDArray[Any], *, most: float
+    ) -> Judgement:
+        """Judge a sentence from the trusts and kinds (T,) of its words."""
+        trusts = trusts.clip(min=1e-6)  # its logarithm is taken
         named = kinds >= 0
         words = [
             trust if is_named else None
@@ -163,7 +198,7 @@ class Trust:
         whole = self.caption[0] + self.caption[1] * np.log(trusts[named]).sum()
         subject = None
         if (is_noun := self.word_features.nouns) is not None:
-            numbers = np.minimum(hypothesis.tokens, len(is_noun) - 1)
+            numbers = np.minimum(tokens, len(is_noun) - 1)
             nouns = np.flatnonzero(named & (is_noun[numbers] > 0))
             subject = int(nouns[0]) if len(nouns) else None
         return Judgement(words, min(float(_sigmoid(whole)), most), subject)
@@ -292,22 +327,36 @@ def _sigmoid(values: Any) -> Any:
 
 
 def word_clues(
-    features: WordFeatures, seen: NDArray[Any], kinds: NDArray[Any], logs: NDArray[Any]
-) -> NDArray[Any]:
-    """Gather the regression's inputs for the words of a sentence.
+    features: WordFeatures,
+    pooled: Tensor | NDArray[Any],
+    beams: Sequence[Sequence[Hypothesis]],
+) -> tuple[Tensor, NDArray[Any]]:
+    """Gather the regression's inputs for the N words of all sentences, one after another.
 
     Args:
         features: of the checkpoint.
-        seen: (C,), their prediction for the photo.
-        kinds: (T,), the words' kinds; rows of words without a claim are meaningless.
-        logs: (T,), the words' log-probabilities.
+        pooled: (B, D + 1), the photos' pooled grids.
+        beams: of each photo, its sentences.
 
     Returns:
-        (T, 3), logarithms: of the share of people who would use the word for this photo, of the
-        share who use it for any photo, and of its probability.
+        (N, 3) on the device of `pooled`, logarithms: of the share of people who would use the word
+        for this photo, of the share who use it for any photo, and of its probability. And the kinds
+        (N,) of the words; rows of words without a claim are meaningless.
     """
-    shares = np.stack([seen, features.shares])[:, kinds].clip(min=_MINIMUM_SHARE)
-    return np.concatenate([np.log(shares), logs[np.newaxis]]).T
+    import torch
+
+    hypotheses = [hypothesis for beam in beams for hypothesis in beam]
+    kinds = features.kinds_of([token for hypothesis in hypotheses for token in hypothesis.tokens])
+    lengths = [sum(len(hypothesis.tokens) for hypothesis in beam) for beam in beams]
+    seen = features(pooled)
+    photos, columns = (
+        torch.from_numpy(indices).to(seen.device)
+        for indices in (np.repeat(np.arange(len(beams)), lengths), kinds)
+    )
+    logs = torch.cat([hypothesis.log_probabilities[:-1] for hypothesis in hypotheses])
+    shares = torch.stack([seen[photos, columns], features.on(seen.device)["shares"][columns]])
+    clues = [shares.clamp(min=_MINIMUM_SHARE).log(), logs.to(seen.device).unsqueeze(0)]
+    return torch.cat(clues).T, kinds
 
 
 def trust_file(checkpoint: str | os.PathLike[str]) -> Path:

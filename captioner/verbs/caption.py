@@ -159,7 +159,7 @@ def _captions(
     checkpoint: Path, arguments: argparse.Namespace
 ) -> Iterator[tuple[Any, Caption | CaptionerError]]:
     """Yield the source of each photo, and its caption or error."""
-    from captioner.predictor import BATCH, Captioner
+    from captioner.predictor import Captioner
 
     captioner = Captioner.from_pretrained(
         checkpoint,
@@ -173,8 +173,9 @@ def _captions(
     captioner.check_head(arguments.head)
     captioner.check_trust(arguments.keywords, setting="keywords")
     captioner.vocabulary.style(config.style)
-    for start in range(0, len(arguments.photos), BATCH):
-        batch = arguments.photos[start : start + BATCH]
+    size = captioner.batch_size
+    for start in range(0, len(arguments.photos), size):
+        batch = arguments.photos[start : start + size]
         sources = [_source(photo) for photo in batch]
         with _silenced():
             captions = iter(

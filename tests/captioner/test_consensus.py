@@ -35,17 +35,19 @@ def known() -> Consensus:
 
 def test_the_expected_cider_by_hand(known: Consensus) -> None:
     """In the photo the first feature is 3, and the second -0.5."""
-    offset = np.array([2.0, -0.5], np.float32)
+    offset = torch.tensor([[2.0, -0.5]])
     four, five, both = 0.2 + 0.1 * 2, 0.1 - 0.2 * -0.5, 0.05 + 0.03 * 2
     # "4 5": u = (1, 2) / sqrt(5) and (3) / 3; "4 4": u = 1, and a pair that nobody says.
     pair = ((1 * four + 2 * five) / math.sqrt(5) + both) / 2
-    assert known.expect(offset, [4, 5]) == pytest.approx(pair)
-    assert known.expect(offset, [4, 4]) == pytest.approx(four / 2)
     # 9 is not there: it is as rare as the rarest, and so are "5 9" and "9 4".
     other = (2 * five + 1 * four) / math.sqrt(4 + 9 + 1) / 2
-    assert known.expect(offset, [5, 9, 4]) == pytest.approx(other)
-    assert known.expect(offset, [4]) == pytest.approx(four / 2)  # no pairs
-    assert known.expect(offset, []) == 0
+    # The fourth has no pairs.
+    sentences = [[4, 5], [4, 4], [5, 9, 4], [4], []]
+    (expected,) = known.expect(offset, [sentences])
+    assert expected == pytest.approx([pair, four / 2, other, four / 2, 0])
+    # Each photo has its own offset, and any number of sentences.
+    first, second = known.expect(torch.cat([0 * offset, offset]), [[[5]], sentences[:2]])
+    assert first == pytest.approx([0.1 / 2]) and second == pytest.approx([pair, four / 2])
 
 
 def test_sentences_come_in_the_order_of_what_is_expected(known: Consensus) -> None:
@@ -94,7 +96,7 @@ def test_it_lies_beside_its_checkpoint(tiny_file: Path) -> None:
     known.save(trust_file(tiny_file))
     again = Trust.beside(tiny_file)
     assert again is not None and again.consensus is not None and known.consensus is not None
-    offset, words = np.ones(576, np.float32), [4, 5, 12]
+    offset, words = torch.ones(1, 576), [[[4, 5, 12]]]
     assert again.consensus.expect(offset, words) == known.consensus.expect(offset, words)
     assert again.consensus.slopes.dtype == np.int8
 

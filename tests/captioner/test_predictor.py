@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import io
 import math
+import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +97,65 @@ def test_one_bad_image_fails_alone(captioner: Captioner, photo: Path, tmp_path: 
     with pytest.raises(ImageFormatError, match=r"bad\.jpg"):  # one by itself has no other place
         captioner.caption(bad, errors="return")  # type: ignore[call-overload]
     assert captioner.caption([]) == []
+
+
+def test_a_batch_may_have_any_size(tiny_file: Path, photo: Path) -> None:
+    captioner = Captioner.from_pretrained(tiny_file, dtype="float32")
+    photos = [photo, Image.new("RGB", (50, 90), "navy"), Image.new("RGB", (80, 80), "olive")]
+    texts = [caption.text for caption in captioner.caption(photos)]
+    for size in (1, 2, 3, 9):
+        assert [it.text for it in captioner.caption(photos, batch_size=size)] == texts
+    for size in (0, -1):
+        with pytest.raises(ConfigError, match=f"batch_size is {size}; it must be at least 1"):
+            captioner.caption(photos, batch_size=size)
+
+
+def test_an_iterator_reads_two_batches_ahead_at_most(captioner: Captioner, photo: Path) -> None:
+    taken = 0
+
+    def endless() -> Iterator[Path]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield photo
+
+    captions = captioner.caption_iter(endless(), batch_size=3)
+    assert taken == 0
+    expected = captioner.caption(photo).text
+    for number in range(1, 10):
+        assert next(captions).text == expected
+        assert taken <= number + 2 * 3 + 2
+    captions.close()
+    assert "decoding" not in {thread.name.partition("_")[0] for thread in threading.enumerate()}
+
+
+def test_errors_of_an_iterator_follow_the_captions_before_them(
+    captioner: Captioner, photo: Path, tmp_path: Path
+) -> None:
+    missing = tmp_path / "missing.jpg"
+    captions = captioner.caption_iter([photo, photo, missing, photo], batch_size=4)
+    assert isinstance(next(captions), Caption) and isinstance(next(captions), Caption)
+    with pytest.raises(ImageNotFoundError, match=r"missing\.jpg"):
+        next(captions)
+    kept = captioner.caption_iter([missing, photo], errors="return", batch_size=1)
+    assert [type(result) for result in kept] == [ImageNotFoundError, Caption]
+
+    def broken() -> Iterator[Path]:
+        yield photo
+        raise OSError("the disk is gone")
+
+    captions = captioner.caption_iter(broken())
+    assert isinstance(next(captions), Caption)
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(captions)
+
+
+def test_one_open_image_may_be_in_a_list_many_times(captioner: Captioner, photo: Path) -> None:
+    """Threads decode the list."""
+    expected = captioner.caption(photo).text
+    with Image.open(photo) as image, photo.open("rb") as file:
+        assert {it.text for it in captioner.caption([image] * 20)} == {expected}
+        assert captioner.caption([file, photo])[0].text == expected
 
 
 def test_an_error_that_is_kept_keeps_no_photos(captioner: Captioner, tmp_path: Path) -> None:

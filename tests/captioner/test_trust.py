@@ -227,7 +227,7 @@ def test_a_grid_is_pooled_to_its_mean_and_how_much_its_cells_differ() -> None:
     features = torch.tensor([[[0.0, 5.0], [2.0, 5.0], [4.0, 2.0], [2.0, 8.0]]])
     deviations = 2.0**0.5, 4.5**0.5
     wanted = pytest.approx(np.array([[2.0, 5.0, sum(deviations) / 2]]))
-    assert pool(features) == wanted and pool(features.numpy()) == wanted
+    assert pool(features) == wanted
 
 
 def test_distances_are_mahalanobis() -> None:
@@ -274,7 +274,7 @@ def test_what_was_never_seen_is_less_familiar() -> None:
     known = Familiarity.fit(drawn(100), drawn(50))
     alike, unlike = drawn(200), drawn(200) + 1
     farther = known.distances(alike)[:, None] < known.distances(drawn(200))
-    assert farther.mean() == pytest.approx(0.5, abs=0.12)
+    assert farther.float().mean() == pytest.approx(0.5, abs=0.12)
     assert max(known.of(unlike)) < 0.05
 
 

@@ -98,14 +98,14 @@ class LocalEngine(Closing):
         # Halved, for good, when memory runs out.
         self.batch_size = config.batch_size or self._suited_batch_size()
         self.workers = config.workers or share
-        # A GPU does one thing at a time; the second thread prepares its next.
+        # On a GPU one batch is launched while the results of the other are read.
         self.streams = 2 if captioner.device.type != "cpu" else min(share, 8)
         self._before = torch.get_num_threads()
         self._threads = ThreadPoolExecutor(
             self.streams,
             "captioning",
-            initializer=torch.set_num_threads,
-            initargs=(max(1, share // self.streams),),
+            initializer=_begin_thread,
+            initargs=(max(1, share // self.streams), captioner.device),
         )
         self._reader = Reader(
             captioner.transform.config,
@@ -248,8 +248,21 @@ class LocalEngine(Closing):
         before = torch.cuda.memory_allocated(device)
         self._caption_together([_Entry(LostPhoto(name="", reason=""), noise)] * few)
         photo_bytes = (torch.cuda.max_memory_allocated(device) - before) / few
+        torch.cuda.empty_cache()  # the threads' own queues cannot use what this one keeps
         free, _ = torch.cuda.mem_get_info(device)
         size = 1
         while 2 * size <= min(_GPU_LARGEST, free * _GPU_SHARE / photo_bytes):
             size *= 2
         return size
+
+
+def _begin_thread(threads: int, device: torch.device) -> None:
+    """Give a captioning thread its share of the cores, and on a GPU its own queue.
+
+    In a shared queue, reading the results of one batch would wait for the other batch too.
+    """
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        own.wait_stream(torch.cuda.current_stream(device))  # of the weights
+        torch.cuda.set_stream(own)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from captioner.trust.consensus import Consensus
 from captioner.vocabulary import Vocabulary
@@ -25,7 +26,9 @@ def learn(pooled: np.ndarray, photos: list[list[str]]) -> Consensus:
 
 
 def expect(known: Consensus, offset: list[float], sentence: str) -> float:
-    return known.expect(np.array(offset, np.float32), WORDS.encode(sentence.split()))
+    offsets = torch.from_numpy(np.array([offset], np.float32))
+    ((expected,),) = known.expect(offsets, [[WORDS.encode(sentence.split())]])
+    return expected
 
 
 def test_of_photos_that_are_alike_it_is_the_mean_cider(monkeypatch: pytest.MonkeyPatch) -> None:

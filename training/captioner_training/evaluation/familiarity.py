@@ -24,7 +24,7 @@ def pooled_grids(captioner: Captioner, images: Sequence[CaptionedImage]) -> NDAr
     """Encode photos and pool their grids: (N, D + 1), see captioner.trust.familiarity.pool."""
     loader = split_loader(images, captioner.transform, workers=2, batch_size=_BATCH)
     parts = [
-        pool(captioner.encode(pixels).features)
+        pool(captioner.encode(pixels).features).cpu().numpy()
         for pixels in tqdm(loader, desc="photos", leave=False, disable=None)
     ]
     return np.concatenate(parts)
@@ -72,4 +72,5 @@ def _pooled_pictures(captioner: Captioner, folder: Path) -> NDArray[np.float32]:
     if not squares:
         raise DataError(f"--unlike {folder} has no picture that can be opened")
     parts = (np.stack(squares[at : at + _BATCH]) for at in range(0, len(squares), _BATCH))
-    return np.concatenate([pool(captioner.encode(part).features) for part in parts])
+    pooled = [pool(captioner.encode(part).features).cpu().numpy() for part in parts]
+    return np.concatenate(pooled)

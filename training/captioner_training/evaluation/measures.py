@@ -296,7 +296,7 @@ class CaptionedSplit:
             self._measures["deletion"] = effects
 
         def after_batch(pixels: Tensor, grid: Grid, batch: Sequence[Captioned]) -> None:
-            self._pooled.append(pool(grid.features))
+            self._pooled.append(pool(grid.features).cpu().numpy())
             for square, caption in zip(pixels, batch, strict=True):
                 if calibration:
                     test.add(square, [caption])
@@ -384,7 +384,7 @@ class CaptionedSplit:
 
     def _measure(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
         """Measure a batch while its grids are there; a failure costs no more than itself."""
-        self._pooled.append(pool(grid.features))
+        self._pooled.append(pool(grid.features).cpu().numpy())
         for name, one in self._measures.items():
             if name not in self._failed and not isinstance(one, EffectMeans):
                 try:

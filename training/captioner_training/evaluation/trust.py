@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from captioner.errors import DataError
@@ -142,19 +143,19 @@ def fit_trust(
 
     Raises DataError: the captions have too few words that name something.
     """
-    clues, right = [], []
-    for one, seen in zip(captioned, word_features(pooled), strict=True):
-        kinds = word_features.kinds_of(one.hypothesis.tokens)
-        logs = one.hypothesis.log_probabilities[:-1].numpy()
-        found = word_clues(word_features, seen, kinds, logs)
-        clues.append(found[kinds >= 0])
-        right += [each for each in right_words(one.words, one.image.words) if each is not None]
+    clues, kinds = word_clues(word_features, pooled, [[one.hypothesis] for one in captioned])
+    right = [
+        is_right
+        for one in captioned
+        for is_right in right_words(one.words, one.image.words)
+        if is_right is not None
+    ]
     if len(right) < _FEWEST:
         raise DataError(
             f"the captions of the validation photos have {len(right)} words that name something, "
             f"too few to say when such are right: {_FEWEST}"
         )
-    word = fit_logistic(np.concatenate(clues), right).astype(np.float32)
+    word = fit_logistic(clues[torch.from_numpy(kinds >= 0)].numpy(), right).astype(np.float32)
     trust = Trust(
         familiarity=familiarity,
         word_features=word_features,
