@@ -15,10 +15,22 @@ pytestmark = pytest.mark.slow
 def test_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["gpu", "--device", "cpu", "--small"])
     assert gpu.main() == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for kind in ("frozen", "fine-tuning", "self-critical"):
-        assert said.count(f"\n{kind}: ") == 2  # of two encoders
-    assert said.count("times the encoder") == 4
+        assert output.count(f"\n{kind}, 4 photos: ") == 1
+    assert output.count("whole caption") == 2
+    assert output.count(" of 8 files: ") == 2
+
+
+def test_an_epoch_of_each_kind(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu", "--device", "cpu", "--small", "--simulate-coco"])
+    assert gpu.main() == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.partition(" in ")[0] for line in lines] == [
+        "frozen: 8 photos", "fine-tuning: 8 photos", "self-critical: 8 photos",
+    ]  # fmt: skip
 
 
 def test_coco(

@@ -49,9 +49,9 @@ VALIDATED = 50  # photos of a run that takes --max-steps
 WORDS = [f"word{number}" for number in range(9_486)]  # as many as COCO has five times
 
 
-def draw(chance: random.Random) -> bytes:
+def draw(chance: random.Random, size: tuple[int, int] = (341, 256)) -> bytes:
     """Draw clouds of all sizes, which make a JPEG as large as a photo of COCO: 32 kB."""
-    photo = Image.new("RGB", (341, 256))
+    photo = Image.new("RGB", size)
     for cells, strength in ((4, 0.5), (16, 0.4), (64, 0.35), (256, 0.1)):
         noise = Image.frombytes("RGB", (cells, cells), chance.randbytes(3 * cells**2))
         photo = Image.blend(photo, noise.resize(photo.size, Image.Resampling.BICUBIC), strength)

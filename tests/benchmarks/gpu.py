@@ -1,16 +1,18 @@
-"""What one GPU does with Captioner, in ten minutes: captions and training steps at COCO's sizes.
+"""Speed of Captioner on one GPU: captions, training steps, and epochs of COCO's size.
 
-    python -m tests.benchmarks.gpu [--device cuda] [--small]
+    python -m tests.benchmarks.gpu [--device cuda] [--encoder NAME] [--compile] [--small]
+    python -m tests.benchmarks.gpu --simulate-coco
 
-Two models with random weights and 9,490 words: the bundled checkpoint's sizes with squares of 224,
-and ResNet-101 with squares of 256. First what the machine can do at best: products of matrices, and
-bytes copied. Then captions: encoder, search (beam 5, 15 words) and both, for 1, 16 and 256 photos
-at once. Then training steps: frozen on cached grids, fine-tuning beside the encoder's own forward
-and backward pass, self-critical; each with the memory that it took at most, and what an epoch of
-COCO's 113,287 photos would take at that rate, extrapolated. Data are on the device already: what
-loading them costs, log.jsonl of a run tells (`waiting`).
+Models have random weights and 9,490 words. The first command takes less than two minutes:
 
-`--small` runs all of it with tiny sizes on whatever is there, to see that it runs: its numbers mean
+- the limits of the machine: matrix products, copies;
+- captions of squares in memory (beam 5, 15 words): encoder, search and both;
+- `Captioner.caption` of a list of JPEG files, and `captioner batch`;
+- training steps: frozen on grids, fine-tuning, self-critical, with the highest memory. Data are on
+  the device. Without `--compile` the loss is not compiled, which takes minutes.
+
+`--simulate-coco` runs one epoch of each stage of `coco-fast` instead, as training runs it; see
+simulated_coco.py. `--small` runs everything with tiny sizes on any device; its numbers mean
 nothing. Nothing else may run on the GPU meanwhile.
 """
 
@@ -19,8 +21,10 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -36,6 +40,7 @@ from captioner.model import CaptionModel, ModelConfig
 from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import START, Vocabulary
+from captioner_serving.batch import caption_batch
 from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes
 from captioner_training.losses.cross_entropy import CrossEntropy
@@ -43,14 +48,23 @@ from captioner_training.losses.objective import Objective
 from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import TrainState
-from captioner_training.step import TrainStep, autocast_of
+from captioner_training.step import TrainStep
+from tests.benchmarks.coco_scale import draw
 from tests.benchmarks.measuring import seconds
+from tests.benchmarks.simulated_coco import simulate
 from tests.training.runs import make_batch
 
-COCO = 113_287  # photos of Karpathy's train
 ENCODERS = {"efficientnet_v2_b0": 224, "resnet101": 256}
 WORDS = Vocabulary([f"word{number}" for number in range(9486)])
 FIXED = GenerationConfig(beam_size=5, minimum_length=15, maximum_length=15)
+STEPS = (
+    ("frozen", 128),
+    ("frozen", 1024),
+    ("fine-tuning", 64),
+    ("fine-tuning", 256),
+    ("self-critical", 64),
+)
+FILES = 1600  # photos of a list and of a batch run
 
 
 class Bench:
@@ -106,28 +120,52 @@ def build_model(name: str) -> CaptionModel:
     )
 
 
-def captions(bench: Bench, name: str, size: int) -> None:
-    """Time encoder, search and both."""
+def load(bench: Bench, name: str, size: int) -> Captioner:
+    """Make a captioner with random weights."""
     checkpoint = Checkpoint(
         model=build_model(name), vocabulary=WORDS, name=name, metrics={}, generation=FIXED,
         transform=TransformConfig(mode="squash", size=size),
     )  # fmt: skip
-    captioner = Captioner(checkpoint, device=bench.device)
+    return Captioner(checkpoint, device=bench.device)
+
+
+def captions(bench: Bench, captioner: Captioner) -> None:
+    """Time encoder, search and both for squares on the device."""
+    size = captioner.transform.config.size
     print(f"\n{captioner!r}, {size} px, beam 5, 15 words: ms a photo")
     for photos in (1, 2) if bench.small else (1, 16, 256):
         pixels = torch.randint(0, 256, (photos, 3, size, size), dtype=torch.uint8)
         pixels = pixels.to(bench.device)
-
         with torch.inference_mode():
             features = captioner.encode(pixels).features
             encoder = bench.time(partial(captioner.encode, pixels))
             decoder = bench.time(partial(search, captioner, features))
             whole = bench.time(partial(caption, captioner, pixels))
-        times = (1000 * one / photos for one in (encoder, decoder, whole))
+        times = (1000 * took / photos for took in (encoder, decoder, whole))
         print(
             "{} at once: encoder {:.2f}, search {:.2f}, whole caption {:.2f}".format(photos, *times)
-            + f": {whole / encoder:.2f} times the encoder{bench.peak()}"
+            + f"{bench.peak()}",
+            flush=True,
         )
+
+
+def files(bench: Bench, captioner: Captioner) -> None:
+    """Time `Captioner.caption` of a list of JPEG files, and a batch run."""
+    chance, count = random.Random(0), 8 if bench.small else FILES
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "photos")
+        folder.mkdir()
+        drawn = [draw(chance, size) for size in ((341, 256), (640, 427)) for _ in range(8)]
+        paths = [folder / f"{number:05}.jpg" for number in range(count)]
+        for number, path in enumerate(paths):
+            path.write_bytes(drawn[number % len(drawn)])
+        captioner.caption(paths[: captioner.batch_size])  # a first batch, which does not count
+        rate = count / seconds(lambda: captioner.caption(paths))
+        print(f"Captioner.caption of {count:,} files: {rate:.0f} photos/s{bench.peak()}")
+        output = Path(name, "captions.jsonl")
+        run = caption_batch(folder, output=output, captioner=captioner)
+        rate = count / seconds(lambda: list(run))
+        print(f"captioner batch of {count:,} files: {rate:.0f} photos/s{bench.peak()}", flush=True)
 
 
 def search(captioner: Captioner, features: Tensor) -> None:
@@ -140,82 +178,100 @@ def caption(captioner: Captioner, pixels: Tensor) -> None:
     search(captioner, captioner.encode(pixels).features)
 
 
-def steps(bench: Bench, name: str, size: int) -> None:
+def steps(bench: Bench, name: str, size: int, *, compiled: bool) -> None:
     """Time steps of each kind."""
+    print(f"\n{name}, {size} px, five captions a photo, {'compiled' if compiled else 'eager'}:")
+    for kind, images in STEPS[::2] if bench.small else STEPS:
+        images = 4 if bench.small else images
+        batch, references = make_up(bench, name, size, images, squares=kind == "fine-tuning")
+        objectives: dict[str, Objective] = {"cross_entropy": CrossEntropy()}
+        if kind == "self-critical":
+            objectives = {
+                "self_critical": SelfCriticalCaptions(
+                    SelfCritical(), vocabulary=WORDS, maximum_length=16, references=references
+                )
+            }
+        step = build_step(
+            bench, name, size, objectives=objectives, compiled=compiled,
+            thawed=0 if kind == "fine-tuning" else None,
+        )  # fmt: skip
+        first = seconds(lambda step=step, batch=batch: step([batch]))
+        took = bench.time(partial(step, [batch]))
+        print(
+            f"{kind}, {images} photos: {1000 * took:.1f} ms, {images / took:.0f} photos/s, first "
+            f"step {first:.1f} s{bench.peak()}",
+            flush=True,
+        )
+
+
+def make_up(
+    bench: Bench, name: str, size: int, images: int, *, squares: bool
+) -> tuple[Batch, list[list[list[str]]]]:
+    """Make up a batch of squares or grids, and its captions as words."""
     chance = random.Random(0)
-    images = 4 if bench.small else 64
     numbers = [
         [[chance.randrange(4, len(WORDS)) for _ in range(chance.randint(8, 14))] for _ in range(5)]
         for _ in range(images)
     ]
-    pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8)
-    batch = make_batch(pixels, numbers, starts=[START] * images, maximum_length=22)
-    critic = SelfCriticalCaptions(
-        SelfCritical(), vocabulary=WORDS, maximum_length=16,
-        references=[[WORDS.decode(caption) for caption in each] for each in numbers],
-    )  # fmt: skip
-    cells = (size // 32) ** 2
-    grids = bench.random(images, cells, build_model(name).encoder.channels()).half()
-    on_device = batch._replace(images=pixels.to(bench.device))
-    kinds: dict[str, tuple[int | None, Batch, dict[str, Objective]]] = {
-        "frozen": (None, batch._replace(images=grids), {"cross_entropy": CrossEntropy()}),
-        "fine-tuning": (0, on_device, {"cross_entropy": CrossEntropy()}),
-        "self-critical": (None, batch._replace(images=grids), {"self_critical": critic}),
-    }
-    print(f"\n{name}, {size} px, steps of {images} photos with five captions:")
-    for kind, (thawed, some, objectives) in kinds.items():
-        step, recipe = build_step(bench, name, size, thawed=thawed, objectives=objectives)
-        took = bench.time(partial(step, [some]))
-        line = f"{kind}: {1000 * took:.1f} ms, {images / took:.0f} photos/s, an epoch of COCO "
-        line += f"{COCO * took / images / 60:.1f} min (extrapolated){bench.peak()}"
-        if thawed is not None:
-            alone = bench.time(partial(encode_and_back, step, some.images, recipe, bench))
-            line += f"; {100 * alone / took:.0f} % of it is the encoder's own passes"
-        print(line, flush=True)
+    if squares:
+        inputs = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8).to(bench.device)
+    else:
+        channels = build_model(name).encoder.channels()
+        inputs = bench.random(images, (size // 32) ** 2, channels).half()
+    batch = make_batch(inputs, numbers, starts=[START] * images, maximum_length=22)
+    return batch, [[WORDS.decode(caption) for caption in captions] for captions in numbers]
 
 
 def build_step(
-    bench: Bench, name: str, size: int, *, thawed: int | None, objectives: dict[str, Objective]
-) -> tuple[TrainStep, Recipe]:
+    bench: Bench,
+    name: str,
+    size: int,
+    *,
+    thawed: int | None,
+    objectives: dict[str, Objective],
+    compiled: bool,
+) -> TrainStep:
     """Make a training step with the encoder thawed from a stage on, or frozen."""
     model = build_model(name).to(bench.device).requires_grad_(True)
     model.encoder.to(memory_format=torch.channels_last)
     model.encoder.fine_tune(from_stage=thawed)
     recipe = Recipe(
-        name="benchmark", data=DataConfig(scenes=ScenesConfig()),
+        name="benchmark", data=DataConfig(scenes=ScenesConfig()), compile=compiled,
         stages=(Stage(epochs=1, fine_tune_from=thawed),), encoder=EncoderConfig(name=name),
         transform=TransformConfig(mode="squash", size=size),
     )  # fmt: skip
     processes = Processes(device=bench.device)
     stage = TrainState(model, processes=processes).begin_stage(recipe, steps=10_000)
-    step = TrainStep(stage, recipe, objectives=objectives, vocabulary=WORDS, processes=processes)
-    return step, recipe
-
-
-def encode_and_back(step: TrainStep, pixels: Tensor, recipe: Recipe, bench: Bench) -> None:
-    """Take the encoder's forward and backward pass alone."""
-    model = step.stage.model
-    with autocast_of(recipe, bench.device):
-        features = model.encode(pixels.float().contiguous(memory_format=torch.channels_last))
-    torch.autograd.backward(features.features.float().sum())
-    model.zero_grad(set_to_none=True)
+    return TrainStep(stage, recipe, objectives=objectives, vocabulary=WORDS, processes=processes)
 
 
 def main() -> int:
-    """Run all of it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--device", default="cuda", help="default: cuda")
+    parser.add_argument(
+        "--encoder", choices=ENCODERS, default="efficientnet_v2_b0", help="default: %(default)s"
+    )
+    parser.add_argument("--compile", action="store_true", help="compile the loss of the steps")
+    parser.add_argument("--simulate-coco", action="store_true")
     parser.add_argument("--small", action="store_true")
     arguments = parser.parse_args()
     bench = Bench(find_device(arguments.device), small=arguments.small)
     torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True  # as in training
+    if bench.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "the CPU"
-    print(f"torch {torch.__version__} on {name}")
+    print(f"torch {torch.__version__} on {name}", flush=True)
+    if arguments.simulate_coco:
+        simulate(bench.device, small=bench.small)
+        return 0
     limits(bench)
-    for encoder, size in ENCODERS.items():
-        side = 64 if arguments.small else size
-        captions(bench, encoder, side)
-        steps(bench, encoder, side)
+    size = 64 if bench.small else ENCODERS[arguments.encoder]
+    captioner = load(bench, arguments.encoder, size)
+    captions(bench, captioner)
+    files(bench, captioner)
+    steps(bench, arguments.encoder, size, compiled=arguments.compile)
     return 0
 
 
