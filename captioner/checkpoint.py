@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ __all__ = [
     "FORMAT_VERSION",
     "Checkpoint",
     "copy_checkpoint",
+    "digest_tensors",
     "load_checkpoint",
     "read_header",
 ]
@@ -84,10 +85,8 @@ class Checkpoint:
 
     def fingerprint(self) -> str:
         """Return a digest of weights, vocabulary and transform, the same in every dtype."""
-        digest = hashlib.sha256(repr((self.vocabulary.words, self.transform)).encode())
-        for tensor in self.model.state_dict().values():
-            digest.update(tensor.bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())
-        return digest.hexdigest()[:16]
+        settings = repr((self.vocabulary.words, self.transform))
+        return digest_tensors(settings, self.model.state_dict().values())
 
     def _header(self) -> dict[str, Any]:
         return {
@@ -104,6 +103,14 @@ class Checkpoint:
             "metrics": dict(self.metrics),
             "generation": asdict(self.generation),
         }
+
+
+def digest_tensors(settings: str, tensors: Iterable[Tensor]) -> str:
+    """Return a digest of settings and weights, the same in every dtype."""
+    digest = hashlib.sha256(settings.encode())
+    for tensor in tensors:
+        digest.update(tensor.bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:

@@ -6,10 +6,11 @@ huggingface_hub is imported when a name is used, not before.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ __all__ = [
     "CHECKPOINT",
     "TRUST",
     "download_checkpoint",
+    "download_files",
     "explain_access",
     "is_hub_name",
     "push_files",
@@ -32,6 +34,7 @@ CHECKPOINT = "captioner.safetensors"
 TRUST = "captioner.trust.safetensors"
 CARD = "README.md"
 
+_TIMEOUT = 5  # seconds
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.][\w./-]*)?", re.ASCII)
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # a file that is missing, not a model
 
@@ -71,46 +74,73 @@ def repository_name(repository: str, branch: str | None = None) -> str:
 
 
 def download_checkpoint(name: str) -> Path:
-    """Find a checkpoint in the local cache of the Hub, and download what is missing or new.
+    """Return the path of a checkpoint's file in the local cache of the Hub.
 
-    Its trust, if there is one, lies beside it and is of the same commit.
+    Its trust, if there is one, lies beside it and is of the same commit. Arguments and errors as
+    for `download_files`. A repository without a checkpoint is a CheckpointNotFoundError too.
+    """
+    path = download_files(name, [CHECKPOINT, TRUST]) / CHECKPOINT
+    if not path.is_file():
+        raise CheckpointNotFoundError(
+            f"{name} has no {CHECKPOINT}: it is not a Captioner checkpoint (a model of "
+            f"transformers is named hf:{name})."
+        )
+    return path
+
+
+def download_files(name: str, patterns: Sequence[str]) -> Path:
+    """Find files of a model in the local cache of the Hub, and download what is missing or new.
+
+    If the Hub does not answer, the cache is used as it is.
 
     Args:
         name: OWNER/MODEL, or OWNER/MODEL@REVISION with a branch, tag or commit.
+        patterns: of the files' names, such as "*.json".
 
     Returns:
-        The path of captioner.safetensors in the cache.
+        The folder of the commit in the cache. It may lack files.
 
-    Raises CheckpointNotFoundError: there is no such model, it is gated or has no checkpoint, or it
-        is not in the cache and the Hub cannot be reached.
+    Raises CheckpointNotFoundError: there is no such model, it is gated, or it is not in the cache
+        and the Hub cannot be reached.
     """
-    from huggingface_hub import HfApi, errors, hf_hub_download
+    from huggingface_hub import HfApi, errors, snapshot_download
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     repository, _, revision = name.partition("@")
     options: dict[str, Any] = {"revision": revision or None}
     refused = (
         errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError,
     )  # fmt: skip
-    files = None
     try:
-        info = HfApi().model_info(repository, **options)
-        files = {file.rfilename for file in info.siblings or ()}
+        # snapshot_download falls back to the cache too, but has no timeout.
+        HfApi().model_info(repository, timeout=_TIMEOUT, **options)
     except Exception as error:  # of httpx, hf_xet and huggingface_hub, which share no base
         if isinstance(error, refused) or _status(error) == 401:
             raise _explain_download(name, error) from error
         options["local_files_only"] = True
-    if files is not None and CHECKPOINT not in files:
-        raise CheckpointNotFoundError(
-            f"{name} has no {CHECKPOINT}: it is not a Captioner checkpoint (a model of "
-            f"transformers is named hf:{name})."
-        )
     try:
-        path = Path(hf_hub_download(repository, CHECKPOINT, **options))
-        if files is not None and TRUST in files:
-            hf_hub_download(repository, TRUST, revision=path.parent.name)
+        return Path(
+            snapshot_download(
+                repository, allow_patterns=[*patterns], tqdm_class=_progress_bar(), **options
+            )
+        )
     except Exception as error:
         raise _explain_download(name, error) from error
-    return path
+
+
+def _progress_bar() -> Any:
+    """Return a class of progress bars for terminals, shown only while a download takes long."""
+    from tqdm import tqdm
+
+    class ProgressBar(tqdm):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options | {"disable": None, "delay": 2, "leave": False})
+
+        def display(self, *args: Any, **options: Any) -> None:
+            if self.n:
+                super().display(*args, **options)
+
+    return ProgressBar
 
 
 def _explain_download(name: str, error: Exception) -> CheckpointError:

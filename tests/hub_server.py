@@ -78,6 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     _GETS: ClassVar[dict[str, str]] = {
         r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?": "info",
+        r"/api/models/([^/]+/[^/]+)/tree/(.+)": "tree",
         r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)": "file",
     }
     _POSTS: ClassVar[dict[str, str]] = {
@@ -154,6 +155,15 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = [{"rfilename": file} for file in repository.commits[commit]]
         about = {"id": name, "sha": commit, "private": repository.private, "siblings": siblings}
         return _json(about)
+
+    def tree(self, name: str, revision: str) -> tuple[bytes, dict[str, str]]:
+        repository, commit = self._find(name, revision)
+        return _json(
+            [
+                {"type": "file", "path": path, "size": len(content), "oid": "0" * 40}
+                for path, content in repository.commits[commit].items()
+            ]
+        )
 
     def file(self, name: str, revision: str, file: str) -> tuple[bytes, dict[str, str]]:
         repository, commit = self._find(name, revision)

@@ -12,11 +12,11 @@ test (`check_attention`) measures whether these patches mattered.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -24,15 +24,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.functional import pad
 
+from captioner.checkpoint import digest_tensors
 from captioner.decoded import DecodedBatch
 from captioner.deletion import attended_cells, repeated_cells
 from captioner.device import find_device, find_dtype
 from captioner.errors import ConfigError, GenerationError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner.generation.hypothesis import Hypothesis
-from captioner.huggingface.families import EncodedImages, family_of
+from captioner.huggingface.families import FAMILIES, EncodedImages
 from captioner.huggingface.loading import load_model
 from captioner.predictor import Captioner
 from captioner.trust.trust import Trust, trust_file
@@ -43,7 +44,7 @@ from captioner.vocabulary import Vocabulary, is_printable
 
 __all__ = ["HuggingFaceCaptioner", "OpenVocabulary"]
 
-_LAYERS = (-3, -2, -1)
+_LAYERS = 3
 _ROWS = 64  # sentences that the deletion test reads at once
 _PUNCTUATION = ".,;:!?\"'()"
 
@@ -90,7 +91,8 @@ class HuggingFaceCaptioner(Captioner):
     Args:
         name: OWNER/MODEL, OWNER/MODEL@REVISION or a folder; "hf:" may stand in front.
         device, dtype, max_pixels: see `Captioner`.
-        layers: decoder layers whose attention is averaged; negative numbers count from the end.
+        layers: decoder layers whose attention is averaged; negative numbers count from the end;
+            None: the last three.
         head: the head, from 1, whose attention is shown; None averages all.
 
     Raises as `captioner.huggingface.loading.load_model`, DeviceError and ConfigError.
@@ -103,7 +105,7 @@ class HuggingFaceCaptioner(Captioner):
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         max_pixels: int = MAX_PIXELS,
-        layers: Sequence[int] = _LAYERS,
+        layers: Sequence[int] | None = None,
         head: int | None = None,
     ) -> None:
         if max_pixels < 1:
@@ -111,17 +113,20 @@ class HuggingFaceCaptioner(Captioner):
         self.options = {"device": device, "dtype": dtype, "max_pixels": max_pixels}
         self.device = find_device(device)
         self.dtype = find_dtype(dtype, self.device)
-        self.name, self.version, self.source, model, self.tokenizer, transform = load_model(name)
-        self.model: Any = model.requires_grad_(False).eval().to(self.device, self.dtype)
-        self.family = family_of(model.config)
-        if self.family.name == "VisionEncoderDecoderModel":
-            # Its decoder's other implementations of attention do not return the weights.
-            model.decoder.set_attn_implementation("eager")
-        self.encoder = attrgetter(self.family.encoder)(model)
-        model.set_submodule(self.family.encoder, EncodedImages(self.encoder.config))
-        self.layers, self.head, self.heads, self.max_pixels = tuple(layers), head, 1, max_pixels
-        self.transform = Transform(transform)
-        self.generation = _generation_of(model.generation_config)
+        loaded = load_model(name)
+        self.name, self.version, self.source = loaded.name, loaded.version, loaded.source
+        self.tokenizer, self.transform = loaded.tokenizer, Transform(loaded.transform)
+        self.model: Any = loaded.model.requires_grad_(False).eval().to(self.device, self.dtype)
+        self.family = FAMILIES[type(self.model).__name__]
+        self.encoder = attrgetter(self.family.encoder)(self.model)
+        self.model.set_submodule(self.family.encoder, EncodedImages(self.encoder.config))
+        self.start, end = self.family.special(self.model)
+        self.ends = np.atleast_1d(end).tolist()
+        if decoder := getattr(self.model, "decoder", None):
+            # Its other implementations of attention do not return the weights.
+            decoder.set_attn_implementation("eager")
+        self.layers, self.head, self.heads, self.max_pixels = layers, head, 1, max_pixels
+        self.generation = _generation_of(self.model.generation_config)
         self.use_trust(None)
 
     @classmethod
@@ -146,12 +151,8 @@ class HuggingFaceCaptioner(Captioner):
     @cached_property
     def fingerprint(self) -> str:
         """Digest of weights and transform."""
-        digest = hashlib.sha256(repr(self.transform.config).encode())
-        for part in (self.encoder, self.model):
-            for tensor in part.state_dict().values():
-                half = tensor.bfloat16().cpu().contiguous()
-                digest.update(half.view(torch.int16).numpy().tobytes())
-        return digest.hexdigest()[:16]
+        tensors = (*self.encoder.state_dict().values(), *self.model.state_dict().values())
+        return digest_tensors(repr(self.transform.config), tensors)
 
     @torch.inference_mode()
     def encode(self, pixels: Tensor | NDArray[np.uint8]) -> Grid:
@@ -178,10 +179,8 @@ class HuggingFaceCaptioner(Captioner):
         beams = [sentences[first : first + count] for first in range(0, len(sentences), count)]
         if consensus is not None:
             words = [[sentence.hypothesis.tokens for sentence in beam] for beam in beams]
-            beams = [
-                [beam[at] for at in order]
-                for beam, order in zip(beams, consensus.order(grid.features, words), strict=True)
-            ]
+            orders = consensus.order(grid.features, words)
+            beams = [[beam[at] for at in order] for beam, order in zip(beams, orders, strict=True)]
         beams = [beam[: config.captions] for beam in beams]
         effects = [
             [self._effects(image, sentence) if check_attention else None for sentence in beam]
@@ -197,7 +196,7 @@ class HuggingFaceCaptioner(Captioner):
         """Run the deletion test on a given sentence; see `Captioner.word_effects`."""
         self.vocabulary.style(style)
         features = self._encode(pixels)
-        tokens = self._tokens([self.vocabulary.join(words)]).expand(len(features), -1)
+        tokens = self._tokens(self.vocabulary.join(words)).expand(len(features), -1)
         sentences = self._read(features, tokens, self.generation)
         return [self._effects(*pair) for pair in zip(features, sentences, strict=True)]
 
@@ -208,34 +207,30 @@ class HuggingFaceCaptioner(Captioner):
         Returns:
             Of all N tokens, ends of sentences among them: logits (N, V), and the tokens (N,).
         """
-        tokens = self._tokens(texts)
-        images = self._encode(pixels).expand(len(tokens), -1, -1)
-        logits, _ = self.family.read(self.model, images.unsqueeze(1), tokens[:, :-1].clamp(min=0))
-        is_token = tokens[:, 1:] >= 0
-        return logits[is_token].float(), tokens[:, 1:][is_token]
+        image = self._encode(pixels).unsqueeze(1)
+        rows = [self._tokens(text) for text in texts]
+        logits = [self.family.read(self.model, image, row[:, :-1])[0][0] for row in rows]
+        return torch.cat(logits).float(), torch.cat([row[0, 1:] for row in rows])
 
-    def _tokens(self, texts: Sequence[str]) -> Tensor:
-        """Encode sentences with start and end to (R, 1 + T); -1 pads."""
-        start, end = self.family.start(self.model), np.atleast_1d(self.family.end(self.model))[0]
-        ids = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        rows = [torch.tensor([start, *row, end], device=self.device) for row in ids]
-        return pad_sequence(rows, batch_first=True, padding_value=-1)
+    def _tokens(self, text: str) -> Tensor:
+        """Encode a sentence with start and end: (1, 1 + T)."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return torch.tensor([[self.start, *ids, self.ends[0]]], device=self.device)
 
     def _generate(self, features: Tensor, config: GenerationConfig, count: int) -> Tensor:
         """Generate `count` sentences of each image: token ids (B * count, 1 + T)."""
-        settings: dict[str, Any] = {
+        settings = {
             "max_new_tokens": config.maximum_length,
             "min_new_tokens": config.minimum_length or None,
             "no_repeat_ngram_size": config.no_repeat_ngram,
+            "length_penalty": config.length_penalty,
+            "num_beams": 1 if config.sample else config.beam_size,
             "num_return_sequences": count,
             "do_sample": config.sample,
-            "num_beams": 1 if config.sample else config.beam_size,
+            "temperature": config.temperature,
+            "top_k": config.top_k,
+            "top_p": config.top_p,
         }
-        if config.uses_beam:
-            settings |= {"length_penalty": config.length_penalty, "early_stopping": False}
-        if config.sample:
-            names = ("temperature", "top_k", "top_p")
-            settings |= {name: getattr(config, name) for name in names}
         on_gpu = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(on_gpu, enabled=config.seed is not None):
             if config.seed is not None:
@@ -249,19 +244,18 @@ class HuggingFaceCaptioner(Captioner):
         if scores.isnan().any():
             raise GenerationError(f"the scores of {self.name} are not numbers: try --dtype float32")
         attention, scores = self._average(layers).cpu(), scores.cpu()
-        ends = np.atleast_1d(self.family.end(self.model)).tolist()
         sentences = []
         for row, ids in enumerate(tokens[:, 1:].tolist()):
-            length = next((at + 1 for at, token in enumerate(ids) if token in ends), len(ids))
-            words, spans = self._words(ids[:length])
-            logs = scores[row, :length]
+            last = next((at for at, token in enumerate(ids) if token in self.ends), len(ids))
+            words, spans = self._words(ids[:last])
+            logs = scores[row, : last + 1]
+            end = slice(spans[-1].stop if spans else 0, None)
+            parts = [logs[span].sum() for span in (*spans, end)]
             maps = [attention[row, span].mean(0) for span in spans]
-            # What follows the last word is the end's.
-            last = slice(spans[-1].stop if spans else 0, None)
             hypothesis = Hypothesis(
                 tokens=self.vocabulary.encode(words),
-                score=float(logs.sum()) / length**config.length_penalty,
-                log_probabilities=torch.stack([logs[span].sum() for span in (*spans, last)]),
+                score=float(logs.sum()) / len(logs) ** config.length_penalty,
+                log_probabilities=torch.stack(parts),
                 attention=torch.stack(maps) if maps else attention[row, :0],
             )
             sentences.append(_Sentence(tokens[row], spans, hypothesis))
@@ -275,32 +269,28 @@ class HuggingFaceCaptioner(Captioner):
 
     def _average(self, layers: Sequence[Tensor]) -> Tensor:
         """Average attention (R, H, T, L') of layers to (R, T, L) on patches; rows sum to 1."""
-        chosen = [layers[at] for at in self.layers if -len(layers) <= at < len(layers)]
-        if not chosen or not 1 <= (self.head or 1) <= chosen[0].shape[1]:
+        count, heads = len(layers), layers[0].shape[1]
+        numbers = range(count)[-_LAYERS:] if self.layers is None else self.layers
+        if not all(-count <= at < count for at in numbers) or not 1 <= (self.head or 1) <= heads:
             raise ConfigError(
-                f"layers {self.layers} and head {self.head} must be among {len(layers)} layers and "
-                f"{layers[0].shape[1]} heads"
+                f"layers {list(numbers)} and head {self.head}: {self.name} has {count} layers and "
+                f"{heads} heads"
             )
-        weights = torch.stack(chosen).float().mean(0)
+        weights = torch.stack([layers[at] for at in numbers]).float().mean(0)
         weights = weights.mean(1) if self.head is None else weights[:, self.head - 1]
         patches = weights[..., _class_tokens(weights.shape[-1]) :]
         return patches / patches.sum(-1, keepdim=True).clamp(min=1e-12)
 
     def _words(self, ids: list[int]) -> tuple[list[str], list[slice]]:
-        """Join sub-words to words: a token belongs to the word that its characters are in."""
-
-        def decode(count: int) -> list[str]:
-            text = self.tokenizer.decode(ids[:count], skip_special_tokens=True)
-            return self.vocabulary.join([text]).split()
-
-        words, spans, position = decode(len(ids)), [], 0
-        reached = [sum(map(len, decode(count + 1))) for count in range(len(ids))]
-        for word in words:
-            first = next(at for at, reach in enumerate(reached) if reach > position)
-            position += len(word)
-            last = next(at for at, reach in enumerate(reached) if reach >= position)
-            spans.append(slice(first, last + 1))
-        return words, spans
+        """Join sub-words to words, and return the tokens of each."""
+        begun = [ids[:count] for count in range(len(ids) + 1)]
+        texts = self.tokenizer.batch_decode(begun, skip_special_tokens=True)
+        words = [self.vocabulary.join([text]).split() for text in texts]
+        # The words so far; later tokens can join some: "man '" and "s" are "man's".
+        counts = np.minimum.accumulate([len(part) for part in reversed(words)])[::-1]
+        starts = np.searchsorted(counts, range(1, counts[-1] + 1)) - 1
+        bounds = pairwise([*starts.tolist(), texts.index(texts[-1])])
+        return words[-1], [slice(first, max(after, first + 1)) for first, after in bounds]
 
     def _effects(self, image: Tensor, sentence: _Sentence) -> list[float]:
         """Test each word of a sentence of an image (L', D); see captioner.deletion.
@@ -311,22 +301,21 @@ class HuggingFaceCaptioner(Captioner):
         attention = sentence.hypothesis.attention
         if attention is None or not sentence.spans:
             return []
-        cells = attended_cells(attention)
-        drawn = repeated_cells()(cells.sum(-1), cells.shape[-1])
-        masks = torch.cat([cells[None], drawn]).flatten(0, 1).to(image.device)
-        first = len(image) - cells.shape[-1]
-        class_tokens, patches = image[:first], image[first:]
-        logs = []
-        for part in torch.split(masks, _ROWS):
-            changed = torch.where(part.unsqueeze(-1), patches.mean(0), patches)
-            images = torch.cat([class_tokens.expand(len(part), -1, -1), changed], 1)
-            logs.append(self._score(images, sentence.tokens.expand(len(part), -1))[0].cpu())
-        scores = torch.cat(logs).reshape(-1, len(cells), logs[0].shape[-1])
-        effects = []
-        for at, span in enumerate(sentence.spans):
-            deleted, *random = scores[:, at, span].sum(-1).tolist()
-            effects.append(sum(random) / len(random) - deleted)
-        return effects
+        cells = attended_cells(attention.to(image.device))
+        count = cells.shape[-1]
+        masks = torch.cat([cells[None], repeated_cells()(cells.sum(-1), count)])
+        deleted = pad(masks, (len(image) - count, 0)).flatten(0, 1).unsqueeze(-1)
+        mean = image[-count:].mean(0)
+        scores = torch.cat(
+            [
+                self._score(torch.where(part, mean, image), sentence.tokens.expand(len(part), -1))[
+                    0
+                ]
+                for part in torch.split(deleted, _ROWS)
+            ]
+        ).view(*masks.shape[:2], -1)
+        falls = (scores[1:].mean(0) - scores[0]).cpu()
+        return [falls[at, span].sum().item() for at, span in enumerate(sentence.spans)]
 
 
 def _class_tokens(count: int) -> int:

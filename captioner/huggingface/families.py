@@ -1,4 +1,4 @@
-"""The classes of models: where the encoder is, how sentences begin and end, how they are read."""
+"""The supported classes of models: the encoder's place, the special tokens, one forward pass."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from captioner.errors import CheckpointFormatError
-
-__all__ = ["EncodedImages", "Family", "family_of"]
+__all__ = ["FAMILIES", "EncodedImages", "Family"]
 
 
 def _read_blip(model: Any, images: Tensor, tokens: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
@@ -39,47 +37,38 @@ class Family(NamedTuple):
     """A class of transformers.
 
     encoder: the attribute of the image encoder.
-    start, end: the tokens around a sentence; the end may be a list.
+    special: returns a model's tokens before and after a sentence; the latter may be a list.
     read: takes the model, encoded images (R, 1, L', D) and tokens (R, S). Returns the logits
         (R, S, V) of the next tokens, and for each layer the attention (R, H, S, L') to the image.
     """
 
-    name: str
     encoder: str
-    start: Callable[[Any], Any]
-    end: Callable[[Any], Any]
+    special: Callable[[Any], tuple[int, Any]]
     read: Callable[[Any, Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]
 
 
-_FAMILIES = {
-    "blip": Family(
-        "BlipForConditionalGeneration",
+FAMILIES = {
+    "BlipForConditionalGeneration": Family(
         "vision_model",
-        attrgetter("config.text_config.bos_token_id"),
-        attrgetter("config.text_config.sep_token_id"),
+        attrgetter("config.text_config.bos_token_id", "config.text_config.sep_token_id"),
         _read_blip,
     ),
-    "vision-encoder-decoder": Family(
-        "VisionEncoderDecoderModel",
+    "VisionEncoderDecoderModel": Family(
         "encoder",
-        attrgetter("generation_config.decoder_start_token_id"),
-        attrgetter("generation_config.eos_token_id"),
+        attrgetter("generation_config.decoder_start_token_id", "generation_config.eos_token_id"),
         _read_encoder_decoder,
     ),
-    "git": Family(
-        "GitForCausalLM",
-        "git.image_encoder",
-        attrgetter("config.bos_token_id"),
-        attrgetter("config.eos_token_id"),
-        _read_git,
+    "GitForCausalLM": Family(
+        "git.image_encoder", attrgetter("config.bos_token_id", "config.eos_token_id"), _read_git
     ),
 }
+"""By the name of the class."""
 
 
 class EncodedImages(nn.Module):
     """Replaces a model's image encoder: returns encoded images (B, 1, L', D) as they are.
 
-    So a model's own `generate` takes them for pixels, and encodes no image twice.
+    A model's `generate` takes them for pixels, so it encodes no image again for every beam.
     """
 
     main_input_name = "pixel_values"
@@ -93,18 +82,3 @@ class EncodedImages(nn.Module):
         from transformers.modeling_outputs import BaseModelOutput
 
         return BaseModelOutput(last_hidden_state=pixel_values.squeeze(1))
-
-
-def family_of(config: Any) -> Family:
-    """Return the class of a configuration.
-
-    Raises CheckpointFormatError: models of this class do not caption, or are not supported.
-    """
-    family = _FAMILIES.get(config.model_type)
-    name = (config.architectures or [family.name if family else config.model_type])[0]
-    if family is None or name != family.name:
-        names = ", ".join(family.name for family in _FAMILIES.values())
-        raise CheckpointFormatError(f"it is a {name} model; supported are {names}.")
-    if getattr(config, "num_image_with_embedding", None) is not None:
-        raise CheckpointFormatError("it is a GIT model for videos, which are not supported.")
-    return family

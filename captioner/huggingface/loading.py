@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import math
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from safetensors import SafetensorError
 
 from captioner.errors import (
     CheckpointError,
     CheckpointFormatError,
     CheckpointMismatchError,
+    CheckpointNotFoundError,
+    ConfigError,
     MissingExtraError,
 )
-from captioner.hub import explain_access
-from captioner.huggingface.families import family_of
+from captioner.hub import download_files
+from captioner.huggingface.families import FAMILIES
 from captioner.paths import HUGGING_FACE, expanded
 from captioner.vision.transform import BicubicTransformConfig, TransformConfig
 
-__all__ = ["LoadedModel", "load_model", "transform_of"]
+__all__ = ["LoadedModel", "load_model"]
 
+_CONFIG = "config.json"
+_FILES = ("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors")
 _RESAMPLING = {2: TransformConfig, 3: BicubicTransformConfig}  # by Pillow's numbers
 
 
@@ -40,88 +42,84 @@ def load_model(name: str) -> LoadedModel:
 
     Raises:
         CheckpointError: it is missing, gated, of another class, or has no safetensors.
+        ConfigError: the name is empty.
         MissingExtraError: transformers is not installed.
     """
+    name = name.removeprefix(HUGGING_FACE)
+    if not name:
+        raise ConfigError("hf: has no name: use hf:OWNER/MODEL or hf:FOLDER")
     try:
         import transformers
     except ImportError as error:
         raise MissingExtraError("a checkpoint hf:...", "huggingface") from error
     transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    name = name.removeprefix(HUGGING_FACE)
-    source, revision = str(expanded(name)), None
-    if is_folder := expanded(name).is_dir():
-        name = expanded(name).name
+    source, folder, version = name, expanded(name), "local"
+    if is_local := folder.is_dir():
+        source, name = str(folder), folder.resolve().name
     else:
-        source, _, revision = name.partition("@")
-    options: dict[str, Any] = {"revision": revision or None}
+        folder = download_files(name, [_CONFIG])
+        version = folder.name[:8]
     try:
-        config = transformers.AutoConfig.from_pretrained(source, **options)
-        model, report = getattr(transformers, family_of(config).name).from_pretrained(
-            source, use_safetensors=True, output_loading_info=True, **options
+        kind = _class_in(folder)
+        if not is_local:  # the weights of other classes may be large
+            folder = download_files(name, _FILES)
+        if not any(folder.glob("model*.safetensors")):
+            raise CheckpointFormatError(
+                "it has no model.safetensors: weights in pickle files could run code and are not "
+                "read. Convert them at https://huggingface.co/spaces/safetensors/convert"
+            )
+        transformers.logging.disable_progress_bar()
+        model, report = getattr(transformers, kind).from_pretrained(
+            folder, use_safetensors=True, output_loading_info=True
         )
         # Some are published without the pooler, which captioning does not use.
         if missing := [key for key in report["missing_keys"] if ".pooler." not in key]:
-            raise CheckpointMismatchError(f"its weights lack {min(missing)}: download it again.")
-        processor = transformers.AutoImageProcessor.from_pretrained(source, **options)
-        return LoadedModel(
-            name,
-            "local" if is_folder else _commit(source, revision),
-            HUGGING_FACE + (source if is_folder else name),
-            model,
-            transformers.AutoTokenizer.from_pretrained(source, **options),
-            transform_of(processor),
+            raise CheckpointMismatchError(f"its weights lack {min(missing)}: download it again")
+        processor, tokenizer = (
+            part.from_pretrained(folder, trust_remote_code=False)
+            for part in (transformers.AutoImageProcessor, transformers.AutoTokenizer)
         )
+        transform = _transform_of(processor)
+    except CheckpointNotFoundError:
+        raise
     except CheckpointError as error:
         raise type(error)(f"{name}: {error.detail}") from error
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise _explain(name, error) from error
+    except Exception as error:  # of transformers, tokenizers and safetensors, which share no base
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointFormatError(f"{name} cannot be loaded: {reason}") from error
+    return LoadedModel(name, version, HUGGING_FACE + source, model, tokenizer, transform)
 
 
-def _commit(name: str, revision: str | None) -> str:
-    """Return the first digits of the commit that the cache holds."""
-    from huggingface_hub import try_to_load_from_cache
+def _class_in(folder: Path) -> str:
+    """Return the class of a model from its config.json.
 
-    path = try_to_load_from_cache(name, "config.json", revision=revision or None)
-    return Path(path).parent.name[:8] if isinstance(path, str) else "unknown"
+    Raises CheckpointFormatError: there is none, or the class is not supported.
+    """
+    if not (folder / _CONFIG).is_file():
+        raise CheckpointFormatError(f"it has no {_CONFIG}, as a model of transformers has")
+    config = json.loads((folder / _CONFIG).read_bytes())
+    kind = str((config.get("architectures") or [config.get("model_type")])[0])
+    if kind not in FAMILIES or config.get("num_image_with_embedding"):
+        kind = "GIT video" if kind in FAMILIES else kind
+        raise CheckpointFormatError(f"it is a {kind} model; supported are {', '.join(FAMILIES)}")
+    return kind
 
 
-def transform_of(processor: Any) -> TransformConfig:
+def _transform_of(processor: Any) -> TransformConfig:
     """Describe an image processor of transformers as a transform.
 
     Raises CheckpointFormatError: it does what no transform does.
     """
     size, crop = dict(processor.size or {}), dict(processor.crop_size or {})
-    height, width, shortest = (size.get(key) for key in ("height", "width", "shortest_edge"))
-    shape: dict[str, Any] = {}
-    if not processor.do_center_crop and height and height == width:
-        shape = {"mode": "squash", "size": height}
-    elif processor.do_center_crop and shortest:
-        height, width = crop.get("height"), crop.get("width")
-        if height and height == width and height <= shortest:
-            shape = {"mode": "crop", "size": height, "resize": shortest}
+    shape: dict[str, Any] = {"mode": "squash", "size": size.get("height")}
+    if processor.do_center_crop:
+        shape = {"mode": "crop", "size": crop.get("height"), "resize": size.get("shortest_edge")}
     kind = _RESAMPLING.get(int(processor.resample))
-    scaled = processor.do_rescale and math.isclose(processor.rescale_factor, 1 / 255)
-    padded = getattr(processor, "do_pad", None)
-    if not (shape and kind and scaled and processor.do_resize) or padded:
+    steps = (processor.do_resize, processor.do_rescale, processor.do_normalize, *shape.values())
+    is_square = (crop if processor.do_center_crop else size).get("width") == shape["size"]
+    if kind is None or not all(steps) or not is_square or getattr(processor, "do_pad", None):
         raise CheckpointFormatError(
             f"its image processor (size {size}, crop {crop}) is not supported: it must resize to "
-            "a square, or crop one from the middle, bilinear or bicubic."
+            "a square, or crop one from the middle, bilinear or bicubic"
         )
-    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    if processor.do_normalize:
-        mean, std = tuple(processor.image_mean), tuple(processor.image_std)
-    return kind(**shape, mean=mean, std=std)
-
-
-def _explain(name: str, error: Exception) -> CheckpointError:
-    """Say why a model could not be loaded, and what to do."""
-    if (access := explain_access(name, error)) is not None:
-        return access
-    if "model.safetensors" in str(error):
-        return CheckpointFormatError(
-            f"{name} has no model.safetensors: weights in pickle files could run code and are not "
-            "read."
-        )
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return CheckpointFormatError(f"{name} cannot be loaded: {reason}")
+    return kind(mean=tuple(processor.image_mean), std=tuple(processor.image_std), **shape)

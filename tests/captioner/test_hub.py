@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -100,6 +101,19 @@ def test_the_cache_is_enough_offline_and_when_the_hub_is_down(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert (Captioner.from_pretrained("user/model").trust is not None) == trust
+
+
+def test_a_hub_that_does_not_answer_is_given_up(
+    hub: Hub, model: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Captioner.from_pretrained("user/model")
+    monkeypatch.setattr("captioner.hub._TIMEOUT", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://{address}")
+        assert Captioner.from_pretrained("user/model").trust is not None
+        with pytest.raises(CheckpointNotFoundError, match=f"{address} cannot be reached"):
+            Captioner.from_pretrained("user/other")
 
 
 def test_a_local_path_is_preferred(

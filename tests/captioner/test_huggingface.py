@@ -11,6 +11,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +25,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from captioner import Captioner, CheckpointError
-from captioner.errors import CheckpointFormatError, CheckpointNotFoundError, MissingExtraError
+from captioner.errors import (
+    CheckpointFormatError,
+    CheckpointNotFoundError,
+    ConfigError,
+    MissingExtraError,
+)
 from captioner.huggingface.captioner import HuggingFaceCaptioner
 from captioner.trust.trust import trust_file
 from tests.captioner.hugging_face import SIZE, save_tiny
@@ -283,6 +289,33 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, monkeypatch: Any) ->
     (pads / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(CheckpointFormatError, match="must resize to a square"):
         Captioner.from_pretrained(f"hf:{pads}")
+    with pytest.raises(CheckpointFormatError, match=r"pictures: it has no config\.json"):
+        (tmp_path / "pictures").mkdir()
+        Captioner.from_pretrained(f"hf:{tmp_path / 'pictures'}")
+    with pytest.raises(ConfigError, match="hf: has no name"):
+        Captioner.from_pretrained("hf:")
+
+
+def test_weights_of_other_classes_are_not_downloaded(hub: Hub) -> None:
+    config = {"architectures": ["LlamaForCausalLM"]}
+    hub.add("user/llama", {"config.json": json.dumps(config).encode(), "model.safetensors": b""})
+    with pytest.raises(CheckpointFormatError, match="user/llama: it is a LlamaForCausalLM model"):
+        Captioner.from_pretrained("hf:user/llama")
+    assert not [request for request in hub.requests if "safetensors" in request]
+
+
+def test_without_a_network_a_filled_cache_is_enough(
+    folders: dict[str, Path], hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("user/model", {file.name: file.read_bytes() for file in folders["git"].iterdir()})
+    online = Captioner.from_pretrained("hf:user/model")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    start = time.monotonic()
+    offline = Captioner.from_pretrained("hf:user/model")
+    assert (offline.name, offline.version) == (online.name, online.version)
+    with pytest.raises(CheckpointNotFoundError, match=r"user/other .* 127\.0\.0\.1:9 cannot be"):
+        Captioner.from_pretrained("hf:user/other")
+    assert time.monotonic() - start < 10  # transformers retries for 25 seconds
 
 
 def test_a_model_of_the_hub_is_downloaded_once(
