@@ -157,7 +157,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, message: str)
 def test_captions_are_described_by_hand_counts() -> None:
     said = ["a dog", "a dog", "a b c a b c", ""]
     split = [Target(id=at, name="", references=("a",)) for at in range(4)]
-    there = CaptionSet.elsewhere(Predictions(captions=[*said]), split)
+    there = CaptionSet.from_predictions(Predictions(captions=[*said]), split)
     found = there.parts(official=False, training=None, boxes=None)["captions"]()
     assert isinstance(found, dict)
     assert found["words"] == {"mean": 2.5, "shortest": 0, "longest": 6}
@@ -172,7 +172,9 @@ def test_captions_without_spaces_are_scored_by_characters() -> None:
         Target(id=2, name="2.jpg", references=("两只猫坐在桌子上",)),
     ]
     read = Predictions(captions=["一只狗在草地上", "两只猫坐在桌子上"])
-    parts = CaptionSet.elsewhere(read, split).parts(official=False, training=split, boxes=None)
+    parts = CaptionSet.from_predictions(read, split).parts(
+        official=False, training=split, boxes=None
+    )
     scores, facts = parts["nltk"](), parts["captions"]()
     assert isinstance(scores, dict) and isinstance(facts, dict)
     assert scores["BLEU-1"] == pytest.approx(100 * math.exp(1 - 16 / 15))  # brevity: 15 of 16
@@ -210,7 +212,7 @@ IN_SIDE = (
     "others.json has boxes for 1 images, but for none of this split",
     "--corpus less.json lacks 1 of the 2 images of this split (first: 2.jpg)",
     "broken.json is not JSON",
-    "split.json is no report.json",
+    "split.json is not a report.json",
 )
 PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
 
@@ -234,9 +236,9 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
             ],
         ),
         (f"{PHOTOS} --save no/4.safetensors", 1, ["there is no folder no"]),
-        (f"{PHOTOS} --save tiny.safetensors", 1, ["tiny.safetensors is there already: choose"]),
-        (f"{PHOTOS} --save known.safetensors", 1, ["known.trust.safetensors is there already"]),
-        (f"{PHOTOS} --save p.jsonl --predictions p.jsonl", 2, ["--save p.jsonl is the file of"]),
+        (f"{PHOTOS} --save tiny.safetensors", 1, ["tiny.safetensors exists: choose"]),
+        (f"{PHOTOS} --save known.safetensors", 1, ["known.trust.safetensors exists"]),
+        (f"{PHOTOS} --save p.jsonl --predictions p.jsonl", 2, ["--predictions are the same file"]),
         (f"{PHOTOS} --save 4.safetensors --beam-size 2", 2, ["--save needs the checkpoint's own"]),
         (f"{PHOTOS} --version 4", 2, ["--version requires --save FILE"]),
         ("--captions split.json --score none.json --save 4.safetensors", 2, ["--save needs a"]),
@@ -251,8 +253,8 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
             (f"{PHOTOS} --predictions {name}", 1, [f"{name} exists and is not a file of pred"])
             for name in ("photos/1.jpg", "batch.jsonl")
         ),
-        (f"{PHOTOS} --report mine", 1, ["mine/report.html is there, and no report"]),
-        (f"{PHOTOS} --report other", 1, ["other/report.json is there, and no"]),
+        (f"{PHOTOS} --report mine", 1, ["mine/report.html exists and is not a report"]),
+        (f"{PHOTOS} --report other", 1, ["other/report.json exists and is"]),
         (f"{PHOTOS} --report note.json", 1, ["note.json cannot be written: "]),
     ],
 )  # fmt: skip

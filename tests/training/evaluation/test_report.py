@@ -223,7 +223,7 @@ def test_only_what_is_counted_alike_can_be_compared(evaluated: Evaluated, run_ma
     alike = evaluate(
         evaluated.part, "--compare", folder / "report.json", "--corpus", evaluated.captions
     )
-    assert alike.returncode == 1 and "of 4 images here and of 3 there" in alike.stderr
+    assert alike.returncode == 1 and "of 4 and of 3 images" in alike.stderr
     assert not part.stdout and not alike.stdout  # before any photo was captioned
     report = json.loads(evaluate(evaluated.part, "--corpus", evaluated.captions).stdout)
     assert "a part" in report["comparable"] and "of a split of 4 images" in report["comparable"]
@@ -332,7 +332,7 @@ def test_annotated_objects_are_there_whether_people_name_them_or_not(
         ("--compare", "deep.json", 1, "is not JSON"),
         ("--unlike", "none", 1, "there is no folder"),
         ("--compare", "report/report.json", 2, "would overwrite an input of this command"),
-        ("--predictions", "report/report.json", 2, "is a file that --report writes"),
+        ("--predictions", "report/report.json", 2, "is also written by --report"),
     ],
 )
 def test_a_report_overwrites_nothing_that_is_read_or_written_beside_it(

@@ -109,7 +109,7 @@ def test_sight_learns_what_the_mean_of_a_grid_says_of_words() -> None:
 def test_too_few_words_say_nothing() -> None:
     made = [captioned("a dog", 0.5, "a dog")] * 9
     known = make_trust(grid_dim=2)
-    with pytest.raises(DataError, match="9 words that name something, too few"):
+    with pytest.raises(DataError, match="have 9 content words"):
         fit_trust(
             made,
             np.zeros((9, 3)),

@@ -1,1 +1,1 @@
-"""What a trained model is worth: scores, grounding, calibration."""
+"""Evaluation of captions: scores, grounding, calibration, trust."""

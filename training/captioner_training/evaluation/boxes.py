@@ -1,11 +1,11 @@
-"""Boxes of objects, in COCO's instances format, placed on the grid that a model attends over.
+"""Read boxes of objects in COCO's instances format and place them on a model's grid.
 
     {"images": [{"id": 7, "width": 640, "height": 480}, ...],
      "annotations": [{"image_id": 7, "category_id": 1, "bbox": [x, y, width, height]}, ...],
      "categories": [{"id": 1, "name": "person"}, ...]}
 
-`bbox` is in pixels of the photo as it is seen, x to the right and y down from the top left corner.
-Categories may be left out: then every box is a person's.
+`bbox` is in pixels of the upright photo; x and y start at its top left corner. Without categories
+every box is a person's.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["BoxedObject", "Boxes", "box_coverage", "check_boxes", "read_boxes"]
 class BoxedObject(NamedTuple):
     """An object of a photo.
 
-    box: in fractions of the square that the grid covers; what the model does not see of the photo
-    lies outside 0 to 1.
+    box: in fractions of the area that the grid covers; parts of the photo outside that area have
+    coordinates below 0 or above 1.
     """
 
     category: str
@@ -37,59 +37,64 @@ class BoxedObject(NamedTuple):
 
 
 Boxes = Mapping[int | str, Sequence[BoxedObject]]
-"""Of images, by their ids."""
+"""The objects of images, by image id."""
 
 
 def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedObject]]:
-    """Read the boxes of each image, by its id, in the order of the file.
+    """Read the boxes of each image, in the order of the file.
+
+    Args:
+        path: a file in COCO's instances format.
+        transform: of the model; it decides which area of a photo the grid covers.
 
     Raises DataError: the file cannot be read, or is not in COCO's instances format.
     """
     content = read_json(path, name=str(path))
     lists = content if isinstance(content, dict) else {}
-    if lacks := [one for one in ("images", "annotations") if not isinstance(lists.get(one), list)]:
-        lacks_lists = " and no list ".join(lacks)
-        raise DataError(f"{path} is not in COCO's instances format: it has no list {lacks_lists}")
-    found: dict[int | str, list[BoxedObject]] = defaultdict(list)
+    missing = [key for key in ("images", "annotations") if not isinstance(lists.get(key), list)]
+    if missing:
+        names_of_lists = " and ".join(missing)
+        raise DataError(f"{path} is not in COCO's instances format: no list {names_of_lists}")
+    boxes: dict[int | str, list[BoxedObject]] = defaultdict(list)
     try:
         names = {item["id"]: str(item["name"]) for item in content.get("categories", [])}
         sizes = {item["id"]: (item["width"], item["height"]) for item in content["images"]}
         for item in content["annotations"]:
             width, height = sizes[item["image_id"]]
             left, top, across, down = item["bbox"]
-            if not (across >= 0 and down >= 0):  # NaN is refused too
-                raise ValueError(f"a bbox of the size {across} x {down}")
+            if not (across >= 0 and down >= 0):  # also refuses NaN
+                raise ValueError(f"bbox has the size {across} x {down}")
             box = Box(left / width, top / height, (left + across) / width, (top + down) / height)
-            placed = _on_square(box, transform.box(width, height))
+            placed = _on_grid(box, transform.box(width, height))
             category = names.get(item.get("category_id"), "")
-            found[item["image_id"]].append(BoxedObject(category, placed))
+            boxes[item["image_id"]].append(BoxedObject(category, placed))
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise DataError(
-            f"{path} is not in COCO's instances format: an entry lacks {error}, or has a value of "
-            "another kind; each annotation needs image_id and bbox [x, y, width, height], each "
-            "image id, width and height"
+            f"{path} is not in COCO's instances format: missing or invalid value ({error}); each "
+            "annotation needs image_id and bbox [x, y, width, height], each image id, width and "
+            "height"
         ) from error
-    return found
+    return boxes
 
 
 def check_boxes(
     path: Path, transform: Transform, *, ids: Collection[int | str]
 ) -> dict[int | str, list[BoxedObject]]:
-    """Read boxes as read_boxes does, and refuse a file that has none for any of these images.
+    """Read boxes and check that some of them belong to images of a split.
 
-    Raises DataError: it has none, or cannot be read.
+    Raises DataError: none of the boxes does, or the file cannot be read.
     """
-    found = read_boxes(path, transform)
-    if not found.keys() & set(ids):
+    boxes = read_boxes(path, transform)
+    if not boxes.keys() & set(ids):
         raise DataError(
-            f"{path} has boxes for {len(found):,} images, but for none of this split: image_id "
+            f"{path} has boxes for {len(boxes):,} images, but for none of this split; image_id "
             "must be the id of the image in the data set"
         )
-    return found
+    return boxes
 
 
-def _on_square(box: Box, seen: Box) -> Box:
-    """Turn fractions of the photo into fractions of the part of it that the encoder sees."""
+def _on_grid(box: Box, seen: Box) -> Box:
+    """Convert fractions of the photo to fractions of the part that the encoder sees."""
     width, height = seen.right - seen.left, seen.bottom - seen.top
     return Box(
         (box.left - seen.left) / width,
@@ -100,15 +105,15 @@ def _on_square(box: Box, seen: Box) -> Box:
 
 
 def box_coverage(boxes: Sequence[Box], *, rows: int, columns: int) -> Tensor:
-    """Measure how much of each cell of a grid lies inside the union of the boxes.
+    """Return the share of each grid cell that lies inside the union of the boxes.
 
-    By coordinate compression: the lines of the grid and the edges of the boxes cut the square into
-    rectangles, each of them wholly inside or outside every box, and wholly in one cell. Of a box,
-    what lies outside 0 to 1 is cut off.
+    Uses coordinate compression: the lines of the grid and the edges of the boxes cut the square
+    into rectangles. Each rectangle lies in one cell, and either inside or outside of each box.
+    Boxes are clipped to 0 to 1.
 
     Returns (rows, columns), float64, in [0, 1].
     """
-    # In units of cells, where the lines of the grid are whole numbers and hence exact.
+    # In units of cells the lines of the grid are integers, which are exact.
     scale = torch.tensor([columns, rows, columns, rows], dtype=torch.float64)
     edges = torch.tensor([tuple(box) for box in boxes], dtype=torch.float64).reshape(-1, 4)
     lefts, tops, rights, bottoms = (edges.clamp(0, 1) * scale).unbind(1)
@@ -119,8 +124,8 @@ def box_coverage(boxes: Sequence[Box], *, rows: int, columns: int) -> Tensor:
     in_rows = (tops[:, None] < y) & (y < bottoms[:, None])
     covered = (in_rows[:, :, None] & in_columns[:, None, :]).any(dim=0)
     areas = torch.outer(ys.diff(), xs.diff()) * covered
-    # The clamp is for strips without width at the far edge, whose centre is the edge itself.
+    # Strips of zero width at the far edge have their centre on the edge; clamp keeps them inside.
     row_of, column_of = y.long().clamp(max=rows - 1), x.long().clamp(max=columns - 1)
     by_row = areas.new_zeros(rows, len(x)).index_add_(0, row_of, areas)
     cells = areas.new_zeros(rows, columns).index_add_(1, column_of, by_row)
-    return cells.clamp_(max=1)  # the parts of a whole cell sum to 1 up to rounding
+    return cells.clamp_(max=1)  # rounding of the sum

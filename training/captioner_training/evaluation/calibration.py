@@ -1,13 +1,13 @@
-"""Calibration: whether what is said with probability p comes true in a share p of the cases.
+"""Calibration: whether predictions of probability p are right in a share p of the cases.
 
-Here of the next word of a reference, by teacher forcing; of the words of captions see trust.py. The
-same pass gives the cross-entropy of the references: how surprised the model is by what people say.
-It compares models that were trained to lower it, all alike: label smoothing and rewards ask for
-something else, and raise it while captions get better.
+The predictions are the next words of references, by teacher forcing; trust.py does the same for the
+words of captions. The same pass measures the cross-entropy of the references. Compare it only
+between models trained on cross-entropy: label smoothing and self-critical training raise it while
+captions improve.
 
-Predictions are put into ten bins of equal width by their confidence. The expected calibration error
-(Guo et al. 2017, section 2) is how far the mean confidence of a bin is from its share of right
-ones, weighted by the bins' sizes.
+Predictions are sorted into ten bins of equal width by confidence. The expected calibration error
+(Guo et al. 2017, section 2) is the difference between the mean confidence of a bin and its share of
+right predictions, averaged over the bins and weighted by their sizes.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _BINS = 10
 
 
 class ForcedTokens(NamedTuple):
-    """The N tokens of references, ends of sentences among them, and the scores before each.
+    """The N tokens of references, including ends of sentences, and their predictions.
 
-    logits: (N, words), float32; targets: (N,), the token that comes; image: (N,), the place of the
-    image among those of the batch.
+    logits: (N, V), float32; targets: (N,), the tokens; image: (N,), the index of each token's image
+    in the batch.
     """
 
     logits: Tensor
@@ -47,7 +47,7 @@ class ForcedTokens(NamedTuple):
     image: Tensor
 
     def nats(self) -> Tensor:
-        """Give the cross-entropy (N,) of each token, in nats."""
+        """Return the cross-entropy (N,) of each token in nats."""
         return F.cross_entropy(self.logits, self.targets, reduction="none")
 
 
@@ -61,15 +61,15 @@ def force_references(
     maximum_length: int,
     autocast: torch.autocast,
 ) -> ForcedTokens:
-    """Score every token of the images' references from what stands before it: teacher forcing.
+    """Predict every token of the references from the tokens before it (teacher forcing).
 
     Args:
-        decoder: in whatever arithmetic `autocast` gives it.
+        decoder: the decoder.
         grid: of the images.
         images: a batch.
         vocabulary: of the decoder.
-        maximum_length: of references, in words; of a longer one the start counts.
-        autocast: how the decoder computes.
+        maximum_length: of references, in words; longer ones are truncated.
+        autocast: the precision of the decoder.
     """
     captions = encode_captions(images, vocabulary)
     starts = starts_of(images, vocabulary)
@@ -84,11 +84,11 @@ def force_references(
 
 
 class Calibration:
-    """Compares the likeliest next token after each start of a reference with what comes there.
+    """Collects the calibration of next-token predictions over a split.
 
     Args:
-        force: scores references, by what an image is encoded to and the image.
-        tokens: all that the model has, in any order.
+        force: predicts the tokens of references from encoded images.
+        tokens: the vocabulary of the model, in any order.
     """
 
     def __init__(
@@ -96,26 +96,26 @@ class Calibration:
     ) -> None:
         self._force = force
         self._tokens = "\n".join(sorted(tokens))
-        self._parts: list[Tensor] = []  # rows of image, confidence, right or not, nats
+        self._parts: list[Tensor] = []  # columns: image, confidence, right or not, nats
         self._images = 0
 
     @torch.inference_mode()
     def add(self, encoded: Any, captioned: Sequence[Captioned]) -> None:
-        """Compare on the references of the next images of the split."""
+        """Add the references of the next images of the split."""
         forced = self._force(encoded, [caption.image for caption in captioned])
-        best, word = forced.logits.softmax(dim=-1).max(dim=-1)
-        columns = (self._images + forced.image, best, word == forced.targets, forced.nats())
-        self._parts.append(torch.stack([one.double().cpu() for one in columns], dim=1))
+        confidence, token = forced.logits.softmax(dim=-1).max(dim=-1)
+        columns = (self._images + forced.image, confidence, token == forced.targets, forced.nats())
+        self._parts.append(torch.stack([column.double().cpu() for column in columns], dim=1))
         self._images += len(captioned)
 
     def result(self) -> dict[str, object]:
-        """Say how well the probabilities come true.
+        """Return the calibration over all images.
 
         Returns:
-            `tokens`, their number, with the ends of sentences; with `intervals` the `error`, the
-            expected calibration error in percent, and the `cross_entropy` of the references in
-            nats per token; `vocabulary_hash`, of the words in any order, because nats per token
-            are comparable only between equal vocabularies; `bins`, see reliability.
+            `tokens`, their number; `error`, the expected calibration error in percent, and
+            `cross_entropy` in nats per token, both with `intervals`; `bins`, see reliability;
+            `vocabulary_hash`, because nats per token are comparable only between equal
+            vocabularies.
         """
         image, confidence, right, _ = torch.cat(self._parts).numpy().T
         error, bins = reliability(confidence, right, image.astype(int), images=self._images)
@@ -129,12 +129,12 @@ class Calibration:
         }
 
     def cross_entropy(self) -> tuple[Floats, Floats]:
-        """Sum up each image's references: (images,), in nats, and (images,), their tokens."""
+        """Return for each image the cross-entropy (images,) in nats and the tokens (images,)."""
         nats = torch.cat(self._parts)[:, 3].numpy()
         return self._sums(nats), self._sums(np.ones_like(nats))
 
     def _sums(self, values: Floats) -> Floats:
-        """Sum up values of tokens over each image: (images,)."""
+        """Sum values of tokens over each image: (images,)."""
         image = torch.cat(self._parts)[:, 0].numpy().astype(int)
         return np.bincount(image, values, minlength=self._images).astype(np.float64)
 
@@ -142,24 +142,24 @@ class Calibration:
 def reliability(
     confidence: ArrayLike, right: ArrayLike, image: ArrayLike, *, images: int
 ) -> tuple[Table, list[dict[str, float]]]:
-    """Put predictions into bins by their confidence.
+    """Sort predictions into bins by their confidence.
 
     Args:
-        confidence: (N,), in 0..1, what was said of each prediction.
-        right: (N,), in 0..1, how right it was: 1 or 0 where it is one or the other.
-        image: (N,), to which image it belongs.
-        images: how many there are.
+        confidence: (N,), 0 to 1.
+        right: (N,), 0 to 1: whether, or to what degree, each prediction is right.
+        image: (N,), the index of each prediction's image.
+        images: the number of images.
 
     Returns:
-        The expected calibration error, in percent; and of each bin that has predictions `count`,
-        mean `confidence`, share `right`, 0 to 1.
+        The expected calibration error in percent, and for each bin with predictions its `count`,
+        mean `confidence` and share `right`, 0 to 1.
     """
-    said, true = np.asarray(confidence, np.float64), np.asarray(right, np.float64)
-    bin_of = np.clip(np.ceil(said * _BINS).astype(int), 1, _BINS) - 1
+    predicted, true = np.asarray(confidence, np.float64), np.asarray(right, np.float64)
+    bin_of = np.clip(np.ceil(predicted * _BINS).astype(int), 1, _BINS) - 1
     place = np.asarray(image) * _BINS + bin_of
     sums = [
-        np.bincount(place, weights=one, minlength=images * _BINS).reshape(images, _BINS)
-        for one in (np.ones_like(said), said, true)
+        np.bincount(place, weights=values, minlength=images * _BINS).reshape(images, _BINS)
+        for values in (np.ones_like(predicted), predicted, true)
     ]
     rows = np.concatenate(sums, axis=1).astype(np.float64)  # (images, 3 * bins)
     bins = [
@@ -171,7 +171,7 @@ def reliability(
 
 
 def _error(sums: Floats) -> Floats:
-    count, said, true = np.split(sums, 3, axis=-1)
+    count, predicted, true = np.split(sums, 3, axis=-1)
     total = np.maximum(count.sum(axis=-1), 1)
-    found: Floats = 100 * np.abs(said - true).sum(axis=-1) / total
-    return found
+    error: Floats = 100 * np.abs(predicted - true).sum(axis=-1) / total
+    return error

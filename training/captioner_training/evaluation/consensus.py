@@ -1,4 +1,4 @@
-"""Learning what people would say of a photo; see captioner.trust.consensus."""
+"""Fit the consensus of captioner.trust: predict the n-grams of a photo's references."""
 
 from __future__ import annotations
 
@@ -16,39 +16,43 @@ from captioner_training.evaluation.ridge import Ridge, fewest_photos
 
 __all__ = ["FEWEST_FOR_CONSENSUS", "fit_consensus"]
 
-FEWEST_FOR_CONSENSUS = 3000
-"""Photos of training. The bundled model's captions gain 2 points of CIDEr with so many, none with
-1,000, and lose as many with 300 (docs/results.md)."""
+References = Sequence[Sequence[Sequence[int]]]
+"""The references of each photo as token ids."""
 
-_RIDGE = 0.3  # of a photo each; a third and three times as much cost a point of CIDEr at most
-_STEPS = 127  # of slopes, either way: int8
+FEWEST_FOR_CONSENSUS = 3000
+"""Training photos. With fewer, consensus does not improve captions (docs/results.md)."""
+
+_RIDGE = 0.3  # strength of the regularisation per photo
+_STEPS = 127  # largest int8
 
 
 def fit_consensus(
     pooled: NDArray[np.float32], images: Sequence[CaptionedImage], vocabulary: Vocabulary
 ) -> Consensus | None:
-    """Learn what people would say of a photo; None where they say nothing twice.
+    """Fit the expected n-grams of a photo by ridge regression from its pooled grid.
 
     Args:
-        pooled: (N, D + 1), the grids of training photos; see captioner.trust.familiarity.pool.
+        pooled: (N, D + 1), pooled grids of training photos; see captioner.trust.familiarity.pool.
         images: these photos with their references.
         vocabulary: of the model.
+
+    Returns None if no n-gram occurs in enough photos.
     """
-    said = [[vocabulary.encode(words) for words in image.words] for image in images]
-    learned = [_rarities(said, order) for order in ORDERS]
-    grams = [gram for each in learned for gram in each]
+    references = [[vocabulary.encode(words) for words in image.words] for image in images]
+    rarities = [_rarities(references, order) for order in ORDERS]
+    grams = [gram for rarity_of in rarities for gram in rarity_of]
     if not grams:
         return None
-    rarity = [one for each in learned for one in each.values()]
+    rarity = [value for rarity_of in rarities for value in rarity_of.values()]
     means = np.concatenate(
         [
-            _means(said, rarities, order, max(rarity))
-            for rarities, order in zip(learned, ORDERS, strict=True)
+            _means(references, rarity_of, order, max(rarity))
+            for rarity_of, order in zip(rarities, ORDERS, strict=True)
         ],
         axis=1,
     )
-    references = [len(each) for each in said]
-    ridge = Ridge.fit(pooled, means, references, strength=_RIDGE)
+    counts = [len(captions) for captions in references]
+    ridge = Ridge.fit(pooled, means, counts, strength=_RIDGE)
     scales = np.abs(ridge.slopes).max(axis=0).clip(min=1e-12) / _STEPS
     return Consensus(
         grams=np.array([(*gram, -1)[: len(ORDERS)] for gram in grams], np.int32),
@@ -60,33 +64,32 @@ def fit_consensus(
     )
 
 
-def _rarities(said: Sequence[Sequence[Sequence[int]]], order: int) -> dict[NGram, float]:
-    """Give the inverse document frequencies of the n-grams that enough photos have."""
+def _rarities(references: References, order: int) -> dict[NGram, float]:
+    """Return the inverse document frequencies of the n-grams that enough photos have."""
     photos = Counter(
-        gram for each in said for gram in {one for tokens in each for one in n_grams(tokens, order)}
+        gram
+        for captions in references
+        for gram in {gram for tokens in captions for gram in n_grams(tokens, order)}
     )
-    least = fewest_photos(len(said))
+    least = fewest_photos(len(references))
     return {
-        gram: math.log(len(said) / count)
+        gram: math.log(len(references) / count)
         for gram, count in photos.items()
         if count >= least and UNK not in gram
     }
 
 
 def _means(
-    said: Sequence[Sequence[Sequence[int]]],
-    rarities: dict[NGram, float],
-    order: int,
-    rarest: float,
+    references: References, rarities: dict[NGram, float], order: int, rarest: float
 ) -> NDArray[np.float32]:
-    """Average each photo's u(s) over its references: (N, n-grams)."""
+    """Return the mean normalised tf-idf vectors of each photo's references: (N, n-grams)."""
     columns = {gram: at for at, gram in enumerate(rarities)}
-    means = np.zeros((len(said), len(rarities)), np.float32)
-    for row, each in zip(means, said, strict=True):
-        for tokens in each:
+    means = np.zeros((len(references), len(rarities)), np.float32)
+    for row, captions in zip(means, references, strict=True):
+        for tokens in captions:
             counts = Counter(n_grams(tokens, order))
             weights = {gram: n * rarities.get(gram, rarest) for gram, n in counts.items()}
             length = math.hypot(*weights.values()) or 1.0
             for gram in weights.keys() & columns:
-                row[columns[gram]] += weights[gram] / length / len(each)
+                row[columns[gram]] += weights[gram] / length / len(captions)
     return means

@@ -1,8 +1,8 @@
 """Content words, claims and nouns of English captions, and whether a caption's words are right.
 
-A word is right if a reference of the photo has its stem, that of a synonym, or, for a word of
-COCO's categories except people, names the same category. Words that nobody happened to use count as
-wrong: by this rule two thirds of people's own words are right.
+A word is right if a reference of the photo has its stem or the stem of a synonym. A word for a COCO
+category, except people, is also right if a reference names that category. Correct words that no
+reference uses count as wrong, so human captions do not reach 100 % either.
 """
 
 from __future__ import annotations

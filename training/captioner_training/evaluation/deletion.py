@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,21 +18,22 @@ from captioner_training.data.captions import starts_of
 from captioner_training.evaluation.bootstrap import mean_table, summary
 from captioner_training.evaluation.content import FUNCTION_WORDS
 
-__all__ = ["DeletionTest", "summarize_content", "summarize_effects"]
+__all__ = ["DeletionTest", "EffectMeans", "summarize_content", "summarize_effects"]
 
-_SHUT_GATE = 0.1  # a gate below it has closed the view: the word comes from the sentence so far
-_BATCH = 25  # images: each word of a batch is tested 19 times, on copies of their grids
+_SHUT_GATE = 0.1  # below it a word depends on the sentence rather than on the grid
+_BATCH = 25  # images; memory holds 19 copies of their grids per word
+_MEASURES = ("effect", "deletion", "random_deletion", "insertion", "random_insertion")
 
 
 class DeletionTest:
-    """Tests every word of the captions of a split, batch by batch.
+    """Runs the deletion test on every word of the captions of a split, batch by batch.
 
     Args:
-        decoder: of the captions.
-        vocabulary: of theirs.
-        autocast: how it computes.
+        decoder: the decoder that made the captions.
+        vocabulary: of the decoder.
+        autocast: the precision of the decoder.
         insertion: see word_effects.
-        images: how many are tested, from the first; None: all.
+        images: test the captions of the first so many images; None: all.
     """
 
     def __init__(
@@ -52,69 +53,107 @@ class DeletionTest:
         self._captions: list[Sequence[str]] = []
 
     def add(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
-        """Test the next captions of the split, on their grids.
+        """Test the next captions of the split on their grids.
 
-        Raises GenerationError: the decoder's scores are not numbers.
+        Raises GenerationError: the decoder's scores are not finite.
         """
         if self._images is not None:
             captioned = captioned[: self._images - len(self._captions)]
         for at in range(0, len(captioned), _BATCH):
-            some = captioned[at : at + _BATCH]
+            batch = captioned[at : at + _BATCH]
             with self._autocast:
                 effects = word_effects(
                     self._decoder,
-                    grid.features[at : at + len(some)],
-                    [one.hypothesis.tokens for one in some],
+                    grid.features[at : at + len(batch)],
+                    [caption.hypothesis.tokens for caption in batch],
                     draws=self._draws,
-                    starts=starts_of([one.image for one in some], self._vocabulary),
+                    starts=starts_of([caption.image for caption in batch], self._vocabulary),
                     insertion=self._insertion,
                 )
             first = len(self._captions)
-            self._effects += [one._replace(caption=first + one.caption) for one in effects]
-            self._captions += [one.words for one in some]
+            self._effects += [effect._replace(caption=first + effect.caption) for effect in effects]
+            self._captions += [caption.words for caption in batch]
 
     def result(self) -> dict[str, object]:
-        """Summarise the captions that were tested; see summarize_effects.
+        """Return the means of each kind of word (see summarize_effects), and `all_content`.
 
-        Raises DataError: the model captions without attention.
+        Raises DataError: the model has no attention.
         """
         if not self._effects:
-            raise DataError("the model captions without attention: there is nothing to delete")
+            raise _no_attention()
         return {
             **summarize_effects(self._effects, self._captions),
             "all_content": summarize_content(self._effects, self._captions),
         }
 
     def content(self) -> dict[str, object] | None:
-        """Summarise all content words together; see summarize_content."""
+        """Return the means of all content words; see summarize_content."""
         return summarize_content(self._effects, self._captions)
+
+
+class EffectMeans:
+    """Averages effects that a captioner measured itself, over the captions of a split."""
+
+    def __init__(self) -> None:
+        self._words: list[tuple[int, str, float]] = []
+        self._images = 0
+
+    def add(self, words: Sequence[str], effects: Sequence[float] | None) -> None:
+        """Add the words of the next caption with their effects in nats."""
+        pairs = zip(words, effects or (), strict=effects is not None)
+        self._words += [(self._images, word, effect) for word, effect in pairs]
+        self._images += 1
+
+    def result(self) -> dict[str, object]:
+        """Return the mean `effect` of content words and of function words, with intervals.
+
+        Raises DataError: no word has an effect.
+        """
+        if not self._words:
+            raise _no_attention()
+        kinds: dict[str, list[tuple[int, float]]] = {"content": [], "function": []}
+        for image, word, effect in self._words:
+            kinds["function" if word in FUNCTION_WORDS else "content"].append((image, effect))
+        return {
+            kind: _word_means(
+                [image for image, _ in pairs],
+                {"effect": [effect for _, effect in pairs]},
+                images=self._images,
+            )
+            for kind, pairs in kinds.items()
+            if pairs
+        }
+
+
+def _no_attention() -> DataError:
+    return DataError("the deletion test needs a model with attention")
 
 
 def summarize_effects(
     effects: Sequence[WordEffect], captions: Sequence[Sequence[str]]
 ) -> dict[str, object]:
-    """Average over content words, function words, and content words whose gate is shut.
+    """Return the means over content words, content words with a shut gate, and function words.
 
     Returns:
-        For each kind: `words`, how many; means over them in nats, with `intervals` over images:
+        For each kind the number of `words`, and the means in nats with `intervals` over images:
         `deletion`, `random_deletion`, their difference `effect`, `insertion`, `random_insertion`.
     """
     kinds: dict[str, list[WordEffect]] = {"content": [], "content_shut_gate": [], "function": []}
-    for one in effects:
-        shut = one.gate is not None and one.gate < _SHUT_GATE
+    for effect in effects:
+        shut = effect.gate is not None and effect.gate < _SHUT_GATE
         kind = "content_shut_gate" if shut else "content"
-        kinds[kind if _is_content(one, captions) else "function"].append(one)
-    return {kind: _means(some, images=len(captions)) for kind, some in kinds.items() if some}
+        kinds[kind if _is_content(effect, captions) else "function"].append(effect)
+    return {kind: _means(words, images=len(captions)) for kind, words in kinds.items() if words}
 
 
 def summarize_content(
     effects: Sequence[WordEffect], captions: Sequence[Sequence[str]]
 ) -> dict[str, object] | None:
-    """Average over content words whether their gate is open or shut, as summarize_effects does.
+    """Return the means over all content words, or None if there are none.
 
-    Decoders with a gate and decoders without can be compared by these alone. None: no such word.
+    Unlike the kinds of summarize_effects, these compare decoders with and without a gate.
     """
-    content = [one for one in effects if _is_content(one, captions)]
+    content = [effect for effect in effects if _is_content(effect, captions)]
     return _means(content, images=len(captions)) if content else None
 
 
@@ -123,11 +162,18 @@ def _is_content(effect: WordEffect, captions: Sequence[Sequence[str]]) -> bool:
 
 
 def _means(effects: Sequence[WordEffect], *, images: int) -> dict[str, object]:
-    at = np.array([one.caption for one in effects])
-    counts = np.bincount(at, minlength=images)
-    tables = {}
-    for name in ("effect", "deletion", "random_deletion", "insertion", "random_insertion"):
-        values = [getattr(one, name) for one in effects]
-        if not any(value is None or math.isnan(value) for value in values):
-            tables[name] = mean_table(np.bincount(at, weights=values, minlength=images), counts)
-    return {"words": len(effects), **summary(tables)}
+    columns = {name: [getattr(effect, name) for effect in effects] for name in _MEASURES}
+    measured = {name: values for name, values in columns.items() if not math.isnan(sum(values))}
+    return _word_means([effect.caption for effect in effects], measured, images=images)
+
+
+def _word_means(
+    image: Sequence[int], columns: Mapping[str, Sequence[float]], *, images: int
+) -> dict[str, object]:
+    """Return the means of columns of values of words, given the index of each word's image."""
+    counts = np.bincount(image, minlength=images)
+    tables = {
+        name: mean_table(np.bincount(image, weights=values, minlength=images), counts)
+        for name, values in columns.items()
+    }
+    return {"words": len(image), **summary(tables)}

@@ -1,4 +1,4 @@
-"""Photos that a checkpoint has learned from, and whether it tells them from other pictures."""
+"""Measure whether familiarity separates photos from pictures of another kind."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from captioner_training.data.loader import split_loader
 
 __all__ = ["auroc", "measure_familiarity", "pooled_grids"]
 
-_BATCH = 32  # photos that are encoded at once
+_BATCH = 32
 
 
 def pooled_grids(captioner: Captioner, images: Sequence[CaptionedImage]) -> NDArray[np.float32]:
-    """Encode photos and pool their grids: (N, D + 1), see captioner.trust.familiarity.pool."""
+    """Return the pooled grids (N, D + 1) of photos; see captioner.trust.familiarity.pool."""
     loader = split_loader(images, captioner.transform, workers=2, batch_size=_BATCH)
     parts = [
         pool(captioner.encode(pixels).features).cpu().numpy()
@@ -33,36 +33,33 @@ def pooled_grids(captioner: Captioner, images: Sequence[CaptionedImage]) -> NDAr
 def measure_familiarity(
     captioner: Captioner, pooled: NDArray[np.float32], unlike: Path
 ) -> dict[str, object]:
-    """Ask whether photos are told from other pictures.
+    """Compare the familiarity of photos with that of other pictures.
 
     Args:
-        captioner: that knows what is familiar.
-        pooled: (N, D + 1), the grids of the photos.
+        captioner: a captioner with trust.
+        pooled: (N, D + 1), the pooled grids of the photos.
         unlike: a folder of pictures of another kind.
 
-    Returns:
-        `auroc`, and `unlike`, how many pictures there are.
+    Returns `auroc`, and `unlike`, the number of pictures.
 
-    Raises DataError: the checkpoint does not know its photos; no picture can be opened.
+    Raises DataError: the checkpoint has no familiarity, or no picture can be opened.
     """
     if captioner.trust is None:
-        raise DataError("the checkpoint does not know its photos: run `captioner trust`")
-    others = _pooled_pictures(captioner, unlike)
-    known, strange = (np.array(captioner.trust.familiarity.of(one)) for one in (pooled, others))
-    return {"auroc": auroc(known, strange), "unlike": len(others)}
+        raise DataError("the checkpoint has no familiarity: run `captioner trust`")
+    pictures = _pooled_pictures(captioner, unlike)
+    familiarity = captioner.trust.familiarity
+    area = auroc(np.array(familiarity.of(pooled)), np.array(familiarity.of(pictures)))
+    return {"auroc": area, "unlike": len(pictures)}
 
 
 def auroc(familiar: NDArray[np.float64], strange: NDArray[np.float64]) -> float:
-    """Say how often a strange picture is less familiar than a familiar one; ties count half.
-
-    The area under the ROC curve, from the familiarity (N,) and (M,) of both kinds.
-    """
-    farther = (strange[:, None] < familiar) + 0.5 * (strange[:, None] == familiar)
-    return float(farther.mean())
+    """Return the area under the ROC curve for familiarities (N,) and (M,); ties count half."""
+    lower = (strange[:, None] < familiar) + 0.5 * (strange[:, None] == familiar)
+    return float(lower.mean())
 
 
 def _pooled_pictures(captioner: Captioner, folder: Path) -> NDArray[np.float32]:
-    """Encode the pictures of a folder, and pool their grids: (M, D + 1)."""
+    """Return the pooled grids (M, D + 1) of the pictures of a folder."""
     squares = []
     for path in sorted(folder.iterdir()):
         try:
@@ -70,7 +67,7 @@ def _pooled_pictures(captioner: Captioner, folder: Path) -> NDArray[np.float32]:
         except ImageError:
             continue
     if not squares:
-        raise DataError(f"--unlike {folder} has no picture that can be opened")
+        raise DataError(f"--unlike {folder}: no picture can be opened")
     parts = (np.stack(squares[at : at + _BATCH]) for at in range(0, len(squares), _BATCH))
     pooled = [pool(captioner.encode(part).features).cpu().numpy() for part in parts]
     return np.concatenate(pooled)

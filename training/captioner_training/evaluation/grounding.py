@@ -1,7 +1,7 @@
-"""Whether attention is where it should be: on the objects that the words name.
+"""Measure whether the attention of words lies on the objects that they name.
 
-An attention map is a (rows, columns) tensor of weights over an image's grid. Maps need not sum to
-exactly 1 (half precision, weights rounded in a record): each is divided by its own sum.
+An attention map is a (rows, columns) tensor of weights over an image's grid. Every map is divided
+by its sum, because half precision and rounded records do not sum to exactly 1.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ __all__ = [
 
 
 def word_distance(attention: Tensor) -> float:
-    """Measure how much the attention (words, rows, columns) moves in a caption: 0 (never) to 1.
+    """Return how much the attention (words, rows, columns) moves in a caption, 0 to 1.
 
-    The mean, over every pair of words, of the total-variation distance between their maps: half
-    the sum of absolute differences, which is the share of attention that would have to move. nan
-    for fewer than two words: 0 would claim that the attention stood still.
+    The mean total-variation distance between the maps of all pairs of words. NaN for fewer than two
+    words.
     """
     if len(attention) < 2:
         return math.nan
@@ -45,10 +44,9 @@ def word_distance(attention: Tensor) -> float:
 
 
 def mass_in_boxes(attention: Tensor, boxes: Sequence[Box]) -> float:
-    """Measure the share of the attention (rows, columns) that falls inside the boxes: 0 to 1.
+    """Return the share of the attention (rows, columns) inside the union of the boxes, 0 to 1.
 
-    Exact: a cell's weight is spread evenly over the cell, a cell partly inside counts by its
-    covered area, and where boxes overlap it counts once.
+    The weight of a cell is spread evenly over its area.
     """
     weights = _normalized(attention)
     rows, columns = weights.shape
@@ -57,11 +55,10 @@ def mass_in_boxes(attention: Tensor, boxes: Sequence[Box]) -> float:
 
 
 def points_at(attention: Tensor, boxes: Sequence[Box]) -> bool:
-    """Tell whether the centre of the cell with the most attention is in any box, edges included.
+    """Whether the centre of the cell with the most attention lies in a box, edges included.
 
     The pointing game of Zhang et al. 2016, "Top-down Neural Attention by Excitation Backprop",
-    without its tolerance of 15 pixels: a cell of the grid is wider than that already. Of equal
-    cells the first in reading order counts, so for a uniform map the answer means nothing.
+    without its tolerance of 15 pixels, which is less than a cell. The first of equal cells counts.
     """
     rows, columns = attention.shape
     row, column = divmod(int(_normalized(attention).argmax()), columns)
@@ -70,26 +67,25 @@ def points_at(attention: Tensor, boxes: Sequence[Box]) -> bool:
 
 
 def uniform_attention(rows: int, columns: int) -> Tensor:
-    """Make the map (rows, columns) of no place in particular; its mass in boxes is their area."""
+    """Return the uniform map (rows, columns). Its mass in boxes is their area."""
     return torch.full((rows, columns), 1 / (rows * columns))
 
 
 def center_weighted_attention(rows: int, columns: int, sigma: float = 0.25) -> Tensor:
-    """Make a Gaussian at the centre, (rows, columns), summing to 1: a baseline that never looks.
+    """Return a Gaussian (rows, columns) at the centre of the grid, summing to 1.
 
-    Photographers put people in the middle, so attention that has only learned "the middle" beats
-    the uniform map already; attention that follows the picture has to beat this one.
+    A baseline that ignores the photo: people are often in the middle, so it beats the uniform map.
 
-    `sigma` is the spread along either axis, as a fraction of the grid's extent. 0.25 is measured:
-    the standard deviation, in x and in y, of the area of the people in the 1,950 COCO training
-    photos whose person boxes are at hand (its mean is at 0.50, 0.51). A narrower one is harder to
-    beat: the mass in those boxes is 0.29 for the uniform map, 0.38 for sigma 0.25 and 0.49 for
-    sigma 0.1. Compare with one about as narrow as the attention that is judged.
+    Args:
+        rows: of the grid.
+        columns: of the grid.
+        sigma: standard deviation on both axes, as a fraction of the grid. The default is that of
+            people in COCO photos.
     """
 
     def bell(cells: int) -> Tensor:
         offset = (torch.arange(cells, dtype=torch.float64) + 0.5) / cells - 0.5
-        # Softmax divides by the sum, and does not become 0/0 when sigma is tiny.
+        # Softmax normalises without 0/0 for a tiny sigma.
         return (-0.5 * (offset / sigma) ** 2).softmax(dim=0)
 
     return torch.outer(bell(rows), bell(columns)).to(torch.get_default_dtype())
@@ -102,49 +98,50 @@ def _normalized(attention: Tensor) -> Tensor:
 
 
 def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, object]:
-    """Measure how much attention words for people leave inside the boxes of people.
+    """Measure how much attention of words for people lies inside the boxes of people.
 
     Args:
         captioned: a captioned split.
-        boxes: of its images; those of category `person`, or without one.
+        boxes: of its images. Those of category `person` or without a category are used.
 
     Returns:
-        Means over all words for people in images with boxes: the share of attention inside the
-        boxes (`attention`), what uniform and centre-weighted attention would leave there, and how
-        often the most attended cell lies in a box (`pointing`), beside a cell by chance and the
-        middle one; with `intervals` over images.
+        Means over all words for people in images with boxes, with `intervals` over images:
+        `attention`, the share inside the boxes; `uniform` and `center_weighted`, the same for the
+        baselines; `pointing`, whether the most attended cell lies in a box; `pointing_uniform` and
+        `pointing_center`, the same for a random cell and the middle one. `words`: their number.
 
-    Raises DataError: no caption speaks of people where there are boxes, or the model does not
-    attend.
+    Raises DataError: no caption mentions people in an image with boxes, or the model has no
+    attention.
     """
-    found = category_grounding(captioned, boxes, "person")
-    if found is None:
-        raise DataError("there are no boxes for images whose captions mention people")
-    return found
+    measured = category_grounding(captioned, boxes, "person")
+    if measured is None:
+        raise DataError("no caption mentions people in an image that has boxes of people")
+    return measured
 
 
 def object_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, object]:
-    """Measure the same for words that name any category but people, at the name's last word.
+    """Measure the same for all other categories, at the last word of a name.
 
-    Raises DataError: no caption names a category where it has boxes, or the model does not attend.
+    Raises DataError: no caption names a category that has boxes, or the model has no attention.
     """
-    names = {one.category for each in boxes.values() for one in each} - {"", "person"}
-    together = category_grounding(captioned, boxes, *names)
-    if together is None:
-        raise DataError("there are no boxes for images whose captions name their categories")
-    return together
+    names = {boxed.category for objects in boxes.values() for boxed in objects} - {"", "person"}
+    measured = category_grounding(captioned, boxes, *names)
+    if measured is None:
+        raise DataError("no caption names an object in an image that has boxes of it")
+    return measured
 
 
 def category_grounding(
     captioned: Sequence[Captioned], boxes: Boxes, *categories: str
 ) -> dict[str, object] | None:
-    """Measure words for these categories; None where no caption names one that has boxes.
+    """Measure words for some categories; None if no caption names one that has boxes.
 
-    Raises DataError: the model does not attend.
+    Raises DataError: the model has no attention.
     """
     sums: dict[str, list[float]] = defaultdict(list)
-    for one in captioned:
-        for name, value in _in_boxes(one, boxes.get(one.image.id, ()), categories).items():
+    for caption in captioned:
+        objects = boxes.get(caption.image.id, ())
+        for name, value in _in_boxes(caption, objects, categories).items():
             sums[name].append(value)
     counts = sums.pop("words", [])
     if not sum(counts):
@@ -154,29 +151,29 @@ def category_grounding(
 
 
 def _in_boxes(
-    one: Captioned, objects: Sequence[BoxedObject], categories: Sequence[str]
+    caption: Captioned, objects: Sequence[BoxedObject], categories: Sequence[str]
 ) -> dict[str, float]:
-    """Sum over the words of one image what their attention leaves in the boxes they name."""
-    if one.attention is None:
-        raise DataError("the model captions without attention: there is nothing to compare")
-    rows, columns = one.attention.shape[1:]
+    """Return the sums of all measures over the words of a caption."""
+    if caption.attention is None:
+        raise DataError("--boxes needs a model with attention")
+    rows, columns = caption.attention.shape[1:]
     uniform, centre = uniform_attention(rows, columns), center_weighted_attention(rows, columns)
     cells = torch.eye(rows * columns).reshape(-1, rows, columns)
     sums: dict[str, float] = dict.fromkeys(
         ("words", "attention", "uniform", "center_weighted", "pointing", "pointing_uniform",
          "pointing_center"), 0.0
     )  # fmt: skip
-    for said in mentions(one.words):
-        boxes = [thing.box for thing in objects if (thing.category or "person") == said.category]
-        if said.category not in categories or not boxes:
+    for mention in mentions(caption.words):
+        name = mention.category
+        boxes = [boxed.box for boxed in objects if (boxed.category or "person") == name]
+        if name not in categories or not boxes:
             continue
-        attention = one.attention[said.end - 1]
+        attention = caption.attention[mention.end - 1]
         sums["words"] += 1
         sums["attention"] += mass_in_boxes(attention, boxes)
         sums["uniform"] += mass_in_boxes(uniform, boxes)
         sums["center_weighted"] += mass_in_boxes(centre, boxes)
         sums["pointing"] += points_at(attention, boxes)
-        # Uniform attention points anywhere: by chance as often as cells have their centre inside.
         sums["pointing_uniform"] += sum(points_at(cell, boxes) for cell in cells) / len(cells)
         sums["pointing_center"] += points_at(centre, boxes)
     return sums

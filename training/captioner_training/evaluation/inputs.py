@@ -1,4 +1,4 @@
-"""What `captioner evaluate` is about: read and checked before any photo is captioned."""
+"""Read and check the inputs and outputs of `captioner evaluate` before any photo is captioned."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationInputs:
-    """What is scored, and what with; None where none was named.
+    """The inputs of an evaluation.
 
-    source: the checkpoint that captions, or captions that were made elsewhere.
-    images: of the split; none where captions are scored without them.
+    source: the checkpoint, or captions read from a file.
+    images: the split; empty if only captions are scored.
     split: the same images for scoring.
-    boxes: on what the model sees of each photo; of a photo as a whole where there is no model.
-    corpus: the split of which this is a part.
-    training: the images of the training.
-    others: reports, and checkpoints on the same split, to compare with.
+    boxes: relative to the area that the model sees, or to the whole photo without a model.
+    corpus: the whole split if the images are a part of it.
+    training: the training split.
+    others: reports and checkpoints to compare with.
     """
 
     source: Captioner | Predictions
@@ -60,19 +60,20 @@ class EvaluationInputs:
 
     @property
     def scored(self) -> int:
-        """How many images have a caption, or get one."""
+        """The number of images that have a caption or will get one."""
         source = self.source
-        lacking = source.captions.count(None) if isinstance(source, Predictions) else 0
-        return len(self.split) - lacking
+        missing = source.captions.count(None) if isinstance(source, Predictions) else 0
+        return len(self.split) - missing
 
 
-class _Attempts:
-    """Collects errors, so that all are said at once; a wrong use is said by itself."""
+class _ErrorCollector:
+    """Collects errors to report them together. A ConfigError is raised at once."""
 
     def __init__(self) -> None:
         self.errors: list[CaptionerError] = []
 
     def __call__(self, work: Callable[[], T]) -> T | None:
+        """Return the result of `work`, or None if it fails."""
         try:
             return work()
         except ConfigError:
@@ -82,41 +83,41 @@ class _Attempts:
             return None
 
     def file(self, path: Path | None, read: Callable[[Path], T]) -> T | None:
-        """Read a file, if one is named."""
+        """Read a file; return None if it is not given or cannot be read."""
         if path is not None and not path.is_file():
             self.errors.append(DataError(there_is_no("file", path)))
         elif path is not None:
             return self(partial(read, path))
         return None
 
-    def together(self) -> CaptionerError:
-        """Put the errors into one."""
+    def combined(self) -> CaptionerError:
+        """Return the only error, or one error with the messages of all."""
         if len(self.errors) == 1:
             return self.errors[0]
         return DataError("\n".join(error.detail for error in self.errors))
 
 
 def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> EvaluationInputs:
-    """Read everything but photos; refuse what would be overwritten or not be written.
+    """Read all inputs except photos, and check that the outputs can be written.
 
     Args:
         arguments: of the command.
-        read: what the command reads, the data first.
+        read: the paths that the command reads, starting with the data.
 
     Raises:
-        ConfigError: the beam size is out of range, there is no such dtype, or what is read would be
-            overwritten.
-        CheckpointError, DeviceError, MissingExtraError, OutputError, DataError: what was asked for
-            cannot be had; where several things are wrong, a DataError that names them all.
+        ConfigError: the beam size is out of range, the dtype is unknown, or an output would
+            overwrite an input.
+        CheckpointError, DeviceError, MissingExtraError, OutputError, DataError: an input cannot be
+            read or an output cannot be written. Several such errors become one DataError.
     """
-    attempt = _Attempts()
+    attempt = _ErrorCollector()
     attempt(partial(_check_outputs, arguments, read))
     captioner = predictions = None
     if arguments.score is None:
         captioner = attempt(partial(_captioner, arguments, arguments.checkpoint, arguments.style))
     if arguments.unlike is not None and captioner is not None and captioner.trust is None:
         file = trust_file(arguments.checkpoint or bundled_checkpoint())
-        message = f"--unlike: nothing is known of these weights in {file}: run `captioner trust`"
+        message = f"--unlike needs {file} of this checkpoint: run `captioner trust`"
         attempt.errors.append(DataError(message))
     if arguments.unlike is not None and not arguments.unlike.is_dir():
         attempt.errors.append(DataError(there_is_no("folder", arguments.unlike)))
@@ -130,9 +131,9 @@ def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> E
         if not arguments.data and not arguments.images:
             split = attempt.file(arguments.captions, read_targets) or []
         predictions = attempt.file(arguments.score, partial(read_predictions, images=split))
-    # Of a split that cannot be read nothing is known, but what is wrong with the other files is.
-    boxes = partial(check_boxes, ids={one.id for one in split}) if split else read_boxes
-    found: dict[str, Any] = {
+    # If the split cannot be read, the other files are still checked for their own errors.
+    boxes = partial(check_boxes, ids={target.id for target in split}) if split else read_boxes
+    shared: dict[str, Any] = {
         "boxes": attempt.file(arguments.boxes, partial(boxes, transform=framing)),
         "corpus": attempt.file(arguments.corpus, partial(read_whole_split, split=split)),
         "training": attempt.file(arguments.training, read_targets),
@@ -147,14 +148,13 @@ def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> E
             own = {
                 "source": model,
                 "images": attempt(partial(_images, arguments, model)) or [],
-                "boxes": found["boxes"] and attempt.file(arguments.boxes, read_boxes_of),
+                "boxes": shared["boxes"] and attempt.file(arguments.boxes, read_boxes_of),
             }
-            others.append(EvaluationInputs(split=split, **{**found, **own}))
-    found["others"] = others
+            others.append(EvaluationInputs(split=split, **{**shared, **own}))
     source = captioner or predictions
     if attempt.errors or source is None:
-        raise attempt.together()
-    return EvaluationInputs(source=source, images=images, split=split, **found)
+        raise attempt.combined()
+    return EvaluationInputs(source=source, images=images, split=split, others=others, **shared)
 
 
 def is_report(name: str) -> bool:
@@ -163,9 +163,9 @@ def is_report(name: str) -> bool:
 
 
 def compared_with(arguments: argparse.Namespace) -> list[str]:
-    """Return what --compare names, without the checkpoint itself and repetitions.
+    """Return the names given to --compare, without the checkpoint itself and repetitions.
 
-    Raises ConfigError: nothing else is named, or a checkpoint beside captions of a file.
+    Raises ConfigError: no other name is left, or --score is used with a checkpoint.
     """
     if arguments.score is not None and not all(map(is_report, arguments.compare)):
         raise ConfigError("--compare takes report.json files if --score is used")
@@ -181,7 +181,7 @@ def compared_with(arguments: argparse.Namespace) -> list[str]:
 def _captioner(
     arguments: argparse.Namespace, checkpoint: str | None, style: str | None
 ) -> Captioner:
-    """Load a checkpoint, and refuse what it cannot be asked for."""
+    """Load a checkpoint and check that it supports the beam size and the style."""
     captioner = Captioner.from_pretrained(
         checkpoint, device=arguments.device, dtype=arguments.dtype
     )
@@ -191,12 +191,14 @@ def _captioner(
 
 
 def _check_tokens(model: Captioner, other: Captioner | None) -> None:
-    """Refuse to compare scores on other tokens."""
-    kinds = [(it.vocabulary.tokenizer, it.vocabulary.lowercase) for it in (model, other or model)]
-    if other is not None and kinds[0] != kinds[1]:
+    """Refuse to compare scores on different tokens."""
+    if other is None:
+        return
+    ours, theirs = model.vocabulary, other.vocabulary
+    if (ours.tokenizer, ours.lowercase) != (theirs.tokenizer, theirs.lowercase):
         raise DataError(
-            f"{model.name} and {other.name} split captions into different tokens: their scores "
-            "cannot be compared"
+            f"{model.name} and {other.name} cannot be compared: they split captions into "
+            "different tokens"
         )
 
 
@@ -210,15 +212,15 @@ def _images(arguments: argparse.Namespace, captioner: Captioner | None) -> list[
 
 
 def _check_outputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> None:
-    """Refuse files that cannot be written, or would be written over what is something else."""
+    """Refuse outputs that cannot be written or would overwrite other files."""
     predictions, report, save = arguments.predictions, arguments.report, arguments.save
     if predictions is not None:
         refuse_input("--predictions", predictions, read)
     for file in () if save is None else (save, trust_file(save)):
         if os.path.lexists(file):
-            raise OutputError(f"{file} is there already: choose another --save, or remove it")
+            raise OutputError(f"{file} exists: choose another --save, or remove it")
     if save is not None and predictions is not None and identity(save) & identity(predictions):
-        raise ConfigError(f"--save {save} is the file of --predictions: name another")
+        raise ConfigError(f"--save and --predictions are the same file {save}: change one")
     for option, file in (("--predictions", predictions), ("--save", save)):
         if file is None:
             continue
@@ -229,22 +231,22 @@ def _check_outputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -
     if report is not None:
         files = [report / f"report.{suffix}" for suffix in ("json", "html")]
         for file in files:
-            refuse_input("--report", file, read[1:])  # a report may lie in the folder of the data
+            refuse_input("--report", file, read[1:])  # the folder of the data is allowed
             if predictions is not None and identity(file) & identity(predictions):
                 raise ConfigError(
-                    f"--predictions {predictions} is a file that --report writes: name another"
+                    f"--predictions {predictions} is also written by --report: change one"
                 )
         with writing(f"--report {report}"):
             report.mkdir(parents=True, exist_ok=True)
         if not os.access(report, os.W_OK):
             raise OutputError(f"--report {report} cannot be written: choose another folder")
-        if there := [file for file in files if file.exists()]:
+        if existing := [file for file in files if file.exists()]:
             try:
                 read_report(files[0])
             except DataError as error:
                 raise OutputError(
-                    f"{there[0]} is there, and no report of `captioner evaluate`: name another "
-                    "--report"
+                    f"{existing[0]} exists and is not a report of `captioner evaluate`: choose "
+                    "another --report"
                 ) from error
     if predictions is not None:
         check_replaceable(predictions)

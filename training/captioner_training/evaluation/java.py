@@ -1,7 +1,7 @@
-"""The two Java programs in pycocoevalcap's wheel: the PTB tokenizer and METEOR 1.5.
+"""Run the PTB tokenizer and METEOR 1.5, two Java programs of pycocoevalcap.
 
-They are started here and not through pycocoevalcap's classes: its tokenizer writes a file into the
-installation, which may be read-only, and its METEOR waits for itself for ever where Java has died.
+pycocoevalcap's own classes are not used: its tokenizer writes into the installation folder, which
+may be read-only, and its METEOR deadlocks if Java dies.
 """
 
 from __future__ import annotations
@@ -23,67 +23,67 @@ Words = Sequence[str]
 
 _TOKENIZER = "tokenizer/stanford-corenlp-3.4.1.jar"
 _METEOR = "meteor/meteor-1.5.jar"
-_CHUNKS = 20  # of METEOR's numbers; words of caption and reference are 0 and 1, matched 21 and 22
-_SECONDS = 1800  # METEOR takes a minute for COCO's 5,000 images
+# Columns of METEOR's statistics.
+_TEST_LENGTH, _REFERENCE_LENGTH, _CHUNKS, _TEST_MATCHES, _REFERENCE_MATCHES = 0, 1, 20, 21, 22
+_SECONDS = 1800  # timeout
 
 
 def check_java() -> None:
-    """Say before any work whether the Java programs can run.
+    """Check that the Java programs can run.
 
     Raises:
         MissingExtraError: pycocoevalcap is not installed.
-        DataError: there is no Java.
+        DataError: Java is not installed.
     """
     _jar(_TOKENIZER)
     if shutil.which("java") is None:
-        raise DataError(
-            "pycocoevalcap's tokenizer and METEOR run on Java: install a Java runtime, or leave "
-            "out --official"
-        )
+        raise DataError("--official needs Java: install a Java runtime, or omit --official")
 
 
 def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:
-    """Split captions into COCO's tokens: PTB's, in lower case, without punctuation.
+    """Split captions into COCO's tokens: PTB tokens in lower case without punctuation.
 
-    Raises MissingExtraError, DataError: see check_java; or Java died.
+    Raises MissingExtraError, DataError: see check_java; or the program failed.
     """
     check_java()
     from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
 
     program = ["-cp", _jar(_TOKENIZER), "edu.stanford.nlp.process.PTBTokenizer"]
-    lines = [" ".join(text.split()) for text in texts]  # a caption is a line, whatever is in it
+    lines = [" ".join(text.split()) for text in texts]  # one line per caption
     split = _run([*program, "-preserveLines", "-lowerCase"], lines, count=len(lines))
     return [[word for word in line.split() if word not in PUNCTUATIONS] for line in split]
 
 
 def meteor_table(references: Sequence[Sequence[Words]], captions: Sequence[Words]) -> Table:
-    """Count what METEOR 1.5 needs of each image, from tokens; its score is in percent.
+    """Return the table of METEOR 1.5 in percent, from tokens.
 
-    Raises MissingExtraError, DataError: see check_java; or Java died.
+    Raises MissingExtraError, DataError: see check_java; or the program failed.
     """
     check_java()
-    questions = []
+    requests = []
     for texts, caption in zip(references, captions, strict=True):
         parts = (" ".join(words).replace("|||", " ") for words in (*texts, caption))
-        questions.append(" ||| ".join(["SCORE", *parts]))
-    answers = _meteor(questions, count=len(questions))
+        requests.append(" ||| ".join(["SCORE", *parts]))
+    answers = _meteor(requests, count=len(requests))
     try:
         rows = np.array([[float(number) for number in line.split()] for line in answers])
     except ValueError as error:
-        raise DataError(f"METEOR answered with something that is not a number: {error}") from error
-    # In a sum, METEOR leaves out the one chunk of a caption that is its reference word for word.
-    same = (rows[:, _CHUNKS] == 1) & (rows[:, 0] == rows[:, 1])
-    same &= (rows[:, _CHUNKS + 1] == rows[:, 0]) & (rows[:, _CHUNKS + 2] == rows[:, 1])
-    rows[same, _CHUNKS] = 0
+        raise DataError(f"METEOR returned an invalid line: {error}") from error
+    # METEOR counts no chunk for a caption that equals its reference when it sums statistics.
+    equal = rows[:, _CHUNKS] == 1
+    equal &= rows[:, _TEST_LENGTH] == rows[:, _REFERENCE_LENGTH]
+    equal &= rows[:, _TEST_MATCHES] == rows[:, _TEST_LENGTH]
+    equal &= rows[:, _REFERENCE_MATCHES] == rows[:, _REFERENCE_LENGTH]
+    rows[equal, _CHUNKS] = 0
     return Table(rows, _meteor_of_sums)
 
 
 def _meteor_of_sums(sums: Floats) -> Floats:
-    """Let METEOR score sums (..., 23) of its numbers: (...), in percent."""
+    """Return METEOR (...) in percent from sums (..., 23) of its statistics."""
     flat = sums.reshape(-1, sums.shape[-1])
-    questions = [" ||| ".join(["EVAL", " ".join(map(str, row))]) for row in flat]
-    # One score for the only segment, and the same again for the whole.
-    scores = [float(line) for line in _meteor(questions, count=2 * len(questions))[::2]]
+    requests = [" ||| ".join(["EVAL", " ".join(map(str, row))]) for row in flat]
+    # METEOR prints the score of the segment and then the same score for the whole.
+    scores = [float(line) for line in _meteor(requests, count=2 * len(requests))[::2]]
     return 100 * np.array(scores).reshape(sums.shape[:-1])
 
 
@@ -100,13 +100,13 @@ def _jar(name: str) -> str:
 
 
 def _run(arguments: Sequence[str], lines: Sequence[str], *, count: int) -> list[str]:
-    """Give a Java program its lines, and take `count` lines back.
+    """Write lines to a Java program and return the `count` lines that it prints.
 
-    Raises DataError: it could not be started, failed, or answered with fewer lines.
+    Raises DataError: the program cannot be started, fails, or prints another number of lines.
     """
-    name = Path(next(one for one in arguments if one.endswith(".jar"))).name
+    name = Path(next(argument for argument in arguments if argument.endswith(".jar"))).name
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["java", "-Dfile.encoding=UTF-8", *arguments],
             input="".join(f"{line}\n" for line in lines).encode(),
             capture_output=True,
@@ -115,11 +115,11 @@ def _run(arguments: Sequence[str], lines: Sequence[str], *, count: int) -> list[
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DataError(f"Java ({name}) failed: {error}") from error
-    answer = done.stdout.decode(errors="replace").split("\n")[:-1]
-    if done.returncode or len(answer) != count:
-        errors = done.stderr.decode(errors="replace").strip().splitlines()
+    answer = result.stdout.decode(errors="replace").split("\n")[:-1]
+    if result.returncode or len(answer) != count:
+        errors = result.stderr.decode(errors="replace").strip().splitlines()
         raise DataError(
-            f"Java ({name}) ended with exit status {done.returncode} after {len(answer):,} of "
+            f"Java ({name}) ended with exit status {result.returncode} after {len(answer):,} of "
             f"{count:,} lines{': ' + errors[-1] if errors else ''}"
         )
     return answer

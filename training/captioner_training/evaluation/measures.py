@@ -1,4 +1,4 @@
-"""What `captioner evaluate` measures: of any captions of a split, and of a checkpoint's."""
+"""The measures of `captioner evaluate`, for captions of a file and for a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import Table, summary
 from captioner_training.evaluation.boxes import Boxes
 from captioner_training.evaluation.calibration import Calibration, force_references
-from captioner_training.evaluation.deletion import DeletionTest
+from captioner_training.evaluation.deletion import DeletionTest, EffectMeans
 from captioner_training.evaluation.familiarity import measure_familiarity
-from captioner_training.evaluation.foreign import EffectMeans, caption_foreign, force_foreign
+from captioner_training.evaluation.foreign import caption_foreign, force_foreign
 from captioner_training.evaluation.grounding import object_grounding, person_grounding
 from captioner_training.evaluation.hallucination import hallucination, named_categories
 from captioner_training.evaluation.predictions import (
@@ -55,18 +55,18 @@ __all__ = ["CaptionSet", "CaptionedSplit"]
 
 Words = Sequence[str]
 Parts = dict[str, Callable[[], object]]
-"""What is asked for, by its name in the report; each is measured when it is called."""
+"""Functions that measure, by the name of their part of the report."""
 
-_AGAIN = 3  # words: two are said twice in many a good caption ("a man", "on the")
+_REPEATED_WORDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionSet:
-    """Captions of a split, whoever made them, and what can be said of them without a model.
+    """Captions of a split, from a model or a file, and their scores.
 
-    targets: the images; captions: of each, as it reads; words: of each, as they are scored;
-    tokenize: makes them; tokens: says what they are; corpus: the whole split of which these images
-    are a part, None where they are all of it.
+    targets: the images; captions: their captions as text; words: their captions as tokens;
+    tokenize: splits text into tokens; tokens: describes the tokens; corpus: the whole split if the
+    images are a part of it.
     """
 
     targets: Sequence[Target]
@@ -77,12 +77,12 @@ class CaptionSet:
     corpus: Sequence[Target] | None = None
 
     @classmethod
-    def elsewhere(
+    def from_predictions(
         cls, read: Predictions, split: Sequence[Target], *, corpus: Sequence[Target] | None = None
     ) -> CaptionSet:
-        """Take the captions of a file; images without one are left out."""
+        """Return the captions of a file, without images that have none."""
         whole = split if corpus is None else corpus
-        unspaced = has_no_spaces(text for one in whole for text in one.references)
+        unspaced = has_no_spaces(text for target in whole for text in target.references)
         tokenizer: Tokenizer = "characters" if unspaced else "words"
         pairs = [
             (target, caption)
@@ -101,38 +101,38 @@ class CaptionSet:
     def parts(
         self, *, official: bool, training: Sequence[Target] | None, boxes: Boxes | None
     ) -> Parts:
-        """Name what is asked for."""
+        """Return the measures that the options ask for."""
         parts: Parts = {
             "nltk": self.plain_scores,
             "captions": partial(self._describe, training, boxes),
         }
         if official:
-            texts = [one.references for one in self.targets]
-            corpus = None if self.corpus is None else [one.references for one in self.corpus]
+            texts = [target.references for target in self.targets]
+            corpus = None if self.corpus is None else [target.references for target in self.corpus]
             parts["pycocoevalcap"] = partial(official_scores, texts, self.captions, corpus=corpus)
         return parts
 
     @cached_property
     def references(self) -> list[list[list[str]]]:
-        """Of each image, its tokenized references."""
+        """The tokenized references of each image."""
         return self._tokenized(self.targets)
 
     @cached_property
     def tables(self) -> Tables:
-        """The scores on tokens that need no Java."""
+        """The scores that need no Java."""
         return self._score(self.references, self.words)
 
     @property
     def ciders(self) -> list[float]:
         """CIDEr-D of each image, in percent."""
-        return _each(self.tables["CIDEr"])
+        return _image_scores(self.tables["CIDEr"])
 
     def rows(self, **columns: Sequence[Any]) -> list[ImageRow]:
-        """Give the images one by one, each scored by itself; `columns` are fields of a row."""
-        rows, ciders, rouges = [], self.ciders, _each(self.tables["ROUGE-L"])
+        """Return a row per image with its scores; `columns` are further fields of the rows."""
+        rows, ciders, rouges = [], self.ciders, _image_scores(self.tables["ROUGE-L"])
         for at, (target, caption) in enumerate(zip(self.targets, self.captions, strict=True)):
-            there = {name for words in self.references[at] for name in named_categories(words)}
-            said = dict.fromkeys(named_categories(self.words[at]))
+            present = {name for words in self.references[at] for name in named_categories(words)}
+            named = dict.fromkeys(named_categories(self.words[at]))
             rows.append(
                 ImageRow(
                     id=target.id,
@@ -141,14 +141,14 @@ class CaptionSet:
                     references=target.references,
                     cider=ciders[at],
                     rouge_l=rouges[at],
-                    invented=tuple(name for name in said if name not in there),
+                    invented=tuple(name for name in named if name not in present),
                     **{name: values[at] for name, values in columns.items()},
                 )
             )
         return rows
 
     def _tokenized(self, images: Sequence[Target]) -> list[list[list[str]]]:
-        return [[self.tokenize(text) for text in one.references] for one in images]
+        return [[self.tokenize(text) for text in image.references] for image in images]
 
     @cached_property
     def _score(self) -> Callable[..., Tables]:
@@ -156,66 +156,64 @@ class CaptionSet:
         return partial(score_tables, corpus=corpus)
 
     def plain_scores(self) -> dict[str, object]:
-        """Give the scores with their intervals, and those of people."""
-        people = summary(human_tables(self.references, self._score))
-        return {"tokenizer": self.tokens, **summary(self.tables), "human": people}
+        """Return the scores with their intervals, and the scores of human captions."""
+        human = summary(human_tables(self.references, self._score))
+        return {"tokenizer": self.tokens, **summary(self.tables), "human": human}
 
     def _describe(
         self, training: Sequence[Target] | None, boxes: Boxes | None
     ) -> dict[str, object]:
-        """Say how long, how varied, how new and how true captions are; shares are in percent."""
-        known = None
+        """Return length, variety, novelty and absent objects of captions; shares in percent."""
+        captions = [tuple(words) for words in self.words]
+        novel = None
         if training is not None:
-            known = {tuple(words) for each in self._tokenized(training) for words in each}
+            old = {tuple(words) for texts in self._tokenized(training) for words in texts}
+            novel = 100 * float(np.mean([caption not in old for caption in captions]))
         objects = None
         if boxes is not None:
             objects = [
-                {thing.category or "person" for thing in boxes.get(one.id, ())}
-                for one in self.targets
+                {boxed.category or "person" for boxed in boxes.get(target.id, ())}
+                for target in self.targets
             ]
-        said = [tuple(words) for words in self.words]
-        lengths = np.array([len(words) for words in said])
-        novel = None if known is None else 100 * float(np.mean([one not in known for one in said]))
+        lengths = np.array([len(words) for words in captions])
         return {
             "words": {
                 "mean": float(lengths.mean()),
                 "shortest": int(lengths.min()),
                 "longest": int(lengths.max()),
             },
-            "distinct": 100 * len(set(said)) / len(said),
-            "vocabulary": len({word for words in said for word in words}),
+            "distinct": 100 * len(set(captions)) / len(captions),
+            "vocabulary": len({word for words in captions for word in words}),
             "empty": int((lengths == 0).sum()),
-            "repeats_three_words": 100 * float(np.mean([_repeats(words) for words in said])),
+            "repeats_three_words": 100 * float(np.mean([_repeats(words) for words in captions])),
             "novel": novel,
             "hallucination": hallucination(self.references, self.words, objects=objects),
         }
 
 
-def _each(table: Table) -> list[float]:
-    """Give the score of each image, in percent, from the table of a mean."""
+def _image_scores(table: Table) -> list[float]:
+    """Return the score of each image in percent from the table of a mean."""
     scores: list[float] = (100 * table.rows[:, 0]).tolist()
     return scores
 
 
 def _repeats(words: Words) -> bool:
-    """Whether a caption says the same three words twice."""
-    said = list(n_grams(words, _AGAIN))
-    return len(set(said)) < len(said)
+    """Whether a caption contains the same three words twice."""
+    grams = list(n_grams(words, _REPEATED_WORDS))
+    return len(set(grams)) < len(grams)
 
 
 class CaptionedSplit:
-    """A split with the captions that a checkpoint makes for it.
-
-    Each photo is opened and encoded once, whatever is measured.
+    """A split captioned by a checkpoint. Each photo is opened and encoded once for all measures.
 
     Args:
-        captioner: the checkpoint, ready for use.
+        captioner: the checkpoint.
         images: the split.
-        calibration: whether words of a probability p are right in p of the cases.
-        deletion: whether a word's probability falls without the cells it looked at.
-        beam_size: None means the checkpoint's own.
-        style: of the captions; None means the checkpoint's own.
-        corpus: the whole split of which these images are a part; None: they are all of it.
+        calibration: measure the calibration of next-word probabilities.
+        deletion: run the deletion test.
+        beam_size: None: the checkpoint's default.
+        style: of the captions; None: the checkpoint's default.
+        corpus: the whole split if the images are a part of it.
     """
 
     def __init__(
@@ -239,12 +237,14 @@ class CaptionedSplit:
         caption = self._caption if captioner.source is None else self._caption_foreign
         self.captioned = caption(images, calibration=calibration, deletion=deletion)
         vocabulary = captioner.vocabulary
-        captions = [vocabulary.join(vocabulary.decode(one.hypothesis.tokens))
-                    for one in self.captioned]  # fmt: skip
+        captions = [
+            vocabulary.join(vocabulary.decode(caption.hypothesis.tokens))
+            for caption in self.captioned
+        ]
         self.set = CaptionSet(
             targets=targets(images),
             captions=captions,
-            # A Hugging Face model's words are not yet split as references are.
+            # The words of a Hugging Face model are not tokenized as references are.
             words=[vocabulary.tokenize(caption) for caption in captions]
             if captioner.source
             else [caption.words for caption in self.captioned],
@@ -256,7 +256,7 @@ class CaptionedSplit:
     def _caption(
         self, images: Sequence[CaptionedImage], *, calibration: bool, deletion: bool
     ) -> list[Captioned]:
-        """Caption with a checkpoint of ours."""
+        """Caption with Captioner's own decoder."""
         captioner = self.captioner
         vocabulary, decoder = captioner.vocabulary, captioner.model.decoder
         autocast = torch.autocast(captioner.device.type, enabled=False)
@@ -286,12 +286,12 @@ class CaptionedSplit:
     def _caption_foreign(
         self, images: Sequence[CaptionedImage], *, calibration: bool, deletion: bool
     ) -> list[Captioned]:
-        """Caption with a model whose decoder is not ours."""
+        """Caption with a Hugging Face model."""
         captioner = cast("HuggingFaceCaptioner", self.captioner)
-        test = Calibration(partial(force_foreign, captioner), captioner.tokenizer.get_vocab())
         effects = EffectMeans()
+        collector = Calibration(partial(force_foreign, captioner), captioner.tokenizer.get_vocab())
         if calibration:
-            self._measures["calibration"] = test
+            self._measures["calibration"] = collector
         if deletion:
             self._measures["deletion"] = effects
 
@@ -299,7 +299,7 @@ class CaptionedSplit:
             self._pooled.append(pool(grid.features).cpu().numpy())
             for square, caption in zip(pixels, batch, strict=True):
                 if calibration:
-                    test.add(square, [caption])
+                    collector.add(square, [caption])
 
         return caption_foreign(
             captioner,
@@ -318,11 +318,11 @@ class CaptionedSplit:
     def _judged(self) -> list[Judgement] | None:
         if self.captioner.trust is None:
             return None
-        made = [[one.hypothesis] for one in self.captioned]
-        return [best for (best,) in self.captioner.trust.judge(self.pooled, made)]
+        beams = [[caption.hypothesis] for caption in self.captioned]
+        return [best for (best,) in self.captioner.trust.judge(self.pooled, beams)]
 
     def facts(self) -> dict[str, object]:
-        """Say what made the captions."""
+        """Return the checkpoint and its settings for a report."""
         return {
             "beam_size": self.config.beam_size,
             **({} if self.style is None else {"style": self.style}),
@@ -344,13 +344,21 @@ class CaptionedSplit:
         unlike: Path | None = None,
         predictions: Path | None = None,
     ) -> Parts:
-        """Name what is asked for; arguments are the options of that name, or what they name."""
+        """Return the measures that the options ask for.
+
+        Args:
+            official: scores on COCO's tokens.
+            training: the training split.
+            boxes: of the images.
+            unlike: a folder of other pictures.
+            predictions: the file to write the captions to.
+        """
         parts = self.set.parts(official=official, training=training, boxes=boxes)
         parts["nltk"] = lambda: {**model_facts(self.captioned), **self.set.plain_scores()}
         if self._judged is not None:
             parts["trust"] = partial(measure_trust, self.captioned, self._judged)
         if boxes is not None:
-            names = {one.category for each in boxes.values() for one in each}
+            names = {boxed.category for objects in boxes.values() for boxed in objects}
             if names & {"", "person"}:
                 parts["person_boxes"] = partial(person_grounding, self.captioned, boxes)
             if names - {"", "person"}:
@@ -363,18 +371,18 @@ class CaptionedSplit:
         return parts
 
     def metrics(self) -> dict[str, float]:
-        """Give the scores as a checkpoint's header has them."""
+        """Return the scores for the header of a checkpoint."""
         scores = {name: table.value() for name, table in self.set.tables.items()}
         return scores | model_facts(self.captioned)
 
     def rows(self) -> list[ImageRow]:
-        """Give the images one by one, each scored by itself."""
+        """Return a row per image with its scores."""
         columns: dict[str, Sequence[Any]] = {
-            "score": [float(one.hypothesis.score) for one in self.captioned]
+            "score": [float(caption.hypothesis.score) for caption in self.captioned]
         }
         if self.captioner.trust is not None and self._judged is not None:
             columns["familiarity"] = self.captioner.trust.familiarity.of(self.pooled)
-            columns["trust"] = [one.caption for one in self._judged]
+            columns["trust"] = [judgement.caption for judgement in self._judged]
         calibration = self._measures.get("calibration")
         if isinstance(calibration, Calibration) and "calibration" not in self._failed:
             nats, tokens = calibration.cross_entropy()
@@ -383,12 +391,12 @@ class CaptionedSplit:
         return self.set.rows(**columns)
 
     def _measure(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
-        """Measure a batch while its grids are there; a failure costs no more than itself."""
+        """Measure a batch. A measure that fails is dropped; the others continue."""
         self._pooled.append(pool(grid.features).cpu().numpy())
-        for name, one in self._measures.items():
-            if name not in self._failed and not isinstance(one, EffectMeans):
+        for name, measure in self._measures.items():
+            if name not in self._failed and not isinstance(measure, EffectMeans):
                 try:
-                    one.add(grid, captioned)
+                    measure.add(grid, captioned)
                 except CaptionerError as error:
                     self._failed[name] = error
 
@@ -398,6 +406,6 @@ class CaptionedSplit:
         return self._measures[name].result()
 
     def _write(self, path: Path) -> str:
-        scores = [one.hypothesis.score for one in self.captioned]
+        scores = [caption.hypothesis.score for caption in self.captioned]
         write_predictions(path, self.set.targets, self.set.captions, scores)
         return str(path)

@@ -1,4 +1,4 @@
-"""The report of an evaluation: what it is about, its parts, its images, and another beside it."""
+"""The report of an evaluation as data: its split, parts, rows per image, and comparisons."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ __all__ = [
     "read_report",
 ]
 
-_OF_ITS_OWN = ("per_image", "comparisons", "comparison")  # the last of version 0.1
+_NOT_COMPARED = ("per_image", "comparisons", "comparison")  # the last is of version 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRow:
-    """What a report says of one image.
+    """The row of one image in a report. None: not measured.
 
-    cider, rouge_l: in percent; score: mean log-probability, None for captions made elsewhere;
-    familiarity, trust: in 0..1, None where they are not known; invented: categories that the
-    caption names and no reference does; cross_entropy: of the references, in nats a token, and how
-    many tokens they have, None where nobody asked; others: the caption and its cider in each of the
-    reports that this one is compared with.
+    cider, rouge_l: in percent; score: mean log-probability; familiarity, trust: 0 to 1; invented:
+    categories that the caption names and no reference does; cross_entropy: of the references, in
+    nats per token; reference_tokens: their number of tokens; others: the caption and its CIDEr in
+    each report that this one is compared with.
     """
 
     id: int | str
@@ -58,7 +57,7 @@ class ImageRow:
     others: tuple[tuple[str, float], ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """Give the row as JSON has it."""
+        """Return the row as it stands in report.json."""
         values = {key: value for key, value in asdict(self).items() if value is not None}
         others = [{"caption": caption, "CIDEr": cider} for caption, cider in values.pop("others")]
         values |= {"others": others} if others else {}
@@ -74,18 +73,17 @@ def describe_data(
     corpus: Sequence[Target] | None = None,
     scored: int | None = None,
 ) -> dict[str, object]:
-    """Begin a report: what it is about, and what its scores may be compared with.
+    """Return the first part of a report: the split, and which scores are comparable.
 
     Args:
-        data: where the split is.
+        data: the folder or file of the split.
         split: the images.
-        name: of the split; None where `data` is a file of one.
-        corpus: the images of the whole split, whose references CIDEr's document frequencies come
-            from; None: they are those of `split`.
-        scored: how many have a caption; None: all.
+        name: of the split; None if `data` is a file.
+        corpus: the whole split, for CIDEr's document frequencies; None: `split`.
+        scored: the number of images with a caption; None: all.
     """
     digest, whole = hash_split(split), split if corpus is None else corpus
-    references = sum(len(one.references) for one in split)
+    references = sum(len(target.references) for target in split)
     if scored is not None and scored < len(split):
         comparable = (
             f"Captions are missing for {len(split) - scored:,} of {len(split):,} images; do not "
@@ -93,15 +91,13 @@ def describe_data(
         )
     elif corpus is not None:
         comparable = (
-            f"This is a part ({digest}) of a split of {len(corpus):,} images, with CIDEr's "
-            "document frequencies of the whole. Compare only with scores of the same part and "
-            "frequencies."
+            f"This is a part ({digest}) of a split of {len(corpus):,} images, whose document "
+            "frequencies CIDEr uses. Compare only with scores of the same part and frequencies."
         )
     else:
         comparable = (
-            f"Compare only with scores on the split {digest}: the same images and references. If "
-            "they are part of a larger split, --corpus gives CIDEr the document frequencies of the "
-            "whole."
+            f"Compare only with scores on the same images and references (split {digest}). If the "
+            "images are part of a larger split, use --corpus."
         )
     return {
         "data": str(data),
@@ -118,13 +114,13 @@ def describe_data(
 
 
 def hash_split(images: Sequence[Target]) -> str:
-    """Digest the ids and references of a split, whatever its order: equal hash, equal split."""
-    lines = sorted(json.dumps([str(one.id), sorted(one.references)]) for one in images)
+    """Return a hash of the ids and references of a split, independent of their order."""
+    lines = sorted(json.dumps([str(image.id), sorted(image.references)]) for image in images)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def measure_parts(report: dict[str, object], parts: Mapping[str, Callable[[], object]]) -> bool:
-    """Add the parts to a report; one that fails is an error there. Returns whether one did."""
+    """Add parts to a report, failed ones as an error. Return whether one failed."""
     failed = False
     for name, part in parts.items():
         try:
@@ -137,82 +133,79 @@ def measure_parts(report: dict[str, object], parts: Mapping[str, Callable[[], ob
 
 
 def as_json(value: Any) -> Any:
-    """Give a report as JSON has it, which knows neither nan nor infinity: they become null."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, Mapping):
-        return {key: as_json(one) for key, one in value.items()}
+        return {key: as_json(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(one) for one in value]
+        return [as_json(element) for element in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Read a report.json that `--report` wrote.
+    """Read the report.json of an evaluation.
 
-    Raises DataError: it cannot be read, or is none.
+    Raises DataError: the file cannot be read or is something else.
     """
     report = read_json(path, name=str(path))
     keys = {"split", "document_frequencies", "per_image"}
     if isinstance(report, dict) and keys <= report.keys():
         return report
-    raise DataError(f"{path} is no report.json that `captioner evaluate --report` wrote")
+    raise DataError(f"{path} is not a report.json of `captioner evaluate --report`")
 
 
 def check_comparable(report: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Refuse reports whose scores cannot be compared, by what they say of their data.
+    """Refuse reports whose scores cannot be compared.
 
-    Raises DataError: they are of different images or references, of captions that are not all
-    there, or count CIDEr with different document frequencies.
+    Raises DataError: captions are missing, or images, references or document frequencies differ.
     """
-    for one in (report, other):
-        if one.get("scored", one["split"]["images"]) < one["split"]["images"]:
+    ours, theirs = report["split"], other["split"]
+    for read in (report, other):
+        if read.get("scored", read["split"]["images"]) < read["split"]["images"]:
             raise DataError(
-                "a report in which captions are missing cannot be compared: it is no score of the "
-                "split"
+                "the reports cannot be compared: captions of some images are missing; evaluate "
+                "them on all images"
             )
-    if report["split"]["hash"] != other["split"]["hash"]:
+    if ours["hash"] != theirs["hash"]:
         raise DataError(
-            f"the reports are of different splits, {report['split']['hash']} and "
-            f"{other['split']['hash']}: only scores of the same images and references can be "
-            "compared"
+            f"the reports are of different splits, {ours['hash']} and {theirs['hash']}: evaluate "
+            "both on the same images and references"
         )
-    mine, theirs = (one["document_frequencies"] for one in (report, other))
-    if mine["hash"] != theirs["hash"]:
+    ours, theirs = report["document_frequencies"], other["document_frequencies"]
+    if ours["hash"] != theirs["hash"]:
         raise DataError(
-            f"CIDEr has the document frequencies of {mine['images']:,} images here and of "
-            f"{theirs['images']:,} there: name the captions of the whole split with --corpus for "
-            "both"
+            f"the reports use CIDEr document frequencies of {ours['images']:,} and of "
+            f"{theirs['images']:,} images: give both the captions of the whole split with --corpus"
         )
 
 
 def compare_reports(
     report: Mapping[str, Any], rows: Sequence[ImageRow], other: Mapping[str, Any]
 ) -> dict[str, object]:
-    """Subtract the scores of another report from those of this one.
+    """Compare the scores of a report with those of another, image by image.
 
     Returns:
-        `CIDEr` and `ROUGE-L` (on tokens that need no Java): the mean over images of the
-        differences, with `intervals` of a bootstrap over the images, the same in both reports;
-        `cross_entropy` of the references, in nats a token, where both have it of the same words
-        and tokens; `with`, what the other report is of; and `report`, its parts.
+        `CIDEr` and `ROUGE-L`: the mean difference over images, with `intervals`; `cross_entropy`:
+        the difference in nats per token, if both reports measured it on the same vocabulary and
+        tokens; `with`: the checkpoint or file of the other report; `report`: its parts.
 
-    Raises DataError: as for check_comparable.
+    Raises DataError: see check_comparable.
     """
     check_comparable(report, other)
-    others = {str(one["id"]): one for one in other["per_image"]}
+    others = {str(row["id"]): row for row in other["per_image"]}
     pairs = [(row, others[str(row.id)]) for row in rows]
     tables = {
         "CIDEr": mean_table([row.cider - before["CIDEr"] for row, before in pairs]),
         "ROUGE-L": mean_table([row.rouge_l - before["ROUGE-L"] for row, before in pairs]),
     }
-    if (surprise := _surprise(report, pairs, other)) is not None:
-        tables["cross_entropy"] = surprise
-    parts = {name: part for name, part in other.items() if name not in _OF_ITS_OWN}
+    if (cross_entropy := _compare_cross_entropy(report, pairs, other)) is not None:
+        tables["cross_entropy"] = cross_entropy
+    parts = {name: part for name, part in other.items() if name not in _NOT_COMPARED}
     source = other.get("checkpoint") or other.get("predictions")
     return {"with": source, **summary(tables), "report": parts}
 
 
 def beside(rows: Sequence[ImageRow], other: Mapping[str, Any]) -> list[ImageRow]:
-    """Put the captions of a report that can be compared beside those of this one."""
+    """Add the captions of a comparable report to the rows."""
     others = {str(row["id"]): row for row in other["per_image"]}
     pairs = ((row, others[str(row.id)]) for row in rows)
     return [
@@ -221,18 +214,18 @@ def beside(rows: Sequence[ImageRow], other: Mapping[str, Any]) -> list[ImageRow]
     ]
 
 
-def _surprise(
+def _compare_cross_entropy(
     report: Mapping[str, Any],
     pairs: Sequence[tuple[ImageRow, Mapping[str, Any]]],
     other: Mapping[str, Any],
 ) -> Table | None:
-    """Compare the surprise by the references, in nats a token; None where it cannot be.
+    """Return the table of the difference in nats per token, or None if it cannot be compared.
 
-    So it is where the models know different words, for a rare one is harder to foresee than <unk>
-    is; and where they read references to different lengths.
+    Comparable models have the same vocabulary, because a rare word costs more nats than <unk>, and
+    truncate references at the same length.
     """
-    mine, theirs = (one.get("calibration", {}).get("vocabulary_hash") for one in (report, other))
-    if mine is None or mine != theirs:
+    ours, theirs = (part.get("calibration", {}).get("vocabulary_hash") for part in (report, other))
+    if ours is None or ours != theirs:
         return None
     nats, tokens = [], []
     for row, before in pairs:

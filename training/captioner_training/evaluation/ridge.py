@@ -1,4 +1,4 @@
-"""Ridge regression from the mean of a photo's grid to what people say of it."""
+"""Ridge regression from a photo's mean grid features to statistics of its references."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from captioner_training.evaluation.bootstrap import Floats
 
 __all__ = ["Ridge", "fewest_photos"]
 
-_RARE = 600  # what fewer than one of so many photos have is rare
-_PHOTOS = 5  # or fewer than so many
+_LEAST_SHARE = 600  # one of so many photos
+_LEAST_PHOTOS = 5
 
 
 def fewest_photos(photos: int) -> int:
-    """Say how many photos of a training have something at least that can be learned of them."""
-    return max(_PHOTOS, -(-photos // _RARE))
+    """Return in how many training photos a word or n-gram must occur to be fitted."""
+    return max(_LEAST_PHOTOS, -(-photos // _LEAST_SHARE))
 
 
 class Ridge(NamedTuple):
-    """T targets of a photo: usual (T,) + (mean of the grid - middle (D,)) slopes (D, T)."""
+    """A linear model of T targets: usual (T,) + (grid mean - middle (D,)) @ slopes (D, T)."""
 
     middle: Floats
     usual: Floats
@@ -37,13 +37,13 @@ class Ridge(NamedTuple):
         *,
         strength: float,
     ) -> Ridge:
-        """Learn targets (N, T) from pooled grids (N, D + 1).
+        """Fit targets (N, T) to pooled grids (N, D + 1).
 
         Args:
             pooled: see captioner.trust.familiarity.pool.
             targets: of the photos.
-            references: how many each photo has: with more of them it says more.
-            strength: of the pull towards 0, a photo, for features of width 1.
+            references: the number of references of each photo, which is its weight.
+            strength: of the regularisation, per photo and for features of unit variance.
         """
         weights = np.array(references, np.float64)
         weights /= weights.mean()
@@ -52,7 +52,7 @@ class Ridge(NamedTuple):
         width = means.std(axis=0, ddof=1).clip(min=1e-6)
         offset = (means - middle) / width
         weighted = offset.T * weights
-        # Targets in single precision: in double, so many take gigabytes.
+        # Targets stay in float32: in float64 they take gigabytes.
         usual = (weights.astype(np.float32) @ targets) / len(targets)
         square = weighted @ offset + strength * len(targets) * np.eye(len(width))
         product = weighted.astype(np.float32) @ targets - np.outer(weighted.sum(axis=1), usual)

@@ -1,8 +1,8 @@
-"""Scores of captions against references: BLEU, ROUGE-L and CIDEr-D on given tokens, and METEOR.
+"""Score captions against references: BLEU, ROUGE-L and CIDEr-D on given tokens, and METEOR.
 
-On the same tokens the numbers are those of pycocoevalcap's scorers, and BLEU's are nltk's too. They
-are counted here image by image, because the intervals draw the images again, and because all but
-METEOR is there without Java and without the extra `eval`. COCO's tokens come from java.py.
+On the same tokens the scores equal those of pycocoevalcap, and BLEU also equals nltk's. They are
+counted image by image for the bootstrap, and need neither Java nor the extra `eval`, except for
+METEOR. COCO's tokens come from java.py.
 """
 
 from __future__ import annotations
@@ -38,125 +38,125 @@ __all__ = [
 
 Words = Sequence[str]
 References = Sequence[Sequence[Words]]
-"""Of each image, its tokenized references."""
+"""The tokenized references of each image."""
 
 Tables = dict[str, Table]
 
 _TOKENS = {
-    "words": "Treebank, {}, without punctuation: close to COCO's, not the same",
-    "unicode": "words by Unicode's rules, {}, without punctuation",
+    "words": "Treebank, {}, without punctuation (similar to COCO's, not equal)",
+    "unicode": "Unicode words, {}, without punctuation",
     "characters": "characters, {}, without punctuation",
 }
-OFFICIAL_TOKENIZER = "PTB, lower case, without punctuation: COCO's"
+_OFFICIAL_TOKENS = "PTB, lower case, without punctuation (COCO's)"
 
 _ORDERS = (1, 2, 3, 4)
-# pycocoevalcap's: an order without a match counts as next to nothing instead of as log 0.
-_TINY, _SMALL = 1e-15, 1e-9
-_BETA = 1.2  # COCO's ROUGE-L: recall counts a little more than precision
+_TINY, _SMALL = 1e-15, 1e-9  # as in pycocoevalcap, to avoid log 0
+_BETA = 1.2  # as in COCO's ROUGE-L; above 1, recall has more weight than precision
 
 
 def token_name(tokenizer: Tokenizer, *, lowercase: bool = True) -> str:
-    """Say in a report what was scored."""
+    """Describe the tokens of a score for a report."""
     return _TOKENS[tokenizer].format("lower case" if lowercase else "with capitals")
 
 
 def score_tables(
     references: References, captions: Sequence[Words], *, corpus: References | None = None
 ) -> Tables:
-    """Count what BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D need, all in percent.
+    """Return the tables of BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D, in percent.
 
     Args:
         references: of each image.
-        captions: of each image, the words of its caption.
-        corpus: the references that CIDEr's document frequencies come from; None: these.
+        captions: the words of each image's caption.
+        corpus: the references for CIDEr's document frequencies; None: `references`.
     """
     pairs = zip(references, captions, strict=True)
     cider = CiderD(references if corpus is None else corpus)
     return {
         **bleu_tables(references, captions),
         "ROUGE-L": mean_table([_rouge_l(*pair) for pair in pairs], scale=100),
-        "CIDEr": mean_table(cider.score(references, [[one] for one in captions])[:, 0], scale=100),
+        "CIDEr": mean_table(
+            cider.score(references, [[caption] for caption in captions])[:, 0], scale=100
+        ),
     }
 
 
 def bleu_tables(references: References, captions: Sequence[Words]) -> Tables:
-    """Count what BLEU-1 to BLEU-4 need (Papineni et al. 2002)."""
+    """Return the tables of BLEU-1 to BLEU-4 (Papineni et al. 2002)."""
     pairs = zip(references, captions, strict=True)
     rows = np.array([_bleu_counts(*pair) for pair in pairs], dtype=np.float64)
     return {f"BLEU-{order}": Table(rows, partial(_bleu, order=order)) for order in _ORDERS}
 
 
 def _bleu_counts(references: Sequence[Words], caption: Words) -> list[int]:
-    """Count clipped matches and n-grams said, by order; words, and those of the nearest reference.
+    """Count clipped matches and n-grams by order, and the words of caption and reference.
 
-    Nearest in length; the shorter one of two.
+    The reference is the one nearest in length, or the shorter of two.
     """
     matches, count = [], []
     for order in _ORDERS:
-        said, *others = (Counter(n_grams(words, order)) for words in (caption, *references))
-        matches.append((said & reduce(or_, others)).total())
-        count.append(said.total())
-    nearest = min((abs(len(one) - len(caption)), len(one)) for one in references)[1]
+        grams, *allowed = (Counter(n_grams(words, order)) for words in (caption, *references))
+        matches.append((grams & reduce(or_, allowed)).total())
+        count.append(grams.total())
+    lengths = map(len, references)
+    nearest = min((abs(length - len(caption)), length) for length in lengths)[1]
     return [*matches, *count, len(caption), nearest]
 
 
 def _bleu(sums: Floats, *, order: int) -> Floats:
-    """Work out corpus BLEU in percent from sums (..., 10) of `_bleu_counts` over images."""
+    """Return corpus BLEU in percent from sums (..., 10) of `_bleu_counts` over images."""
     precision = (sums[..., :order] + _TINY) / (sums[..., 4 : 4 + order] + _SMALL)
     ratio = (sums[..., 8] + _TINY) / (sums[..., 9] + _SMALL)
     brevity = np.exp(np.minimum(0, 1 - 1 / ratio))
-    found: Floats = 100 * brevity * np.exp(np.log(precision).mean(axis=-1))
-    return found
+    score: Floats = 100 * brevity * np.exp(np.log(precision).mean(axis=-1))
+    return score
 
 
 def _rouge_l(references: Sequence[Words], caption: Words) -> float:
-    """Score one caption (Lin 2004), 0 to 1: by the best precision and the best recall."""
-    common = [common_words(one, caption) for one in references]
+    """Return ROUGE-L (Lin 2004), 0 to 1, from the best precision and the best recall."""
+    common = [common_words(reference, caption) for reference in references]
     precision = max(common) / max(1, len(caption))
-    recall = max(n / max(1, len(one)) for n, one in zip(common, references, strict=True))
+    lengths = (max(1, len(reference)) for reference in references)
+    recall = max(n / length for n, length in zip(common, lengths, strict=True))
     if not precision or not recall:
         return 0.0
     return (1 + _BETA**2) * precision * recall / (recall + _BETA**2 * precision)
 
 
-def common_words(one: Words, other: Words) -> int:
-    """Count the words of the longest common subsequence.
-
-    By bits (Hyyrö 2004): a word of `other` costs a few operations on one long integer.
-    """
+def common_words(reference: Words, caption: Words) -> int:
+    """Return the length of the longest common subsequence (bit-parallel, Hyyrö 2004)."""
     places: dict[str, int] = defaultdict(int)
-    for place, word in enumerate(one):
+    for place, word in enumerate(reference):
         places[word] |= 1 << place
-    row = (1 << len(one)) - 1
-    for word in other:
+    row = (1 << len(reference)) - 1
+    for word in caption:
         shared = row & places.get(word, 0)
         row = (row + shared) | (row - shared)
-    return len(one) - (row & ((1 << len(one)) - 1)).bit_count()
+    return len(reference) - (row & ((1 << len(reference)) - 1)).bit_count()
 
 
 def human_tables(
     references: References, score: Callable[[References, Sequence[Words]], Tables]
 ) -> Tables:
-    """Score each reference of an image against the others: what people reach.
+    """Score each reference of an image against the others, as human captions.
 
-    An image with a single reference is left out. A person is compared with one reference fewer than
-    the model, which costs people some BLEU. Everybody has a turn; an image with fewer references
-    than another takes its turns again, so that all images weigh the same.
+    Images with a single reference are skipped. Human captions have one reference fewer than the
+    model's, which costs some BLEU. All images have the same weight: references of an image with
+    fewer of them are counted more often.
     """
-    several = [each for each in references if len(each) > 1]
-    if not several:
+    images = [captions for captions in references if len(captions) > 1]
+    if not images:
         return {}
-    places = [(each, at) for each in several for at in range(len(each))]
-    others = [[*each[:at], *each[at + 1 :]] for each, at in places]
-    tables = score(others, [each[at] for each, at in places])
-    ends = np.cumsum([len(each) for each in several])[:-1]
-    turns = np.arange(max(len(each) for each in several))
+    places = [(captions, at) for captions in images for at in range(len(captions))]
+    others = [[*captions[:at], *captions[at + 1 :]] for captions, at in places]
+    tables = score(others, [captions[at] for captions, at in places])
+    counts = [len(captions) for captions in images]
+    turns = np.arange(max(counts))
 
-    def in_turns(rows: Floats) -> Floats:
-        each = np.split(rows, ends)  # (R, P) of the R references of each image
-        return np.stack([one[turns % len(one)].sum(axis=0) for one in each])
+    def image_sums(rows: Floats) -> Floats:
+        blocks = np.split(rows, np.cumsum(counts)[:-1])  # (R, P) for R references of an image
+        return np.stack([block[turns % len(block)].sum(axis=0) for block in blocks])
 
-    return {name: Table(in_turns(table.rows), table.score) for name, table in tables.items()}
+    return {name: Table(image_sums(table.rows), table.score) for name, table in tables.items()}
 
 
 def official_scores(
@@ -165,19 +165,19 @@ def official_scores(
     *,
     corpus: Sequence[Sequence[str]] | None = None,
 ) -> dict[str, object]:
-    """BLEU-1 to BLEU-4, ROUGE-L, CIDEr-D and METEOR 1.5 in percent, on PTB tokens.
+    """Return BLEU-1 to BLEU-4, ROUGE-L, CIDEr-D and METEOR 1.5 in percent, on PTB tokens.
 
     Args:
-        references: of each image, its references as they were written.
-        captions: of each image, its caption.
-        corpus: the references that CIDEr's document frequencies come from; None: these.
+        references: the references of each image as written.
+        captions: the caption of each image.
+        corpus: the references for CIDEr's document frequencies; None: `references`.
 
     Returns:
-        The scores, their `intervals`, and `human`, see human_tables. A METEOR that failed is an
-        `error` in its place; the others stand.
+        The scores, their `intervals`, and `human`, see human_tables. If METEOR fails, its score is
+        an `error`.
 
     Raises:
-        MissingExtraError, DataError: there is no pycocoevalcap, no Java, or the tokenizer failed.
+        MissingExtraError, DataError: pycocoevalcap or Java is missing, or the tokenizer failed.
     """
     texts, words = _nested(references), tokenize_ptb(captions)
     score = partial(score_tables, corpus=texts if corpus is None else _nested(corpus))
@@ -187,14 +187,14 @@ def official_scores(
         return {"METEOR": meteor_table(*pair)}
 
     return {
-        "tokenizer": OFFICIAL_TOKENIZER,
+        "tokenizer": _OFFICIAL_TOKENS,
         **_with_meteor(score(texts, words), lambda: meteor(texts, words)),
         "human": _with_meteor(human, lambda: human_tables(texts, meteor)),
     }
 
 
 def _nested(references: Sequence[Sequence[str]]) -> list[list[list[str]]]:
-    """Tokenize references in one go, and give each image its own back."""
+    """Tokenize the references of all images in one call."""
     flat = iter(tokenize_ptb([text for texts in references for text in texts]))
     return [[next(flat) for _ in texts] for texts in references]
 
@@ -207,25 +207,26 @@ def _with_meteor(tables: Tables, meteor: Callable[[], Tables]) -> dict[str, obje
 
 
 def score_split(captioned: Sequence[Captioned]) -> dict[str, float]:
-    """Score a split on the model's own tokens; and see model_facts."""
-    tables = score_tables([one.image.words for one in captioned], [one.words for one in captioned])
+    """Score a split on the model's tokens, without intervals, and add model_facts."""
+    references = [caption.image.words for caption in captioned]
+    tables = score_tables(references, [caption.words for caption in captioned])
     return {name: table.value() for name, table in tables.items()} | model_facts(captioned)
 
 
 def model_facts(captioned: Sequence[Captioned]) -> dict[str, float]:
-    """Say how many captions are different, and how much attention moves.
+    """Return statistics of the captions and their attention.
 
     Returns:
-        `different`, how many; `exact`, how many are a reference word for word, in percent; `words`,
-        the mean length; `attention_distance`, the total-variation distance between the words of a
-        caption, averaged over the captions of two words or more.
+        `different`, the number of distinct captions; `exact`, the share that equals a reference, in
+        percent; `words`, the mean length; `attention_distance`, see word_distance, averaged over
+        captions of at least two words.
     """
-    words = [tuple(one.words) for one in captioned]
-    exact = sum(tuple(one.words) in one.image.words for one in captioned)
+    words = [tuple(caption.words) for caption in captioned]
+    exact = sum(tuple(caption.words) in caption.image.words for caption in captioned)
     distances = [
-        word_distance(one.attention)
-        for one in captioned
-        if one.attention is not None and len(one.words) > 1
+        word_distance(caption.attention)
+        for caption in captioned
+        if caption.attention is not None and len(caption.words) > 1
     ]
     return {
         "different": float(len(set(words))),

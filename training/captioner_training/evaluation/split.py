@@ -1,4 +1,4 @@
-"""Captioning a whole split; and what a run measures of it after each epoch."""
+"""Caption a split, and validate a run on it after each epoch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from captioner_training.recipe import DataConfig
 __all__ = ["BATCH", "caption_split", "scene_pointing", "validate"]
 
 BATCH = 50
-"""Images that are captioned at once."""
+"""Images captioned at once."""
 
 
 @torch.inference_mode()
@@ -49,15 +49,14 @@ def caption_split(
     """Caption every image, in order and in its own style, on the model's device.
 
     Args:
-        checkpoint: whose model is in whatever arithmetic `autocast` gives it.
+        checkpoint: model, vocabulary and generation settings.
         images: the split.
-        autocast: how the model computes.
+        autocast: the precision of the model.
         workers: processes that decode images.
-        no_bar: as tqdm takes `disable`; None hides the bar where no terminal is.
-        grids: of the images, where they have been made before, and their places there.
-        after_batch: called with the grids and the captions of each batch: what is measured there
-            needs no photo to be opened and encoded again.
-        consensus: chooses among the sentences of a beam; see captioner.generation.generate.
+        no_bar: `disable` of tqdm; None: no bar without a terminal.
+        grids: cached grids, and the index of each image in them; None: encode the photos.
+        after_batch: called with the grids and captions of each batch.
+        consensus: ranks the sentences of a beam; see captioner.generation.generate.
     """
     model, vocabulary, config = checkpoint.model, checkpoint.vocabulary, checkpoint.generation
     device = next(model.parameters()).device
@@ -68,8 +67,8 @@ def caption_split(
     with tqdm(desc="captions", total=len(images), leave=False, disable=no_bar) as bar:
         for stored in encoded:
             grid = stored._replace(features=stored.features.to(device))
-            some = images[len(captioned) : len(captioned) + len(grid.features)]
-            starts = starts_of(some, vocabulary)
+            batch_images = images[len(captioned) : len(captioned) + len(grid.features)]
+            starts = starts_of(batch_images, vocabulary)
             with autocast:
                 results = generate(
                     model.decoder,
@@ -81,7 +80,7 @@ def caption_split(
                 )
             batch = [
                 _captioned(image, hypotheses[0], grid, vocabulary)
-                for image, hypotheses in zip(some, results, strict=True)
+                for image, hypotheses in zip(batch_images, results, strict=True)
             ]
             captioned += batch
             bar.update(len(batch))
@@ -110,7 +109,7 @@ def _encoded(
     workers: Workers,
     grids: tuple[CachedGrids, Sequence[int]] | None,
 ) -> Iterator[Grid]:
-    """Give the grids of images, batch by batch; read those that have been made before."""
+    """Yield the grids of images in batches, from the cache if there is one."""
     if grids is not None:
         stored, places = grids
         side = transform.config.size // model.config.encoder.stride
@@ -135,64 +134,67 @@ def validate(
     grids: CachedGrids | None = None,
     together: Callable[[], None] | None = None,
 ) -> tuple[dict[str, float], list[Captioned]]:
-    """Caption a split, each process its share; the scores are the same in every process.
+    """Caption a split, each process its share, and return the scores and all captions.
 
-    They are those of score_split, and `cross_entropy` of the references, in nats a token.
+    The scores are those of score_split, `cross_entropy` of the references in nats per token, and
+    `pointing` if there are boxes. They are the same in every process.
 
     Args:
-        checkpoint: whose model has the weights that are to be scored.
+        checkpoint: the model to score.
         images: the split.
         data: of the run.
-        autocast: how the model computes.
+        autocast: the precision of the model.
         processes: of the run.
-        boxes: of drawn scenes, to see whether attention points at the right shape.
-        grids: of the images, where a frozen encoder has made them before.
-        together: called after full batches, as often in every process.
+        boxes: of drawn scenes; see scene_pointing.
+        grids: cached grids of the images; None: encode the photos.
+        together: called after full batches, equally often in every process.
     """
-    full = len(images) // processes.world // BATCH  # batches that every process has
-    surprise: list[tuple[float, int]] = []  # of each batch: nats and tokens
+    full = len(images) // processes.world // BATCH  # full batches of the smallest share
+    losses: list[tuple[float, int]] = []  # nats and tokens of each batch
 
     def after_batch(grid: Grid, batch: Sequence[Captioned]) -> None:
         nats = force_references(
             checkpoint.model.decoder,
             grid,
-            [one.image for one in batch],
+            [caption.image for caption in batch],
             vocabulary=checkpoint.vocabulary,
             maximum_length=data.maximum_length,
             autocast=autocast,
         ).nats()
-        surprise.append((float(nats.cpu().double().sum()), len(nats)))
-        if together is not None and len(surprise) <= full:
+        losses.append((float(nats.cpu().double().sum()), len(nats)))
+        if together is not None and len(losses) <= full:
             together()
 
-    mine = list(range(len(images)))[processes.rank :: processes.world]
+    share = list(range(len(images)))[processes.rank :: processes.world]
     captioned = caption_split(
         checkpoint,
-        [images[index] for index in mine],
+        [images[index] for index in share],
         autocast=autocast,
         workers=data.workers,
         no_bar=processes.no_bar,
-        grids=None if grids is None else (grids, mine),
+        grids=None if grids is None else (grids, share),
         after_batch=after_batch,
     )
-    everything = _whole(images, captioned, processes)
-    surprises = [batch for share in processes.gather(surprise) for batch in share]
+    whole = _gather(images, captioned, processes)
+    all_losses = [batch for part in processes.gather(losses) for batch in part]
     scores = None
     if processes.main:
-        scores = score_split(everything)
-        nats, tokens = map(sum, zip(*surprises, strict=True))
+        scores = score_split(whole)
+        nats, tokens = map(sum, zip(*all_losses, strict=True))
         scores["cross_entropy"] = nats / tokens
         if boxes is not None:
             transform = Transform(checkpoint.transform)
-            scores["pointing"] = scene_pointing(everything, boxes=boxes, transform=transform)
-    return processes.broadcast(scores), everything
+            scores["pointing"] = scene_pointing(whole, boxes=boxes, transform=transform)
+    return processes.broadcast(scores), whole
 
 
-def _whole(
+def _gather(
     images: Sequence[CaptionedImage], share: Sequence[Captioned], processes: Processes
 ) -> list[Captioned]:
-    """Put the shares of all processes together, in the order of the split."""
-    shares = processes.gather([(one.hypothesis, one.words, one.attention) for one in share])
+    """Return the captions of all processes in the order of the split."""
+    shares = processes.gather(
+        [(caption.hypothesis, caption.words, caption.attention) for caption in share]
+    )
     return [
         Captioned(image=image, hypothesis=hypothesis, words=words, attention=attention)
         for index, image in enumerate(images)
@@ -201,28 +203,29 @@ def _whole(
 
 
 def scene_pointing(captioned: Sequence[Captioned], *, boxes: Path, transform: Transform) -> float:
-    """Say how often, in percent, a word for a shape looks most at the very shape that it names.
+    """Return the share, in percent, of objects whose word points at them.
 
-    The first shape of a scene's caption is its first object, the second its second. A word that
-    names another shape than its object counts as a miss.
+    The words for shapes in a caption belong to the objects of the scene in the same order. A wrong
+    shape counts as a miss.
 
     Args:
         captioned: scenes.
         boxes: of their objects, in COCO's instances format.
-        transform: of the model, to find the boxes on the grid.
+        transform: of the model, to place the boxes on the grid.
 
     Raises DataError: the boxes cannot be read.
     """
     objects = read_boxes(boxes, transform)
-    shapes = {one.category for each in objects.values() for one in each}
+    shapes = {boxed.category for scene in objects.values() for boxed in scene}
     right = total = 0
-    for one in captioned:
-        maps = [] if one.attention is None else zip(one.words, one.attention, strict=True)
-        said = [(word, attention) for word, attention in maps if word in shapes]
-        targets = objects[one.image.id]
+    for caption in captioned:
+        attention = caption.attention
+        maps = [] if attention is None else zip(caption.words, attention, strict=True)
+        named = [(word, weights) for word, weights in maps if word in shapes]
+        targets = objects[caption.image.id]
         total += len(targets)
         right += sum(
-            word == target.category and points_at(attention, [target.box])
-            for (word, attention), target in zip(said, targets, strict=False)
+            word == target.category and points_at(weights, [target.box])
+            for (word, weights), target in zip(named, targets, strict=False)
         )
     return 100 * right / max(1, total)

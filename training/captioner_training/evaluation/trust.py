@@ -1,8 +1,8 @@
-"""Fitting trust in words and captions, and asking whether it is earned; see captioner.trust.
+"""Fit and measure the trust in words and captions; see captioner.trust.
 
-What a second look sees is learned from the training photos: ridge regression from the mean of a
-photo's grid to the share of its references that say a word of each kind. The two logistic
-regressions are fitted on captions of photos that nothing was trained on.
+Word features are fitted on the training photos: ridge regression from the mean features of a
+photo's grid to the share of its references with each kind of word. Two logistic regressions, for
+words and for captions, are fitted on captions of held-out photos.
 """
 
 from __future__ import annotations
@@ -54,25 +54,26 @@ __all__ = [
 ]
 
 FEWEST_PHOTOS = 100
-"""Of training, and of validation: of fewer what is learned is noise."""
+"""Training photos, and held-out photos, that fitting needs."""
 
-_RIDGE = 0.08  # of a photo each; a third and three times as much give the same to 0.003 of AUROC
-_FEWEST = 100  # words
+_RIDGE = 0.08  # strength of the regularisation per photo
+_FEWEST_WORDS = 100
 _SHARES = tuple(share / 20 for share in range(1, 21))
 
 
 def fit_word_features(
     pooled: NDArray[np.float32], images: Sequence[CaptionedImage], vocabulary: Vocabulary
 ) -> WordFeatures:
-    """Learn how often people say words of a photo.
+    """Fit the probability that a reference of a photo has each kind of word.
+
+    Words with the same stem are one kind. A synonym in a reference counts too.
 
     Args:
-        pooled: (N, D + 1), the grids of training photos; see captioner.trust.familiarity.pool.
+        pooled: (N, D + 1), pooled grids of training photos; see captioner.trust.familiarity.pool.
         images: these photos with their references.
-        vocabulary: of the model; words that stand for one another have a kind each, and are sought
-            together.
+        vocabulary: of the model.
 
-    Raises DataError: the photos are all alike.
+    Raises DataError: the photos are too similar.
     """
     vocabulary_words = _words(vocabulary)
     stems = [stem(word) if is_claim(word) else None for word in vocabulary_words]
@@ -82,15 +83,15 @@ def fit_word_features(
     references = [len(image.words) for image in images]
     common = (shares > 0).sum(axis=0) >= fewest_photos(len(images))
     ridge = Ridge.fit(pooled, shares[:, common], references, strength=_RIDGE)
-    # Kinds that are too rare share a last column, which knows nothing of the photo.
+    # Rare kinds share the last column, which does not depend on the photo.
     column = np.where(common, common.cumsum() - 1, common.sum())
     rare = 0.0
     if not common.all():
         rare = np.average(shares[:, ~common], axis=0, weights=references).mean()
-    if not (np.abs(ridge.slopes) <= np.finfo(np.float16).max).all():  # NaN too
-        raise DataError("the photos are too much alike to learn from when words are right")
+    if not (np.abs(ridge.slopes) <= np.finfo(np.float16).max).all():  # also refuses NaN
+        raise DataError("trust cannot be fitted: the training photos are too similar")
     return WordFeatures(
-        kinds=np.array([-1 if one is None else int(column[columns[one]]) for one in stems]),
+        kinds=np.array([-1 if kind is None else int(column[columns[kind]]) for kind in stems]),
         middle=ridge.middle.astype(np.float32),
         slopes=np.pad(ridge.slopes, ((0, 0), (0, 1))).astype(np.float16),
         shares=np.append(ridge.usual, rare).astype(np.float32),
@@ -101,21 +102,21 @@ def fit_word_features(
 def _reference_shares(
     images: Sequence[CaptionedImage], columns: Mapping[str, int]
 ) -> NDArray[np.float32]:
-    """Count (N, C), in what share of its references a photo has each stem or a synonym of it."""
-    columns_of: dict[str, set[int]] = defaultdict(set)  # that a stem of a reference counts for
+    """Return the share (N, C) of each photo's references with each stem or a synonym of it."""
+    columns_of: dict[str, set[int]] = defaultdict(set)  # columns of each stem in a reference
     for kind, at in columns.items():
-        for other in synonyms(kind):
-            columns_of[other].add(at)
+        for synonym in synonyms(kind):
+            columns_of[synonym].add(at)
     shares = np.zeros((len(images), len(columns)), np.float32)
     for row, image in zip(shares, images, strict=True):
         for words in image.words:
-            row[list({at for one in stems_of([words]) for at in columns_of.get(one, ())})] += 1
+            row[list({at for kind in stems_of([words]) for at in columns_of.get(kind, ())})] += 1
         row /= len(image.words)
     return shares
 
 
 def _words(vocabulary: Vocabulary) -> list[str]:
-    """Give the word of each token; those that stand for none count as function words."""
+    """Return the word of each token. Special tokens count as function words."""
     words = ["".join(vocabulary.decode_plain([token])) for token in range(len(vocabulary))]
     return [word or "the" for word in words]
 
@@ -133,27 +134,28 @@ def fit_trust(
     """Fit the trust in words and captions.
 
     Args:
-        captioned: photos that the model has not learned from, with its captions.
-        pooled: (N, D + 1), their grids.
+        captioned: held-out photos with the captions of the model.
+        pooled: (N, D + 1), their pooled grids.
         word_features: of the model.
         familiarity: of the model.
         weights: see captioner.trust.digest_weights.
-        consensus: that chose the captions.
+        consensus: the consensus that chose the captions.
         words: see Trust.
 
-    Raises DataError: the captions have too few words that name something.
+    Raises DataError: the captions have too few content words.
     """
-    clues, kinds = word_clues(word_features, pooled, [[one.hypothesis] for one in captioned])
+    beams = [[caption.hypothesis] for caption in captioned]
+    clues, kinds = word_clues(word_features, pooled, beams)
     right = [
         is_right
-        for one in captioned
-        for is_right in right_words(one.words, one.image.words)
+        for caption in captioned
+        for is_right in right_words(caption.words, caption.image.words)
         if is_right is not None
     ]
-    if len(right) < _FEWEST:
+    if len(right) < _FEWEST_WORDS:
         raise DataError(
-            f"the captions of the validation photos have {len(right)} words that name something, "
-            f"too few to say when such are right: {_FEWEST}"
+            f"trust cannot be fitted: the captions of the validation photos have {len(right)} "
+            f"content words; at least {_FEWEST_WORDS} are needed"
         )
     word = fit_logistic(clues[torch.from_numpy(kinds >= 0)].numpy(), right).astype(np.float32)
     trust = Trust(
@@ -165,22 +167,19 @@ def fit_trust(
         consensus=consensus,
         words=words,
     )
-    sums, whole = [], []
-    for one, (judged,) in zip(
-        captioned, trust.judge(pooled, [[one.hypothesis] for one in captioned]), strict=True
-    ):
-        if judged.caption is not None:
-            sums.append([np.log([each for each in judged.words if each is not None]).sum()])
-            whole.append(False not in right_words(one.words, one.image.words))
-    caption = fit_logistic(np.array(sums), whole).astype(np.float32)
-    return replace(trust, caption=caption)
+    sums, flawless = [], []
+    judgements = trust.judge(pooled, beams)
+    for caption, (judgement,) in zip(captioned, judgements, strict=True):
+        if judgement.caption is not None:
+            sums.append([np.log([value for value in judgement.words if value is not None]).sum()])
+            flawless.append(False not in right_words(caption.words, caption.image.words))
+    return replace(trust, caption=fit_logistic(np.array(sums), flawless).astype(np.float32))
 
 
 def fit_logistic(clues: Floats, right: Sequence[bool]) -> Floats:
-    """Fit a logistic regression, by Newton's method.
+    """Fit a logistic regression by Newton's method.
 
-    Coefficients of clues of width 1 are pulled towards 0 as by one observation, so that words that
-    are all right have a finite trust.
+    An L2 penalty on standardised clues keeps trust finite if all words are right.
 
     Args:
         clues: (N, P).
@@ -191,18 +190,18 @@ def fit_logistic(clues: Floats, right: Sequence[bool]) -> Floats:
     """
     middle, width = clues.mean(axis=0), clues.std(axis=0) + 1e-9
     columns = np.concatenate([np.ones((len(clues), 1)), (clues - middle) / width], axis=1)
-    true, found = np.asarray(right, np.float64), np.zeros(columns.shape[1])
+    target, weights = np.asarray(right, np.float64), np.zeros(columns.shape[1])
     for _ in range(30):
-        said = (1 + np.tanh(columns @ found / 2)) / 2
-        slope = columns.T @ (said - true) + found
-        curve = (columns.T * (said * (1 - said))) @ columns + np.eye(len(found))
-        found = found - np.linalg.solve(curve, slope)
-    slopes = found[1:] / width
-    return np.concatenate([[found[0] - middle @ slopes], slopes])
+        predicted = (1 + np.tanh(columns @ weights / 2)) / 2
+        gradient = columns.T @ (predicted - target) + weights
+        hessian = (columns.T * (predicted * (1 - predicted))) @ columns + np.eye(len(weights))
+        weights = weights - np.linalg.solve(hessian, gradient)
+    slopes = weights[1:] / width
+    return np.concatenate([[weights[0] - middle @ slopes], slopes])
 
 
 class _Predictions(NamedTuple):
-    """N words or captions: their trust, another score, whether they are right, their image."""
+    """N words or captions: trust, another score, whether they are right, index of the image."""
 
     trust: Floats
     score: Floats
@@ -214,7 +213,7 @@ class _Predictions(NamedTuple):
         return cls(*np.array(rows, np.float64).reshape(-1, 4).T)
 
     def measure(self, images: int, plain: str) -> dict[str, object]:
-        """Return how well trust tells right from wrong, beside the score called `plain`."""
+        """Return the quality of trust, and the AUROC of the other score, named `plain`."""
         image = self.image.astype(int)
         count = np.bincount(image, minlength=images)
         right = np.bincount(image, self.right, minlength=images)
@@ -229,18 +228,17 @@ class _Predictions(NamedTuple):
 
 
 def measure_trust(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -> dict[str, object]:
-    """Measure whether words and captions are right as often as they are trusted.
+    """Measure how well trust predicts whether words and captions are right.
 
     Args:
-        captioned: a split.
+        captioned: a captioned split.
         judged: the trust in its captions.
 
     Returns:
-        `words`, `captions` (right: all their words are) and `objects` (words for COCO's categories;
-        right: a reference names the category): their number, the share that is right, the AUROC of
-        trust and of the probability or score, the calibration error; `marks`, see measure_marks;
-        `people`, the share of people's words that another reference of the photo has; `review`, see
-        review_curve.
+        `words`, `captions` (right if all words are) and `objects` (COCO categories; right if a
+        reference names the category): count, share of right ones, AUROC of trust and of the
+        probability or score, calibration error; `marks`, see measure_marks; `people`, the share of
+        right words in references, judged by the other references; `review`, see review_curve.
     """
     words, captions, objects = [], [], []
     expected, wrong = [], []
@@ -260,14 +258,14 @@ def measure_trust(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -
         named = {name for words in references for name in named_categories(words)}
         for mention in mentions(caption.words):
             places = range(mention.first, mention.end)
-            known = [trust for place in places if (trust := trusts[place]) is not None]
+            word_trusts = [trust for place in places if (trust := trusts[place]) is not None]
             probability = min(probabilities[place] for place in places)
-            if known:
-                objects.append((min(known), probability, mention.category in named, at))
+            if word_trusts:
+                objects.append((min(word_trusts), probability, mention.category in named, at))
         for place, reference in enumerate(references):
-            if others := [*references[:place], *references[place + 1 :]]:
-                own = [x for x in right_words(reference, others) if x is not None]
-                people[at] += sum(own), len(own)
+            if rest := [*references[:place], *references[place + 1 :]]:
+                claims = [x for x in right_words(reference, rest) if x is not None]
+                people[at] += sum(claims), len(claims)
     predicted, images = _Predictions.of(captions), len(captioned)
     return {
         "words": _Predictions.of(words).measure(images, "probability"),
@@ -280,7 +278,7 @@ def measure_trust(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -
 
 
 def measure_marks(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -> dict[str, object]:
-    """Measure whether doubtful words are the wrong ones.
+    """Measure whether the words marked as doubtful are wrong.
 
     Returns:
         In percent with `intervals`: `wrong`, the share of marked words that are wrong; `flawed`,
@@ -301,38 +299,38 @@ def measure_marks(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -
         row[:2] = hit, count
         row[2:4] = is_flawed and hit > 0, is_flawed
         row[4:] = not is_flawed and count > 0, not is_flawed, 0 if is_flawed else count
-    hits, marks, found, flawed, doubted, right_captions, wasted = counts.T
+    hits, marks, detected, flawed, marked_right, right_captions, false_marks = counts.T
     return summary(
         {
             "wrong": mean_table(hits, marks, scale=100),
-            "flawed": mean_table(found, flawed, scale=100),
-            "right": mean_table(doubted, right_captions, scale=100),
-            "per_right": mean_table(wasted, right_captions),
+            "flawed": mean_table(detected, flawed, scale=100),
+            "right": mean_table(marked_right, right_captions, scale=100),
+            "per_right": mean_table(false_marks, right_captions),
         }
     )
 
 
 def review_curve(expected: Floats, score: Floats, wrong: Floats) -> list[dict[str, float]]:
-    """Say how many of the wrong words a person sees who reads the captions with most of them.
+    """Return the share of wrong words found by reviewing a share of the captions.
 
-    The risk-coverage curve of El-Yaniv and Wiener 2010, for work instead of silence.
+    A risk-coverage curve (El-Yaniv and Wiener 2010). A random order finds the share `reviewed`.
 
     Args:
-        expected: (N,), how many words of a caption are wrong, as its words' trust has it.
-        score: (N,), of captions.
-        wrong: (N,), how many of their words are wrong.
+        expected: (N,), the expected number of wrong words of each caption, from their trust.
+        score: (N,), of the captions.
+        wrong: (N,), the actual number of wrong words.
 
     Returns:
-        For shares of the captions: `reviewed`, and of all wrong words the shares that are `found`
-        so, `by_score`, and at best, `ideal`. By chance it is `reviewed` itself.
+        For each share `reviewed`: the shares of wrong words found in the order of trust (`found`),
+        of the score (`by_score`) and in the best order (`ideal`).
     """
     orders = {"found": -expected, "by_score": score, "ideal": -wrong}
-    seen = {
-        name: wrong[np.argsort(by, kind="stable")].cumsum() / max(wrong.sum(), 1)
-        for name, by in orders.items()
+    curves = {
+        name: wrong[np.argsort(order, kind="stable")].cumsum() / max(wrong.sum(), 1)
+        for name, order in orders.items()
     }
     sizes = {share: max(1, round(share * len(wrong))) for share in _SHARES} if len(wrong) else {}
     return [
-        {"reviewed": share, **{name: float(each[size - 1]) for name, each in seen.items()}}
+        {"reviewed": share, **{name: float(curve[size - 1]) for name, curve in curves.items()}}
         for share, size in sizes.items()
     ]

@@ -212,7 +212,7 @@ def _measure(
     source = inputs.source
     rows: Callable[[], list[ImageRow]]
     if isinstance(source, Predictions):
-        captions = CaptionSet.elsewhere(source, inputs.split, corpus=inputs.corpus)
+        captions = CaptionSet.from_predictions(source, inputs.split, corpus=inputs.corpus)
         for problem in source.problems:
             print(f"captioner: {printable(problem)}", file=sys.stderr)
         report["scored"] = len(captions.targets)
