@@ -225,7 +225,7 @@ def test_torchrun_is_ended_and_goes_on(
 
 def test_errors_are_printed_by_one_process_of_two(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "held").mkdir()
-    with locked(tmp_path / "held" / "lock", verb="train", what=tmp_path):
+    with locked(tmp_path / "held" / "lock", verb="train", folder=tmp_path):
         for arguments, message in (
             (("smoek",), "there is no recipe 'smoek', did you mean smoke?"),
             (("finetune", "--data.root", tmp_path / "x"), "there is no folder"),

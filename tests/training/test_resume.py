@@ -231,7 +231,7 @@ def test_two_runs_do_not_share_a_folder(run_main: Run, recipe: Path, tmp_path: P
     out = tmp_path / "out"
     script = (
         "import sys; from pathlib import Path; from captioner_training.lock import locked\n"
-        "with locked(Path(sys.argv[1]) / 'lock', verb='train', what=Path()):\n"
+        "with locked(Path(sys.argv[1]) / 'lock', verb='train', folder=Path()):\n"
         "    print(flush=True); input()"
     )
     first = subprocess.Popen(

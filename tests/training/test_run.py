@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from captioner.attention.scores import SCORES, ScaledDotScore
 from captioner.checkpoint import load_checkpoint
 from captioner.device import best_dtype
 from captioner.errors import ConfigError, GenerationError
@@ -183,6 +184,8 @@ REFUSED: Refusals = {
     "--stages.1.objectives '{nonesuch:Class: 1}'": (2, "cannot be imported"),
     OWN: (2, "'x' is invalid"),
     "--stages.1.objectives '{json:loads: 1}'": (2, "is not a subclass of Objective"),
+    "--decoder.score nonesuch:Class": (2, "decoder.score 'nonesuch:Class' cannot be imported"),
+    "--decoder.score json:loads": (2, "is not a subclass of ScoreFunction"),
     "--data.root nowhere": (1, "there is no folder nowhere"),
     "--data.minimum_count 1000": (1, "no word occurs 1000 times"),
     "--device tpu": (1, "tpu"),
@@ -201,6 +204,27 @@ def test_mistakes_are_found_before_any_work_and_leave_nothing_behind(
     (folder / "data").symlink_to(place / "data")
     refused = {f"train own.yaml {line}": wanted for line, wanted in REFUSED.items()}
     check_refusals(run_main, refused, folder)
+
+
+class OwnScore(ScaledDotScore):
+    """A score that only this module has."""
+
+
+def test_a_score_is_named_by_module_and_class(
+    run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{__name__}:OwnScore"
+    monkeypatch.setitem(SCORES, name, OwnScore)
+    del SCORES[name]  # the command registers it; the test's end removes it
+    result = run_main(*command(place, tmp_path / "run", "--decoder.score", name, "--max-steps", 1))
+    assert result.returncode == 0, result.stderr
+    checkpoint = tmp_path / "run" / "best.safetensors"
+    model = load_checkpoint(checkpoint).model
+    assert model.config.decoder.score == name
+    assert any(isinstance(module, OwnScore) for module in model.modules())
+    del SCORES[name]
+    result = run_main("caption", tmp_path / "no.jpg", "--checkpoint", checkpoint)
+    assert result.returncode == 1 and f"'{name}'" in result.stderr
 
 
 class Half(Objective):

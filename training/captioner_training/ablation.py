@@ -192,7 +192,7 @@ class Ablation:
         self.recipe = replace(recipe, precision=_precision(recipe, out, processes.device))
 
     def run(self) -> str:
-        """Train and measure what is missing; return the table, which is also written to `out`.
+        """Train and measure the missing runs; return the table, which is also written to `out`.
 
         Raises:
             CaptionerError: from training and evaluation.

@@ -188,7 +188,7 @@ def write_trust(
         held_out: photos it was not trained on. Every second one is used for fitting.
 
     Returns:
-        Messages: the quality of trust on the other photos, and what was not fitted.
+        Messages: the quality of trust on the other photos, and parts that were not fitted.
 
     Raises:
         DataError: too few content words in the captions, or photos that look alike.

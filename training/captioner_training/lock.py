@@ -15,23 +15,23 @@ __all__ = ["locked"]
 
 
 @contextmanager
-def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
+def locked(file: Path, *, verb: str, folder: Path) -> Iterator[None]:
     """Hold a lock file until the block or the process ends.
 
     Folders that this creates are removed again if the block leaves them empty. The error names the
-    command `verb` and the locked folder `what`.
+    command `verb` and the locked `folder`.
 
     Raises OutputError: another process has the lock, or the file cannot be written.
     """
-    created = [folder for folder in file.parents if not folder.exists()]
+    created = [parent for parent in file.parents if not parent.exists()]
     lock = FileLock(file, blocking=False)
-    with writing(what):
+    with writing(folder):
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire()
         except Timeout as error:
             raise OutputError(
-                f"another `captioner {verb}` is running in {what}: wait until it ends, or choose "
+                f"another `captioner {verb}` is running in {folder}: wait until it ends, or choose "
                 "another folder"
             ) from error
     try:
@@ -40,6 +40,6 @@ def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
         with suppress(OSError):
             if created and set(file.parent.iterdir()) <= {file}:
                 file.unlink(missing_ok=True)
-                for folder in created:
-                    folder.rmdir()
+                for parent in created:
+                    parent.rmdir()
         lock.release()

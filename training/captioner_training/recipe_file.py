@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from captioner.attention.scores import SCORES, ScoreFunction
 from captioner.errors import ConfigError
 from captioner.paths import did_you_mean, expanded, there_is_no
+from captioner_training.plugins import import_class
 from captioner_training.recipe import Recipe
 from captioner_training.recipes import shipped_recipes
 
@@ -29,7 +31,7 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
         overrides: values of single fields by their dotted names, with stages counted from 1:
             {"stages.1.epochs": "3"}.
 
-    Raises ConfigError: no such recipe, not YAML, or invalid fields, which are all named.
+    Raises ConfigError: the recipe does not exist, is not YAML, or has invalid fields (all named).
     """
     source = _source(name)
     values = _parse(recipe_text(name), f"recipe {source}")
@@ -41,6 +43,7 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
         for key, text in (overrides or {}).items()
         if (problem := _set(values, key, text))
     ]
+    _register_score(values)
     try:
         recipe = TypeAdapter(Recipe).validate_python(values)
     except ValidationError as error:
@@ -48,6 +51,14 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
     if problems:
         raise ConfigError(f"recipe {name} cannot be used:\n  " + "\n  ".join(problems))
     return recipe
+
+
+def _register_score(values: Mapping[str, Any]) -> None:
+    """Import a decoder.score that is module:Class. Raises ConfigError."""
+    decoder = values.get("decoder")
+    score = decoder.get("score") if isinstance(decoder, dict) else None
+    if isinstance(score, str) and ":" in score:
+        SCORES[score] = import_class(score, ScoreFunction, field="decoder.score")
 
 
 def recipe_text(name: str) -> str:

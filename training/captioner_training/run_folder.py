@@ -168,7 +168,7 @@ class RunFolder:
         return sorted((self.out / "state").glob("step-*.pt"), reverse=True)
 
     def check_room(self, model: CaptionModel, *, images: int, shared: Path) -> None:
-        """Check that the disk has room for the run, less what the run has already written.
+        """Check that the disk has room for the files that the run has not written yet.
 
         Raises OutputError: grids, states and checkpoints need more space than is free.
         """

@@ -6,7 +6,7 @@ r"""The training loop: `captioner train RECIPE --out DIR`.
         -m captioner train coco --data.root /shared/coco --out /shared/runs/coco
 
 `train` starts or resumes a run. `Run` is its loop over stages, epochs and steps. Its parts: step.py
-(one step), losses/, stage_images.py (input), validation.py, state.py (what a run resumes from),
+(one step), losses/, stage_images.py (input), validation.py, state.py (the state to resume from),
 run_folder.py, log.py (log and messages).
 """
 
@@ -77,7 +77,7 @@ def train(
         KeyboardInterrupt: after Ctrl-C or SIGTERM; a state is saved first.
     """
     with ExitStack() as stack:
-        lock = locked(out / "lock", verb="train", what=out)
+        lock = locked(out / "lock", verb="train", folder=out)
         processes.main_alone(lambda: stack.enter_context(lock))
         fast = processes.broadcast(best_dtype(processes.device)[0] is torch.bfloat16)
         # Mistakes in any stage are raised here, before training begins. The main process goes

@@ -206,7 +206,7 @@ def test_files_of_something_else_are_left_alone(
 def test_two_at_work_in_one_folder_are_one_too_many(
     run_captioner: Run, scenes: Path, tmp_path: Path
 ) -> None:
-    with locked(tmp_path / "to" / ".prepare" / "lock", verb="prepare", what=tmp_path):
+    with locked(tmp_path / "to" / ".prepare" / "lock", verb="prepare", folder=tmp_path):
         result = run_captioner(*command(scenes, tmp_path / "to"))
     assert result.returncode == 1 and "another `captioner prepare` is running" in result.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from captioner.errors import DataError
 from captioner.paths import there_is_no
 
-__all__ = ["CocoImage", "read_captions"]
+__all__ = ["CocoImage", "parse_captions", "read_captions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class CocoImage:
     id: int | str
     file_name: str
     captions: tuple[str, ...]
+    split: str | None = None
+    licence: str | None = None
 
 
 def read_captions(path: Path) -> list[CocoImage]:
@@ -28,41 +31,73 @@ def read_captions(path: Path) -> list[CocoImage]:
     Raises DataError: the file cannot be read, has another format, or has no images.
     """
     try:
-        images = _images(json.loads(path.read_bytes()))
+        content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise DataError(there_is_no("file", path)) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except KeyError as error:
-        raise DataError(f"{path} is not in COCO's captions format: there is no {error}") from error
-    except (TypeError, AttributeError) as error:
-        raise DataError(f"{path} is not in COCO's captions format: {error}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}") from error
+    images = parse_captions(content, name=str(path))
     if not images:
         raise DataError(f"{path} has no images")
     return images
 
 
-def _images(content: Any) -> list[CocoImage]:
+def parse_captions(
+    content: Any, *, name: str, report: Callable[[str, str], None] | None = None
+) -> list[CocoImage]:
+    """Parse COCO's captions format. Ids may be numbers in one place and strings in another.
+
+    Args:
+        content: the JSON value.
+        name: of the file, for messages.
+        report: receives the kind and an example of each annotation that cannot be used. Without it
+            captions of unknown images are ignored, and captions that are not text are errors.
+
+    Raises DataError: the content has another format.
+    """
+    try:
+        return _parse(content, name, report)
+    except KeyError as error:
+        raise DataError(f"{name} is not in COCO's captions format: there is no {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise DataError(f"{name} is not in COCO's captions format: {error}") from error
+
+
+def _parse(content: Any, name: str, report: Callable[[str, str], None] | None) -> list[CocoImage]:
     if not isinstance(content, dict):
         raise TypeError(
             "it has no object with images and annotations; `captioner prepare jsonl` reads lists"
         )
-    captions: dict[int | str, list[str]] = {}
+    for part in ("images", "annotations"):
+        entries = content[part]
+        if not isinstance(entries, list) or any(not isinstance(entry, dict) for entry in entries):
+            raise TypeError(f"{part} is not a list of objects")
+    captions: dict[str, list[str]] = {}
     for image in content["images"]:
         if not isinstance(image["id"], int | str):
             raise TypeError(f"the id {image['id']!r} is neither a number nor text")
-        captions[image["id"]] = []
+        captions[str(image["id"])] = []
     for annotation in content["annotations"]:
         key, caption = annotation["image_id"], annotation["caption"]
-        if not isinstance(caption, str):
+        if str(key) not in captions:
+            if report is not None:
+                report("caption of an unknown image", f"image {key} in {name}")
+        elif isinstance(caption, str):
+            captions[str(key)].append(caption)
+        elif report is not None:
+            report("caption that is no text", f"{caption!r:.40} for image {key} in {name}")
+        else:
             raise TypeError(f"image {key} has the caption {caption!r:.40}, which is not text")
-        if key in captions:
-            captions[key].append(caption)
+    licences = {entry["id"]: entry.get("name") for entry in content.get("licenses") or []}
     return [
         CocoImage(
-            id=image["id"], file_name=str(image["file_name"]), captions=(*captions[image["id"]],)
+            id=image["id"],
+            file_name=str(image["file_name"]),
+            captions=(*captions[str(image["id"])],),
+            split=image.get("split"),
+            licence=licences.get(image.get("license")),
         )
         for image in content["images"]
     ]

@@ -57,7 +57,7 @@ class Corpus:
         return digest.hexdigest()[:16]
 
     def described(self, data: DataConfig) -> Iterator[str]:
-        """Yield messages: the size of the data, and what the model will not learn."""
+        """Yield messages: the size of the data, styles, rare words and long captions."""
         counts = Counter(word for image in self.train for words in image.words for word in words)
         rare = {word: count for word, count in counts.items() if word not in self.vocabulary}
         yield (

@@ -145,12 +145,12 @@ def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> E
         elif (model := attempt(partial(_captioner, arguments, name, None))) is not None:
             attempt(partial(_check_tokens, model, captioner))
             read_boxes_of = partial(boxes, transform=model.transform)
-            own = {
+            of_model = {
                 "source": model,
                 "images": attempt(partial(_images, arguments, model)) or [],
                 "boxes": shared["boxes"] and attempt.file(arguments.boxes, read_boxes_of),
             }
-            others.append(EvaluationInputs(split=split, **{**shared, **own}))
+            others.append(EvaluationInputs(split=split, **{**shared, **of_model}))
     source = captioner or predictions
     if attempt.errors or source is None:
         raise attempt.combined()
@@ -169,12 +169,12 @@ def compared_with(arguments: argparse.Namespace) -> list[str]:
     """
     if arguments.score is not None and not all(map(is_report, arguments.compare)):
         raise ConfigError("--compare takes report.json files if --score is used")
-    own = arguments.checkpoint or "bundled"
+    checkpoint = arguments.checkpoint or "bundled"
     names = {name if is_report(name) else checkpoint_file(name): name for name in arguments.compare}
     if arguments.score is None:
-        names.pop(checkpoint_file(own), None)
+        names.pop(checkpoint_file(checkpoint), None)
     if arguments.compare and not names:
-        raise ConfigError(f"--compare {own} is the checkpoint itself: name another")
+        raise ConfigError(f"--compare {checkpoint} is the checkpoint itself: name another")
     return [*names.values()]
 
 

@@ -120,10 +120,10 @@ class CiderD:
         """
         given, wanted = self._grams(captions, order), self._grams(references, order)
         equal = given.keys[:, :, None, :, None] == wanted.keys[:, None, :, None, :]
-        there = (equal & (wanted.counts > 0)[:, None, :, None, :]).sum(dim=-1)  # (B, K, R, P)
-        here = given.counts[:, :, None, :]
-        clipped = torch.minimum(here, there) * there
-        weight = given.squared_idf[:, :, None, :] / here.clamp(min=1)
+        matches = (equal & (wanted.counts > 0)[:, None, :, None, :]).sum(dim=-1)  # (B, K, R, P)
+        counts = given.counts[:, :, None, :]
+        clipped = torch.minimum(counts, matches) * matches
+        weight = given.squared_idf[:, :, None, :] / counts.clamp(min=1)
         shared = (clipped * weight).sum(dim=-1)
         norms = [(grams.counts * grams.squared_idf).sum(dim=-1).sqrt() for grams in (given, wanted)]
         scale = norms[0][:, :, None] * norms[1][:, None, :]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,6 +9,7 @@ import yaml
 from captioner.errors import CaptionerError, ConfigError
 from captioner_training.data.corpus import Corpus
 from captioner_training.losses.objective import Objective, SamplingObjective
+from captioner_training.plugins import import_class
 from captioner_training.recipe import Recipe, Stage
 
 __all__ = ["stage_objectives"]
@@ -40,7 +38,7 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
     settings |= {name: _typed(setting) for name, setting in stage.objectives.items()}
     objectives = dict[str, Objective]()
     for name, setting in settings.items():
-        kind = _import(_PATHS.get(name, name))
+        kind = import_class(_PATHS.get(name, name), Objective, field="objectives")
         try:
             objectives[name] = kind.build(setting, recipe, corpus)
         except CaptionerError:
@@ -71,20 +69,3 @@ def _typed(setting: Any) -> Any:
     if isinstance(setting, list):
         return [_typed(value) for value in setting]
     return yaml.safe_load(setting) if isinstance(setting, str) else setting
-
-
-def _import(path: str) -> type[Objective]:
-    """Import a class by module:Class, also from a file in the current folder."""
-    module, _, name = path.partition(":")
-    if str(Path.cwd()) not in sys.path and "" not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    try:
-        kind = getattr(import_module(module), name)
-    except Exception as error:  # user code may raise anything
-        raise ConfigError(
-            f"objectives {path!r} cannot be imported ({type(error).__name__}: {error}): it must be "
-            f"installed, or a file in {Path.cwd()}"
-        ) from error
-    if not (isinstance(kind, type) and issubclass(kind, Objective)):
-        raise ConfigError(f"objectives {path!r} is not a subclass of Objective")
-    return kind

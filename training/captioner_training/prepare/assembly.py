@@ -89,7 +89,7 @@ def claimed(to: Path) -> Iterator[Path]:
         names = {path.name for path in to.iterdir()} if to.exists() else set()
         if names - {PROBLEMS_FILE} and not (is_prepared(to) or work.exists()):
             raise OutputError(f"{to} contains other files: choose an empty or new folder")
-    with locked(work / "lock", verb="prepare", what=to):
+    with locked(work / "lock", verb="prepare", folder=to):
         yield work
 
 

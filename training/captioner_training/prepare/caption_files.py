@@ -13,6 +13,7 @@ from typing import Any
 
 from captioner.errors import ConfigError, DataError
 from captioner.tables import JSON_TABLES, WORKBOOKS, Row, Sheet, read_sheet, unique_names
+from captioner_training.data.coco import parse_captions
 from captioner_training.prepare.columns import IMAGE_NAMES, Columns, cell_captions
 from captioner_training.prepare.listing import ListedImage, Problems, read_text
 from captioner_training.prepare.locations import Location, open_parquet
@@ -255,50 +256,20 @@ def _karpathy_images(images: Sequence[Any], path: Path) -> list[ListedImage]:
 def coco_images(
     content: Any, problems: Problems, *, name: str, split: str | None = None
 ) -> list[ListedImage]:
-    """Read COCO's captions format. Ids may be numbers in one place and strings in another.
+    """Read COCO's captions format; `split` replaces that of the image records.
 
-    `split` replaces that of the image records. Raises DataError: the content has another format.
+    Raises DataError: the content has another format.
     """
-    try:
-        return _coco_listed(content, problems, name, split)
-    except KeyError as error:
-        raise DataError(f"{name} is not in COCO's captions format: there is no {error}") from error
-    except (TypeError, AttributeError) as error:
-        raise DataError(f"{name} is not in COCO's captions format: {error}") from error
-
-
-def _coco_listed(
-    content: Any, problems: Problems, name: str, split: str | None
-) -> list[ListedImage]:
-    for part in ("images", "annotations"):
-        entries = content[part]
-        if not isinstance(entries, list) or any(not isinstance(entry, dict) for entry in entries):
-            raise TypeError(f"{part} is not a list of objects")
-    captions: dict[str, list[str]] = {}
-    for image in content["images"]:
-        if not isinstance(image["id"], int | str):
-            raise TypeError(f"the id {image['id']!r} is neither a number nor text")
-        captions[str(image["id"])] = []
-    for annotation in content["annotations"]:
-        key, caption = annotation["image_id"], annotation["caption"]
-        if str(key) not in captions:
-            problems.add("caption of an unknown image", f"image {key} in {name}")
-        elif isinstance(caption, str):
-            captions[str(key)].append(caption)
-        else:
-            place = f"{caption!r:.40} for image {key} in {name}"
-            problems.add("caption that is no text", place)
-    licences = {entry["id"]: entry.get("name") for entry in content.get("licenses") or []}
     return [
         ListedImage(
-            id=image["id"],
-            file_name=str(image["file_name"]),
-            captions=tuple(captions[str(image["id"])]),
-            split=split or image.get("split"),
+            id=image.id,
+            file_name=image.file_name,
+            captions=image.captions,
+            split=split or image.split,
             split_from="the command line" if split else Path(name).name,
-            licence=licences.get(image.get("license")),
+            licence=image.licence,
         )
-        for image in content["images"]
+        for image in parse_captions(content, name=name, report=problems.add)
     ]
 
 

@@ -38,7 +38,7 @@ class ListedImage(NamedTuple):
     file_name: str
     captions: tuple[str, ...]
     split: str | None = None
-    split_from: str = ""  # what names the split: "the column split", "file names", "folders"
+    split_from: str = ""  # origin of the split: "the column split", "file names", "folders"
     licence: str | None = None
     rows: tuple[str, ...] = ()  # the place of each caption in its file, if known
     location: Location | None = None  # None: search by name

@@ -53,7 +53,7 @@ class SelectedImage:
     row: str = ""  # the place of its first caption
 
     def identity(self) -> tuple[object, ...]:
-        """Return everything that decides what is stored. Folders may be renamed."""
+        """Return everything that decides the stored bytes. Folders may be renamed."""
         return self.id, self.file_name, self.captions, self.licence, *self.location[1:]
 
 

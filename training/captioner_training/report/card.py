@@ -40,7 +40,7 @@ def describe_run(
         repository: OWNER/MODEL.
         reports: report.json files about this checkpoint.
         license: an identifier of the Hub.
-        data: what the data are called; None: the names of the recipe's folders.
+        data: name of the data; None: the names of the recipe's folders.
 
     Raises DataError: a report cannot be read, or is about another checkpoint.
     """
@@ -93,7 +93,7 @@ def _weights(name: str) -> str:
 
 
 def _final_scores(gain: Mapping[str, Any], data: str, recipe: Recipe) -> Scores:
-    """Return what a run measured at its end: see captioner_training.evaluation.gain."""
+    """Return the gain of a run as scores; see captioner_training.evaluation.gain."""
     intervals = gain.get("intervals") or {}
     return Scores(
         data=data,

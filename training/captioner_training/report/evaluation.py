@@ -151,15 +151,15 @@ def _changed(rows: Sequence[ImageRow], other: int) -> list[tuple[str, list[int]]
 
 
 def _reliability(report: Report) -> Iterator[tuple[str, Plot, Part]]:
-    for names, what in (
+    for names, kind in (
         (("calibration",), "next word of a reference"),
         (("trust", "words"), "content words"),
         (("trust", "captions"), "captions (all content words right)"),
         (("trust", "objects"), "COCO objects"),
     ):
         if (part := part_of(report, *names)) is not None:
-            plot = reliability_plot(part.values["bins"], title=f"Reliability: {what}")
-            yield what, plot, part
+            plot = reliability_plot(part.values["bins"], title=f"Reliability: {kind}")
+            yield kind, plot, part
 
 
 def _examples(

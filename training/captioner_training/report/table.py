@@ -86,9 +86,9 @@ def _side_by_side(report: Report) -> Iterator[str]:
     """Yield tables of as many models as a terminal has room for."""
     rows, names = [*side_by_side(report)], letters(len(models_of(report)))
     for first in range(0, len(names), _MODELS):
-        some = slice(first, first + _MODELS)
-        lines = [("", [f"{name:>6}" for name in names[some]])]
-        lines += [(name, [_aligned(cell) for cell in cells[some]]) for name, cells in rows]
+        shown = slice(first, first + _MODELS)
+        lines = [("", [f"{name:>6}" for name in names[shown]])]
+        lines += [(name, [_aligned(cell) for cell in cells[shown]]) for name, cells in rows]
         yield "\n".join(
             (name.ljust(_NAMES + 1) + "".join(cell.ljust(_MODEL) for cell in cells)).rstrip()
             for name, cells in lines

@@ -1,0 +1,39 @@
+"""Import classes that a recipe names as module:Class."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TypeVar
+
+from captioner.errors import ConfigError
+
+__all__ = ["import_class"]
+
+T = TypeVar("T")
+
+
+def import_class(path: str, base: type[T], *, field: str) -> type[T]:
+    """Import a class of an installed module or of a file in the current folder.
+
+    Args:
+        path: module:Class.
+        base: its base class.
+        field: of the recipe, for messages.
+
+    Raises ConfigError: it cannot be imported, or is not a subclass of `base`.
+    """
+    module, _, name = path.partition(":")
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        kind = getattr(import_module(module), name)
+    except Exception as error:  # user code may raise anything
+        raise ConfigError(
+            f"{field} {path!r} cannot be imported ({type(error).__name__}: {error}): it must be "
+            f"installed, or a file in {Path.cwd()}"
+        ) from error
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        raise ConfigError(f"{field} {path!r} is not a subclass of {base.__name__}")
+    return kind
