@@ -169,7 +169,7 @@ def test_captioner_trust_fits_a_hugging_face_model(
 ) -> None:
     monkeypatch.setattr(conclusion, "FEWEST_FOR_CONSENSUS", 40)
     monkeypatch.setattr(trust, "FEWEST_PHOTOS", 40)
-    monkeypatch.setattr(trust, "_FEWEST", 40)  # words
+    monkeypatch.setattr(trust, "_FEWEST_WORDS", 40)  # words
     write_data(tmp_path / "data", photos=40)
     folder = save_tiny("vit-gpt2", tmp_path / "model")
     checkpoint, photo = f"hf:{folder}", tmp_path / "data" / "val" / "20.png"

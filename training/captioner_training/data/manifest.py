@@ -162,7 +162,12 @@ class Manifest:
     def rows(self, folder: Path, split: str) -> Iterator[IndexRow]:
         """Read the index of a split. Raises DataError: there is none, or it has changed."""
         if split not in self.splits:
-            raise DataError(f"{folder} has no split {split!r}; it has {', '.join(self.splits)}")
+            remedy = ""
+            if split == "val":
+                remedy = ": prepare it again with two or more different photos, or with --val 0.1"
+            raise DataError(
+                f"{folder} has no split {split!r}; it has {', '.join(self.splits)}{remedy}"
+            )
         path = folder / self.splits[split].index.file
         try:
             content = path.read_bytes()

@@ -29,10 +29,13 @@ def measure_gain(
 
 def describe_gain(gain: Mapping[str, Any]) -> str:
     """Describe a gain, its interval and its photos in one line."""
-    count = f"{gain['images']:,}"
-    photos = f"on {count} test photos"
+    noun = "photo" if gain["images"] == 1 else "photos"
+    photos = f"on {gain['images']:,} test {noun}"
     if gain["split"] != "test":
-        photos = f"on the {count} validation photos that chose the epoch (expect less on others)"
+        photos = (
+            f"on the {gain['images']:,} validation {noun} that chose the epoch (expect less on "
+            "others)"
+        )
     low, high = gain["intervals"]["gain" if "gain" in gain else "after"]
     if "gain" not in gain:
         return f"CIDEr {gain['after']:.1f} ({low:.1f} to {high:.1f}) {photos}"

@@ -162,7 +162,11 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
     if not splits:
         raise DataError(f"{name} has no usable image:\n{problems.report()}")
     if "val" not in splits:
-        print("note: there is no split val, which training needs: use --val 0.1", file=sys.stderr)
+        print(
+            "note: there is no split val, which training needs: use two or more different photos, "
+            "or --val 0.1",
+            file=sys.stderr,
+        )
     manifest = Manifest(
         name=name,
         fingerprint=fingerprint,
