@@ -5,16 +5,14 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from captioner.errors import ConfigError
 
 __all__ = ["import_class"]
 
-T = TypeVar("T")
 
-
-def import_class(path: str, base: type[T], *, field: str) -> type[T]:
+def import_class(path: str, base: type, *, field: str) -> Any:
     """Import a class of an installed module or of a file in the current folder.
 
     Args:
