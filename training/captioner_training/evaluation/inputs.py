@@ -138,10 +138,11 @@ def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> E
         "corpus": attempt.file(arguments.corpus, partial(read_whole_split, split=split)),
         "training": attempt.file(arguments.training, read_targets),
     }
-    others: list[EvaluationInputs | Mapping[str, Any] | None] = []
+    others: list[EvaluationInputs | Mapping[str, Any]] = []
     for name in compared_with(arguments):
         if is_report(name):
-            others.append(attempt.file(expanded(name), read_report))
+            if (report := attempt.file(expanded(name), read_report)) is not None:
+                others.append(report)
         elif (model := attempt(partial(_captioner, arguments, name, None))) is not None:
             attempt(partial(_check_tokens, model, captioner))
             read_boxes_of = partial(boxes, transform=model.transform)
