@@ -91,7 +91,7 @@ def test_training_has_at_most_eight_floors() -> None:
 TRAINING_CORE = (
     "recipe", "recipe_file", "train", "step", "state", "run_folder", "log", "progress", "optimizer",
     "initialization", "distributed", "interrupts", "lock", "data", "losses", "recipes",
-    "trackers", "validation", "stage_images", "memory",
+    "plugins", "trackers", "validation", "stage_images", "memory",
 )  # fmt: skip
 
 
