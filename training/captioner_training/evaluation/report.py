@@ -158,17 +158,17 @@ def check_comparable(report: Mapping[str, Any], other: Mapping[str, Any]) -> Non
 
     Raises DataError: captions are missing, or images, references or document frequencies differ.
     """
-    ours, theirs = report["split"], other["split"]
+    split, other_split = report["split"], other["split"]
     for read in (report, other):
         if read.get("scored", read["split"]["images"]) < read["split"]["images"]:
             raise DataError(
                 "the reports cannot be compared: captions of some images are missing; evaluate "
                 "them on all images"
             )
-    if ours["hash"] != theirs["hash"]:
+    if split["hash"] != other_split["hash"]:
         raise DataError(
-            f"the reports are of different splits, {ours['hash']} and {theirs['hash']}: evaluate "
-            "both on the same images and references"
+            f"the reports are of different splits, {split['hash']} and {other_split['hash']}: "
+            "evaluate both on the same images and references"
         )
     ours, theirs = report["document_frequencies"], other["document_frequencies"]
     if ours["hash"] != theirs["hash"]:
