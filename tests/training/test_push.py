@@ -202,7 +202,7 @@ def test_trust_of_other_weights_is_left_out(
 ) -> None:
     make_trust(weights="others").save(tiny_file.with_name("tiny.trust.safetensors"))
     done = run_main("push", tiny_file, "user/model")
-    assert done.returncode == 0 and "is of other weights and is left out" in done.stderr
+    assert done.returncode == 0 and "belongs to other weights and is not uploaded" in done.stderr
     assert hub.repositories["user/model"].files("main").keys() == {
         ".gitattributes", "README.md", "captioner.safetensors",
     }  # fmt: skip

@@ -153,7 +153,7 @@ class _Conclusion:
         if len(held_out) > len(self.corpus.validation):
             _print(
                 f"Trust is fitted on the {len(held_out)} photos of val and test, because val has "
-                f"fewer than {FEWEST_PHOTOS}; measures of trust on test will be too good."
+                f"fewer than {FEWEST_PHOTOS}; trust measured on test is then too optimistic."
             )
         captioner = Captioner(load_checkpoint(self.best), device=self.device)
         photos = train[:: -(-len(train) // _MOST_PHOTOS)]

@@ -259,7 +259,7 @@ def test_plain_captions_fetch_no_photo_from_elsewhere(
     whole = coco_json(tmp_path / "whole.json", plain, [(1, "x"), (2, "y")])
     assert len(read_coco(whole, photos)) == 2
     path = coco_json(tmp_path / "captions.json", plain | {3: name}, [(1, "x"), (2, "y"), (3, "z")])
-    message = f"images outside {photos}: 1 ({name} first)"
+    message = f"images outside {photos}: 1 (first: {name})"
     result = run_main("evaluate", "--captions", path, "--images", photos)
     assert result.returncode == 1 and message in result.stderr
     root = tmp_path / "root"

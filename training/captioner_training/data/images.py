@@ -89,7 +89,7 @@ class ImageStore:
             self._members[name] = member
         elif first.size != member.size or self._beginning(first) != self._beginning(member):
             raise DataError(
-                f"{name} is in {first.path} and in {member.path}, with other content: remove one"
+                f"{first.path} and {member.path} have different images named {name}: remove one"
             )
 
     def _beginning(self, member: Member) -> bytes:

@@ -120,7 +120,7 @@ def split_loader(
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block signals while workers start; they inherit this until they ignore them."""
+    """Block signals while workers start. Workers inherit the block, then ignore the signals."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

@@ -105,7 +105,7 @@ def read_coco(
     for problem, is_wrong in checks.items():
         if names := [image.file_name for image in listed if is_wrong(image)]:
             raise DataError(
-                f"{captions}: images {problem}: {len(names)} ({names[0]} first); `captioner "
+                f"{captions}: images {problem}: {len(names)} (first: {names[0]}); `captioner "
                 "prepare coco-json --skip-bad` leaves them out"
             )
     return _captioned(listed, store, words)

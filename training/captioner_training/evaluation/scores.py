@@ -1,8 +1,7 @@
 """Score captions against references: BLEU, ROUGE-L and CIDEr-D on given tokens, and METEOR.
 
-On the same tokens the scores equal those of pycocoevalcap, and BLEU also equals nltk's. They are
-counted image by image for the bootstrap, and need neither Java nor the extra `eval`, except for
-METEOR. COCO's tokens come from java.py.
+On the same tokens the scores equal those of pycocoevalcap. They are counted image by image for the
+bootstrap. Only METEOR and COCO's tokens need Java and the extra `eval`; see java.py.
 """
 
 from __future__ import annotations

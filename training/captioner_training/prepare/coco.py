@@ -166,7 +166,7 @@ def _split_anew(
     if absent := [key for key in chosen if key not in kept]:
         raise DataError(
             f"Karpathy's splits have {len(absent):,} images that are not in the annotations "
-            f"({absent[0]} first): the annotations are of another version of COCO"
+            f"(first: {absent[0]}): the annotations are of another version of COCO"
         )
     return list(kept.values())
 

@@ -71,7 +71,7 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
     listing = KINDS[kind].read(request, problems)
     name, listed = listing.name, listing.images
     if not listed and not problems:
-        raise DataError(f"{', '.join(map(str, request.paths))}: there are no photos in it")
+        raise DataError(f"{', '.join(map(str, request.paths))}: no photos found")
     _note_language(listed, problems)
     files = ImageFiles(listing.places, links=not listing.has_table)
     selection = select(listed, files, problems, fractions=fractions)

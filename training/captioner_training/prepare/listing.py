@@ -71,7 +71,7 @@ _REMEDIES = {
 
 
 class Problems:
-    """Problems, which stop the preparation, and notes, which do not, both by kind."""
+    """The problems of a data set, which stop the preparation, and its notes, by kind."""
 
     def __init__(self) -> None:
         self._problems: dict[str, list[_Problem]] = {}

@@ -11,7 +11,7 @@ __all__ = ["letters", "models_of", "side_by_side"]
 
 Report = Mapping[str, Any]
 
-# Name, parts of the report of which the first that is there counts, number, digits.
+# Title, parts of the report (the first existing one is used), name of the number, digits.
 _MEASURES = (
     ("CHAIR-i, %", ("captions.hallucination",), "CHAIR_i", 1),
     ("CHAIR-s, %", ("captions.hallucination",), "CHAIR_s", 1),

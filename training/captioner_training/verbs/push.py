@@ -17,14 +17,14 @@ EXAMPLES = """examples:
   captioner push runs/coco user/model --dry-run > card.md
 
 Needs a token with write access: `hf auth login`, or the variable HF_TOKEN. The address of the model
-is printed. A model card that is there is kept, unless --replace-card."""
+is printed. An existing model card is kept, unless --replace-card is used."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a run folder or a file")
-    add("repository", metavar="USER/MODEL", help="made if it is missing")
+    add("repository", metavar="USER/MODEL", help="created if it does not exist")
     add("--private", action="store_true", help="make a private repository")
     add("--revision", metavar="BRANCH", help="upload to this branch; default: main")
     add("--dry-run", action="store_true", help="print the card and list the files, upload nothing")
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="TEXT", help="names of the training data; default: the recipe's folders")
     add("--report", action="append", default=[], type=Path, metavar="FILE",
         help="scores: a report.json of `captioner evaluate`; may be repeated")  # fmt: skip
-    add("--replace-card", action="store_true", help="replace a card that is there")
+    add("--replace-card", action="store_true", help="replace an existing card")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     trust = trust_file(path)
     has_trust = Trust.beside(path) is not None
     if trust.exists() and not has_trust:
-        _say(f"{trust} is of other weights and is left out")
+        _say(f"{trust} belongs to other weights and is not uploaded")
     card = describe_run(
         checkpoint,
         path.parent,
