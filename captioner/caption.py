@@ -31,7 +31,7 @@ from captioner.word import Word, read_word
 
 __all__ = ["Caption", "ModelName"]
 
-_DOUBTFUL = "doubtful: may be wrong"
+_DOUBTFUL = "Dashes mark doubtful words"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class Caption:
         """The legend for doubtful words and the caption warning; None without doubtful words."""
         if not any(word.doubtful for word in self.words):
             return None
-        return _DOUBTFUL if self.doubt is None else f"{_DOUBTFUL}. {self.doubt}"
+        return ". ".join(filter(None, (_DOUBTFUL, self.doubt)))
 
     @property
     def doubt(self) -> str | None:

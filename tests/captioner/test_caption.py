@@ -242,7 +242,7 @@ def test_a_caption_that_is_likely_wrong_says_so_in_one_line(
     assert said.doubt == doubt
     marked = any(word.doubtful for word in said.words)
     assert (said.note is not None) is marked
-    assert said._repr_html_().count("doubtful: may be wrong") == marked
+    assert said._repr_html_().count("Dashes mark doubtful words") == marked
     assert said._repr_html_().count("This may be wrong") == (doubt is not None)
 
 

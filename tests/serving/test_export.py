@@ -562,3 +562,20 @@ def test_the_page_says_what_it_cannot_read(page: Any, photo: Path, tmp_path: Pat
     assert "This browser cannot read letter.jpg" in page.inner_text(".failure")
     page.set_input_files(".file", photo)
     page.wait_for_selector(".viewer[data-state=shown]")
+
+
+@pytest.mark.slow
+def test_the_page_loses_no_correction(page: Any, photo: Path) -> None:
+    asked: list[str] = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.type), dialog.accept()))
+    page.set_input_files(".file", photo)
+    page.wait_for_selector(".viewer[data-state=shown]")
+    page.fill(".text", "Mine.")
+    page.check(".decorative")
+    page.set_input_files(".file", photo)
+    page.wait_for_selector(".strip li:nth-child(2)[data-state=done]")
+    page.click(".strip li:first-child button")
+    page.uncheck(".decorative")
+    assert page.input_value(".text") == "Mine."
+    page.reload()
+    assert asked == ["beforeunload"]

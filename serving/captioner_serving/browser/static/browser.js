@@ -7,11 +7,11 @@ const SENTENCES = 3;  // the caption and the two next best
 
 const about = await (await fetch("captioner.json")).json();
 const page = document.querySelector(".captioner"), worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-let visits = [], visit = null, last = 0;  // { key, photo, name, phase, record or problem, sentence, head, text }; the one on the stage
+let visits = [], visit = null, last = 0;  // { key, photo, name, phase, record or problem, sentence, head, text, aside }; the one on the stage
 
 const viewer = new Viewer(page.querySelector(".viewer"), about.drawing, {
   onChoose: (sentence, head) => { Object.assign(visit, { sentence, head }); list(); },
-  onCorrect: (text) => { Object.assign(visit, { text }); list(); },
+  onCorrect: (text, aside) => { Object.assign(visit, { text, aside }); list(); },
 });
 const strip = new Strip(page.querySelector(".strip"), {
   onOpen: (key) => open(visits.find((entry) => entry.key === key)),
@@ -25,6 +25,7 @@ page.querySelector(".model").textContent = `Model: ${about.name} ${about.version
 document.querySelector(".opened").hidden = true;
 page.hidden = false;
 viewer.empty();
+addEventListener("beforeunload", (event) => { if (visits.some(({ text, aside }) => text !== undefined || aside)) event.preventDefault(); });
 worker.postMessage({});  // it loads while a visitor looks for a photo
 
 function take(files) {
