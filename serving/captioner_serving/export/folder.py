@@ -33,7 +33,7 @@ __all__ = ["new_folder", "write_folder"]
 
 _APP = Path(__file__).parent / "app" / "caption.py"
 
-_LICENCES = {"bundled": "weights for research only, like Flickr8k, their training data; program MIT"}
+_LICENCES = {"bundled": "weights for research only, like their data (Flickr8k); program MIT"}
 _UNKNOWN = "weights by the checkpoint's author, who sets their licence; program MIT"
 
 # Below these numbers words and captions are doubtful, and photos unfamiliar.
