@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput, build_decoder
+from captioner.decoders.packed import can_pack
 from captioner.vision.encoder import Encoder, EncoderConfig, Grid, prepare_encoder
 
 __all__ = ["CaptionModel", "ModelConfig", "prepare_model"]
@@ -63,4 +64,7 @@ def prepare_model(model: CaptionModel, *, device: torch.device, dtype: torch.dty
     ready = model.requires_grad_(False).float().eval()
     ready.decoder.tabulate()  # in float32: half precision then rounds once
     prepare_encoder(ready.encoder, device=device, dtype=dtype)
-    return ready.to(device, dtype)
+    ready.to(device, dtype)
+    if device.type == "cpu" and dtype is torch.float32 and can_pack():
+        ready.decoder.pack()
+    return ready

@@ -21,6 +21,7 @@ from captioner.attention.attention import Attention
 from captioner.attention.positions import GRID_SIDE, Positions
 from captioner.decoders.config import DECODERS, DecoderConfig
 from captioner.decoders.layers import grid_layers
+from captioner.decoders.packed import PackedLinear, pack_linear
 from captioner.decoders.state import State, StepOutput
 
 __all__ = [
@@ -84,6 +85,10 @@ class Decoder(nn.Module, ABC):
     def tabulate(self) -> None:
         """Precompute what depends on the weights only; afterwards no weight may change."""
 
+    def pack(self) -> None:
+        """Pack the weights of linear layers for inference in float32 on a CPU."""
+        pack_linear(self)
+
 
 class WordDecoder(Decoder):
     """A decoder whose output layer shares the matrix of the word embeddings (tied weights).
@@ -105,9 +110,17 @@ class WordDecoder(Decoder):
         self.words_bias: Tensor | None
         for name in ("words_in", "words_out", "words_bias"):  # set by `tabulate`, not saved
             self.register_buffer(name, None, persistent=False)
+        self.packed_output: PackedLinear | None = None
+
+    def pack(self) -> None:
+        """Pack the output layer too; see `Decoder.pack`."""
+        super().pack()
+        self.packed_output = PackedLinear(self.embedding.weight, self.output_bias)
 
     def logits(self, deep: Tensor) -> Tensor:
         """Return logits (..., words) of the deep output (..., m)."""
+        if self.packed_output is not None:
+            return cast(Tensor, self.packed_output(deep))
         return F.linear(deep, self.embedding.weight, self.output_bias)
 
     @torch.no_grad()

@@ -51,10 +51,13 @@ class LSTMDecoder(RecurrentDecoder):
         if config.query == "previous":
             self.gate = nn.Linear(n, 1)
             self.context_gates = nn.Linear(context_dim, 4 * n, bias=False)
+        self.folded: Tensor | None
+        self.register_buffer("folded", None, persistent=False)  # set by `tabulate`
 
     def tabulate(self) -> None:
-        """Precompute what each word adds to the LSTM's gates."""
+        """Precompute what each word adds to the LSTM's gates, and the matrix of the values."""
         self._tabulate(first=self.word_gates)
+        self.folded = self._matrix().detach()
 
     def start(self, features: Tensor) -> State:
         """Project the grids (B, L, D) and return the state of one hypothesis (K = 1) each.
@@ -66,9 +69,7 @@ class LSTMDecoder(RecurrentDecoder):
         keys, values = self.attention.project(self.positions(features))
         # LSTM and output take the context linearly, so their matrices are applied to the values,
         # once per image, instead of to the context of every step.
-        matrix = self.deep_context.weight
-        if self.config.query == "previous":
-            matrix = torch.cat([self.context_gates.weight, matrix])
+        matrix = self._matrix() if self.folded is None else self.folded
         return State(
             image={"keys": keys, "values": fold(values, matrix, heads=self.config.heads)},
             hypothesis={
@@ -76,6 +77,13 @@ class LSTMDecoder(RecurrentDecoder):
                 "cell": torch.tanh(self.initial_cell(mean)),
             },
         )
+
+    def _matrix(self) -> Tensor:
+        """Return the matrices that are applied to the context, one below the other."""
+        matrix = self.deep_context.weight
+        if self.config.query == "previous":
+            matrix = torch.cat([self.context_gates.weight, matrix])
+        return matrix
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""

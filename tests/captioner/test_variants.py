@@ -21,6 +21,7 @@ from captioner.attention.scores import SCORES
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, build_decoder
+from captioner.decoders.packed import PackedLinear, can_pack
 from captioner.files import HEADER_KEY
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
@@ -80,19 +81,21 @@ def made(variant: dict[str, Any]) -> Decoder:
     return decoder.eval()
 
 
-@pytest.mark.parametrize("tabulated", [False, True])
+@pytest.mark.parametrize("prepared", ["", "tabulated", "packed"])
 @every_variant
-def test_steps_with_their_cache_are_teacher_forcing(
-    variant: dict[str, Any], tabulated: bool
-) -> None:
+def test_steps_with_their_cache_are_teacher_forcing(variant: dict[str, Any], prepared: str) -> None:
     decoder, heads = made(variant), variant.get("heads", 1)
     features, tokens = torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 5))
     whole = decoder(features, tokens)
     logits = decoder.logits(whole.deep)
-    if tabulated:
+    if prepared:
         names = decoder.state_dict().keys()
         decoder.tabulate()
         assert decoder.state_dict().keys() == names  # tables are in no checkpoint
+    if prepared == "packed":
+        if not can_pack():
+            pytest.skip("torch has no oneDNN here")
+        decoder.requires_grad_(False).pack()
     state = decoder.start(features).expand(3)
     for t in range(5):
         output = decoder.step(tokens[..., t], state)
@@ -111,6 +114,16 @@ def test_steps_with_their_cache_are_teacher_forcing(
         assert all(part.shape[:2] == (2, 9) for part in state.image.values())
         assert all(part.shape[:2] == (2, 3) for part in state.hypothesis.values())
         assert all(part.shape[:2] == (2, 3 * (t + 1)) for part in state.words.values())
+
+
+@pytest.mark.skipif(not can_pack(), reason="torch has no oneDNN here")
+def test_packed_layers_can_be_copied_and_pickled(captioner: Captioner) -> None:
+    exact = Captioner(captioner.checkpoint, dtype="float32")
+    layers = [part for part in exact.model.modules() if isinstance(part, PackedLinear)]
+    assert len(layers) >= 9  # the output too
+    layer, rows = layers[0], torch.randn(3, layers[0].in_features)
+    for again in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        torch.testing.assert_close(again(rows), layer(rows))
 
 
 @pytest.mark.parametrize("kind", ["lstm", "top_down", "transformer"])
