@@ -121,7 +121,7 @@ def test_a_batch_draws_a_head_and_checks_its_words(
     other = run_main(*command, *drawn[:-1])
     assert other.returncode == 2 and "--check-attention was given and is not given" in other.stderr
     refused = run_main(*command, "--head", 1)
-    assert refused.returncode == 2 and "--head 1 is for the pictures of maps" in refused.stderr
+    assert refused.returncode == 2 and "--head is 1; it requires maps" in refused.stderr
 
 
 def test_a_model_that_never_says_less_than_three_words_is_healthy(running: Server) -> None:

@@ -1,4 +1,4 @@
-"""Captioner at work for others: the page, the HTTP API, and batch captioning."""
+"""Serving and batch captioning: the web page, the HTTP API, and `captioner batch`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def gradio_demo(*captioners: Captioner, **limits: Any) -> Demo:
     """Return the page as a Gradio demo, with `launch()` and `mount_to(app, path)`.
 
     Args:
-        captioners: the models; none: the bundled one.
+        captioners: the models; the bundled one by default.
         limits: fields of captioner_serving.server.config.ServerConfig, such as `max_upload`,
             `allowed_hosts` or `trusted_proxies`.
 
-    Raises ConfigError: a limit is unknown or out of range.
+    Raises ConfigError: a field is unknown or out of range.
     """
     from captioner.errors import ConfigError
     from captioner.paths import sample_photos

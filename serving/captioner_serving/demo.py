@@ -1,7 +1,7 @@
-"""The page as a Gradio demo: for Spaces, notebooks and other applications.
+"""The page as a Gradio demo, for Spaces, notebooks and other applications.
 
-Gradio only opens the port, the notebook's frame and the share link. Every request passes through
-`Application`, so all limits and checks of `captioner serve` hold.
+Gradio only opens the port, the frame in the notebook and the share link. `Application` answers all
+requests, so the limits and checks of `captioner serve` apply.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from captioner_serving.server.config import ServerConfig
 
 __all__ = ["Demo"]
 
-_SHARED = "*.gradio.live"  # names of share links
+_SHARE_HOSTS = "*.gradio.live"
 _NOTEBOOKS = ("http://localhost:*", "http://127.0.0.1:*")
 _COLAB = ("https://colab.research.google.com", "https://*.googleusercontent.com")
+_TLS_OPTIONS = {"ssl_keyfile", "ssl_certfile", "ssl_keyfile_password", "ssl_verify"}
 
 
 class Demo:
     """A demo that can be launched, or mounted into a FastAPI application.
 
     Args:
-        captioners: the models, of different names.
-        samples: photos to try, by their names.
-        config: limits, names and origins; `host`, `port` and `root_path` are set by the methods.
+        captioners: the models, with different names.
+        samples: sample photos by name.
+        config: limits, names and origins; the methods set `host`, `port` and `root_path`.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Demo:
         self._captioners, self._samples, self._config = captioners, samples, config
         self._server: _Server | None = None
         self._close = contextlib.ExitStack()
-        weakref.finalize(self, self._close.close)  # at the end of the process too
+        weakref.finalize(self, self._close.close)  # also when the process exits
 
     def launch(
         self,
@@ -67,25 +68,25 @@ class Demo:
         width: int | str = "100%",
         **tls: Any,
     ) -> tuple[FastAPI, str, str | None]:
-        """Start the server; arguments as for gradio.Blocks.launch.
+        """Start the server; other arguments as for gradio.Blocks.launch.
 
         Args:
-            auth: user and password, asked for with HTTP Basic.
+            auth: user and password, for HTTP Basic.
             tls: ssl_keyfile, ssl_certfile, ssl_keyfile_password, ssl_verify.
-        Returns: the application, the local address, and the share link or None.
+
+        Returns:
+            The application, the local URL, and the share link or None.
+
         Raises ConfigError: the demo is running, or `auth` is not a user and a password.
         """
         if self._server is not None:
-            raise ConfigError("this demo is running; call close() first")
-        if wrong := tls.keys() - {
-            "ssl_keyfile",
-            "ssl_certfile",
-            "ssl_keyfile_password",
-            "ssl_verify",
-        }:
-            raise ConfigError(f"launch() has no option {min(wrong)}: give limits to gradio_demo()")
+            raise ConfigError("this demo is already running: call close() first")
+        if unknown := tls.keys() - _TLS_OPTIONS:
+            raise ConfigError(
+                f"launch() has no option {min(unknown)}: pass limits to gradio_demo()"
+            )
         host = server_name or os.environ.get("GRADIO_SERVER_NAME", self._config.host)
-        config = _launched(self._config, host, is_shared=_is_shared(share))
+        config = _launch_config(self._config, host, is_shared=_is_shared(share))
         application = self._application(config, credentials=_credentials(auth))
         self._server = _Server(application, config)
         app, local, shared = self._server.launch(
@@ -109,9 +110,9 @@ class Demo:
         return app, local, shared
 
     def mount_to(self, app: FastAPI, path: str) -> FastAPI:
-        """Show the page at a path of another application, and answer the API below it.
+        """Mount the page and the API at a path of another application.
 
-        The application must be reached by a name in `allowed_hosts`, unless that is this machine.
+        The names of the application must be in `allowed_hosts`, except those of this machine.
         """
         config = replace(self._config, root_path=path.rstrip("/"))
         application = self._application(config)
@@ -127,7 +128,7 @@ class Demo:
         return app
 
     def close(self) -> None:
-        """Finish accepted photos, free the port, and delete uploads."""
+        """Finish accepted photos, close the port, and delete uploads."""
         if self._server is not None and self._server.blocks is not None:
             self._server.blocks.close(verbose=False)
         self._server = None
@@ -149,7 +150,7 @@ class Demo:
 
 
 class _Server(gr.Server):
-    """Gradio's launcher around an application that answers every request itself."""
+    """Gradio's launcher for an application that answers all requests itself."""
 
     def __init__(self, application: Application, config: ServerConfig) -> None:
         os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -161,9 +162,8 @@ class _Server(gr.Server):
         if scope["type"] == "lifespan":
             await super().__call__(scope, receive, send)
         elif scope.get("path") == "/gradio_api/startup-events":
-            await JSONResponse(True)(
-                scope, receive, send
-            )  # launch() asks for it, without a password
+            # launch() requests it, without a password.
+            await JSONResponse(True)(scope, receive, send)
         else:
             await self._guarded(scope, receive, send)
 
@@ -181,11 +181,11 @@ def _is_shared(share: bool | None) -> bool:
     return hosted or os.environ.get("GRADIO_SHARE", "").lower() == "true"
 
 
-def _launched(config: ServerConfig, host: str, *, is_shared: bool) -> ServerConfig:
-    """Add the names of share links, and the notebooks that may show the page in a frame."""
+def _launch_config(config: ServerConfig, host: str, *, is_shared: bool) -> ServerConfig:
+    """Allow the hosts of share links, and the frames of notebooks."""
     hosts, frames = config.allowed_hosts, config.frame_ancestors
     if is_shared:
-        hosts += (_SHARED,)
+        hosts += (_SHARE_HOSTS,)
     if utils.ipython_check():
         frames += _NOTEBOOKS + _COLAB
     return replace(config, host=host, allowed_hosts=hosts, frame_ancestors=frames)
@@ -199,5 +199,5 @@ def _credentials(auth: tuple[str, str] | None) -> Credentials | None:
         and len(auth) == 2
         and all(isinstance(part, str) and part for part in auth)
     ):
-        raise ConfigError("auth must be a tuple of one user and one password")
+        raise ConfigError("auth must be a tuple of a user and a password")
     return Credentials(user=auth[0], password=auth[1])

@@ -1,12 +1,23 @@
-"""Recognizing errors that mean that memory ran out."""
+"""Out-of-memory errors of Python, torch and the operating system."""
 
 from __future__ import annotations
 
+import errno
+
+import torch
+
+from captioner_serving.decoding.process import ProcessesKilledError
+
 __all__ = ["is_out_of_memory"]
 
-_MESSAGES = ("out of memory", "can't allocate memory", "Cannot allocate memory", "memory is short")
+_EXCEPTIONS = (MemoryError, torch.OutOfMemoryError, ProcessesKilledError)
+# torch's allocators for the CPU and MPS raise a plain RuntimeError.
+_MESSAGES = ("can't allocate memory", "out of memory")
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether Python, torch or the system ran out of memory."""
-    return isinstance(error, MemoryError) or any(text in str(error) for text in _MESSAGES)
+    """Return whether an error means that memory ran out."""
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES):
+        return True
+    is_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return is_system or isinstance(error, _EXCEPTIONS)

@@ -1,10 +1,10 @@
-"""Batch captioning: any number of photos, none lost.
+"""Batch captioning of any number of photos, with resume.
 
 >>> from captioner_serving.batch import caption_batch
 >>> for record in caption_batch(["photos"], output="captions.jsonl"):       # doctest: +SKIP
 ...     print(record["image"], record.get("caption"))
 
-How it runs: inputs -> an engine (decoding processes, batches on the model) -> journal and outputs.
+Data flow: inputs -> engine (decoding processes, batches on the model) -> journal and outputs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchConfig", "caption_batch"]
 
-_PLACES = {"BatchConfig": "config", "caption_batch": "run"}
+_MODULES = {"BatchConfig": "config", "caption_batch": "run"}
 
 
-def __getattr__(name: str) -> Any:  # the decoding processes import this package, and stay small
-    if name in _PLACES:
-        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+def __getattr__(name: str) -> Any:  # lazy, because decoding processes import this package
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

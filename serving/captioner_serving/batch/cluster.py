@@ -1,8 +1,7 @@
-"""The engine for a cluster: Ray Data spreads the photos over actors, each with a local engine.
+"""The engine for a cluster: Ray Data distributes the photos to actors, each with a local engine.
 
-The journal stays with the process that was started: results come back in the order of the photos
-and are written there, so that going on works as on one machine. When an actor or a node fails, Ray
-gives its photos to others, a few times.
+Results return in the order of the photos, and the driver writes the journal, so that resume works
+as on one machine. When an actor or node fails, Ray retries its photos on other actors.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
 
 __all__ = ["CaptionActor", "RayEngine"]
 
-_WINDOW = 64  # batches an actor that Ray has at once: between two windows some actors wait
-_CARRIED = 1 << 29  # bytes of files out of compressed archives that Ray has at once
+_WINDOW = 64  # batches per actor that are submitted together; actors wait between two windows
+_CARRIED = 1 << 29  # bytes of photos from compressed archives that are submitted together
 _BATCH = 32
-_TOGETHER = 4  # batches that an actor gets at once: it decodes one while it captions another
-_RESTARTS = 4  # of an actor, and tries of its photos: what always fails must not go on for ever
+_TOGETHER = 4  # batches per call of an actor, which decodes one while it captions another
+_RESTARTS = 4  # of an actor, and retries of its photos
 
 
 class CaptionActor:
-    """A local engine on a GPU, or on a CPU, of a node: "auto" is decided there.
+    """A local engine on a GPU or CPU of a node.
 
-    The process that was started may have no GPU, and another CPU; its files may be its own.
+    Device "auto" is resolved on the node: the driver may have other hardware and files.
     """
 
     def __init__(
@@ -49,21 +48,21 @@ class CaptionActor:
         trust: Trust | None,
         **options: Any,
     ) -> None:
-        if isinstance(checkpoint, str):  # a Hugging Face model, which each node loads by itself
+        if isinstance(checkpoint, str):  # a Hugging Face model, which each node downloads
             captioner = Captioner.from_pretrained(checkpoint, **options)
-            captioner.use_trust(trust)  # a node may not have the file
+            captioner.use_trust(trust)  # the node may not have the file
         else:
             captioner = Captioner(checkpoint, **options, trust=trust)
         self._engine = LocalEngine(captioner, generation, config, share=share)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Outcome]]:
         """Caption the photos in batch["photo"]."""
-        done = [outcome for part in self._engine.run(iter(batch["photo"])) for outcome in part]
-        return {"done": [_stripped(outcome) for outcome in done]}
+        outcomes = [outcome for part in self._engine.run(iter(batch["photo"])) for outcome in part]
+        return {"outcomes": [_without_data(outcome) for outcome in outcomes]}
 
 
 class RayEngine:
-    """Captions on a Ray cluster; every actor prepares a copy of the model for its own device.
+    """Captions on a Ray cluster; every actor has a copy of the model.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -86,8 +85,7 @@ class RayEngine:
         self._batch = config.batch_size or _BATCH
         self._config = replace(config, batch_size=self._batch)
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
-        # Ray reports every step of its own on standard error; what matters comes as an exception.
-        # The import of ray.data has set a level of its own before this.
+        # Silence Ray's progress messages; errors are raised. Importing ray.data sets a log level.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         try:
@@ -100,7 +98,7 @@ class RayEngine:
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise CaptionerError(
-                f"no Ray cluster at {address} ({error}): start one with ray start --head"
+                f"there is no Ray cluster at {address} ({error}): start one with ray start --head"
             ) from error
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         cpus = max(1, int(resources.get("CPU", 1)))
@@ -117,12 +115,12 @@ class RayEngine:
     def description(self) -> str:
         """See Engine."""
         return (
-            f"{self._actors} actors on a {'GPU' if self._gpus else 'CPU'} each, in batches of "
-            f"{self._batch}, {self._share} decoding for each"
+            f"{self._actors} actors with a {'GPU' if self._gpus else 'CPU'} each, batches of "
+            f"{self._batch}, {self._share} decoding processes per actor"
         )
 
     def close(self) -> None:
-        """The cluster stays; Ray ends with the process what it began."""
+        """Do nothing: Ray releases the actors when this process ends."""
 
     def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:
         """See Engine.run."""
@@ -131,7 +129,9 @@ class RayEngine:
             for part in self._outcomes(window):
                 pairs = list(zip(islice(waiting, len(part)), part, strict=True))
                 if lost := [photo for photo, outcome in pairs if photo.name != outcome.photo.name]:
-                    raise CaptionerError(f"Ray lost track of {lost[0].name}: run it again")
+                    raise CaptionerError(
+                        f"Ray returned no result for {lost[0].name}: run the same command to resume"
+                    )
                 yield [replace(outcome, photo=photo) for photo, outcome in pairs]
 
     def _outcomes(self, window: list[Photo]) -> Iterator[list[Outcome]]:
@@ -139,7 +139,7 @@ class RayEngine:
         import ray
 
         captioner, together = self._captioner, _TOGETHER * self._batch
-        done = ray.data.from_items(
+        outcomes = ray.data.from_items(
             [{"photo": _absolute(photo)} for photo in window],
             override_num_blocks=-(-len(window) // together),
         ).map_batches(
@@ -162,20 +162,20 @@ class RayEngine:
             max_task_retries=_RESTARTS,
         )
         try:
-            for batch in done.iter_batches(batch_size=together, batch_format="numpy"):
-                yield list(batch["done"])
-        except Exception as error:  # Ray wraps what it is told, in several ways
+            for batch in outcomes.iter_batches(batch_size=together, batch_format="numpy"):
+                yield list(batch["outcomes"])
+        except Exception as error:  # Ray wraps exceptions in several ways
             raise CaptionerError(_reason(error)) from error
 
 
-def _stripped(outcome: Outcome) -> Outcome:
+def _without_data(outcome: Outcome) -> Outcome:
     """Drop the bytes of the file, the caption and the actor's decoding processes."""
     photo = outcome.photo.without_data()
     return replace(outcome, photo=photo, caption=None, open_photo=None)
 
 
 def _reason(error: BaseException) -> str:
-    """Say what an actor died of: our own sentence where there is one."""
+    """Return the reason of a failure: the message of a CaptionerError if it has one as cause."""
     import ray
 
     last = error
@@ -187,8 +187,8 @@ def _reason(error: BaseException) -> str:
             return str(cause)
         elif isinstance(cause, ray.exceptions.RayActorError):
             return (
-                "an actor of the Ray cluster ended again and again, perhaps because memory is "
-                "short: what was done stays, and the same command goes on from there"
+                "an actor of the Ray cluster ended repeatedly, perhaps because memory is short: "
+                "finished photos are kept, and the same command resumes"
             )
         else:
             last, cause = cause, cause.__cause__
@@ -196,7 +196,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _window(photos: Iterator[Photo], most: int) -> list[Photo]:
-    """Take the next photos: so many, or fewer where they carry their bytes with them."""
+    """Take up to `most` photos; fewer if they carry many bytes."""
     window: list[Photo] = []
     carried = 0
     for photo in photos:
@@ -208,6 +208,6 @@ def _window(photos: Iterator[Photo], most: int) -> list[Photo]:
 
 
 def _absolute(photo: Photo) -> Photo:
-    """Say where a photo lies in a way that does not depend on the current folder; not its name."""
+    """Make the path of a photo independent of the current folder; its name is unchanged."""
     places = {name: getattr(photo, name) for name in ("file", "archive") if hasattr(photo, name)}
     return replace(photo, **{name: os.path.abspath(place) for name, place in places.items()})

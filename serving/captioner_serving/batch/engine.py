@@ -1,7 +1,7 @@
-"""The engine of one machine: worker processes decode while threads encode and search.
+"""The engine for one machine: worker processes decode while threads encode and search.
 
-On a CPU, several threads with a batch each beat one batch that all cores share: while one is in the
-encoder another is in the decoder, and none waits for the others at the end of every operation.
+On a CPU, several threads with a batch each are faster than one batch on all cores: the threads do
+not wait for each other after every operation.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _FAILING = 8  # batches of photos that fail before a batch is closed without bei
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A photo with its record, which may be that of an error.
+    """A photo and its record, which may be an error.
 
-    caption: of the record, if it was made in this process.
-    open_photo: opens the whole photo for a map, until the next outcomes are asked for.
+    caption: None after an error, or if another process made it.
+    open_photo: opens the whole photo for a map; valid until the next outcomes are requested.
     """
 
     photo: Photo
@@ -60,17 +60,17 @@ class Engine(Protocol):
 
     @property
     def description(self) -> str:
-        """Where and how, for the summary."""
+        """Device, dtype, batch size and workers, for the summary."""
 
     def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:
-        """Give the outcomes in the order of the photos, one batch a list.
+        """Yield the outcomes of each batch, in the order of the photos.
 
-        A batch is a run of consecutive photos, and where it ends depends on nothing before it: a
-        run that goes on after a batch makes the same batches, and so the same records to the bit.
+        A batch has consecutive photos, and its end depends only on these. So a resumed run makes
+        the same batches, and the same records to the bit.
         """
 
     def close(self) -> None:
-        """End processes and threads."""
+        """Stop processes and threads."""
 
 
 class _Entry(NamedTuple):
@@ -83,7 +83,7 @@ _Submitted = tuple[_Batch, "Future[list[Caption]]"]
 
 
 class LocalEngine(Closing):
-    """Captions on the device of a Captioner, on a `share` of the cores; None: on all."""
+    """Captions on the device of a Captioner. `share`: the number of cores to use; None: all."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class LocalEngine(Closing):
             captioner.transform.config,
             max_pixels=captioner.max_pixels,
             workers=self.workers,
-            environment=os.environ,  # links are read there, with what opens them
+            environment=os.environ,  # credentials for URLs, which are read there
         )
 
     def close(self) -> None:
@@ -202,8 +202,8 @@ class LocalEngine(Closing):
                 raise
             if len(entries) == 1:
                 raise CaptionerError(
-                    f"there is not enough memory for a single photo ({error}): "
-                    "use a smaller beam, or another device"
+                    f"there is not enough memory for one photo ({error}): "
+                    "use a smaller beam or another device"
                 ) from error
         if self.captioner.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The files of a run: their names, and how they are opened and locked."""
+"""The files of a run: names, locks and writing."""
 
 from __future__ import annotations
 
@@ -24,47 +24,45 @@ __all__ = [
     "write_all",
 ]
 
-_REMEDY = "What was done stays: fix that, and the same command resumes there"
+_REMEDY = "Finished photos are kept: fix the cause, then run the same command to resume"
 
 
 class RunFiles:
-    """What a run writes, except sidecars and maps.
+    """The files that a run writes, except sidecars and maps.
 
     Attributes:
         output: OUTPUT itself.
-        review: the unsure records, if they are kept apart.
-        records: OUTPUT if that has a record a line, else OUTPUT.journal.jsonl.
-        errors: OUTPUT.errors.jsonl, the photos that failed; only if there are any.
+        review: the records to review; None without a limit on score or trust.
+        records: OUTPUT if that is .jsonl, else OUTPUT.journal.jsonl.
+        errors: OUTPUT.errors.jsonl, the failed photos; only if there are any.
         state: OUTPUT.run.json, the settings.
         written: OUTPUT.written.jsonl, the log of sidecars and maps.
-        beside: files that a pattern may match beside the records, and that hold no captions.
-        all: all of them.
+        auxiliary: the files without captions.
+        all: all files.
         folder: the absolute folder of the output.
 
-    Raises ConfigError: the review is one of the others.
+    Raises ConfigError: `review` is also another file of the run.
     """
 
     def __init__(self, output: Path, review: Path | None = None) -> None:
-        def named(suffix: str) -> Path:
+        def with_suffix(suffix: str) -> Path:
             return output.with_name(output.name + suffix)
 
         self.output, self.review = output, review
-        self.records = output if output.suffix == ".jsonl" else named(".journal.jsonl")
-        self.errors, self.state = named(".errors.jsonl"), named(".run.json")
-        self.written = named(".written.jsonl")
-        self.beside = (self.errors, self.state, self.written)
-        self.all = [output, self.records, *self.beside]
+        self.records = output if output.suffix == ".jsonl" else with_suffix(".journal.jsonl")
+        self.errors, self.state = with_suffix(".errors.jsonl"), with_suffix(".run.json")
+        self.written = with_suffix(".written.jsonl")
+        self.auxiliary = (self.errors, self.state, self.written)
+        self.all = [output, self.records, *self.auxiliary]
         self.folder = Path(os.path.realpath(output.absolute().parent))
         if review is not None:
             if os.path.realpath(review) in map(os.path.realpath, self.all):
-                raise ConfigError(
-                    f"review {review} is a file that the run itself writes: name another"
-                )
+                raise ConfigError(f"review is {review}, a file of the run: choose another name")
             self.all.append(review)
 
     @property
     def review_name(self) -> str | None:
-        """The review as seen from the output: the same file, whatever the current folder is."""
+        """The path of the review relative to the output."""
         if self.review is None:
             return None
         review = os.path.realpath(self.review)
@@ -74,14 +72,14 @@ class RunFiles:
             return review
 
     def part(self, kind: str = "") -> str:
-        """Return the name of a file while it is written; no two outputs share it."""
+        """Return the name of a temporary file, unique to this output."""
         return f".captioner-{digest(os.path.realpath(self.output)).hex()}{kind}.part"
 
 
 class RunLock(Closing):
-    """Excludes other runs from a file, until this is closed or the process ends.
+    """A lock on a file, held until it is closed or the process ends.
 
-    The lock is a hidden file beside it: on Windows a locked file cannot be read.
+    The lock is a hidden file beside it, because a locked file cannot be read on Windows.
 
     Raises OutputError: another run holds the lock.
     """
@@ -97,14 +95,14 @@ class RunLock(Closing):
             except Timeout:
                 raise OutputError(
                     f"another run is writing to {path.name.removesuffix('.journal.jsonl')}: "
-                    "wait for it to finish, or choose another output"
+                    "wait until it has finished, or choose another output"
                 ) from None
             if before is not None and before == _inode(self._file):
                 return
-            self._lock.release()  # new, or a run that ended has removed it meanwhile
+            self._lock.release()  # the file is new, or a finished run has just removed it
 
     def close(self) -> None:
-        """Remove the lock file, and end the lock."""
+        """Remove the lock file and release the lock."""
         if self._lock.is_locked:
             with suppress(OSError):  # Windows keeps files that are open
                 self._file.unlink()
@@ -120,7 +118,7 @@ def _inode(path: Path) -> int | None:
 
 @contextmanager
 def resumable(output: Path) -> Iterator[None]:
-    """Raise OutputError for what the operating system refuses; the message ends with the remedy."""
+    """Turn an OSError in the block into an OutputError that explains how to resume."""
     try:
         yield
     except OSError as error:
@@ -133,7 +131,7 @@ def resumable(output: Path) -> Iterator[None]:
 
 
 def with_remedy(error: OutputError) -> OutputError:
-    """Add the remedy to an error that the operating system caused, once."""
+    """Add how to resume to an error with an OSError as cause, unless it is already there."""
     if not isinstance(error.__cause__, OSError) or _REMEDY in error.detail:
         return error
     return OutputError(f"{error}. {_REMEDY}")
@@ -143,8 +141,8 @@ def check_free(path: Path, *, empty: bool = True) -> None:
     """Refuse a file that exists; an empty one is allowed if `empty` is true."""
     if os.path.lexists(path) and not (empty and path.is_file() and not size_of(path)):
         raise OutputError(
-            f"{path} already exists, and no run with this output wrote it: choose another name, or "
-            "move the file away"
+            f"{path} exists and is not from an earlier run with this output: choose another name, "
+            "or move the file"
         )
 
 
@@ -156,5 +154,5 @@ def write_all(file: BinaryIO, data: bytes) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Return the size of a file, 0 if there is none."""
+    """Return the size of a file in bytes; 0 if it does not exist."""
     return path.stat().st_size if path.exists() else 0

@@ -1,8 +1,8 @@
-"""The journal of a run: JSON Lines files that a resume reads, and the settings beside them.
+"""The journal of a run: JSON Lines files and the settings, from which a run resumes.
 
 A photo is done when its line is on disk. Sidecars and maps come first, then the line, then fsync.
-A resume reads the names in the lines and cuts a torn line off the end of a file, so a killed run
-loses at most the photos of its last second and writes no line twice.
+A resume reads the names in the lines and truncates a torn line, so a killed run loses at most the
+photos of its last second and writes no line twice.
 """
 
 from __future__ import annotations
@@ -35,32 +35,33 @@ from captioner_serving.batch.state import RunState
 __all__ = ["ERRORS", "RECORDS", "REVIEW", "Journal"]
 
 RECORDS, ERRORS, REVIEW = range(3)
-"""The files of lines."""
+"""Indexes of the JSON Lines files."""
 
 _COMMITTED = (ERRORS, REVIEW, RECORDS)
-"""The order of a commit: a record on disk implies that its failed sidecar is recorded too."""
-_BEGINNING = b'{"image": "'  # of every line
-_BESIDE = f'"error": {{"type": "{OutputError.type}"'.encode()  # of a photo that has its record too
+"""The order of a commit: if a record is on disk, so is the error of its sidecar."""
+_PREFIX = b'{"image": "'  # of every line
+# In the error of a sidecar or map: its photo has a record too.
+_OUTPUT_ERROR = f'"error": {{"type": "{OutputError.type}"'.encode()
 
 
 class Journal(Closing):
-    """The files of one run, open for appending; a context manager.
+    """The open files of one run; a context manager.
 
     Attributes:
-        done: digests of the names that need no captioning in this run.
-        failed: those of them that have failed.
-        counts: photos in each of the files of lines.
+        done: digests of the names of photos to skip.
+        failed: those of them that failed.
+        counts: photos in each JSON Lines file.
         written: writes sidecars and maps, and logs them.
 
     Args:
         files: of the run.
         settings: must be the same for all runs with one output.
-        restart: delete what an earlier run wrote.
-        retry_errors: caption the photos that failed again.
+        restart: delete the results of an earlier run.
+        retry_errors: caption failed photos again.
 
     Raises:
         ConfigError: an earlier run had other settings.
-        OutputError: the files cannot be written, are in use, or are not those of an earlier run.
+        OutputError: the files cannot be written, are in use, or are not from an earlier run.
     """
 
     def __init__(
@@ -81,16 +82,16 @@ class Journal(Closing):
         self._locks: list[RunLock] = []
         self._ends = [0, 0, 0]
         self._pending: list[tuple[int, bytes]] = []
-        self._standing: dict[bytes, bytes] = {}  # errors of photos that have a record: retried
+        self._retried: dict[bytes, bytes] = {}  # lines of failed sidecars, by name
         self._state = RunState(settings=json.loads(json.dumps(settings)))
         self._new: list[Path] = []  # removed at the end if empty
         with resumable(files.output):
             try:
                 self._is_new = self._open(RECORDS, lock=True)
-                if (known := RunState.read(files.state)) is None or restart:
-                    self._begin(known)
+                if (earlier := RunState.read(files.state)) is None or restart:
+                    self._begin(earlier)
                 else:
-                    self._resume(known)
+                    self._resume(earlier)
                 self._read(retry_errors=retry_errors)
             except BaseException:
                 self.close()
@@ -102,18 +103,18 @@ class Journal(Closing):
     ) -> None:
         """Add a record to a file; it is on disk after the next commit.
 
-        failure: the error of the photo's sidecar or map. The record stands, the photo counts as
+        failure: the error of the photo's sidecar or map. The record is kept, the photo counts as
             failed, and a retry adds no second record.
         """
-        lines = [] if digest(record["image"]) in self._standing else [(file, record)]
+        lines = [] if digest(record["image"]) in self._retried else [(file, record)]
         lines += [] if failure is None else [(ERRORS, failure)]
         for number, _ in lines:
             self.counts[number] += 1
-        # One statement: Ctrl-C cannot separate a record from its failure.
+        # One statement, so that Ctrl-C cannot separate a record from its failure.
         self._pending += [(number, json_line(line).encode() + b"\n") for number, line in lines]
 
     def commit(self) -> None:
-        """Bring all added lines to disk. After an OutputError it may be called again."""
+        """Write all added lines to disk. After an OutputError it may be called again."""
         if not self._pending:
             return
         ends = list(self._ends)
@@ -128,17 +129,17 @@ class Journal(Closing):
                         os.fsync(file.fileno())
                         ends[number] += len(lines)
             except BaseException:
-                self._cut()
+                self._truncate()
                 raise
         self._ends, self._pending = ends, []
 
     def finish(self) -> None:
-        """End a run that captioned all photos: sort the review and write the output."""
+        """Sort the review and write the output, after all photos are captioned."""
         errors, review, part = self.files.errors, self.files.review, self.files.part()
         with resumable(self.files.output):
             self._close_file(ERRORS)  # Windows replaces no open files
             self._close_file(REVIEW)
-            if head := sum(map(len, self._standing.values())):
+            if head := sum(map(len, self._retried.values())):
                 with replace_file(errors, part=part) as file:
                     file.write(errors.read_bytes()[head:])
             if review is not None:
@@ -146,12 +147,12 @@ class Journal(Closing):
         self._export()
 
     def close(self) -> None:
-        """Close the files, and remove empty ones that are not needed."""
+        """Close the files, and remove empty ones that this run created."""
         for number in range(len(self._files)):
             self._close_file(number)
         self.written.close()
         locks, self._locks = self._locks, []
-        if locks:  # afterwards the files may be another run's
+        if locks:  # once unlocked, the files may belong to another run
             with suppress(OSError):
                 for path in self._new:
                     if path.exists() and not path.stat().st_size:
@@ -159,14 +160,15 @@ class Journal(Closing):
         for lock in locks:
             lock.close()
 
-    def _begin(self, known: RunState | None) -> None:
-        """Start a run in free files, or delete those of the known one."""
+    def _begin(self, earlier: RunState | None) -> None:
+        """Start a new run; delete the files of an earlier one."""
         files, settings = self.files, self._state.settings
-        self.written.remove_parts(known.settings.get("review") if known else None)
-        if files.review and (known is None or known.settings.get("review") != settings["review"]):
-            # An empty one may be another run's, unless a kill ended the start of this one.
-            check_free(files.review, empty=known is None and not self._is_new)
-        if known is None:
+        old_review = earlier.settings.get("review") if earlier else None
+        self.written.remove_parts(old_review)
+        if files.review and old_review != settings["review"]:
+            # An empty file may belong to another run, unless this run was killed at its start.
+            check_free(files.review, empty=earlier is None and not self._is_new)
+        if earlier is None:
             for path in (files.output, files.records, files.errors, files.written):
                 check_free(path)
         else:
@@ -177,22 +179,22 @@ class Journal(Closing):
             os.truncate(files.records, 0)
         sync_folder(files.folder)
         if files.review is not None and not self._open(REVIEW, lock=True):
-            check_free(files.review)  # two runs that start together
+            check_free(files.review)  # another run may have started at the same time
         self._save()
 
-    def _resume(self, known: RunState) -> None:
+    def _resume(self, earlier: RunState) -> None:
         """Check that the files and settings are those of an earlier run."""
-        self.written.remove_parts(known.settings.get("review"))
+        self.written.remove_parts(earlier.settings.get("review"))
         if self._is_new:
-            raise _refused(self.files.records, "is gone")
-        known.check_settings(self.files.output, self._state.settings)
-        self._state = known
+            raise _damaged(self.files.records, "is missing")
+        earlier.check_settings(self.files.output, self._state.settings)
+        self._state = earlier
         self._check_exported()
         if self.files.review is not None and self._open(REVIEW, lock=True):
-            raise _refused(self.files.review, "is gone")
+            raise _damaged(self.files.review, "is missing")
 
     def _open(self, number: int, *, lock: bool = False) -> bool:
-        """Open a file of lines, and lock it first if asked to; return whether it is new."""
+        """Open, and optionally lock, a JSON Lines file; return whether it is new."""
         path = self._paths[number]
         assert path is not None
         if lock:
@@ -212,42 +214,42 @@ class Journal(Closing):
             file.close()
 
     def _read(self, *, retry_errors: bool) -> None:
-        """Read the names of the photos that are done."""
+        """Read the names of finished photos."""
         for number in (RECORDS, REVIEW):
             if (path := self._paths[number]) is not None:
                 for name, _ in _read_lines(path):
                     self.done.add(name)
                     self.counts[number] += 1
         self._open(ERRORS)
-        standing, errors, end = {}, self.files.errors, 0
+        with_record, errors, end = {}, self.files.errors, 0
         for name, line in _read_lines(errors):
-            if _BESIDE in line:
-                if name not in self.done:  # killed in the middle of a commit
+            if _OUTPUT_ERROR in line:
+                if name not in self.done:  # killed during a commit
                     os.truncate(errors, end)
                     break
-                standing[name] = line
+                with_record[name] = line
             self.failed.add(name)
             end += len(line)
         if retry_errors:
             self._close_file(ERRORS)
             with replace_file(errors, part=self.files.part()) as file:
-                file.writelines(standing.values())
+                file.writelines(with_record.values())
             self._open(ERRORS)
-            self._standing, self.failed = standing, set()
-            self.done -= standing.keys()
+            self._retried, self.failed = with_record, set()
+            self.done -= with_record.keys()
         self.done |= self.failed
         self.counts[ERRORS] = len(self.failed)
         self._ends = [0 if path is None else size_of(path) for path in self._paths]
 
-    def _cut(self) -> None:
-        """Remove what a failed commit has written."""
+    def _truncate(self) -> None:
+        """Remove the lines of a failed commit."""
         for file, end in zip(self._files, self._ends, strict=True):
             if file is not None:
                 with suppress(OSError):
                     file.truncate(end)
 
     def _export(self) -> None:
-        """Write an output that is made of the records; one that was edited stays."""
+        """Convert the records to the format of the output; refuse to overwrite an edited one."""
         output, records = self.files.output, self.files.records
         if output == records:
             return
@@ -259,25 +261,25 @@ class Journal(Closing):
                     self._state.settings.get("plain"),
                 )
                 write_records(file, output.suffix, rows, plain=bool(plain))
-                # Noted before it takes its name; until then the old one has it.
+                # Save the digest before the new file replaces the old one.
                 exported = (*self._state.exported[-1:], file_digest(Path(file.name)))
                 self._state = replace(self._state, exported=exported)
                 self._save()
         except OutputError as error:
             raise OutputError(
-                f"{error}. Every record is in {records}: fix that, and the same command writes "
-                f"{output}"
+                f"{error}. All records are in {records}: fix the cause, then run the same command "
+                f"to write {output}"
             ) from error
 
     def _check_exported(self) -> None:
-        """Refuse to overwrite an output that was edited after a run wrote it."""
+        """Raise OutputError if the output was edited."""
         path = self.files.output
         if path == self.files.records or not size_of(path):
             return
         if file_digest(path) not in self._state.exported:
             raise OutputError(
-                f"{path} was changed after the run that wrote it: move it away, and the same "
-                "command writes it again, or start over with --restart, which deletes it"
+                f"{path} was changed since the run wrote it: move it and run the same command "
+                "again, or start over with --restart, which deletes it"
             )
 
     def _save(self) -> None:
@@ -285,7 +287,7 @@ class Journal(Closing):
 
 
 def _read_lines(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yield each line with the digest of its name; cut a torn line off the end of the file.
+    """Yield each line with the digest of its name; truncate a torn line at the end of the file.
 
     Raises OutputError: a line is not a record.
     """
@@ -295,23 +297,21 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, bytes]]:
             # A power cut may leave zeros in a file.
             text, zero, _ = line.partition(b"\0")
             if zero or not line.endswith(b"\n"):
-                if text[: len(_BEGINNING)] != _BEGINNING[: len(text)]:
-                    raise _refused(
-                        path, f"ends with something that is not a record (line {number})"
-                    )
+                if text[: len(_PREFIX)] != _PREFIX[: len(text)]:
+                    raise _damaged(path, f"ends with text that is not a record (line {number})")
                 os.truncate(path, end)
                 return
             if (name := _name_in(line)) is None:
-                raise _refused(path, f"has a line that is not a record (line {number})")
+                raise _damaged(path, f"has a line that is not a record (line {number})")
             yield digest(name), line
             end += len(line)
 
 
 def _name_in(line: bytes) -> str | bytes | None:
-    """Return the name in a line. Only names are parsed: there may be millions of lines."""
-    end = line.find(b'", "')  # a quote in a name has a backslash before it
-    if line.startswith(_BEGINNING) and end > 0:
-        name = line[len(_BEGINNING) : end]
+    """Return the name in a line, without parsing the rest: there may be millions of lines."""
+    end = line.find(b'", "')  # a quote in a name is escaped
+    if line.startswith(_PREFIX) and end > 0:
+        name = line[len(_PREFIX) : end]
         if b"\\" not in name:
             return name
     try:
@@ -321,8 +321,7 @@ def _name_in(line: bytes) -> str | bytes | None:
     return name if isinstance(name, str) else None
 
 
-def _refused(path: Path | None, problem: str) -> OutputError:
+def _damaged(path: Path | None, problem: str) -> OutputError:
     return OutputError(
-        f"{path} {problem}: put the file back as it was, or start over with --restart, which "
-        "deletes it"
+        f"{path} {problem}: restore the file, or start over with --restart, which deletes it"
     )

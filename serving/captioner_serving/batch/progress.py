@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, a line a minute elsewhere, a summary."""
+"""Progress of a run on standard error: a bar on a terminal, otherwise a line per minute."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LINE_SECONDS = 60.0
 
 
 class ProgressBar(Closing):
-    """Follows a run on standard error; a context manager. What failed is said even if `quiet`.
+    """Progress on standard error; a context manager. Failures are printed even if `quiet`.
 
-    A thread counts the photos while the run is under way; until then there is no time left to say.
+    A thread counts the photos during the run; the time left appears when it has finished.
     """
 
     def __init__(self, *, quiet: bool, stream: TextIO | None = None) -> None:
@@ -34,21 +34,21 @@ class ProgressBar(Closing):
         self._total: int | None = None
         self._done = self._errors = 0
         self._started = time.monotonic()
-        self._said = -math.inf  # the first line comes with the first photo
+        self._printed = -math.inf  # when the last line was printed
         self._closed = threading.Event()
-        # Made here: Ctrl-C while the first line makes it would leave none for the last.
+        # Ctrl-C must not interrupt the creation of the lock.
         tqdm.get_lock()  # type: ignore[no-untyped-call]
         if not quiet and self._stream.isatty():
             self._bar = tqdm(unit=" photos", file=self._stream, smoothing=0.1, dynamic_ncols=True)
 
     def close(self) -> None:
-        """Stop counting, and end the bar."""
+        """Stop counting and close the bar."""
         self._closed.set()
         if self._bar is not None:
             self._bar.close()
 
     def count(self, inputs: Inputs, shard: Shard | None, *, done: int) -> None:
-        """Count beside the run the photos of a shard, less those that are done."""
+        """Count the photos of a shard in a thread, without those that are done."""
         if self._quiet or not inputs.countable:
             return
 
@@ -60,13 +60,13 @@ class ProgressBar(Closing):
                         return
                     total += shard is None or digest(photo.name) in shard
             except Exception:
-                return  # the run itself comes to the same place, and says what is wrong
+                return  # the run will raise the same error
             self._total = max(0, total - done)
 
         threading.Thread(target=work, name="counting", daemon=True).start()
 
     def update(self, record: dict[str, Any]) -> None:
-        """Tell of a record, and name what failed."""
+        """Count a record, and print its error."""
         self._done += 1
         if "error" in record:
             self._errors += 1
@@ -77,12 +77,12 @@ class ProgressBar(Closing):
             if self._errors:
                 self._bar.set_postfix(errors=self._errors, refresh=False)
             self._bar.update()
-        elif not self._quiet and time.monotonic() - self._said >= _LINE_SECONDS:
-            self._said = time.monotonic()
+        elif not self._quiet and time.monotonic() - self._printed >= _LINE_SECONDS:
+            self._printed = time.monotonic()
             self.say(self._line())
 
     def say(self, text: str) -> None:
-        """Print lines, above the bar where there is one."""
+        """Print lines above the bar, unless quiet."""
         if not self._quiet:
             self._say(text)
 
@@ -93,7 +93,7 @@ class ProgressBar(Closing):
         rate = self._done / (time.monotonic() - self._started)
         of, left = "", ""
         if self._total is not None:
-            # What is done may be no input any more, so that it was counted off for nothing.
+            # Photos of an earlier run were subtracted, and may no longer be inputs.
             total = max(self._total, self._done)
             of = f" of {total:,}"
             left = f", {duration((total - self._done) / rate)} left"
@@ -103,7 +103,7 @@ class ProgressBar(Closing):
 
 
 def duration(seconds: float) -> str:
-    """Say a time as people do.
+    """Format a duration.
 
     >>> duration(7384)
     '2 h 3 min'

@@ -1,4 +1,4 @@
-"""A batch run: photos in, records out in their order, each on disk before it is given."""
+"""A batch run: caption photos in order, and yield each record once it is on disk."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ from captioner_serving.batch.outputs.exiftool import check_exiftool
 from captioner_serving.batch.outputs.maps import MapWriter, check_maps_folder
 from captioner_serving.batch.outputs.records import check_output
 from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
-from captioner_serving.batch.outputs.written import write_unnoted
+from captioner_serving.batch.outputs.written import write_unlogged
 from captioner_serving.batch.progress import duration
 
 __all__ = ["BatchRun", "caption_batch"]
 
-_NAMED = 10  # photos in the summary; the records have the others
-_COMMIT_SECONDS = 1.0  # of work at most are lost when the machine is; a commit waits for the disk
+_NAMED = 10  # photos named in the summary
+_COMMIT_SECONDS = 1.0  # between commits; a crash loses this much work
+
+_NO_PHOTOS = "there are no photos in the inputs"
 
 Record = dict[str, Any]
 
@@ -48,23 +50,23 @@ def caption_batch(
     config: BatchConfig | None = None,
     captioner: Captioner | None = None,
 ) -> Iterator[Record]:
-    """Caption any number of photos; yields their records in order, errors among them.
+    """Caption any number of photos; yield their records in order, including errors.
 
     >>> for record in caption_batch("photos", output="captions.jsonl"):    # doctest: +SKIP
     ...     print(record["image"], record.get("caption", "failed"))
 
     Args:
-        sources: a file, folder, glob, archive or link, or several; or Inputs, for lists and tables.
-        output: as `captioner batch --output`: what a call did before is not done again, and its
-            records are not yielded again. None writes nothing.
+        sources: a file, folder, glob, archive or URL, or several; or Inputs, for lists and tables.
+        output: as `captioner batch --output`. Photos of an earlier call with this output are
+            skipped, and their records are not yielded. None writes nothing.
         config: all other settings.
-        captioner: the model; None loads the bundled one in the dtype that is fastest here.
+        captioner: the model; None: the bundled one.
 
     Raises:
-        ConfigError: settings that cannot work, or other ones than `output` was begun with.
-        OutputError: the output cannot be written; what was done stays.
-        DataError: the inputs are not there, hold no photo, or have a list that cannot be read; what
-            was done stays.
+        ConfigError: settings are invalid, or differ from those of an earlier call.
+        OutputError: the output cannot be written. Finished photos are kept.
+        DataError: an input does not exist or cannot be read, or there is no photo. Finished photos
+            are kept.
     """
     if isinstance(sources, str | os.PathLike):
         sources = [sources]
@@ -80,20 +82,20 @@ def caption_batch(
 
 
 class BatchRun(Closing):
-    """One run, from its settings to its last record; a context manager.
+    """One batch run; a context manager.
 
     Attributes:
-        counts: records and errors by the file where they lie, of this run and those before.
-        before: photos that were done before.
+        counts: records, errors and reviews of this and earlier runs; see `journal`.
+        before: photos of earlier runs.
 
     Args:
         inputs, output, config: as for caption_batch.
-        load: gives the model, once all is seen to that needs none.
-        ray: the address of a cluster.
+        load: returns the model; called after all checks that need no model.
+        ray: the address of a Ray cluster.
 
     Raises:
-        ConfigError, DataError, OutputError: as for caption_batch; then nothing was written.
-        MissingExtraError: an optional part is needed.
+        ConfigError, DataError, OutputError: as for caption_batch. Nothing was written.
+        MissingExtraError: an extra is not installed.
     """
 
     def __init__(
@@ -112,10 +114,9 @@ class BatchRun(Closing):
         self._left_out = LeftOut(files.all if files else ())
         photos = inputs.photos(self._left_out)
         first = list(islice(photos, 1))
-        # A folder whose photos are all captioned and gone is no mistake.
+        # After an earlier run an empty folder is not an error: its photos may have been moved.
         if not first and (files is None or config.restart or not files.state.exists()):
-            known = filter(None, ("the inputs hold no photo", str(self._left_out)))
-            raise DataError("; ".join(known))
+            raise DataError("; ".join(filter(None, (_NO_PHOTOS, str(self._left_out)))))
         photos = chain(first, photos)
         if files is not None and files.output.suffix == ".json":
             photos = _with_ids(photos, files, config)
@@ -123,7 +124,7 @@ class BatchRun(Closing):
         captioner = load()
         captioner.check_trust(config.minimum_trust)
         captioner.check_trust(config.keywords, setting="keywords")
-        generation = config.asked_of(captioner.generation)
+        generation = config.generation_config(captioner.generation)
         captioner.vocabulary.start(generation.style)
         captioner.check_head(config.head)
         self._journal = journal = (
@@ -138,18 +139,18 @@ class BatchRun(Closing):
         self._failed_before = frozenset(journal.failed if journal else ())
         self.counts = list(journal.counts if journal else (0, 0, 0))
         self.before = len(self._done)
-        self._resumed = self._made = self._unlike = 0
-        self._waiting: list[Record] = []  # for the disk
-        self._again: set[bytes] = set()  # failed before, and still among the inputs
-        self._unlike_names: list[str] = []  # of the first of them
-        write = journal.written.write if journal else write_unnoted
+        self._skipped = self._finished = self._unfamiliar = 0
+        self._uncommitted: list[Record] = []
+        self._failed_again: set[bytes] = set()  # failed before, and still among the inputs
+        self._unfamiliar_names: list[str] = []  # the first of them
+        write = journal.written.write if journal else write_unlogged
         self._sidecars = SidecarWriter(config, write) if config.sidecar else None
         self._maps = MapWriter(config, write) if config.maps else None
         self._embedder = Embedder(config, write) if config.embed else None
         self._started = time.monotonic()
 
     def close(self) -> None:
-        """End the processes, and close the files of the run."""
+        """Stop the engine and close the files of the run."""
         self._engine.close()
         if self._embedder is not None:
             self._embedder.close()
@@ -160,7 +161,7 @@ class BatchRun(Closing):
             self._journal.close()
 
     def records(self) -> Iterator[Record]:
-        """Do the work; yields each record once it is on disk."""
+        """Caption the photos; yield each record once it is on disk."""
         try:
             yield from self._records()
         except OutputError as error:
@@ -171,13 +172,13 @@ class BatchRun(Closing):
     def _records(self) -> Iterator[Record]:
         committed = time.monotonic()
         try:
-            with closing(self._engine.run(self._undone())) as batches:
+            with closing(self._engine.run(self._remaining())) as batches:
                 for batch in batches:
-                    self._waiting.extend(map(self._finish, batch))
+                    self._uncommitted.extend(map(self._finish, batch))
                     if time.monotonic() - committed >= _COMMIT_SECONDS:
                         yield from self._commit()
                         committed = time.monotonic()
-        except BaseException:  # Ctrl-C too: what is finished is not done again
+        except BaseException:  # Ctrl-C too: keep finished photos
             with suppress(OutputError):
                 self._commit()
             raise
@@ -187,64 +188,63 @@ class BatchRun(Closing):
 
     @property
     def failed(self) -> int:
-        """Photos among the inputs that have failed, in this run or in one that it goes on from."""
-        return self.counts[ERRORS] - len(self._failed_before - self._again)
+        """Photos among the inputs that failed in this run or an earlier one."""
+        return self.counts[ERRORS] - len(self._failed_before - self._failed_again)
 
     def summary(self) -> str:
-        """What was done, in a few lines."""
+        """Return a summary of the run, in a few lines."""
         seconds = time.monotonic() - self._started
         lines = []
-        if self._made:
-            noun = "photo" if self._made == 1 else "photos"
-            rate = self._made / seconds
-            lines.append(f"{self._made:,} {noun} in {duration(seconds)}, {rate:.1f} a second")
+        if self._finished:
+            noun = "photo" if self._finished == 1 else "photos"
+            rate = self._finished / seconds
+            lines.append(f"{self._finished:,} {noun} in {duration(seconds)}, {rate:.1f} per second")
             lines.append(self._engine.description)
         journal, (captioned, _, unsure) = self._journal, self.counts
         kept = self._sidecars.kept if self._sidecars else 0
         renamed = self._sidecars.renamed if self._sidecars else 0
         replaced = self._sidecars.replaced if self._sidecars else 0
         embedded = self._embedder.replaced if self._embedder else 0
-        gone = len(self._failed_before - self._again)
+        removed = len(self._failed_before - self._failed_again)
         counts = {
-            f"{'caption' if captioned == 1 else 'captions'} in all": captioned,
-            f"unsure, in {self._config.review}": unsure,
-            "done before": self._resumed,
-            f"{'sidecar' if kept == 1 else 'sidecars'} left as found": kept,
+            f"{'caption' if captioned == 1 else 'captions'} in total": captioned,
+            f"to review, in {self._config.review}": unsure,
+            "done before": self._skipped,
+            f"{'sidecar' if kept == 1 else 'sidecars'} unchanged": kept,
             f"{'sidecar' if replaced == 1 else 'sidecars'} overwritten": replaced,
-            f"{'sidecar' if renamed == 1 else 'sidecars'} named photo.jpg.*, as photos share a "
-            "stem": renamed,
+            f"{'sidecar' if renamed == 1 else 'sidecars'} named photo.jpg.* (photos share a "
+            "stem)": renamed,
             f"{'photo' if embedded == 1 else 'photos'} with new texts embedded": embedded,
             f"failed, in {journal.files.errors}" if journal else "failed": self.failed,
         }
-        said = [f"{n:,} {what}" for what, n in counts.items() if n]
-        lines.append("; ".join(said) or "the inputs hold no photo")
-        if self._unlike:
-            noun = "photo is" if self._unlike == 1 else "photos are"
-            more = self._unlike - len(self._unlike_names)
-            names = ", ".join(map(in_a_line, self._unlike_names))
+        lines.append("; ".join(f"{n:,} {noun}" for noun, n in counts.items() if n) or _NO_PHOTOS)
+        if self._unfamiliar:
+            noun = "photo is" if self._unfamiliar == 1 else "photos are"
+            more = self._unfamiliar - len(self._unfamiliar_names)
+            names = ", ".join(map(in_a_line, self._unfamiliar_names))
             lines.append(
-                f"{self._unlike:,} {noun} unlike the training data (familiarity below "
+                f"{self._unfamiliar:,} {noun} unlike the training data (familiarity below "
                 f"{UNFAMILIAR}); check the captions of {names}"
                 f"{f' and {more:,} more' if more else ''}"
             )
-        if again := len(self._again):
-            lines.append(f"{again:,} of these failed in an earlier run: --retry-errors tries again")
-        if gone:
-            what = "is no longer an input" if gone == 1 else "are no longer inputs"
-            lines.append(f"{gone:,} that failed before {what}: --retry-errors forgets them")
+        if again := len(self._failed_again):
+            lines.append(f"{again:,} of these failed in an earlier run; --retry-errors retries")
+        if removed:
+            verb = "is no longer an input" if removed == 1 else "are no longer inputs"
+            lines.append(f"{removed:,} that failed before {verb}; --retry-errors removes them")
         lines.append(str(self._left_out))
         return "\n".join(filter(None, lines))
 
     def _commit(self) -> list[Record]:
-        """Bring the records that wait to the disk, and give them."""
+        """Write the uncommitted records to disk, and return them."""
         if self._journal is not None:
             self._journal.commit()
-        done, self._waiting = self._waiting, []
-        self._made += len(done)
-        return done
+        records, self._uncommitted = self._uncommitted, []
+        self._finished += len(records)
+        return records
 
-    def _undone(self) -> Iterator[Photo]:
-        """List what is to be done; a name that comes twice is done once."""
+    def _remaining(self) -> Iterator[Photo]:
+        """Yield the photos to caption; each name once."""
         done, shard = self._done, self._config.shard
         for photo in self._photos:
             name = digest(photo.name)
@@ -252,14 +252,14 @@ class BatchRun(Closing):
                 continue
             if name in done:
                 if name in self._failed_before:
-                    self._again.add(name)
-                self._resumed = min(self._resumed + 1, self.before)
+                    self._failed_again.add(name)
+                self._skipped = min(self._skipped + 1, self.before)
                 continue
             done.add(name)
             yield photo
 
     def _finish(self, outcome: Outcome) -> Record:
-        """Write what belongs to a photo, and last its record."""
+        """Write the sidecar, map and embedded texts of a photo, then its record."""
         photo, record, config = outcome.photo, outcome.record, self._config
         file = ERRORS
         if "error" not in record:
@@ -268,9 +268,9 @@ class BatchRun(Closing):
                 record["review"] = True
             file = REVIEW if "review" in record else RECORDS
         if record.get("familiarity", 1.0) < UNFAMILIAR:
-            self._unlike += 1
-            if self._unlike <= _NAMED:
-                self._unlike_names.append(photo.name)
+            self._unfamiliar += 1
+            if self._unfamiliar <= _NAMED:
+                self._unfamiliar_names.append(photo.name)
         problem: Record = {}
         if file == RECORDS:
             try:
@@ -297,7 +297,7 @@ class BatchRun(Closing):
 def _with_ids(photos: Iterator[Photo], files: RunFiles, config: BatchConfig) -> Iterator[Photo]:
     """Refuse photos that share a COCO id before the first is captioned.
 
-    Photos that carry their bytes are not kept in memory: theirs are checked at the end.
+    Photos of compressed archives are too large to list in advance; they are checked at the end.
     """
     names = [] if config.restart else list(_names(files.records))
     listed: list[Photo] = []
@@ -348,24 +348,24 @@ def _engine(
 def _check_outputs(
     inputs: Inputs, config: BatchConfig, files: RunFiles | None, *, ray: str | None
 ) -> None:
-    """Refuse outputs that cannot be written, or would be written over inputs."""
+    """Refuse outputs that cannot be written, or that would overwrite inputs."""
     if files is not None:
         check_output(str(files.output))
         written = {os.path.realpath(path) for path in files.all}
         for source in (*inputs.sources, *inputs.lists):
             if os.path.realpath(source) in written:
-                raise ConfigError(f"{source} is an input, and would be written to: name another")
+                raise ConfigError(f"{source} is an input and an output: choose another output")
     elif config.review is not None:
-        raise ConfigError("review needs an output that is a file: with -, nothing else is kept")
+        raise ConfigError("review requires an output file, not standard output")
     if config.maps_to is not None:
         check_maps_folder(config.maps_to, inputs.sources)
     if config.sidecar is not None and (packed := inputs.without_folder()):
-        raise ConfigError(f"sidecar: {packed} has no folder for a file beside each photo")
+        raise ConfigError(f"sidecars need photos in a folder; {packed} is an archive or URL")
     if config.embed and (packed := inputs.without_folder()):
-        raise ConfigError(f"embed: the photos of {packed} are not files that texts can be put into")
+        raise ConfigError(f"embed needs photos in a folder; {packed} is an archive or URL")
     if config.embed:
         check_exiftool()
     if ray is not None and config.maps is not None:
-        raise ConfigError("a Ray cluster draws no maps: draw them without --ray")
+        raise ConfigError("--ray cannot draw maps: leave out --ray or --maps")
     if ray is not None and config.workers is not None:
-        raise ConfigError("a Ray cluster decodes on each of its CPUs: leave --workers out")
+        raise ConfigError("--ray uses all CPUs of the cluster: leave out --workers")

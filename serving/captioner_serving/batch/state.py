@@ -1,4 +1,4 @@
-"""OUTPUT.run.json: the settings of a run, and which exports it wrote."""
+"""OUTPUT.run.json: the settings of a run, and the digests of its exports."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["RunState"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """What a resume must know besides the lines.
+    """The state of a run besides its JSON Lines files.
 
     settings: must be the same for all runs with one output.
-    exported: digests of the last two exports, one of which OUTPUT is.
+    exported: digests of the last two exports; an unedited OUTPUT has one of them.
     """
 
     settings: dict[str, Any]
@@ -30,9 +30,9 @@ class RunState:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read the file; None if there is none.
+        """Read the file; return None if it does not exist.
 
-        Raises OutputError: it is damaged, or of another version.
+        Raises OutputError: it is damaged, or from another version.
         """
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
@@ -40,20 +40,17 @@ class RunState:
             return None
         except ValidationError as error:
             raise OutputError(
-                f"{path} is damaged, or another version of Captioner wrote it: put it back, resume "
-                "with that version, or choose another output"
+                f"{path} is damaged or from another version of Captioner: restore it, resume with "
+                "that version, or choose another output"
             ) from error
 
     def write(self, path: Path, *, part: str) -> None:
-        """Write the file; `part` is its name until it is complete."""
+        """Write the file; `part` is the name of the temporary file."""
         with replace_file(path, part=part) as file:
             file.write(json.dumps(asdict(self)).encode() + b"\n")
 
     def check_settings(self, output: Path, settings: Mapping[str, Any]) -> None:
-        """Refuse to mix records of two kinds in one output.
-
-        Raises ConfigError: the settings differ; names every difference.
-        """
+        """Raise ConfigError if the settings differ; the detail names every difference."""
         before = self.settings
         changed = [
             f"{_option(key)} was {_value(before.get(key))} and is {_value(settings.get(key))}"
@@ -62,13 +59,13 @@ class RunState:
         ]
         if changed:
             raise ConfigError(
-                f"{output} was begun with different settings: {'; '.join(changed)}. "
+                f"{output} has records with other settings: {'; '.join(changed)}. "
                 "Use the same settings, choose another output, or start over with --restart"
             )
 
 
 def _option(key: str) -> str:
-    """Return a setting as it is typed."""
+    """Return the option of a setting."""
     words = {"model": "the model of --checkpoint", "wording": "--template, --prefix or --replace"}
     return words.get(key, f"--{key.replace('_', '-')}")
 

@@ -1,6 +1,6 @@
-"""What is done to a caption before it is written: words replaced, a template, a text before it.
+"""Wording of captions before they are written: replaced words, a template, a prefix.
 
-A record that was worded keeps the model's own sentence as `unworded`: it can be worded anew.
+A record keeps the model's sentence as `unworded`, so that another wording can be applied later.
 """
 
 from __future__ import annotations
@@ -16,95 +16,95 @@ from captioner.errors import ConfigError
 __all__ = ["CONTROL", "Existing", "Wording", "combine", "combine_keywords", "has_word", "sentence"]
 
 Existing = Literal["skip", "overwrite", "prepend", "append"]
-"""What becomes of a text that is there already."""
+"""How an existing text is combined with a new one."""
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-"""What no text file and no XML wants, and no wording makes."""
+"""Control characters that text files and XML should not contain."""
 
 _FIELDS = {"caption", "score"}
-_HUGE = re.compile(r"\d{4}")  # in a format: so many digits, or so wide
+_HUGE = re.compile(r"\d{4}")  # a width or precision of 1000 or more
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wording:
-    """Replace words, then fill the template, then put the prefix in front.
+    """Replace words, then fill the template, then add the prefix.
 
-    Raises ConfigError: a template without {caption} or with an unknown field; a control character.
+    Raises ConfigError: a template lacks {caption} or has an unknown field; a control character.
     """
 
     template: str = "{caption}"  # fields: caption, score
     prefix: str = ""
-    replace: tuple[tuple[str, str], ...] = ()  # whole words: man=person leaves "woman" alone
+    replace: tuple[tuple[str, str], ...] = ()  # whole words: man=person does not change "woman"
 
     def __post_init__(self) -> None:
         try:
             parsed = list(string.Formatter().parse(self.template))
             fields = {name for _, name, _, _ in parsed} - {None}
-            if wrong := [form for _, _, form, _ in parsed if form and _unfit(form)]:
-                raise ValueError(f"{wrong[0]!r} cannot format it")
+            if invalid := [form for _, _, form, _ in parsed if form and _is_unsafe(form)]:
+                raise ValueError(f"invalid format {invalid[0]!r}")
             self.template.format(caption="", score=-1.0)
         except (ValueError, KeyError, IndexError, AttributeError) as error:
             raise ConfigError(
-                f"template {self.template!r} cannot be filled in ({error}): its fields are "
-                "{caption} and {score}; a brace itself is written twice"
+                f"template {self.template!r} cannot be filled in ({error}): use the fields "
+                "{caption} and {score}; write a brace twice"
             ) from error
         if not {"caption"} <= fields <= _FIELDS:
             raise ConfigError(
-                f"template {self.template!r} must have {{caption}}, may have {{score}}, no others"
+                f"template {self.template!r} must have the field {{caption}} and may have {{score}}"
             )
         for text in (self.template, self.prefix, *(part for pair in self.replace for part in pair)):
             if CONTROL.search(text):
-                raise ConfigError(f"{text!r} has a control character")
+                raise ConfigError(f"{text!r} has a control character: remove it")
             if any("\ud800" <= sign <= "\udfff" for sign in text):
                 raise ConfigError(f"{text!r} is not UTF-8 text")
         if any(not old.strip() for old, _ in self.replace):
-            raise ConfigError("replace needs something to replace: OLD=NEW")
+            raise ConfigError("replace has no word to replace: write OLD=NEW")
 
     def apply(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Word the caption and the alternatives of a record; its words stay the model's own.
+        """Return a record with new caption and alternatives; its `words` stay the model's.
 
-        A record that was worded before is worded from the model's own sentences.
+        An earlier wording is replaced, not extended.
         """
-        alternatives = [self._word(other) for other in record["alternatives"]]
+        alternatives = [self._word(alternative) for alternative in record["alternatives"]]
         worded = {**self._word(record), "alternatives": alternatives}
         if self.replace and "keywords" in record:
             text = self._replaced(record.get("unworded", record["caption"]))
             keywords = map(self._replaced, record["keywords"])
             replaced = (" ".join(keyword.replace(",", " ").split()) for keyword in keywords)
-            # A keyword that a replacement of several words has removed is removed too.
+            # Drop keywords that a replacement of several words removed.
             kept = (keyword for keyword in replaced if has_word(text, keyword))
             worded["keywords"] = list(dict.fromkeys(kept))
         return worded
 
     def _replaced(self, text: str) -> str:
         for old, new in self.replace:
-            plain = new.replace("\\", r"\\")  # or re.sub would read backslashes as groups
-            text = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", plain, text)
+            literal = new.replace("\\", r"\\")  # re.sub would read backslashes as groups
+            text = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", literal, text)
         return text
 
     def _word(self, sentence: Mapping[str, Any]) -> dict[str, Any]:
-        own = sentence.get("unworded", sentence["caption"])
-        text = self.template.format(caption=self._replaced(own), score=sentence["score"])
+        original = sentence.get("unworded", sentence["caption"])
+        text = self.template.format(caption=self._replaced(original), score=sentence["score"])
         text = self.prefix + text
         worded = {**sentence, "caption": text}
         worded.pop("unworded", None)
-        return worded if text == own else {**worded, "unworded": own}
+        return worded if text == original else {**worded, "unworded": original}
 
 
 def sentence(text: str) -> str:
-    """Begin with a capital and end with a full stop, as alt texts do; doing it twice does it once.
+    """Return a text with a capital letter and a full stop, as alt texts have; idempotent.
 
     >>> sentence("a dog runs"), sentence("A dog!")
     ('A dog runs.', 'A dog!')
     """
     if not any(sign.isupper() or sign.islower() for sign in text):
-        return text  # a writing system without capitals has its own full stops
+        return text  # scripts without capitals have other full stops
     stop = "." if text[-1].isalnum() or text[-1] in ")'\"" else ""
     return f"{text[0].upper()}{text[1:]}{stop}"
 
 
 def combine(old: str | None, new: str, existing: Existing) -> str | None:
-    """Bring two texts together; None keeps the old one. Doing it twice does it once."""
+    """Combine two texts; return None to keep the old one. Idempotent."""
     if old is None or not old.strip() or existing == "overwrite":
         return new
     if existing == "append":
@@ -115,7 +115,7 @@ def combine(old: str | None, new: str, existing: Existing) -> str | None:
 
 
 def combine_keywords(old: str | None, new: Sequence[str], existing: Existing) -> str:
-    """Bring comma-separated keywords together, each once, whatever its case.
+    """Combine comma-separated keywords without duplicates, ignoring case.
 
     >>> combine_keywords("Dog, sea", ["dog", "beach"], "append")
     'Dog, sea, beach'
@@ -129,10 +129,10 @@ def combine_keywords(old: str | None, new: Sequence[str], existing: Existing) ->
 
 
 def has_word(text: str, word: str) -> bool:
-    """Whether a text has a word or phrase as whole words, in any case."""
+    """Return whether a text contains a word or phrase as whole words, ignoring case."""
     pattern = rf"(?<!\w){re.escape(word)}(?!\w)"
     return bool(word) and re.search(pattern, text, re.IGNORECASE) is not None
 
 
-def _unfit(form: str) -> bool:
+def _is_unsafe(form: str) -> bool:
     return "{" in form or _HUGE.search(form) is not None

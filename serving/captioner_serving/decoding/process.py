@@ -34,7 +34,7 @@ from captioner_serving.decoding.child import READY, Limits, Line, StoppedError
 from captioner_serving.decoding.decoded import Decoded, Output, Readable, Square
 from captioner_serving.decoding.fair_queue import Budget
 
-__all__ = ["DecodeProcess", "closed_error"]
+__all__ = ["DecodeProcess", "ProcessesKilledError", "closed_error"]
 
 _START_SECONDS = 60.0
 _POLL = 0.2  # seconds
@@ -52,6 +52,10 @@ _NEEDED = (
     "PYTHONHOME",
     "SYSTEMROOT",
 )
+
+
+class ProcessesKilledError(CaptionerError):
+    """The system killed the decoding processes, probably because memory is short."""
 
 
 class DecodeProcess:
@@ -178,7 +182,7 @@ class DecodeProcess:
                 continue
             kills += 1  # by the system, out of memory
             if kills == _KILLS:
-                raise CaptionerError(
+                raise ProcessesKilledError(
                     "the system kills the decoding processes, probably because memory is short: "
                     "use fewer workers, or a lower limit of pixels"
                 )

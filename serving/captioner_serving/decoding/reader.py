@@ -29,7 +29,6 @@ from captioner_serving.decoding.decoded import (
     Readable,
     Square,
     Whole,
-    decode,
 )
 from captioner_serving.decoding.fair_queue import Budget, FairThreads
 from captioner_serving.decoding.ordinary import is_ordinary
@@ -63,7 +62,6 @@ class Reader(Closing):
             alone. None: twice `max_pixels`.
         nice: the priority of the workers, 0 to 19.
         environment: variables that the processes need to read photos; they inherit almost none.
-        in_process: decode in this process, without limits of time and memory.
 
     Raises ConfigError: `max_pixels` is below 1, or `seconds` not above 0.
     """
@@ -80,7 +78,6 @@ class Reader(Closing):
         budget: int | None = None,
         nice: int = 0,
         environment: Mapping[str, str] | None = None,
-        in_process: bool = False,
     ) -> None:
         if max_pixels < 1:
             raise ConfigError(f"max_pixels is {max_pixels}; it must be at least 1")
@@ -90,7 +87,6 @@ class Reader(Closing):
         self._workers, self._quick, self._fetching, self._nice = workers, quick, fetching, nice
         self._budget = 2 * max_pixels if budget is None else budget
         self._environment = environment or {}
-        self._in_process = in_process or os.name != "posix"
         self._closed = False
         self._running: tuple[int, _Lanes] = _NONE
 
@@ -100,10 +96,9 @@ class Reader(Closing):
 
     def start(self) -> None:
         """Start the processes now, in the background."""
-        if not self._in_process:
-            for lane in self._lanes():
-                for _ in lane.values:
-                    lane.submit(DecodeProcess.start)  # an error is raised by the first photo
+        for lane in self._lanes():
+            for _ in lane.values:
+                lane.submit(DecodeProcess.start)  # an error is raised by the first photo
 
     def _lanes(self) -> _Lanes:
         """Return the three pools: for all photos, ordinary JPEGs, and photos with a `url`."""
@@ -169,9 +164,6 @@ class Reader(Closing):
         future: Future[_Result] = Future()
         if self._closed:
             future.set_exception(closed_error())
-            return future
-        if self._in_process:
-            future.set_result(finish(decode(photo, outputs, max_pixels=self._max_pixels)))
             return future
         lane, quick, fetching = self._lanes()
         if self._fetching and hasattr(photo, "url"):

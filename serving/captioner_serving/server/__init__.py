@@ -1,3 +1,3 @@
-"""The server: one process, one model, one queue before it; the page at / and the API beside it."""
+"""The server: the web page and the HTTP API, in one process, with a queue per model."""
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
-"""Authentication: one USER:PASSWORD, bearer tokens, and no requests from other sites' pages.
+"""Authentication with USER:PASSWORD or bearer tokens, and refusal of cross-site requests.
 
-Secrets come from a file or the environment and are compared in constant time.
+Secrets come from a file or the environment, and are compared in constant time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
 AUTH_VARIABLE = "CAPTIONER_AUTH"
 """The environment variable that may hold USER:PASSWORD in place of a file."""
 
-_TOKEN = re.compile(r"[\w.~+/-]{16,}=*", re.ASCII)  # RFC 6750, and too long to guess
-_PROBE = "/api/health/live"  # reveals nothing, and a container's health check has no password
+_TOKEN = re.compile(r"[\w.~+/-]{16,}=*", re.ASCII)  # RFC 6750, with a minimum length
+_PROBE = "/api/health/live"  # needs no password, for health checks of containers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """The user name and password of the server. The repr hides the password."""
+    """The user name and password of the server; the repr hides the password."""
 
     user: str
     password: str
@@ -54,9 +54,9 @@ class Credentials:
 
 
 def read_credentials(path: str | None) -> Credentials | None:
-    """Read USER:PASSWORD from a file or the environment; return None where neither is given.
+    """Read USER:PASSWORD from a file, or from the environment; None if there is neither.
 
-    Raises ConfigError: the file cannot be read, or holds no USER:PASSWORD.
+    Raises ConfigError: the file cannot be read, or the text is not USER:PASSWORD.
     """
     if path is not None:
         text, place = _read(path, "--auth-file"), f"--auth-file {path}"
@@ -66,16 +66,16 @@ def read_credentials(path: str | None) -> Credentials | None:
         return None
     user, colon, password = text.strip().partition(":")
     if not (user and colon and password) or "\n" in password:
-        raise ConfigError(f"{place} must hold one line, USER:PASSWORD, neither of them empty")
+        raise ConfigError(f"{place} must have one line, USER:PASSWORD, and neither may be empty")
     if password.startswith("$scrypt$"):
-        raise ConfigError(f"{place} holds a password hash: write the password itself")
+        raise ConfigError(f"{place} has a password hash: write the password itself")
     return Credentials(user=user, password=password)
 
 
 def read_tokens(path: str | None) -> dict[str, str]:
-    """Read bearer tokens from a file, one line NAME:TOKEN each; none without a file.
+    """Read bearer tokens from a file with lines NAME:TOKEN; return them by name.
 
-    Raises ConfigError: the file cannot be read, others can read it, or a line is malformed.
+    Raises ConfigError: the file cannot be read, other users can read it, or a line is invalid.
     """
     if path is None:
         return {}
@@ -89,11 +89,11 @@ def read_tokens(path: str | None) -> dict[str, str]:
         name, _, token = line.strip().partition(":")
         if line.strip() and not (name and _TOKEN.fullmatch(token)):
             raise ConfigError(
-                f"line {number} of --token-file {path} is no NAME:TOKEN with a token of 16 "
-                "characters or more: make one with openssl rand -hex 32"
+                f"line {number} of --token-file {path} must be NAME:TOKEN, with at least 16 "
+                "characters in the token: make one with openssl rand -hex 32"
             )
         if name in tokens:
-            raise ConfigError(f"--token-file {path} has the name {name} twice: use another")
+            raise ConfigError(f"--token-file {path} has the name {name} twice: use another name")
         if name:
             tokens[name] = token
     if not tokens:
@@ -115,15 +115,15 @@ def _read(path: str, option: str) -> str:
 
 
 class Access:
-    """Middleware that requires the credentials or a token, where there are any.
+    """Middleware that requires the credentials or a token, if the server has any.
 
-    Credentials come as HTTP Basic (RFC 7617), tokens as Bearer (RFC 6750).
+    Credentials are HTTP Basic (RFC 7617), tokens are Bearer (RFC 6750).
 
     Args:
-        app: the application behind it.
-        credentials: for every client without a token.
-        tokens: by the names of their owners.
-        origins: other sites whose pages may call the API.
+        app: the next application.
+        credentials: the user and password; None: none.
+        tokens: bearer tokens by name.
+        origins: origins of other sites whose pages may call the API.
     """
 
     def __init__(
@@ -149,23 +149,23 @@ class Access:
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         info = request_info(scope)
-        may_cross = headers.get("origin") in self._origins and info.is_api
-        if scope["method"] not in ("GET", "OPTIONS") and _is_cross_site(headers) and not may_cross:
-            raise RefusedError("cross-site", "a page of another site sent this: open our own page")
+        is_allowed = headers.get("origin") in self._origins and info.is_api
+        if scope["method"] not in ("GET", "OPTIONS") and _is_cross_site(headers) and not is_allowed:
+            raise RefusedError("cross-site", "a page of another site sent this request")
         if info.route == _PROBE or (self._credentials is None and not self._tokens):
             return
         info.user = self._user(headers.get("authorization", ""))
         if info.user is None:
-            # A browser asks its user for a password, where there is one.
+            # With "Basic" a browser asks for the password.
             scheme = 'Basic realm="Captioner", charset="UTF-8"' if self._credentials else "Bearer"
             raise RefusedError(
                 "unauthorized",
-                "send the server's user and password as HTTP Basic, or one of its tokens as Bearer",
+                "send the user and password with HTTP Basic, or a token as Bearer",
                 {"WWW-Authenticate": scheme},
             )
 
     def _user(self, header: str) -> str | None:
-        """Return the user that an Authorization header belongs to, or None."""
+        """Return the user or token name of an Authorization header; None if it is wrong."""
         scheme, _, value = header.partition(" ")
         value = value.strip()
         if scheme.lower() == "bearer":
@@ -186,19 +186,19 @@ class Access:
 
 
 def _is_cross_site(headers: Headers) -> bool:
-    """Return whether a page of another site sent a request: CORS alone lets a form through."""
-    # Browsers send Sec-Fetch-Site over https and to this machine, and Origin with every POST.
+    """Return whether a page of another site sent a request. CORS does not stop forms."""
+    # Browsers send Sec-Fetch-Site over https and to localhost, and Origin with every POST.
     site = headers.get("sec-fetch-site", "").lower()
     if site in ("same-origin", "none", "cross-site"):
         return site == "cross-site"
-    # "same-site" may be a subdomain or a port of another owner.
+    # "same-site" may be another subdomain or port, so compare the origin.
     origin = headers.get("origin")
     if origin is None:
         return False  # not a browser
     try:
-        theirs, ours = urlsplit(origin), urlsplit(f"//{headers.get('host', '')}")
-        usual = {"http": 80, "https": 443}.get(theirs.scheme)
-        same = (theirs.hostname, theirs.port or usual) == (ours.hostname, ours.port or usual)
+        sender, server = urlsplit(origin), urlsplit(f"//{headers.get('host', '')}")
+        usual = {"http": 80, "https": 443}.get(sender.scheme)
+        is_same = (sender.hostname, sender.port or usual) == (server.hostname, server.port or usual)
     except ValueError:
         return True
-    return theirs.hostname is None or not same
+    return sender.hostname is None or not is_same

@@ -1,4 +1,4 @@
-"""The HTTP API: captions of photos, and pictures of a photo and its record; health and metrics."""
+"""The HTTP API: captions, effects of words, health and metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from captioner_serving.server.description import (
 )
 from captioner_serving.server.links import WebPhoto
 from captioner_serving.server.photos import SharedPhoto
-from captioner_serving.server.problems import RefusedError, problem
+from captioner_serving.server.problems import NO_URLS, RefusedError, problem
 from captioner_serving.server.records import needs_preview, read_posted, served_record
 from captioner_serving.server.request import client_of, request_info
 from captioner_serving.server.service import CaptionService
@@ -50,12 +50,11 @@ Posted = TypeVar("Posted", bound="RecordFields")
 _Answered = tuple[list[Caption | ImageError], list[dict[str, Any]]]
 
 LINES = "application/x-ndjson"
-"""The media type of an answer that comes line by line; who accepts it hears of the queue."""
+"""The media type of a streamed answer, with the place in the queue."""
 
-_NEWS = 0.2  # seconds between two looks at a photo's place
+_POLL = 0.2  # seconds between checks of a photo's place
 
 router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartition("/")[2])
-"""The routes, around the service of the application that they are included in."""
 
 
 def _service(request: Request) -> CaptionService:
@@ -64,7 +63,7 @@ def _service(request: Request) -> CaptionService:
 
 
 def services_of(request: Request) -> dict[str, CaptionService]:
-    """Return the services of the application's models, by their names."""
+    """Return the services by the names of their models."""
     services: dict[str, CaptionService] = request.app.state.services
     return services
 
@@ -72,11 +71,11 @@ def services_of(request: Request) -> dict[str, CaptionService]:
 Service = Annotated[CaptionService, Depends(_service)]
 
 
-# What is asked
+# Requests
 
 
 class CaptionFields(BaseModel):
-    """The fields of POST /api/caption beside the images."""
+    """The fields of POST /api/caption, without the images."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -92,9 +91,11 @@ class CaptionFields(BaseModel):
     preview: bool = False
 
     def settings(self, captioner: Captioner, *, shared: bool = False) -> GenerationConfig:
-        """Return the settings for a captioner; without style and trust where they are another's.
+        """Return the generation settings for a captioner.
 
-        Raises ConfigError: the captioner does not have the style, or no trust.
+        shared: the captioner is not the first, so the style and trust are not for it.
+
+        Raises ConfigError: the captioner has no such style, or no trust.
         """
         if not shared:
             captioner.check_trust(self.minimum_trust)
@@ -106,7 +107,7 @@ class CaptionFields(BaseModel):
 
 
 class RecordFields(BaseModel):
-    """The form field of every other post beside the image: its record."""
+    """The field of all other forms, besides the image: its record."""
 
     record: str = ""
 
@@ -114,11 +115,11 @@ class RecordFields(BaseModel):
 async def _read(
     request: Request, service: CaptionService, fields: type[Fields], *, max_files: int = 1
 ) -> tuple[list[Upload], Fields]:
-    """Read a form, where there is room for an image of its client."""
+    """Read a form, if the queue has room for an image of the client."""
     if request.query_params:
         name = next(iter(request.query_params))[:40]
         raise RefusedError(
-            "bad-request", f"the address has {name!r} behind its ?: send it as a field of the form"
+            "bad-request", f"{name!r} is in the query of the URL: send it as a form field"
         )
     service.require_room(client_of(request.scope))
     max_bytes = service.config.max_upload
@@ -128,7 +129,7 @@ async def _read(
 async def _read_photos(
     request: Request, service: CaptionService
 ) -> tuple[list[Upload], CaptionFields]:
-    """Read what is to be captioned: a form, JSON with base64, or the bytes of one photo alone."""
+    """Read the photos from a form, JSON with base64, or a body that is one photo."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     most = service.config.max_upload
     if kind.startswith("image/") or kind == "application/octet-stream":
@@ -144,23 +145,23 @@ async def _read_photos(
     if fields.image_url is None:
         return files, fields
     if not service.config.allow_urls:
-        raise RefusedError("forbidden", "this server fetches no addresses: send the photo itself")
-    return [*files, Upload(fields.image_url, address=fields.image_url)], fields
+        raise RefusedError("forbidden", NO_URLS)
+    return [*files, Upload(fields.image_url, url=fields.image_url)], fields
 
 
 async def read_with_record(
     request: Request, service: CaptionService, fields: type[Posted]
 ) -> tuple[Upload, Caption, Posted]:
     """Read a form with a photo and its record."""
-    (file,), given = await _read(request, service, fields)
-    return file, read_posted(given.record), given
+    (file,), values = await _read(request, service, fields)
+    return file, read_posted(values.record), values
 
 
-# What is answered
+# Answers
 
 
 class _Records(Response):
-    """The records as JSON; they are plain data already, and need no validation."""
+    """The records as JSON, without validation."""
 
     media_type = "application/json"
 
@@ -180,13 +181,13 @@ class _Records(Response):
     summary="Caption one image or many",
 )
 async def caption(request: Request, service: Service) -> Response:
-    """Answer with a record for each image, in order; one bad image fails alone.
+    """Return a record for each image, in order; a failed image has an error in its record.
 
-    200 if any image was captioned, else the status of the first one's error. Try
+    The status is 200 if any image was captioned, otherwise that of the first error. Example:
     `curl -F image=@photo.jpg http://127.0.0.1:7860/api/caption`.
     """
     files, fields = await _read_photos(request, service)
-    services = _asked(request, fields)
+    services = _requested_services(request, fields)
     configs = [
         fields.settings(service.captioner, shared=number > 0)
         for number, service in enumerate(services)
@@ -210,7 +211,7 @@ async def caption(request: Request, service: Service) -> Response:
                     )
                     for service, config, place in zip(services, configs, places, strict=True)
                 ]
-        except BaseExceptionGroup as group_error:  # one model refused; its reason is the answer
+        except BaseExceptionGroup as group_error:  # answer with the error of the first model
             raise group_error.exceptions[0] from None
         finally:
             for photo in photos:
@@ -229,31 +230,31 @@ async def caption(request: Request, service: Service) -> Response:
     return _Records(records)
 
 
-def _asked(request: Request, fields: CaptionFields) -> list[CaptionService]:
-    """Return the services of the models that are asked for.
+def _requested_services(request: Request, fields: CaptionFields) -> list[CaptionService]:
+    """Return the services of the requested models.
 
     Raises ConfigError: there is no such model.
     """
-    named = services_of(request)
+    services = services_of(request)
     if fields.all_models:
-        return [*named.values()]
+        return [*services.values()]
     if fields.model is None:
         return [_service(request)]
-    if fields.model not in named:
-        known = ", ".join(named)
-        raise ConfigError(f"there is no model {fields.model[:40]!r}: this server has {known}")
-    return [named[fields.model]]
+    if fields.model not in services:
+        names = ", ".join(services)
+        raise ConfigError(f"there is no model {fields.model[:40]!r}: use {names}")
+    return [services[fields.model]]
 
 
 def _share(
     file: Upload, fields: CaptionFields, services: list[CaptionService], client: str
 ) -> SharedPhoto:
-    first, *others = services
-    if file.address is None:
+    first, *rest = services
+    if file.url is None:
         has_preview = fields.preview and needs_preview(file.data)
-        return first.share(file.data, *others, client=client, has_preview=has_preview)
-    photo = WebPhoto(file.address, first.config.max_upload)
-    return first.share(photo, *others, client=client, has_preview=fields.preview)
+        return first.share(file.data, *rest, client=client, has_preview=has_preview)
+    photo = WebPhoto(file.url, first.config.max_upload)
+    return first.share(photo, *rest, client=client, has_preview=fields.preview)
 
 
 def _records(
@@ -262,7 +263,7 @@ def _records(
     results: list[Caption | ImageError],
     fields: CaptionFields,
 ) -> list[dict[str, Any]]:
-    """Return the records of all photos; those of one photo are adjacent, one of each model."""
+    """Return the records, by photo, then by model."""
     records: list[dict[str, Any]] = []
     models = len(results) // len(files)
     for number, result in enumerate(results):
@@ -282,11 +283,11 @@ def _records(
 
 
 async def _stream(work: Coroutine[Any, Any, _Answered], places: Sequence[Place]) -> Response:
-    """Answer line by line: how many photos come first, as that changes, then the records.
+    """Return a stream of JSON lines: the number of photos ahead when it changes, then the records.
 
-    Whoever stops listening takes its photos out of the queue.
+    The photos of a client that disconnects leave the queue.
 
-    Raises CaptionerError: the photos are not admitted.
+    Raises CaptionerError: the queue does not admit the photos.
     """
     task, place = asyncio.create_task(work), places[0]
     admitted = asyncio.gather(*(model.admitted.wait() for model in places))
@@ -297,38 +298,38 @@ async def _stream(work: Coroutine[Any, Any, _Answered], places: Sequence[Place])
         task.result()
 
     async def lines() -> AsyncIterator[str]:
-        said: int | None = None
+        ahead: int | None = None
         try:
             while not task.done():
-                if place.ahead != said:
-                    said = place.ahead
-                    yield json.dumps({"ahead": said}) + "\n"
-                await asyncio.wait({task}, timeout=_NEWS)
+                if place.ahead != ahead:
+                    ahead = place.ahead
+                    yield json.dumps({"ahead": ahead}) + "\n"
+                await asyncio.wait({task}, timeout=_POLL)
             yield json.dumps({"records": task.result()[1]}) + "\n"
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    # nginx would keep the lines to itself until there are more.
+    # nginx would buffer the lines.
     return StreamingResponse(lines(), media_type=LINES, headers={"X-Accel-Buffering": "no"})
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work unless the client goes away, which takes its images out of the queue.
+    """Await `work`; cancel it, so that its images leave the queue, if the client disconnects.
 
-    Raises CaptionerError: what the work raises, or that it has gone, which nobody reads.
+    Raises CaptionerError: `work` raised it, or the client disconnected.
     """
     task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(request))
+    disconnect = asyncio.create_task(_disconnected(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise RefusedError("client-gone", "the client has gone away")
+            raise RefusedError("client-gone", "the client has disconnected")
         return task.result()
     finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        task.cancel()
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:
@@ -336,7 +337,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-# Of a photo and its record
+# Photos with their records
 
 
 @router.post(
@@ -348,12 +349,12 @@ async def _disconnected(request: Request) -> None:
     summary="Check the words of a record",
 )
 async def effect(request: Request, service: Service) -> Response:
-    """Measure of each word of a record's own sentence how much its place in the photo mattered.
+    """Return the record with the `effect` of each word of its caption.
 
-    Answers with the record, its words with their `effect`.
+    The effect is how much less likely a word becomes when the area it looked at is hidden.
     """
     file, posted, _ = await read_with_record(request, service, RecordFields)
-    service = services_of(request).get(posted.model.name, service)  # whose words they are
+    service = services_of(request).get(posted.model.name, service)  # of the model that wrote it
     work = service.check_words(file.data, posted, client=client_of(request.scope))
     checked = await while_connected(request, work)
     request_info(request.scope).is_reported = True
@@ -363,9 +364,9 @@ async def effect(request: Request, service: Service) -> Response:
 # Operation
 
 
-@router.get("/api/health/live", summary="Whether the process answers", tags=["operation"])
+@router.get("/api/health/live", summary="Check that the process answers", tags=["operation"])
 async def live() -> dict[str, str]:
-    """Answer that the process lives, whatever its model does. Needs no password."""
+    """Return that the process is running. Needs no password."""
     return {"status": "live"}
 
 
@@ -374,18 +375,18 @@ async def live() -> dict[str, str]:
     "/api/health/ready",
     response_model=Health,
     responses={503: PROBLEMS[503]},
-    summary="Whether it takes photos",
+    summary="Check that the models caption",
     tags=["operation"],
 )
 async def health(request: Request, service: Service) -> dict[str, Any]:
-    """Answer ready when the model has just made a caption, is at work, or makes one now."""
-    for each in services_of(request).values():
-        await each.check()
+    """Return ready if all models work: each has just captioned, is busy, or captions now."""
+    for model_service in services_of(request).values():
+        await model_service.check()
     model = {"name": service.captioner.name, "version": service.captioner.version}
     return {"status": "ready", "version": __version__, "model": model}
 
 
 @router.get("/metrics", summary="Prometheus metrics", response_class=Response, tags=["operation"])
 def metrics(service: Service) -> Response:
-    """Requests, latency, batch sizes, the queue and errors."""
+    """Return requests, latency, batch sizes, the queue and errors."""
     return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

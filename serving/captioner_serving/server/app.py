@@ -1,12 +1,11 @@
-"""The whole application: the API, and the page beside it; before both, what is everybody's.
+"""The ASGI application: middleware, the API, and the page.
 
     RequestLimits -> AccessLog -> TrustedHostMiddleware -> CORSMiddleware -> Access -> BodyLimits
                                                                                 |
                                     FastAPI: /api, /metrics, /docs, /page/... <-'
                                        `-> GradioGuard -> Gradio: /
 
-Nothing of a request is kept when it is answered: any number of such servers stand behind one
-address.
+It keeps no state between requests, except uploads of gradio_client, so it scales horizontally.
 """
 
 from __future__ import annotations
@@ -65,17 +64,17 @@ Errors are `application/problem+json` (RFC 9457): `type`, `title`, `status`, `de
 
 
 class Application:
-    """A server's parts, put together; `asgi` is what an ASGI server runs.
+    """The application of a server. `asgi` is the ASGI application.
 
     Args:
-        captioners: the models, of different names; the first answers whoever names none.
-        config: how the server listens and how much it takes on.
+        captioners: the models, with different names; the first is the default.
+        config: addresses and limits.
         threads: of torch, for the model.
-        credentials: who may come in; None: everybody, if there are no tokens either.
-        tokens: bearer tokens by the names of those who have them.
-        samples: photos to try on the page, by their names; the first is shown at once.
-        log: where the access log goes; None: nowhere.
-        say: told in words for people what became of photos and requests.
+        credentials: the user and password; None: none.
+        tokens: bearer tokens by name.
+        samples: sample photos of the page by name; the first is shown at the start.
+        log: the access log; None: none.
+        say: called with messages for the terminal.
     """
 
     def __init__(
@@ -102,8 +101,8 @@ class Application:
             for name in list(samples)[:1]
             for service in services
         ]
-        self._folder = tempfile.mkdtemp(prefix="captioner-")  # readable by us only
-        # Before Gradio makes anything; its statistics of calls would grow with their number.
+        self._folder = tempfile.mkdtemp(prefix="captioner-")  # readable by this user only
+        # Set before Gradio is used. The limits stop its statistics from growing with every call.
         os.environ |= {"GRADIO_TEMP_DIR": self._folder, **_GRADIO}
         blocks = self._page(samples, first)
         self._gradio = mount(blocks, config)
@@ -117,17 +116,17 @@ class Application:
         access = Access(
             BodyLimits(api, config, self.metrics), credentials, tokens, config.allowed_origins
         )
-        named = TrustedHostMiddleware(self._shared(access), config.names, www_redirect=False)
+        trusted = TrustedHostMiddleware(self._with_cors(access), config.names, www_redirect=False)
         self.asgi: ASGIApp = RequestLimits(
-            AccessLog(named, self.metrics, log, say),
+            AccessLog(trusted, self.metrics, log, say),
             root_path=config.root_path,
             frame_ancestors=config.frame_ancestors,
         )
 
     def _page(self, samples: Mapping[str, Path], first: Sequence[Caption]) -> gr.Blocks:
-        """Lay out the page, and give other programs their functions."""
+        """Return the page with the functions of gradio_client and MCP."""
         service = next(iter(self.services.values()))
-        records = [served_record(one, name=one.image, attention=True) for one in first]
+        records = [served_record(sample, name=sample.image, attention=True) for sample in first]
         models = [*self.services]
         blocks = make_page(
             service.captioner, self._config, models=models, samples=samples, first=records
@@ -138,7 +137,7 @@ class Application:
         return blocks
 
     def _api(self, samples: Mapping[str, Path], first: Sequence[Caption]) -> FastAPI:
-        """Make the application of the API, with the page's own files beside it."""
+        """Return the application of the API, which also serves the files of the page."""
         api = FastAPIOffline(
             title="Captioner",
             version=__version__,
@@ -146,8 +145,8 @@ class Application:
             redoc_url=None,
             lifespan=self.lifespan,
         )
-        plain = api.openapi
-        api.openapi = lambda: describe(plain())  # type: ignore[method-assign]
+        openapi = api.openapi
+        api.openapi = lambda: describe(openapi())  # type: ignore[method-assign]
         api.state.services = self.services
         for routes in (captions, pictures, ollama, openai):
             api.include_router(routes.router)
@@ -159,8 +158,8 @@ class Application:
         api.mount("/page/static", StaticFiles(directory=STATIC))
         return api
 
-    def _shared(self, app: ASGIApp) -> ASGIApp:
-        """Let the pages of other sites call what stands behind it, where some may."""
+    def _with_cors(self, app: ASGIApp) -> ASGIApp:
+        """Add CORS for the allowed origins, if there are any."""
         if not self._config.allowed_origins:
             return app
         return CORSMiddleware(
@@ -172,14 +171,14 @@ class Application:
         )
 
     def refuse(self) -> None:
-        """Take on nothing more; let streams that never end by themselves end."""
+        """Refuse new photos, and end the open streams of Gradio."""
         for service in self.services.values():
             service.refuse()
         for page in self._pages:
             page.stop_event.set()
 
     def close(self) -> None:
-        """Finish what was accepted, and delete what gradio_client uploaded."""
+        """Finish accepted photos, and delete the uploads of gradio_client."""
         for service in self.services.values():
             service.close()
         self._pool.close()
@@ -187,9 +186,9 @@ class Application:
 
     @property
     def _pages(self) -> list[gr.routes.App]:
-        """What Gradio has mounted: its own application, inside of the one that it was given."""
-        mounted = [getattr(route, "app", None) for route in self._gradio.routes]
-        return [app for app in mounted if isinstance(app, gr.routes.App)]
+        """The applications that Gradio mounted into ours."""
+        apps = [getattr(route, "app", None) for route in self._gradio.routes]
+        return [app for app in apps if isinstance(app, gr.routes.App)]
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -202,7 +201,7 @@ class Application:
                 watching.cancel()
 
     def _answer(self, _: Request, error: Exception) -> Response:
-        """Answer every error in one form."""
+        """Return the problem document of an error."""
         if isinstance(error, HTTPException):
             return http_problem(error)
         if isinstance(error, RequestValidationError):

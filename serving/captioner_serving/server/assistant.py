@@ -1,7 +1,7 @@
-"""An assistant's way in, over MCP: `describe_image`, behind Gradio's own server of that protocol.
+"""MCP for assistants: the tool `describe_image`, served by Gradio's MCP server.
 
-What Gradio offers beside this one function is taken away: it would be called by a client of its
-own, which fetches addresses, and goes wherever a request says that this server is.
+Everything else that Gradio's MCP server offers is removed, because its client downloads URLs and
+connects to the host that a request names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from captioner_serving.decoding.decoded import Readable
 from captioner_serving.server.body import decode_photo
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
-from captioner_serving.server.problems import RefusedError
+from captioner_serving.server.problems import NO_URLS, RefusedError
 from captioner_serving.server.request import client_key
 from captioner_serving.server.service import CaptionService
 
@@ -44,7 +44,7 @@ _PLACES = (
 
 
 def check_installed() -> None:
-    """Raise MissingExtraError where the package is not there that Gradio's server stands on."""
+    """Raise MissingExtraError if the package that Gradio's MCP server needs is not installed."""
     from gradio.mcp import GradioMCPServer
 
     if not hasattr(GradioMCPServer, "StreamableHTTPSessionManager"):
@@ -52,7 +52,7 @@ def check_installed() -> None:
 
 
 def add_assistant_function(blocks: gr.Blocks, service: CaptionService) -> None:
-    """Give assistants their function; it takes what the server was started to take."""
+    """Add the tool of assistants, with the kinds of input that the server allows."""
     config = service.config
 
     async def describe_image(
@@ -61,57 +61,57 @@ def add_assistant_function(blocks: gr.Blocks, service: CaptionService) -> None:
         """Caption a photo.
 
         Args:
-            request: who asks.
+            request: the request.
             image: the photo's file in base64, or as a data URL
-            image_url: the photo's http or https address
+            image_url: the photo's http or https URL
             image_path: the photo's file on the machine of this server
         """
         photo = await _photo(config, image, image_url, image_path)
         client = client_key(request.client.host if request.client else "")
-        asked = service.captioner.generation.for_request(captions=2)
-        return describe(await service.caption_one(photo, asked, client=client))
+        generation = service.captioner.generation.for_request(captions=2)
+        return describe(await service.caption_one(photo, generation, client=client))
 
-    ways = [f"`{name}`, {text[0].lower()}{text[1:]}" for name, text in _ways(config).items()]
-    said = (
-        "Say in a sentence what a photo shows, how likely that is right, and where in the photo "
-        f"each thing lies. Give one of {'; '.join(ways)}."
+    inputs = [f"`{name}`, {text[0].lower()}{text[1:]}" for name, text in _inputs(config).items()]
+    description = (
+        "Describe a photo in one sentence, with the probability that it is right and where in the "
+        f"photo each thing is. Give one of {'; '.join(inputs)}."
     )
-    # It would repeat the names that strangers call.
+    # Warnings would contain names from clients.
     logging.getLogger("mcp").setLevel(logging.ERROR)
     with blocks:
-        # Not through Gradio's queue: ours batches and refuses, and that one needs a client.
-        api(describe_image, api_name=_NAME, api_description=said, queue=False)
+        # Without Gradio's queue, because the service has its own.
+        api(describe_image, api_name=_NAME, api_description=description, queue=False)
 
 
-def _ways(config: ServerConfig) -> dict[str, str]:
-    """Return the arguments that this server takes, with their descriptions."""
-    ways = {"image": "The photo's file in base64, or as a data URL"}
+def _inputs(config: ServerConfig) -> dict[str, str]:
+    """Return the arguments that this server allows, with their descriptions."""
+    inputs = {"image": "The photo's file in base64, or as a data URL"}
     if config.allow_urls:
-        ways["image_url"] = "The photo's http or https address, on a public host"
+        inputs["image_url"] = "The photo's http or https URL, on a public host"
     if config.mcp_folder is not None:
-        ways["image_path"] = f"The photo's file in the folder {config.mcp_folder} of this server"
-    return ways
+        inputs["image_path"] = f"The photo's file in the folder {config.mcp_folder} of this server"
+    return inputs
 
 
 def limit_to_function(blocks: gr.Blocks, config: ServerConfig) -> None:
-    """Leave Gradio's MCP server nothing but `describe_image`, with an exact schema."""
+    """Remove everything but `describe_image` from Gradio's MCP server, and set an exact schema."""
     server = blocks.mcp_server_obj
     if server is None:
         raise ConfigError(f"--mcp does not work with this version of Gradio: {blocks.mcp_error}")
     endpoints = server.tool_to_endpoint
-    server.tool_to_endpoint = {name: at for name, at in endpoints.items() if at == f"/{_NAME}"}
+    server.tool_to_endpoint = {tool: at for tool, at in endpoints.items() if at == f"/{_NAME}"}
     handlers = server.mcp_server.request_handlers
     for kind in [kind for kind in handlers if kind.__name__ not in _ANSWERED]:
         del handlers[kind]
     server.mcp_server.version = __version__
-    ways = _ways(config)
-    properties = {name: {"type": "string", "description": text} for name, text in ways.items()}
+    inputs = _inputs(config)
+    properties = {name: {"type": "string", "description": text} for name, text in inputs.items()}
     schema: dict[str, Any] = {"type": "object", "properties": properties}
-    if len(ways) == 1:
-        schema["required"] = [*ways]
+    if len(inputs) == 1:
+        schema["required"] = [*inputs]
 
     def input_schema(*_: object, **__: object) -> tuple[dict[str, Any], list[list[str | int]]]:
-        return schema, []  # no place of a file: an argument is text
+        return schema, []  # no argument is a file
 
     server.get_input_schema = input_schema  # type: ignore[method-assign]
 
@@ -119,22 +119,22 @@ def limit_to_function(blocks: gr.Blocks, config: ServerConfig) -> None:
 async def _photo(
     config: ServerConfig, image: str, image_url: str, image_path: str
 ) -> bytes | Readable:
-    """Get the photo that is named in one of three ways.
+    """Return the photo of the one argument that is given.
 
     Raises:
-        RefusedError: in none or several, or in one that this server does not take.
-        ImageError: it cannot be had.
+        RefusedError: none or several are given, or one that this server does not allow.
+        ImageError: the photo cannot be read.
     """
     if sum(map(bool, (image, image_url, image_path))) != 1:
-        raise RefusedError("bad-request", "name one photo: as image, image_url or image_path")
+        raise RefusedError("bad-request", "give exactly one of image, image_url and image_path")
     most = config.max_upload
     if image_url:
         if not config.allow_urls:
-            raise RefusedError("forbidden", "this server fetches no addresses")
+            raise RefusedError("forbidden", NO_URLS)
         return WebPhoto(image_url, most)
     if image_path:
         if config.mcp_folder is None:
-            raise RefusedError("forbidden", "this server opens no files")
+            raise RefusedError("forbidden", "this server does not open files: send the photo")
         return await run_in_threadpool(_read, image_path, config.mcp_folder, most)
     data = decode_photo(image)
     if len(data) > most:
@@ -143,12 +143,12 @@ async def _photo(
 
 
 def _read(name: str, folder: Path, most: int) -> bytes:
-    """Read a file that lies in the folder, wherever links in it lead."""
+    """Read a file in the folder; symbolic links are resolved first."""
     try:
         path = (folder / name).resolve()
         if not path.is_relative_to(folder.resolve()):
-            raise RefusedError("forbidden", f"{name[:200]!r} does not lie in the folder {folder}")
-        if not path.is_file():  # a pipe would never end
+            raise RefusedError("forbidden", f"{name[:200]!r} is not in the folder {folder}")
+        if not path.is_file():  # reading a pipe could block
             raise ImageNotFoundError(f"there is no file {name[:200]!r}")
         with path.open("rb") as file:
             data = file.read(most + 1)
@@ -160,30 +160,32 @@ def _read(name: str, folder: Path, most: int) -> bytes:
 
 
 def _too_large(most: int) -> ImageTooLargeError:
-    return ImageTooLargeError(f"the photo has more than the {most / 1e6:g} MB that are taken")
+    return ImageTooLargeError(f"the photo is larger than the limit of {most / 1e6:g} MB")
 
 
 def describe(caption: Caption) -> str:
-    """Tell a caption, what is doubtful in it, and where its words lie, in lines of text."""
+    """Return a caption, its doubtful words, and where its words are in the photo, as text."""
     lines = [f"Caption: {caption.text}."]
     if caption.trust is not None:
-        lines.append(f"Probability that all of it is right: {caption.trust:.0%}.")
+        lines.append(f"Probability that the whole caption is right: {caption.trust:.0%}.")
     if caption.unfamiliar:
-        lines.append("The picture is unlike all that the model learned from: do not rely on this.")
+        lines.append("The picture is unlike the training photos: the caption may be wrong.")
     if caption.doubt:
         lines.append(f"{caption.doubt}.")
-    named = [word for word in caption.words if word.trust is not None] or list(caption.words)
-    lines.append("Of its words, where in the photo the model looked, and the probability of each:")
-    for word in named:
+    words = [word for word in caption.words if word.trust is not None] or list(caption.words)
+    lines.append("Words, with where the model looked and the probability that they are right:")
+    for word in words:
         place = place_of(word, caption.box) or "unknown"
         trust = "unknown" if word.trust is None else f"{word.trust:.0%}"
         lines.append(f"- {word.text}: {place}, {trust}{', doubtful' * word.doubtful}")
-    lines += [f"The next best sentence: {other.text}." for other in caption.alternatives[:1]]
+    lines += [
+        f"The next best sentence: {next_best.text}." for next_best in caption.alternatives[:1]
+    ]
     return "\n".join(lines)
 
 
 def place_of(word: Word, box: Box) -> str | None:
-    """Name the ninth of the photo that a word looked at most; None where the model does not attend.
+    """Return the name of the ninth of the photo with most attention; None without attention.
 
     >>> import torch
     >>> from captioner.drawing.overlay import WHOLE
@@ -196,6 +198,6 @@ def place_of(word: Word, box: Box) -> str | None:
         return None
     ninths = word.attention_map((90, 90), box=box).reshape(3, 30, 3, 30).sum(axis=(1, 3))
     row, column = divmod(int(ninths.argmax()), 3)
-    if ninths[row, column] < 2 / 9:  # of less than twice an even share
+    if ninths[row, column] < 2 / 9:  # less than twice an even share
         return "spread over the photo"
     return _PLACES[row][column]

@@ -1,8 +1,8 @@
-"""One model, one queue: what waits for the same at the same moment is captioned together.
+"""Dynamic batching: the waiting images of one model with the same settings are a batch.
 
-Nothing waits for company. The model takes what is there, be it one image; while it works, others
-gather, and those of one order are the next batch. Clients take turns (see `FairQueue`). A batch of
-costly images has fewer of them, so that nobody waits for all that somebody else has sent.
+A batch starts as soon as the model is free, even with one image; new images wait meanwhile. Clients
+take turns (see `FairQueue`). Images with expensive settings have smaller batches, so one client
+cannot block the others.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from captioner.vision.prepared import PreparedImage
 from captioner_serving.decoding.fair_queue import FairQueue
 from captioner_serving.server.problems import BusyError, ClosedError
 
-__all__ = ["Batcher", "Order", "Place"]
+__all__ = ["Batcher", "JobSettings", "Place"]
 
 
-class Order(NamedTuple):
-    """What is wanted of an image; images of equal orders may share a batch.
+class JobSettings(NamedTuple):
+    """The settings of an image; images with equal settings can share a batch.
 
-    generation: how it is to be captioned.
-    check_attention: whether the words get their effect.
-    sentence: given to be checked, in place of one that the model makes.
+    generation: beam size, number of captions, style.
+    check_attention: measure the effect of each word.
+    sentence: a sentence to check, instead of generating one.
     """
 
     generation: GenerationConfig
@@ -40,24 +40,20 @@ class Order(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """As many plain images take about as long.
-
-        On two cores a beam of 20 takes 1.6 times as long as one of 5, and checking a caption's
-        words as long again as captioning a plain image.
-        """
+        """The approximate time, in units of an image with default settings."""
         checked = self.generation.captions if self.check_attention else 0
         return 1 + self.generation.beam_size // 15 + checked
 
 
-CaptionBatch = Callable[[Sequence[PreparedImage], Order], Sequence[Caption]]
+CaptionBatch = Callable[[Sequence[PreparedImage], JobSettings], Sequence[Caption]]
 
 
 @dataclass(eq=False)
 class Place:
     """A place in the queue.
 
-    ahead: images that come first, as things stand now.
-    admitted: set when the queue has room for the whole request.
+    ahead: the number of images before this one, kept up to date.
+    admitted: set when the queue has admitted the request.
     """
 
     ahead: int = 0
@@ -67,21 +63,20 @@ class Place:
 @dataclass(eq=False)
 class _Job:
     image: PreparedImage
-    order: Order
+    settings: JobSettings
     client: str
     place: Place
     future: Future[Caption] = field(default_factory=Future)
 
 
 class Batcher:
-    """Runs a model on batches of what is waiting, in one thread.
+    """Runs a model on batches of waiting images, in one thread.
 
     Args:
-        caption_batch: from images and the order of all of them to their captions.
-        max_batch: plain images in a batch; costly ones count as what they cost.
-        capacity: what the images admitted and not yet answered may cost; one client may take all of
-            it, and there is half as much again for clients that have few in it. A request that
-            costs more is admitted when it can have all of it.
+        caption_batch: captions images that have the same settings.
+        max_batch: the total cost of a batch, see `JobSettings.cost`.
+        capacity: the total cost of admitted images. One client may use all of it; clients with few
+            images have half as much in addition. A more expensive request needs all of it.
     """
 
     def __init__(self, caption_batch: CaptionBatch, *, max_batch: int, capacity: int) -> None:
@@ -89,11 +84,11 @@ class Batcher:
         self._max_batch, self._capacity = max_batch, capacity
         self._turns: FairQueue[_Job] = FairQueue(1)
         self._changed = threading.Condition()
-        self._held: Counter[str] = Counter()  # places taken, by client
-        self._due = 0  # what is admitted costs, for Retry-After
+        self._held: Counter[str] = Counter()  # capacity in use, by client
+        self._due = 0  # the cost of all admitted images, for Retry-After
         self._few = max(1, capacity // 16)
         self._closed = self._ending = False
-        self._seconds_each = 0.1  # of a plain image: a running mean, for Retry-After
+        self._seconds_per_cost = 0.1  # a running mean, for Retry-After
         self._begun: float | None = None
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
@@ -105,51 +100,51 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """How many images wait for the model."""
+        """The number of images that wait for the model."""
         return len(self._turns.in_order())
 
     @property
-    def at_work_since(self) -> float | None:
-        """When the batch under way was begun, on time.monotonic's clock; None: none is."""
+    def busy_since(self) -> float | None:
+        """When the running batch began (time.monotonic); None if there is none."""
         return self._begun
 
     @contextmanager
     def admit(self, cost: int, client: str = "") -> Iterator[None]:
-        """Keep places for a client's images of this cost together, for as long as the block runs.
+        """Reserve capacity for a client's images of this total cost, during the block.
 
         Raises:
-            BusyError: there is not so much room.
+            BusyError: there is not enough capacity.
             ClosedError: the server is shutting down.
         """
         places = min(cost, self._capacity)
         with self._changed:
             if self._closed:
                 raise ClosedError
-            few = self._held[client] + places <= self._few
-            if self._held.total() + places > self._capacity + few * (self._capacity // 2):
-                raise BusyError(max(1, round(self._due * self._seconds_each)))
+            has_few = self._held[client] + places <= self._few
+            if self._held.total() + places > self._capacity + has_few * (self._capacity // 2):
+                raise BusyError(max(1, round(self._due * self._seconds_per_cost)))
             self._held[client] += places
             self._due += cost
         try:
             yield
         finally:
             with self._changed:
-                self._held -= Counter({client: places})  # forgets who holds nothing
+                self._held -= Counter({client: places})  # also removes clients with zero
                 self._due -= cost
 
     def submit(
         self,
         image: PreparedImage,
-        order: Order,
+        settings: JobSettings,
         client: str = "",
         place: Place | None = None,
     ) -> Future[Caption]:
-        """Put an admitted image into the queue; a future cancelled before its batch costs nothing.
+        """Add an admitted image to the queue.
 
-        The future may raise whatever this one image makes the model raise. A place that is given is
-        kept true until the image's batch begins.
+        The future raises what the model raises for this image. If it is cancelled before its batch,
+        the image is skipped. `place` is kept up to date until the batch begins.
         """
-        job = _Job(image, order, client, place or Place())
+        job = _Job(image, settings, client, place or Place())
         with self._changed:
             if self._ending:
                 job.future.set_exception(ClosedError())
@@ -160,11 +155,11 @@ class Batcher:
         return job.future
 
     def refuse(self) -> None:
-        """Admit nothing more; what was admitted is finished."""
+        """Refuse new images; admitted ones are finished."""
         self._closed = True
 
     def close(self) -> None:
-        """Refuse new images, finish those that wait, and end the thread."""
+        """Refuse new images, finish the waiting ones, and stop the thread."""
         with self._changed:
             self._closed = self._ending = True
             self._changed.notify()
@@ -174,15 +169,15 @@ class Batcher:
         while batch := self._next_batch():
             start = time.monotonic()
             self._caption(batch)
-            each = (time.monotonic() - start) / sum(job.order.cost for job in batch)
+            seconds = (time.monotonic() - start) / sum(job.settings.cost for job in batch)
             with self._changed:
                 self._begun = None
                 for job in batch:
-                    self._turns.done(job.client, each * job.order.cost)
-                self._seconds_each += 0.2 * (each - self._seconds_each)
+                    self._turns.done(job.client, seconds * job.settings.cost)
+                self._seconds_per_cost += 0.2 * (seconds - self._seconds_per_cost)
 
     def _next_batch(self) -> list[_Job]:
-        """Wait for work, and take it; empty when all is done."""
+        """Wait for a batch; empty when closed and all is done."""
         with self._changed:
             while not (batch := self._take()) and not self._ending:
                 self._changed.wait()
@@ -191,12 +186,12 @@ class Batcher:
             return batch
 
     def _take(self) -> list[_Job]:
-        """Take the one whose turn it is and others of its order."""
+        """Take the next job, and others with the same settings."""
         batch: list[_Job] = []
         for job in self._turns.in_order():
-            if batch and job.order != batch[0].order:
+            if batch and job.settings != batch[0].settings:
                 continue
-            if len(batch) >= max(1, self._max_batch // job.order.cost):
+            if len(batch) >= max(1, self._max_batch // job.settings.cost):
                 break
             self._turns.start(job, job.client)
             job.place.ahead = 0
@@ -211,9 +206,9 @@ class Batcher:
             job.place.ahead = ahead
 
     def _caption(self, jobs: list[_Job]) -> None:
-        """Caption jobs of one order; where that fails, each alone: the fault is of one of them."""
+        """Caption a batch; if that fails, caption each image alone to find the faulty one."""
         try:
-            captions = self._caption_batch([job.image for job in jobs], jobs[0].order)
+            captions = self._caption_batch([job.image for job in jobs], jobs[0].settings)
             answered = list(zip(jobs, captions, strict=True))
         except Exception as error:
             if len(jobs) == 1:

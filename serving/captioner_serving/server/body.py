@@ -1,7 +1,7 @@
-"""The body of a request: how large and slow it may be, and the form with images that it is.
+"""Bodies of requests: limits of size and time, and parsing of forms and JSON with images.
 
-A body is in memory from its first byte until its request is answered, so all bodies are counted
-together. What a proxy does better it does: see docs/serving.md.
+A body is in memory from its first byte until its request is answered, so there is also a limit for
+all bodies together.
 """
 
 from __future__ import annotations
@@ -42,23 +42,21 @@ __all__ = [
 Fields = TypeVar("Fields", bound=BaseModel)
 
 _MOST_FIELDS = 16
-_MOST_VALUES = 10_000  # of JSON: photos, whose base64 has no comma, and their fields
-_LONGEST_FIELD = 1 << 20  # bytes: a record with its attention has some 20 kB, with heads 200
+_MOST_VALUES = 10_000  # commas in JSON; base64 has none
+_LONGEST_FIELD = 1 << 20  # bytes; enough for a record with the attention of all heads
+_SLACK = _LONGEST_FIELD + 16_384  # bytes besides the images: a record, boundaries and headers
+_SLOWEST = 50_000  # bytes per second that a client must send after the body timeout
 
-_SLACK = _LONGEST_FIELD + 16_384  # bytes around the images: a record, boundaries and headers
-_SLOWEST = 50_000  # bytes a second that a client must send after the body timeout
+_BOUNDARY = re.compile(r"[ \w'()+,./:=?-]{1,70}", re.ASCII)  # RFC 2046
+_LONGEST_TYPE = 500  # characters; a longer one takes long to parse
 
-# What RFC 2046 lets a boundary be, and a type that is read in no time.
-_BOUNDARY = re.compile(r"[ \w'()+,./:=?-]{1,70}", re.ASCII)
-_LONGEST_TYPE = 500
-
-# Starlette writes files over 1 MB to disk; ours are bounded by the limit on the whole request.
+# Keep files in memory: the request is limited, and Starlette would write them to disk.
 MultiPartParser.spool_max_size = 1 << 62
 
 
 @dataclass(eq=False)
 class _Body:
-    """A body on its way in."""
+    """A body that is being received, or that belongs to an unanswered request."""
 
     started: float
     size: int = 0
@@ -66,7 +64,7 @@ class _Body:
 
 
 class BodyLimits:
-    """Lets requests pass for which there is a route, and room for their body."""
+    """Middleware that checks route, method and the size and speed of the body."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics) -> None:
         self.app = app
@@ -103,19 +101,19 @@ class BodyLimits:
                 "the page is at /, the API at /api/caption, its documentation at /docs",
             )
         if info.method is not None and scope["method"] != info.method:
-            detail = f"send a {info.method} request: /docs says what it takes"
+            detail = f"send a {info.method} request; /docs has the documentation"
             raise RefusedError("wrong-method", detail, {"Allow": info.method})
         if length and "transfer-encoding" in headers:
-            # A proxy may have believed the other one: what follows is not what it took it for.
-            detail = "the request tells its length in two ways"
+            # A proxy may have used the other one (request smuggling).
+            detail = "Content-Length and Transfer-Encoding are both set: send only one"
             raise RefusedError("bad-request", detail, {"Connection": "close"})
         if length.isdecimal() and int(length) > self._config.max_upload + _SLACK:
             raise too_large(self._config.max_upload)
 
     async def _next(self, body: _Body, receive: Receive) -> Message:
-        """The next part of a body.
+        """Receive the next part of a body.
 
-        Raises RefusedError: it does not come in time, is larger than it may be, or has no room.
+        Raises RefusedError: it is too slow or too large, or all bodies together are too large.
         """
         seconds = self._config.body_timeout
         try:
@@ -124,8 +122,8 @@ class BodyLimits:
         except TimeoutError as error:
             raise RefusedError(
                 "upload-too-slow",
-                f"after {seconds:g} s a body has to arrive at {_SLOWEST // 1000} kB/s or more: "
-                "try again over a faster connection, or send a smaller photo",
+                f"after {seconds:g} s an upload needs at least {_SLOWEST // 1000} kB/s: "
+                "use a faster connection, or send a smaller photo",
             ) from error
         if message["type"] == "http.request":
             body.size += len(message.get("body", b""))
@@ -134,7 +132,7 @@ class BodyLimits:
                 raise too_large(self._config.max_upload)
             if self._held() > self._config.max_bodies:
                 self._bodies.discard(body)
-                raise BusyError(5, "the uploads under way use all the memory set aside for them")
+                raise BusyError(5, "too many uploads are in progress")
         return message
 
     def _held(self) -> int:
@@ -142,14 +140,16 @@ class BodyLimits:
 
 
 class Upload(NamedTuple):
-    """One photo of a request: the name as the client gave it, never opened, and the bytes.
+    """A photo of a request.
 
-    address: where the photo lies instead, so that neither client nor server has its bytes.
+    name: from the client, for the record; no file of this name is opened.
+    data: the bytes of the file.
+    url: where to download the photo instead.
     """
 
     name: str | None
     data: bytes = b""
-    address: str | None = None
+    url: str | None = None
 
 
 async def read_form(
@@ -158,16 +158,16 @@ async def read_form(
     """Read the images of a multipart request, in order, and its other fields.
 
     Raises:
-        RefusedError: it is not multipart/form-data, is broken, has a part that does not belong, no
-            image, or more files, or bytes in them, than allowed.
+        RefusedError: the body is not valid multipart/form-data, has an unknown field, no image, or
+            too many images or bytes.
         ConfigError: a field is out of range.
     """
     kind = request.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
         raise RefusedError(
             "media-type",
-            "send multipart/form-data with a part 'image' for each image, "
-            f"not {kind.split(';')[0] or 'a body without a type'}",
+            f"the body is {kind.split(';')[0] or 'without a type'}: send multipart/form-data with "
+            "a part 'image' for each image",
         )
     plain = f'multipart/form-data; boundary="{_boundary(kind)}"'
     headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
@@ -179,21 +179,21 @@ async def read_form(
         ) as form:
             files, values = await _sort(form.multi_items(), tuple(fields.model_fields))
     except (HTTPException, LookupError, ValueError) as error:
-        reason = str(getattr(error, "detail", "it does not follow its own boundary"))
+        reason = str(getattr(error, "detail", "it does not match its boundary"))
         if "Too many files" in reason:
-            said = f"send at most {max_files} images in a request, and other fields as text"
-            raise RefusedError("upload-too-large", said) from error
+            detail = f"send at most {max_files} images in a request, and other fields as text"
+            raise RefusedError("upload-too-large", detail) from error
         if "Part exceeded" in reason:
-            said = f"a field beside the images may have {_LONGEST_FIELD:,} bytes"
-            raise RefusedError("upload-too-large", said) from error
-        raise RefusedError("bad-request", f"the multipart body is broken: {reason}") from error
+            detail = f"a field other than an image can have at most {_LONGEST_FIELD:,} bytes"
+            raise RefusedError("upload-too-large", detail) from error
+        raise RefusedError("bad-request", f"the multipart body is invalid: {reason}") from error
     return _checked(files, values, fields, max_bytes)
 
 
 async def read_bare(
     request: Request, fields: type[Fields], *, max_bytes: int
 ) -> tuple[list[Upload], Fields]:
-    """Read a body that is one photo and nothing else; the fields stand in the address.
+    """Read a body that is one photo; the fields are in the query of the URL.
 
     Errors as for `read_form`.
     """
@@ -204,7 +204,7 @@ async def read_bare(
 async def read_json(
     request: Request, fields: type[Fields], *, max_bytes: int, max_files: int
 ) -> tuple[list[Upload], Fields]:
-    """Read a body of JSON, in which `image` is base64, a data URL, or a list of them.
+    """Read a JSON body, in which `image` is base64, a data URL, or a list of these.
 
     Errors as for `read_form`.
     """
@@ -218,28 +218,31 @@ async def read_json(
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Read JSON that is an object.
+    """Parse a JSON object.
 
-    RefusedError: it is none, or holds so many values that they would take fifty times its memory.
+    Raises RefusedError: it is not an object, or has too many values, which would take much memory.
     """
     if body.count(b",") > _MOST_VALUES:
         raise RefusedError("bad-request", f"the body has more than {_MOST_VALUES:,} values")
     try:
-        values = from_json(body)  # neither deep nor with half a surrogate, which no answer can hold
+        values = from_json(body)  # refuses deep nesting and lone surrogates
     except ValueError as error:
-        raise RefusedError("bad-request", "the body is not JSON") from error
+        raise RefusedError("bad-request", "the body is not valid JSON") from error
     if not isinstance(values, dict):
-        raise RefusedError("bad-request", 'the body is no object, such as {"image": "BASE64"}')
+        raise RefusedError("bad-request", 'the body must be an object like {"image": "BASE64"}')
     return values
 
 
 def decode_photo(image: object) -> bytes:
-    """Give the bytes of a photo in base64, or in a data URL of it; RefusedError: it is neither."""
+    """Decode a photo from base64 or a data URL.
+
+    Raises RefusedError: it is neither.
+    """
     if isinstance(image, str):
-        with contextlib.suppress(ValueError):  # neither base64 nor ASCII
+        with contextlib.suppress(ValueError):
             coded = image.partition(",")[2] if image.startswith("data:") else image
             return base64.b64decode(coded, validate=True)
-    raise RefusedError("bad-request", "'image' is not base64, nor a data URL of it")
+    raise RefusedError("bad-request", "'image' must be base64 or a data URL")
 
 
 def _checked(
@@ -249,7 +252,7 @@ def _checked(
         raise too_large(max_bytes)
     if not files and values.get("image_url") is None:
         raise RefusedError(
-            "bad-request", "there is no image: send one as curl -F image=@photo.jpg does"
+            "bad-request", "there is no image: send one, such as curl -F image=@photo.jpg"
         )
     try:
         return files, fields.model_validate(values)
@@ -258,15 +261,15 @@ def _checked(
 
 
 def _boundary(kind: str) -> str:
-    """The boundary, and nothing else: a charset could be one that takes hours to decode.
+    """Return the boundary. Other options are dropped: decoding a charset could take hours.
 
-    Raises RefusedError: there is none, or none that may be.
+    Raises RefusedError: there is no valid boundary.
     """
     _, options = parse_options_header(kind) if len(kind) <= _LONGEST_TYPE else ("", {})
     boundary = options.get(b"boundary", b"").decode("latin-1")
     if not _BOUNDARY.fullmatch(boundary):
         raise RefusedError(
-            "bad-request", "the multipart body is broken: its type names no boundary, or a bad one"
+            "bad-request", "the multipart body is invalid: its type has no valid boundary"
         )
     return boundary
 
@@ -284,18 +287,18 @@ async def _sort(
         elif key in names or key == "image":
             raise RefusedError(
                 "bad-request",
-                f"{key!r} is given twice, or a file in place of text, or text in place of a file: "
-                "send curl -F image=@photo.jpg, and other fields as -F 'record=<record.json'",
+                f"{key!r} is given twice, or mixes up file and text: send images like "
+                "curl -F image=@photo.jpg, other fields like -F 'record=<record.json'",
             )
         else:
-            known = ", ".join(("image", *names))
-            raise RefusedError("bad-request", f"{key[:40]!r} is not known: send {known}")
+            fields = ", ".join(("image", *names))
+            raise RefusedError("bad-request", f"{key[:40]!r} is not a field: use {fields}")
     return files, values
 
 
 def too_large(max_bytes: int) -> RefusedError:
-    """Return the error for a request with more bytes of photos."""
+    """Return the error for a request with more bytes than `max_bytes`."""
     return RefusedError(
         "upload-too-large",
-        f"a request may have {max_bytes / 1e6:g} MB: send a smaller photo, or fewer at a time",
+        f"the limit of a request is {max_bytes / 1e6:g} MB: send a smaller photo, or fewer photos",
     )

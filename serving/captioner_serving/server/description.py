@@ -1,4 +1,4 @@
-"""How the API is described in OpenAPI: what it takes, what it answers, and how it fails."""
+"""The OpenAPI description of the API: request bodies, answers and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class Problem(BaseModel):
-    """An error, as RFC 9457 has it."""
+    """An error (RFC 9457)."""
 
     type: str
     title: str
@@ -34,13 +34,13 @@ class Problem(BaseModel):
 
 
 class Records(BaseModel):
-    """A record for each image, in order; see docs/records.md for what is in one."""
+    """A record for each image, in order; see docs/records.md."""
 
     records: list[ServedRecord | FailedRecord]
 
 
 class Health(BaseModel):
-    """The server is ready: its model lives, however many wait for it."""
+    """The server is ready: its models caption photos, even if the queue is full."""
 
     status: Literal["ready"]
     version: str
@@ -56,7 +56,7 @@ _PHOTOS = {
 
 
 def form(fields: type[BaseModel], image: dict[str, Any] = PHOTO, *required: str) -> dict[str, Any]:
-    """Describe a form with an image, for the API's documentation."""
+    """Return the description of a form with an image."""
     properties = {"image": image, **fields.model_json_schema()["properties"]}
     posted = {
         "type": "object",
@@ -70,28 +70,28 @@ def form(fields: type[BaseModel], image: dict[str, Any] = PHOTO, *required: str)
 
 
 def caption_body(fields: type[BaseModel]) -> dict[str, Any]:
-    """Describe the three bodies that /api/caption takes, and the fields of one that is a photo."""
+    """Return the description of the three kinds of body of /api/caption."""
     body = form(fields, _PHOTOS)
     content = body["requestBody"]["content"]
     posted = content["multipart/form-data"]["schema"]
-    del posted["required"]  # an address will do
+    del posted["required"]  # image_url may replace the image
     coded = {"type": "string", "format": "byte", "description": "base64, or a data URL of it"}
     image = {"anyOf": [coded, {"type": "array", "items": coded}]}
     properties = {**posted["properties"], "image": image}
     content["application/json"] = {"schema": {**posted, "properties": properties}}
     content["image/*"] = {"schema": PHOTO}
-    said = "of a photo that is the body itself; of others it is a field of the body"
-    bare = []
+    text = "only if the body is a photo; otherwise it is a field of the body"
+    parameters = []
     for name, schema in posted["properties"].items():
         if name not in ("image", "image_url"):
             # Without its default, which clients would send with every body.
             kind = {key: value for key, value in schema.items() if key != "default"}
-            bare.append({"name": name, "in": "query", "description": said, "schema": kind})
-    return {**body, "parameters": bare}
+            parameters.append({"name": name, "in": "query", "description": text, "schema": kind})
+    return {**body, "parameters": parameters}
 
 
 def describe(schema: dict[str, Any]) -> dict[str, Any]:
-    """Say of the problems in a description of the API that they are no plain JSON."""
+    """Change the media type of errors in an OpenAPI description to that of problems."""
     for path in schema["paths"].values():
         for operation in path.values():
             for status, answer in operation["responses"].items():
@@ -104,17 +104,17 @@ def describe(schema: dict[str, Any]) -> dict[str, Any]:
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text}
     for status, text in {
-        400: "the request is malformed",
+        400: "the request is invalid",
         408: "the body arrived too slowly",
         413: "more bytes or images than the server accepts",
         415: "not an image in a known format, or not multipart/form-data",
-        422: "a broken, empty or too large image, or a field out of range",
-        500: "the server failed; its log says how",
-        503: "busy, short of memory or shutting down; Retry-After says when to come again",
+        422: "a damaged, empty or too large image, or a field out of range",
+        500: "the server failed; the log has the reason",
+        503: "busy, short of memory or shutting down; retry after Retry-After seconds",
     }.items()
 }
 
 
 def picture(kind: str) -> dict[int | str, dict[str, Any]]:
-    """Describe the answers of a route that draws, by their statuses."""
+    """Return the description of the answers of a route that draws."""
     return {200: {"description": "the picture", "content": {kind: {"schema": PHOTO}}}, **PROBLEMS}

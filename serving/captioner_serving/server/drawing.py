@@ -1,6 +1,6 @@
-"""What the server has made of photos in the decoding processes: previews, and pictures of captions.
+"""Previews and pictures of captions, made in the decoding processes.
 
-Imported there, so without torch.
+They import this module, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from captioner_serving.decoding.decoded import shrink
 __all__ = ["Drawing", "Preview"]
 
 _LONGEST_SIDE = 2400
-"""Pixels of a drawn photo's longer side: sharp on any screen."""
+"""Pixels of the longer side of a drawn photo."""
 
 _WHOLE = Box(0.0, 0.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Preview:
-    """A JPEG of a photo that browsers do not show, neither side longer than this."""
+    """A JPEG of a photo that browsers cannot show, with no side longer than `longest` pixels."""
 
     longest: int
     at_least = None
@@ -45,10 +45,10 @@ class Preview:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A picture of a caption: PNG of a word or of all words, or an animated WebP.
+    """A picture of a caption: a PNG of one word or all words, or an animated WebP.
 
-    panels: the words with their weights, as nested lists. An overlay has one.
-    title, note, measure: for `contact_sheet` and `animation`.
+    panels: the words with their weights as nested lists; one word for an overlay.
+    title, note, measure: see `contact_sheet` and `animation`.
     box: the part of the photo that the weights cover.
     look: smooth, strength and colors.
     """
@@ -83,6 +83,6 @@ class Drawing:
                 box=self.box,
                 **look,
             )
-        # The fastest compression: twice the bytes, a fifth of the time.
+        # The fastest compression, because the picture is used once.
         picture.save(buffer := io.BytesIO(), "PNG", compress_level=1)
         return buffer.getvalue(), picture.size, _WHOLE

@@ -1,7 +1,7 @@
-"""gradio_client's way in: predict(handle_file("photo.jpg"), ..., api_name="/caption").
+"""The endpoint for gradio_client: predict(handle_file("photo.jpg"), ..., api_name="/caption").
 
-Photos come by Gradio's own upload, which needs a folder for ten minutes, and a client that comes
-back to the same server. What a call names must lie in that folder: Gradio would fetch addresses.
+Photos are uploaded to a folder through Gradio, and kept for ten minutes. A call may only name files
+in this folder, because Gradio would also download URLs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LONGEST_CALL = 16_000  # bytes: numbers and paths
 
 
 def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
-    """Give gradio_client its function: the API's fields, and the record of the command line."""
+    """Add the function of gradio_client; it has the fields of the API and returns a record."""
 
     async def record(
         request: gr.Request,
@@ -51,11 +51,11 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
         style: Any = None,
         minimum_trust: Any = None,
     ) -> dict[str, Any]:
-        """Caption one image, as the record of the command line.
+        """Caption one image; return the record as `captioner caption --json` does.
 
         Raises gr.Error: it cannot be captioned; gradio_client raises an AppError with the reason.
         """
-        given = {
+        values = {
             "beam_size": beam_size,
             "captions": captions,
             "attention": attention,
@@ -65,51 +65,50 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
         }
         try:
             client = client_key(request.client.host if request.client else "")
-            return await _record(service, image, given, client)
+            return await _record(service, image, values, client)
         except CaptionerError as error:
             raise gr.Error(str(error), print_exception=False) from error
 
     with blocks, gr.Group(visible=False):
         inputs = [
             gr.Image(type="filepath", label="image"),
-            gr.Number(None, precision=0, label="beam_size"),  # the checkpoint's
+            gr.Number(None, precision=0, label="beam_size"),  # None: the checkpoint's
             gr.Number(1, precision=0, label="captions"),
             gr.Checkbox(False, label="attention"),
             gr.Checkbox(False, label="check_attention"),
-            gr.Textbox(None, label="style"),  # the checkpoint's
+            gr.Textbox(None, label="style"),  # None: the checkpoint's
             gr.Number(None, label="minimum_trust"),
         ]
-        # The function opens the file that it is given the path of; Gradio opens none.
+        # preprocess=False: the function opens the file, not Gradio.
         gr.Button("Caption").click(
             record, inputs, gr.JSON(label="record"), preprocess=False, api_name=_NAME
         )
-    # Gradio's worker is one of many clients of our own queue, which batches and refuses.
+    # No limit in Gradio, because the service has its own queue.
     blocks.queue(default_concurrency_limit=None, max_size=service.config.queue)
-    blocks.state_session_capacity = 100  # of 25 kB; nothing of the page is kept in one
+    blocks.state_session_capacity = 100  # sessions in memory; the page does not use them
 
 
 async def _record(
-    service: CaptionService, image: Any, given: dict[str, Any], client: str
+    service: CaptionService, image: Any, values: dict[str, Any], client: str
 ) -> dict[str, Any]:
     if not isinstance(image, dict) or "path" not in image:
         raise RefusedError("forbidden", "there is no image: pass handle_file('photo.jpg')")
     data = await run_in_threadpool(_read, str(image["path"]))
     try:
-        fields = CaptionFields(**given)
+        fields = CaptionFields(**values)
     except ValidationError as error:
         raise bad_fields(error.errors()) from error
     config = fields.settings(service.captioner)
     caption = await service.caption_one(
         data, config, client=client, check_attention=fields.check_attention
     )
-    said = caption.record(attention=fields.attention, minimum_trust=fields.minimum_trust)
-    return {**said, "image": image.get("orig_name")}
+    result = caption.record(attention=fields.attention, minimum_trust=fields.minimum_trust)
+    return {**result, "image": image.get("orig_name")}
 
 
 def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
-    """Put the page into an application of its own, with Gradio's uploads deleted in time."""
-    # Without this, Gradio takes itself for not launched and does not check the paths of files
-    # that clients name.
+    """Return an application with the page, which deletes old uploads."""
+    # Without this, Gradio does not check the paths of files that clients name.
     blocks.has_launched = True
     blocks.delete_cache = int(min(30, config.upload_ttl)), int(config.upload_ttl)
     put_preview()
@@ -141,13 +140,13 @@ def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
 
 
 class GradioGuard:
-    """Middleware before Gradio: small calls of our function that name no files but uploads.
+    """Middleware for Gradio: allows only small calls of the endpoint, and uploaded files.
 
     Args:
-        app: Gradio.
+        app: the application of Gradio.
         uploads: its uploads.
-        blocks: that have the function.
-        config: how much the server takes.
+        blocks: with the endpoint.
+        config: limits.
     """
 
     def __init__(
@@ -156,17 +155,17 @@ class GradioGuard:
         self.app = app
         self._uploads, self._root_path = uploads, config.root_path
         self._results = Results(blocks, limit=4 * config.queue)
-        (ours,) = [function for function in blocks.fns.values() if function.api_name == _NAME]
-        self._function, self._values = ours._id, len(ours.inputs)
+        (endpoint,) = [function for function in blocks.fns.values() if function.api_name == _NAME]
+        self._function, self._values = endpoint._id, len(endpoint.inputs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on.
 
-        Raises CaptionerError: a call that gradio_client does not make, or no room for it.
+        Raises CaptionerError: the call is not one of gradio_client, or a limit is reached.
         """
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        # Gradio would allow any origin to read the answer.
+        # Without Origin, because Gradio would allow any origin to read the answer.
         headers = [header for header in scope["headers"] if header[0] != b"origin"]
         scope = {**scope, "headers": headers}
         route, client = request_info(scope).route, client_of(scope)
@@ -175,7 +174,7 @@ class GradioGuard:
         if scope["method"] == "POST" and route == "/gradio_api/upload":
             return await self.app(scope, self._counted(receive, scope, client), send)
         if scope["method"] == "POST":
-            # The photo of an assistant is in its call, and its function checks what it names.
+            # A call of MCP contains the photo, and its function checks paths and URLs.
             is_assistant = route == "/gradio_api/mcp"
             call, receive = await self._checked(Request(scope, receive), assistant=is_assistant)
             session = call.get("session_hash")
@@ -212,13 +211,13 @@ class GradioGuard:
     async def _checked(
         self, request: Request, *, assistant: bool
     ) -> tuple[dict[str, Any], Receive]:
-        """Read and check a call; return it, and a `receive` that yields it and what follows."""
+        """Read and check a call; return it, and a `receive` that replays it."""
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
             if len(body) > _LONGEST_CALL and not assistant:
                 raise RefusedError(
-                    "upload-too-large", f"a call has at most {_LONGEST_CALL:,} bytes"
+                    "upload-too-large", f"the limit of a call is {_LONGEST_CALL:,} bytes"
                 )
         call = parse_object(bytes(body))
         if not assistant:
@@ -235,19 +234,19 @@ class GradioGuard:
     def _check(self, call: dict[str, Any]) -> None:
         data = call.get("data", [])
         if not isinstance(data, list) or (data and not isinstance(data[0], dict | None)):
-            raise RefusedError("bad-request", "the first value of a call is a file: upload it")
+            raise RefusedError("bad-request", "the first value must be a file: use handle_file")
         if not all(map(self._uploads.owns, _paths(call))):
             raise RefusedError(
                 "forbidden", "the call names a file that was not uploaded: use handle_file"
             )
-        # Of any other call Gradio would write a traceback into the log.
+        # Gradio would log a traceback for other calls.
         if "data" in call and (call.get("fn_index"), len(data)) != (self._function, self._values):
             detail = f"only /{_NAME} can be called, with {self._values} values: use gradio_client"
             raise RefusedError("bad-request", detail)
 
 
 def _paths(value: object) -> Iterator[object]:
-    """Find what stands for a file, however deep."""
+    """Yield the paths of all files in a value, at any depth."""
     if isinstance(value, dict):
         yield from [value["path"]] if "path" in value else []
         value = list(value.values())
@@ -261,5 +260,5 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()  # an upload: see GradioGuard
     except OSError as error:
         raise RefusedError(
-            "forbidden", "photos are deleted within ten minutes: send it again"
+            "forbidden", "the photo was deleted, as after ten minutes: upload it again"
         ) from error

@@ -1,6 +1,6 @@
-"""A photo by its address, fetched in the decoding process: for servers with --allow-urls.
+"""Photos by URL, downloaded in the decoding process (--allow-urls).
 
-Addresses come from strangers, so only public addresses are connected to, redirects included.
+URLs are untrusted, so only public addresses are allowed, for redirects too.
 """
 
 from __future__ import annotations
@@ -12,68 +12,63 @@ import httpx
 
 from captioner.errors import ImageNotFoundError, ImageTooLargeError
 from captioner.paths import is_web_address
-from captioner_serving.batch.inputs.networks import PrivateAddressError, PublicTransport
+from captioner_serving.batch.inputs.networks import (
+    PrivateAddressError,
+    PublicTransport,
+    stream_url,
+)
 
 __all__ = ["WebPhoto"]
 
-_SECONDS = 15.0  # for one step, such as a head; the pool ends it all after its own deadline
-
+_SECONDS = 15.0  # for a step, such as connecting; the decoding pool limits the total time
 _LARGEST_PORT = 65_535
 
 
 @dataclass(frozen=True)
 class WebPhoto:
-    """A photo behind an http or https address.
+    """A photo at an http or https URL.
 
-    url: the address.
-    most: bytes that the photo may have.
-    own: a host whose address may be private; for tests.
+    url: the URL.
+    most: the limit of bytes.
+    trusted_host: a host whose addresses may be private; for tests.
     """
 
     url: str
     most: int
-    own: str | None = None
+    trusted_host: str | None = None
 
     @property
     def name(self) -> str:
-        """The address, as messages show it."""
+        """The URL, shortened for messages."""
         return self.url[:200]
 
     def read(self) -> bytes:
-        """Fetch the photo.
+        """Download the photo.
 
         Raises:
-            ImageNotFoundError: it is no web address, leads to a private one, or does not answer
-                with a file in time.
+            ImageNotFoundError: the URL is not http or https, leads to a private address, or does
+                not answer with a file in time.
             ImageTooLargeError: it has more than `most` bytes.
         """
         if not is_web_address(self.url):
-            raise ImageNotFoundError(f"{self.name!r} is not an http or https address")
+            raise ImageNotFoundError(f"{self.name!r} is not an http or https URL")
         try:
             data = self._fetch()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OverflowError) as error:
-            raise ImageNotFoundError(f"{self.name} cannot be fetched: {_reason(error)}") from error
+            raise ImageNotFoundError(
+                f"{self.name} cannot be downloaded: {_reason(error)}"
+            ) from error
         if len(data) > self.most:
             raise ImageTooLargeError(f"{self.name} has more than {self.most / 1e6:g} MB")
         return data
 
     def _fetch(self) -> bytes:
-        """Return the photo, or as much of a larger one as shows that it is larger."""
+        """Return the bytes, of which more than `most` are not read to the end."""
         if (httpx.URL(self.url).port or 0) > _LARGEST_PORT:
             raise httpx.InvalidURL("the port is too large")
         data = bytearray()
-        with (
-            httpx.Client(
-                transport=PublicTransport(self.own),
-                trust_env=False,
-                follow_redirects=True,
-                timeout=_SECONDS,
-                headers={"Accept-Encoding": "identity"},  # a few bytes cannot become gigabytes
-            ) as client,
-            client.stream("GET", self.url) as response,
-        ):
-            response.raise_for_status()
-            for piece in response.iter_raw():
+        with stream_url(self.url, PublicTransport(self.trusted_host), timeout=_SECONDS) as pieces:
+            for piece in pieces:
                 data += piece
                 if len(data) > self.most:
                     break
@@ -82,19 +77,19 @@ class WebPhoto:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
-        return f"the answer is {error.response.status_code}"
+        return f"status {error.response.status_code}"
     if isinstance(error, httpx.TimeoutException):
-        return f"it did not come within {_SECONDS:g} s"
+        return f"no answer within {_SECONDS:g} s"
     if isinstance(error, httpx.TooManyRedirects):
-        return "it is redirected too often"
+        return "too many redirects"
     if isinstance(error, httpx.UnsupportedProtocol):
-        return "it is redirected to an address that is not http or https"
+        return "it redirects to a URL that is not http or https"
     if isinstance(error.__cause__, PrivateAddressError):
         return "it leads to a private address"
     if isinstance(error, httpx.InvalidURL | OverflowError) or isinstance(
         error.__cause__ or error, ValueError
     ):
-        return "its host name or port is not valid"
+        return "the host name or port is invalid"
     if isinstance(error.__cause__, socket.gaierror):
-        return "its host is not known"
-    return "its server does not answer"
+        return "the host is unknown"
+    return "the server does not answer"

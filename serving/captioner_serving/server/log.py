@@ -1,7 +1,4 @@
-"""What became of each request: counted, a line in the access log, a line for who watches.
-
-Also the last resort: whatever fails without an answer is answered here, as a problem.
-"""
+"""Count and log each request, and answer unhandled exceptions with a problem document."""
 
 from __future__ import annotations
 
@@ -39,15 +36,15 @@ _LOGGER = logging.getLogger("captioner.server")
 
 
 class AccessLog:
-    """Counts a request when its answer is complete, and writes of it.
+    """Middleware that counts and logs a request when its answer is complete.
 
-    Neither queries nor the names of photos are written, nor passwords.
+    Queries, names of photos and passwords are not logged.
 
     Args:
-        app: what stands behind it.
-        metrics: where requests are counted.
-        stream: the access log, a JSON object for each request; None: none is kept.
-        say: told each failure, in words for people.
+        app: the next application.
+        metrics: counts requests.
+        stream: the access log, with a line of JSON for each request; None: none.
+        say: called with a message for each failure.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class AccessLog:
         self._say = say
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and note its answer."""
+        """Pass the request on, and log its answer."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         start = time.perf_counter()
@@ -68,9 +65,9 @@ class AccessLog:
         answer = _Answer(send, PROBLEM_TYPE if protocol is None else "application/json")
         try:
             await self.app(scope, receive, answer)
-        except ClientDisconnect:  # what the application made of it is no failure of ours
+        except ClientDisconnect:  # not an error of the server
             answer.status, answer.failed = _GONE, False
-        except asyncio.CancelledError:  # the server stops, and waits no longer
+        except asyncio.CancelledError:  # the server is stopping
             if not answer.started:
                 await problem(ClosedError())(scope, receive, answer)
             raise
@@ -106,17 +103,17 @@ class AccessLog:
             "ms": round(1000 * seconds, 1),
             "bytes": answer.size,
         }
-        with suppress(OSError):  # a full disk is no reason to answer nobody
+        with suppress(OSError):  # a full disk must not fail requests
             print(json.dumps(line), file=self._stream, flush=True)
 
 
 def _one_line(path: str) -> str:
-    """A path as it may be shown: it holds whatever a client wrote behind a % sign."""
+    """Return a path from a client, escaped and shortened for a log."""
     return in_a_line(path[:200])
 
 
 class _Answer:
-    """Passes an answer on and notes it; a 500 that is not of the type of errors is held back."""
+    """Forwards an answer and records its status; holds back a 500 that is not a problem."""
 
     def __init__(self, send: Send, error_type: str) -> None:
         self._send, self._error_type = send, error_type

@@ -1,4 +1,4 @@
-"""What the server counts, in the format of Prometheus."""
+"""The metrics of the server, for Prometheus."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
-    """Counters of one server, in a registry of its own."""
+    """The metrics of one server, in a separate registry."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)  # memory, time, open files; of Linux
+        ProcessCollector(registry=registry)  # memory, CPU time, open files (on Linux)
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         about = "Requests answered, by route and status"
         self.requests = counter("captioner_requests", about, ["route", "status"])
-        about = "Seconds from a request's first byte to its answer's last"
+        about = "Seconds from the first byte of a request to the last byte of its answer"
         self.latency = histogram("captioner_request_seconds", about, ["route"], buckets=_SECONDS)
-        about = "Seconds that a photo spends being opened, and waiting for the model and in it"
+        about = "Seconds that a photo spends in each stage: opening, model (with waiting)"
         self.photo = Summary("captioner_photo_seconds", about, ["stage"], registry=registry)
         self.captions = counter("captioner_captions", "Images captioned")
-        about = "Images and requests refused or failed, by the type of the problem"
+        about = "Images and requests refused or failed, by type of problem"
         self.errors = counter("captioner_errors", about, ["type"])
-        about = "Images encoded and decoded together"
+        about = "Images per batch"
         self.batch_size = histogram(
             "captioner_batch_images", about, buckets=(1, 2, 4, 8, 16, 32, 64)
         )
-        about = "Seconds that the model took for a batch"
+        about = "Seconds per batch of the model"
         self.batch_seconds = histogram("captioner_batch_seconds", about, buckets=_SECONDS)
         self.queue = gauge("captioner_queue_images", "Images accepted and not yet answered")
-        about = "Bytes of requests in memory, on their way in and until they are answered"
+        about = "Bytes of unanswered requests in memory"
         self.bodies = gauge("captioner_body_bytes", about)
 
     def exposition(self) -> bytes:
-        """Everything counted, as text."""
+        """Return all metrics as text."""
         return generate_latest(self._registry)

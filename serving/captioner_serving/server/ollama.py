@@ -1,7 +1,7 @@
-"""The protocol of Ollama: /api/generate and /api/chat, and what its clients ask before them.
+"""The protocol of Ollama: /api/generate, /api/chat, and routes that describe the models.
 
-See https://docs.ollama.com/api. Fields that steer a language model, such as `options` and `tools`,
-are ignored.
+See https://docs.ollama.com/api. Fields for language models, such as `options` and `tools`, are
+ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from captioner_serving.server.prompt import (
 __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False)
-"""The routes, around the services of the application that they are included in."""
 
 
 def _now() -> str:
@@ -58,13 +57,13 @@ class Fields(BaseModel):
     stream: bool | None = True
     format: Literal["", "json"] | dict[str, Any] | None = None
 
-    def asked(self, text: str, images: tuple[str, ...]) -> Prompt:
+    def to_prompt(self, text: str, images: tuple[str, ...]) -> Prompt:
         """Return the prompt.
 
-        Raises RefusedError: the answer has to follow a JSON schema.
+        Raises RefusedError: the format is a JSON schema.
         """
         if isinstance(self.format, dict):
-            raise RefusedError("bad-request", "format: this model follows no schema; use 'json'")
+            raise RefusedError("bad-request", "format: JSON schemas are not supported; use 'json'")
         return Prompt(model=self.model, text=text, images=images, is_json=self.format == "json")
 
 
@@ -98,17 +97,17 @@ class ShowFields(BaseModel):
 
 @router.post("/api/generate")
 async def generate(request: Request) -> Response:
-    """Answer one prompt; without prompt and image, report that the model is loaded."""
+    """Answer a prompt; without prompt and image, return that the model is loaded."""
     fields = await read_fields(request, GenerateFields)
     if not fields.prompt and not fields.images:
         return _loaded(request, fields, {"response": ""})
-    reply = await answer(request, fields.asked(fields.prompt or "", fields.images or ()))
+    reply = await answer(request, fields.to_prompt(fields.prompt or "", fields.images or ()))
     return _respond(reply, fields, lambda text: {"response": text})
 
 
 @router.post("/api/chat")
 async def chat(request: Request) -> Response:
-    """Answer the last turn of a chat; without messages, report that the model is loaded."""
+    """Answer the last turn of a chat; without messages, return that the model is loaded."""
     fields = await read_fields(request, ChatFields)
     if not fields.messages:
         return _loaded(request, fields, _message(""))
@@ -116,7 +115,7 @@ async def chat(request: Request) -> Response:
         Message(role=message.role, text=message.content or "", images=message.images or ())
         for message in fields.messages
     ]
-    reply = await answer(request, fields.asked(*current_turn(messages)))
+    reply = await answer(request, fields.to_prompt(*current_turn(messages)))
     return _respond(reply, fields, _message)
 
 
@@ -162,13 +161,13 @@ def _head(model: str) -> dict[str, str]:
 @router.get("/api/tags")
 @router.get("/api/ps")
 async def tags(request: Request) -> dict[str, Any]:
-    """List the models; all are loaded."""
+    """List the models, which are all loaded."""
     return {"models": [_model(service.captioner) for service in services_of(request).values()]}
 
 
 @router.post("/api/show")
 async def show(request: Request) -> dict[str, Any]:
-    """Describe a model; clients look for "vision" in its capabilities."""
+    """Describe a model; clients check for "vision" in its capabilities."""
     fields = await read_fields(request, ShowFields)
     named_service(request, fields.model or fields.name)
     return {

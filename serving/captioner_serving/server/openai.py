@@ -1,6 +1,6 @@
 """The protocol of OpenAI: /v1/chat/completions and /v1/models.
 
-See https://platform.openai.com/docs/api-reference/chat. Fields that steer a language model, such as
+See https://platform.openai.com/docs/api-reference/chat. Fields for language models, such as
 `temperature` and `tools`, are ignored.
 """
 
@@ -31,13 +31,12 @@ from captioner_serving.server.request import request_info
 __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False)
-"""The routes, around the services of the application that they are included in."""
 
 _STARTED = int(time.time())
 
 
 class ImageURL(BaseModel):
-    """The photo of a part: a data URL or an address."""
+    """The photo of a part: a data URL or a URL."""
 
     url: str
 
@@ -57,7 +56,7 @@ class ChatMessage(BaseModel):
     content: str | tuple[Part, ...] | None = None
 
     def message(self) -> Message:
-        """Return its text and photos."""
+        """Return the message in the common form."""
         if not isinstance(self.content, tuple):
             return Message(role=self.role, text=self.content or "")
         text = "\n".join(part.text for part in self.content if part.text)
@@ -87,15 +86,15 @@ class Fields(BaseModel):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
 
-    def asked(self) -> Prompt:
+    def to_prompt(self) -> Prompt:
         """Return the prompt.
 
-        Raises RefusedError: the answer has to follow a JSON schema.
+        Raises RefusedError: the format is a JSON schema.
         """
         form = "text" if self.response_format is None else self.response_format.type
         if form == "json_schema":
             raise RefusedError(
-                "bad-request", "response_format: this model follows no schema; use 'json_object'"
+                "bad-request", "response_format: JSON schemas are not supported; use 'json_object'"
             )
         text, images = current_turn([message.message() for message in self.messages])
         return Prompt(model=self.model, text=text, images=images, is_json=form == "json_object")
@@ -105,7 +104,7 @@ class Fields(BaseModel):
 async def complete(request: Request) -> Response:
     """Answer the last turn of a chat."""
     fields = await read_fields(request, Fields)
-    reply = await answer(request, fields.asked())
+    reply = await answer(request, fields.to_prompt())
     head = {
         "id": f"chatcmpl-{request_info(request.scope).id}",
         "created": int(time.time()),
@@ -122,7 +121,7 @@ async def complete(request: Request) -> Response:
 
 
 async def _events(reply: Answer, head: dict[str, Any], *, with_usage: bool) -> AsyncIterator[str]:
-    """Yield server-sent events: the role, each word, the end, the usage."""
+    """Yield server-sent events: role, words, end, usage."""
 
     def event(choices: list[dict[str, Any]], **members: Any) -> str:
         chunk = {**head, "object": "chat.completion.chunk", "choices": choices, **members}

@@ -1,7 +1,6 @@
-"""The page: a photo goes in, its sentence comes out, and each word shows where it comes from.
+"""The web page: static HTML, CSS and JavaScript (static/) inside Gradio Blocks.
 
-It is HTML, CSS and JavaScript of our own (static/) in Gradio's Blocks. The browser posts a photo to
-the API that all others use, and draws words, heat and overlay itself from the record.
+The browser posts photos to the public API, and draws words, heat and overlay from the record.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from captioner_serving.server.parts import limits_of, read_static, with_parts
 __all__ = ["PREVIEW", "SENTENCES", "draw_preview", "make_page", "page_head", "put_preview"]
 
 SENTENCES = 3
-"""The caption and the two next best: enough to see whether the model wavers."""
+"""The number of sentences that the page shows for the sample."""
 
 PREVIEW = "page/preview.jpg"
-"""The address of the picture that stands for the page where somebody links to it."""
+"""The path of the picture in previews of links to the page."""
 
 _ID = "captioner"
 _SUMMARY = "A photo in, a sentence out, and for every word the place where the model looked."
@@ -47,7 +46,7 @@ _PREVIEW_TAGS = f"""
 {{% endfor %}}
 """
 
-# Relative to the page, which a proxy may show below a path of its own.
+# Relative to the page, because a proxy may add a path.
 _START = """import(new URL("page/static/page.js", document.baseURI).href)
   .then((module) => module.start(element, props));"""
 
@@ -60,19 +59,18 @@ def make_page(
     samples: Mapping[str, Path],
     first: Sequence[dict[str, Any]],
 ) -> gr.Blocks:
-    """Lay out the page.
+    """Return the page.
 
     Args:
-        captioner: the model behind it, whose settings it has.
-        config: how much the server takes.
-        models: the names of all that caption each photo, side by side; that one's first.
-        samples: photos to try, by their names.
-        first: the records, one of each model, of a sample that is shown before anybody has chosen
-            a photo, named by its `image`; none shows nothing yet.
+        captioner: the first model, for the default settings.
+        config: limits of the server.
+        models: the names of all models; each captions every photo.
+        samples: sample photos by name.
+        first: the records of the sample that is shown at the start, one per model; or none.
     """
     html = with_parts(read_static("page.html"))
     if config.allow_urls:
-        html = html.replace("Drop photos anywhere", "Drop photos anywhere,<br>or paste an address")
+        html = html.replace("Drop photos anywhere", "Drop photos anywhere,<br>or paste a URL")
     blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
     with blocks:
         gr.HTML(
@@ -89,29 +87,29 @@ def make_page(
             max_upload=config.max_upload,
             allow_urls=config.allow_urls,
             limits=limits_of(models),
-            drawing=drawing_tables(),  # static/heat.js draws by them
+            drawing=drawing_tables(),  # for static/heat.js
         )
     return blocks
 
 
 @cache
 def put_preview() -> None:
-    """Say in Gradio's document what a link to it shows: Gradio's own names and pictures go.
+    """Replace the preview tags in Gradio's HTML document by those of this page.
 
-    Gradio loads its document from one place: all of its pages in this process are changed. Only
-    those that begin with a sample's record show its picture.
+    This changes all Gradio pages of the process. Only a page that starts with a sample has a
+    picture.
     """
     environment = gr.routes.templates.env
     loader = cast(BaseLoader, environment.loader)
     name = "frontend/index.html"
     source, _, _ = loader.get_source(environment, name)
     source = re.sub(r'<meta\s+(?:property="og:|name="twitter:)[^>]*>', "", source)
-    own = {name: source.replace("</head>", f"{_PREVIEW_TAGS}</head>", 1)}
-    environment.loader = ChoiceLoader([DictLoader(own), loader])
+    changed = {name: source.replace("</head>", f"{_PREVIEW_TAGS}</head>", 1)}
+    environment.loader = ChoiceLoader([DictLoader(changed), loader])
 
 
 def draw_preview(caption: Caption, path: Path) -> bytes:
-    """Draw what a link to the page shows, as a JPEG: where a word comes from."""
+    """Draw the picture in previews of links: the overlay of a sample, as a JPEG."""
     try:
         picture = caption.overlay(photo=path)
     except ConfigError:  # a model without attention
@@ -121,9 +119,9 @@ def draw_preview(caption: Caption, path: Path) -> bytes:
 
 
 def page_head() -> str:
-    """The style of the page and of the viewer in it, for the head of the document.
+    """Return the style sheets, for the head of the document.
 
-    Gradio writes what it gets as `css` anew, and loses half of it.
+    Gradio's `css` option would rewrite them and lose rules.
     """
     return f"<style>{read_static('page.css')}{read_static('viewer.css')}</style>"
 
@@ -136,7 +134,7 @@ def _thumbnail(path: Path) -> str:
 
 
 def _settings(captioner: Captioner) -> dict[str, int | bool | str]:
-    """What the page asks for until the visitor changes it, by the fields of the API."""
+    """Return the default settings of the page, as fields of the API."""
     config = captioner.generation.for_request(captions=SENTENCES)
     style = captioner.vocabulary.style(config.style)
     return {

@@ -1,4 +1,4 @@
-"""Photos of strangers, decoded in the pool of decoding processes for the server's event loop."""
+"""Decode untrusted photos in the decoding pool, for the server's event loop."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ __all__ = ["LONGEST_PREVIEW", "PhotoPool", "SharedPhoto"]
 LONGEST_PREVIEW = 1440
 """Pixels of a preview's longer side: sharp at 720 points on a high-density screen."""
 
-# One photo has so many seconds (the largest PNG takes five). The processes stand back for the model
-# and for ordinary photos, and beside the largest photo there is room for a usual one.
-_SECONDS, _NICE, _BESIDE = 20.0, 5, 30_000_000
-_OPENED = 2  # such photos at once
-_FETCHED = 6  # photos behind addresses at once; each may wait for its host
+_SECONDS = 20.0  # time limit of a photo; the largest PNG takes five seconds
+_NICE = 5  # lower priority than the model and ordinary photos
+_BESIDE = 30_000_000  # pixels that can be decoded beside the largest photo
+_WORKERS = 2
+_FETCHING = 6  # processes for photos at URLs, which may wait for their hosts
 
 
 class PhotoPool:
-    """Decoding processes with a deadline, a memory limit and a fair queue.
+    """Decoding processes with a time limit, a memory limit and a fair queue.
 
     Args:
-        captioner: whose limit of pixels is used.
-        config: whether photos are fetched.
-        metrics: where the time of opening is counted.
+        captioner: for its limit of pixels.
+        config: whether photos may be URLs.
+        metrics: records the decoding time.
     """
 
     def __init__(self, captioner: Captioner, config: ServerConfig, metrics: Metrics) -> None:
         self._metrics = metrics
         self.reader = Reader(
             captioner.transform.config,
-            workers=_OPENED,
+            workers=_WORKERS,
             quick=1,
-            fetching=_FETCHED if config.allow_urls else 0,
+            fetching=_FETCHING if config.allow_urls else 0,
             max_pixels=captioner.max_pixels,
             seconds=_SECONDS,
             budget=captioner.max_pixels + _BESIDE,
@@ -54,33 +54,33 @@ class PhotoPool:
     async def produce(
         self, photo: Readable, outputs: Sequence[Output], *, client: str
     ) -> list[Decoded]:
-        """Read a photo once and make the outputs; a caller that is cancelled stops the work.
+        """Read a photo once and make the outputs. Cancelling the caller stops the process.
 
-        Raises CaptionerError: the photo is not to blame; see Reader.produce.
+        Raises CaptionerError: the failure is not due to the photo; see Reader.produce.
         """
-        gone = threading.Event()
+        cancelled = threading.Event()
         with self._metrics.photo.labels("opening").time():
             try:
                 return await asyncio.wrap_future(
-                    self.reader.produce(photo, outputs, client=client, is_stopped=gone.is_set)
+                    self.reader.produce(photo, outputs, client=client, is_stopped=cancelled.is_set)
                 )
             finally:
-                gone.set()
+                cancelled.set()
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         self.reader.close()
 
 
 class SharedPhoto:
-    """A photo that is read and decoded once, however many models caption it.
+    """A photo that is read and decoded once for all models.
 
     Args:
-        pool: where it is decoded.
-        photo: what to read.
-        configs: the transforms of all models that caption it.
-        client: whose photo it is.
-        has_preview: whether a preview is made in the same turn.
+        pool: decodes it.
+        photo: the photo.
+        configs: the transforms of the models.
+        client: for the fair queue.
+        has_preview: also make a preview.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class SharedPhoto:
         """Return the pixels for a model.
 
         Raises:
-            ImageError: the photo cannot be opened.
-            CaptionerError: the photo is not to blame.
+            ImageError: the photo cannot be decoded.
+            CaptionerError: the failure is not due to the photo.
         """
         if self._task is None:
             outputs: list[Output] = [Square(config) for config in self._configs]
@@ -116,7 +116,7 @@ class SharedPhoto:
 
     @property
     def preview(self) -> dict[str, Any] | None:
-        """Width, height and data URL of the preview; None where there is none."""
+        """Width, height and data URL of the preview; None if there is none."""
         if not self._has_preview or self._task is None or not self._task.done():
             return None
         preview = self._task.result()[-1]
@@ -125,6 +125,6 @@ class SharedPhoto:
         return {"width": width, "height": height, "image": image}
 
     def cancel(self) -> None:
-        """Stop decoding it."""
+        """Stop decoding."""
         if self._task is not None:
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""The HTTP API's pictures of a photo and its record: overlay, sheet and animation."""
+"""Pictures over the HTTP API, from a photo and its record: overlay, sheet, animation."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from captioner_serving.server.service import CaptionService
 __all__ = ["router"]
 
 router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartition("/")[2])
-"""The routes, around the service of the application that they are included in."""
 
 
 class DrawingFields(RecordFields):
-    """The fields of a picture: how it is drawn."""
+    """The fields of a picture."""
 
     smooth: bool = True
     strength: Annotated[float, Field(ge=0, le=1)] = DEFAULT_STRENGTH
@@ -34,12 +33,12 @@ class DrawingFields(RecordFields):
 
     @property
     def look(self) -> dict[str, Any]:
-        """How it is drawn, as Caption's own functions call it."""
+        """The options of captioner.drawing."""
         return self.model_dump(include={"smooth", "strength", "colors"})
 
 
 class OverlayFields(DrawingFields):
-    """The fields of an overlay: one word, by its position from 1; None is the most looked-at."""
+    """The fields of an overlay; `word` is a position from 1, None: the most visual word."""
 
     word: Annotated[int, Field(ge=1)] | None = None
 
@@ -76,13 +75,13 @@ async def overlay(request: Request, service: Service) -> Response:
     tags=["pictures"],
 )
 async def sheet(request: Request, service: Service) -> Response:
-    """Draw every word's attention side by side, as a PNG."""
+    """Draw the attention of all words side by side, as a PNG."""
 
     def drawing(posted: Caption, fields: DrawingFields) -> Drawing:
         return Drawing(
             kind="sheet",
             panels=_panels(posted, fields.head),
-            title=f"{posted.text} {_shown(posted, fields.head)}".strip(),
+            title=f"{posted.text} {_head_note(posted, fields.head)}".strip(),
             note=posted.note,
             measure=posted.measure,
             box=posted.box,
@@ -100,13 +99,13 @@ async def sheet(request: Request, service: Service) -> Response:
     tags=["pictures"],
 )
 async def animation(request: Request, service: Service) -> Response:
-    """Run through the words, as an animated WebP."""
+    """Draw one word after another, as an animated WebP."""
 
     def drawing(posted: Caption, fields: DrawingFields) -> Drawing:
         return Drawing(
             kind="animation",
             panels=_panels(posted, fields.head),
-            note=_shown(posted, fields.head),
+            note=_head_note(posted, fields.head),
             box=posted.box,
             look=fields.look,
         )
@@ -115,16 +114,16 @@ async def animation(request: Request, service: Service) -> Response:
 
 
 def _panels(posted: Caption, head: int | None) -> list[Panel]:
-    """Return the words with their weights as lists, which the decoding process reads."""
+    """Return the words with their weights as lists, which can be pickled without torch."""
     return [
         panel._replace(weights=np.asarray(panel.weights).tolist()) for panel in posted.panels(head)
     ]
 
 
-def _shown(posted: Caption, head: int | None) -> str:
-    """Name, in brackets, the head that a picture of all words shows."""
-    shown = posted.words[0].head_label(head) if posted.words else ""
-    return f"({shown})" if shown else ""
+def _head_note(posted: Caption, head: int | None) -> str:
+    """Return the label of the attention head, in brackets."""
+    label = posted.words[0].head_label(head) if posted.words else ""
+    return f"({label})" if label else ""
 
 
 async def _draw(
@@ -133,10 +132,10 @@ async def _draw(
     fields: type[Drawn],
     make: Callable[[Caption, Drawn], Drawing],
 ) -> Response:
-    file, posted, given = await read_with_record(request, service, fields)
+    file, posted, values = await read_with_record(request, service, fields)
     if any(word.attention is None for word in posted.words):
-        raise ConfigError("the words of the record carry no attention: ask for attention=true")
-    drawing = make(posted, given)
+        raise ConfigError("the record has no attention: caption the photo with attention=true")
+    drawing = make(posted, values)
     work = service.draw(file.data, drawing, client=client_of(request.scope))
     kind = "image/webp" if drawing.kind == "animation" else "image/png"
     return Response(await while_connected(request, work), media_type=kind)

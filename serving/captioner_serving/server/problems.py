@@ -1,4 +1,4 @@
-"""From our exceptions to the statuses and bodies of HTTP: application/problem+json (RFC 9457)."""
+"""Convert exceptions to HTTP statuses and problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from captioner.errors import CaptionerError, ConfigError, ImageError, ImageForma
 from captioner_serving.server.request import current_request
 
 __all__ = [
+    "NO_URLS",
     "PROBLEMS",
     "PROBLEM_TYPE",
     "BusyError",
@@ -27,36 +28,38 @@ __all__ = [
 ]
 
 PROBLEM_TYPE = "application/problem+json"
-"""The media type of every error that the server answers."""
+"""The media type of errors."""
+
+NO_URLS = "this server does not download photos: send the photo"
 
 PROBLEMS = {
-    "bad-request": (400, "The request cannot be understood"),
+    "bad-request": (400, "The request is invalid"),
     "unauthorized": (401, "A user and a password are needed"),
-    "cross-site": (403, "The request comes from another site"),
+    "cross-site": (403, "Cross-site request refused"),
     "forbidden": (403, "Forbidden"),
     "no-such-session": (404, "The session has ended"),
-    "no-such-route": (404, "There is nothing at this path"),
+    "no-such-route": (404, "Not found"),
     "no-such-model": (404, "There is no such model"),
-    "wrong-method": (405, "The route has another method"),
+    "wrong-method": (405, "Method not allowed"),
     "upload-too-slow": (408, "The upload took too long"),
     "upload-too-large": (413, "The upload is too large"),
-    "media-type": (415, "The request is in another format"),
-    "client-gone": (499, "The client has gone away"),  # nginx's own status; nobody reads this
+    "media-type": (415, "Unsupported media type"),
+    "client-gone": (499, "The client disconnected"),  # nginx's status, only for the log
     "internal-error": (500, "The server failed"),
     "busy": (503, "The server is at capacity"),
     "closing": (503, "The server is shutting down"),
     "not-ready": (503, "The model does not answer"),
 }
-"""The problems that are the server's own, by `type`: status and title; see docs/api.md."""
+"""The server's problems by `type`: status and title; see docs/api.md."""
 
 
 class RefusedError(CaptionerError):
-    """A request that is not answered as it wishes.
+    """A refused request.
 
     Args:
-        kind: one of PROBLEMS.
-        detail: what is wrong with this one, and what helps.
-        headers: that the answer has.
+        kind: a key of PROBLEMS.
+        detail: the problem and its remedy.
+        headers: of the answer.
     """
 
     def __init__(self, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
@@ -64,12 +67,12 @@ class RefusedError(CaptionerError):
         self.kind, self.headers = kind, headers or {}
 
     def record(self) -> dict[str, str]:
-        """Type, title and detail."""
+        """Return type, title and detail."""
         return {"type": self.kind, "title": PROBLEMS[self.kind][1], "detail": self.detail}
 
 
 class BusyError(RefusedError):
-    """There is no room for the request now; how many seconds until there may be."""
+    """A limit of the server is reached; `retry_after` is the expected wait in seconds."""
 
     def __init__(self, retry_after: int, reason: str = "the queue is full") -> None:
         detail = f"{reason}: try again in {retry_after} s"
@@ -77,33 +80,32 @@ class BusyError(RefusedError):
 
 
 class ClosedError(RefusedError):
-    """The server is going away: what it accepted it finishes, and it accepts no more."""
+    """The server is shutting down and accepts no new requests."""
 
     def __init__(self) -> None:
-        detail = "the server is shutting down and takes no more images: try again soon"
-        super().__init__("closing", detail)
+        super().__init__("closing", "the server is shutting down: try again soon")
 
 
 class PhotoFailedError(ImageError):
-    """Something failed at this photo that should not have."""
+    """An unexpected error occurred with this photo."""
 
     type = "internal-error"
     title = "The server failed on this image"
 
 
 class MemoryShortError(ImageError):
-    """There was no memory for this photo, or for the request."""
+    """There was not enough memory for the photo or request."""
 
     type = "out-of-memory"
     title = "The server is short of memory"
 
     def __init__(
-        self, detail: str = "there is no memory for this now: try again in a moment"
+        self, detail: str = "there is not enough memory now: try again in a moment"
     ) -> None:
         super().__init__(detail)
 
 
-# Of errors that are not the server's own; the first that fits.
+# The status of other errors; the first match counts.
 _STATUS: tuple[tuple[type[CaptionerError], int], ...] = (
     (PhotoFailedError, 500),
     (MemoryShortError, 503),
@@ -115,13 +117,13 @@ _STATUS: tuple[tuple[type[CaptionerError], int], ...] = (
 
 
 def internal_error() -> RefusedError:
-    """Something failed that should not have."""
-    detail = "the server failed on this request, and its log says how: try again"
+    """Return the error for an unexpected exception."""
+    detail = "the server failed on this request; its log has the reason: try again"
     return RefusedError("internal-error", detail)
 
 
 def bad_fields(errors: Iterable[Mapping[str, Any]]) -> ConfigError:
-    """Name the fields that pydantic refuses, with their values."""
+    """Return an error that names the fields that pydantic refuses, with their values."""
     reasons = []
     for item in errors:
         name, value, text = str(item["loc"][-1])[:40], str(item["input"])[:40], str(item["msg"])
@@ -130,16 +132,16 @@ def bad_fields(errors: Iterable[Mapping[str, Any]]) -> ConfigError:
 
 
 def bad_call(errors: Sequence[Mapping[str, Any]]) -> RefusedError:
-    """Name the first part of a call of the page that pydantic refuses."""
+    """Return an error that names the first part of a Gradio call that pydantic refuses."""
     place = ".".join(str(part)[:40] for part in errors[0]["loc"])
-    detail = f"the call cannot be read: {place or 'the body'}: {errors[0]['msg']}"
+    detail = f"the call is invalid: {place or 'the body'}: {errors[0]['msg']}"
     return RefusedError("bad-request", detail)
 
 
 def http_problem(error: HTTPException) -> JSONResponse:
-    """Answer in our form where a library has refused: there is no such file, or no such method."""
-    if error.status_code in (403, 404):  # Gradio has paths that it does not open
-        refusal = RefusedError("no-such-route", "there is no such file here: the page is at /")
+    """Return the problem document for an HTTPException of a library."""
+    if error.status_code in (403, 404):  # Gradio does not open all of its paths
+        refusal = RefusedError("no-such-route", "there is no such file: the page is at /")
     elif error.status_code == 503:
         refusal = BusyError(5)
     elif error.status_code >= 500:
@@ -153,18 +155,19 @@ def http_problem(error: HTTPException) -> JSONResponse:
 
 
 def status_of(kind: type[CaptionerError]) -> int:
-    """Give the status of an error that is not the server's own refusal."""
-    return next(status for known, status in _STATUS if issubclass(kind, known))
+    """Return the status of an error that is not a RefusedError."""
+    return next(status for base, status in _STATUS if issubclass(kind, base))
 
 
 def problem(error: CaptionerError, **members: Any) -> JSONResponse:
-    """Return the answer for an error, in the form of the protocol that the client speaks."""
-    own: Mapping[str, str] = {}
+    """Return the answer for an error, in the protocol of the client."""
+    headers: dict[str, str] = {}
     if isinstance(error, RefusedError):
-        status, own = PROBLEMS[error.kind][0], error.headers
+        status, headers = PROBLEMS[error.kind][0], dict(error.headers)
     else:
         status = status_of(type(error))
-    headers = {"Retry-After": "5", **own} if status == 503 else dict(own)
+    if status == 503:
+        headers.setdefault("Retry-After", "5")
     record, request = error.record(), current_request.get()
     if request is not None and request.protocol is not None:
         form = _openai_form if request.protocol == "openai" else _ollama_form

@@ -1,7 +1,7 @@
-"""A photo and a prompt in, text out: what the protocols of Ollama and OpenAI have in common.
+"""Answer a prompt with a photo: the common part of the protocols of Ollama and OpenAI.
 
-The model writes captions and follows no instructions. A prompt only decides whether the answer is
-the sentence or its keywords.
+The model writes captions and cannot follow instructions. The prompt only selects the answer: the
+sentence, or its keywords.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from captioner_serving.server.api import services_of, while_connected
 from captioner_serving.server.body import decode_photo, parse_object, too_large
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
-from captioner_serving.server.problems import RefusedError, bad_fields
+from captioner_serving.server.problems import NO_URLS, RefusedError, bad_fields
 from captioner_serving.server.request import client_of, request_info
 from captioner_serving.server.service import CaptionService
 
@@ -40,9 +40,9 @@ _ANY_MODEL = (None, "", "null")  # TagGUI sends "null"
 class Message:
     """A message of a chat.
 
-    role: who wrote it: "system", "user", "assistant" or "tool".
-    text: its text.
-    images: its photos, in base64, as data URLs or addresses.
+    role: "system", "user", "assistant" or "tool".
+    text: the text.
+    images: photos in base64, as data URLs or URLs.
     """
 
     role: str
@@ -52,12 +52,12 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What a client asks.
+    """A prompt of a client.
 
-    model: the model's name, as the client writes it.
+    model: the name of the model, from the client.
     text: the user's text.
-    images: the user's photos, in base64, as data URLs or addresses.
-    is_json: whether the answer must be a JSON object.
+    images: the user's photos in base64, as data URLs or URLs.
+    is_json: the answer must be a JSON object.
     """
 
     model: str | None
@@ -68,10 +68,10 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The text for a prompt.
+    """The answer to a prompt.
 
-    model: the model's own name.
-    text: a sentence, keywords separated by commas, or a JSON object of either.
+    model: the name of the model.
+    text: a sentence, keywords separated by commas, or a JSON object with either.
     seconds: from the end of the upload to the caption.
     """
 
@@ -81,14 +81,14 @@ class Answer:
 
     @property
     def pieces(self) -> list[str]:
-        """The text in pieces of a word, for a stream."""
+        """The text split into words, for a stream."""
         return re.findall(r"\s*\S+", self.text) if self.text else []
 
 
 async def read_fields(request: Request, fields: type[Fields]) -> Fields:
-    """Read a JSON body, whatever its Content-Type, if there is room for a photo of its client.
+    """Read a JSON body with any Content-Type, if the queue has room for a photo of the client.
 
-    Raises RefusedError: it is no JSON object, a field is of another type, or there is no room.
+    Raises RefusedError: it is not a JSON object, a field has a wrong type, or the queue is full.
     """
     next(iter(services_of(request).values())).require_room(client_of(request.scope))
     values = parse_object(await request.body())
@@ -99,9 +99,9 @@ async def read_fields(request: Request, fields: type[Fields]) -> Fields:
 
 
 def current_turn(messages: Sequence[Message]) -> tuple[str, tuple[str, ...]]:
-    """Return the text of the user's turn, and its photos, or the last ones before it.
+    """Return the text of the user's turn, and its photos; if it has none, the last earlier ones.
 
-    Clients may send the photo and the text in two messages.
+    A turn may have several messages, such as one with the photo and one with the text.
     """
     last = max(
         (at for at, message in enumerate(messages) if message.role == "assistant"), default=-1
@@ -114,19 +114,17 @@ def current_turn(messages: Sequence[Message]) -> tuple[str, tuple[str, ...]]:
 
 
 def named_service(request: Request, name: str | None) -> CaptionService:
-    """Return the service of a model, which may be named as Ollama does, NAME:latest.
+    """Return the service of a model, by NAME or NAME:latest.
 
     Raises RefusedError: there is no such model.
     """
     services = services_of(request)
     if name in _ANY_MODEL:
         return next(iter(services.values()))
-    for known in (name, name.removesuffix(":latest")):
-        if known in services:
-            return services[known]
-    raise RefusedError(
-        "no-such-model", f"model {name[:40]!r} not found: this server has {', '.join(services)}"
-    )
+    for candidate in (name, name.removesuffix(":latest")):
+        if candidate in services:
+            return services[candidate]
+    raise RefusedError("no-such-model", f"model {name[:40]!r} not found: use {', '.join(services)}")
 
 
 async def answer(request: Request, prompt: Prompt) -> Answer:
@@ -134,7 +132,7 @@ async def answer(request: Request, prompt: Prompt) -> Answer:
 
     Raises:
         RefusedError: there is no such model, or not exactly one photo.
-        CaptionerError: what CaptionService.caption_one raises.
+        CaptionerError: see CaptionService.caption_one.
     """
     service = named_service(request, prompt.model)
     is_keywords = _KEYWORDS.search(prompt.text) is not None
@@ -162,7 +160,7 @@ def _photo(config: ServerConfig, images: Sequence[str]) -> bytes | Readable:
             raise too_large(config.max_upload)
         return photo
     if not config.allow_urls:
-        raise RefusedError("forbidden", "this server fetches no addresses: send the photo itself")
+        raise RefusedError("forbidden", NO_URLS)
     return WebPhoto(images[0], config.max_upload)
 
 
@@ -172,7 +170,7 @@ def _sentence(caption: Caption, *, is_json: bool) -> str:
 
 
 def _keywords(caption: Caption, *, is_json: bool) -> str:
-    """Return the keywords, separated by commas, or as JSON in the form of PhotoPrism's labels."""
+    """Return the keywords, separated by commas, or as JSON in the form that PhotoPrism expects."""
     keywords = caption.keywords()
     if not is_json:
         return ", ".join(keywords)

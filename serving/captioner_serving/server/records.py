@@ -1,4 +1,4 @@
-"""The record of a caption as HTTP gives it, and takes it back."""
+"""Records over HTTP: with marks for doubt in answers, and posted back by clients."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = [
 
 
 class ServedWord(WordRecord):
-    """A word; `doubtful` where it is rather wrong than right."""
+    """A word; `doubtful` if it is probably wrong."""
 
     doubtful: bool | None = None
 
 
 class ServedSentence(SentenceRecord):
-    """A sentence; `doubt` says in a line that it may be wrong."""
+    """A sentence; `doubt` is a warning that it may be wrong."""
 
     words: list[ServedWord] | None = None  # type: ignore[assignment]
     doubt: str | None = None
 
 
 class Preview(BaseModel):
-    """A small JPEG, as a data URL, of a photo that browsers do not show."""
+    """A small JPEG, as a data URL, of a photo that browsers cannot show."""
 
     width: int
     height: int
@@ -44,7 +44,7 @@ class Preview(BaseModel):
 
 
 class ServedRecord(CaptionRecord):
-    """What is known of one photo: its caption, or the error in place of it."""
+    """The record of a captioned photo."""
 
     words: list[ServedWord]  # type: ignore[assignment]
     alternatives: list[ServedSentence] = Field(default_factory=list)  # type: ignore[assignment]
@@ -55,7 +55,7 @@ class ServedRecord(CaptionRecord):
 
 
 class PhotoError(BaseModel):
-    """What went wrong with one photo: `type` for programs, the others for people."""
+    """The error of a photo: `type` for programs, `title` and `detail` for people."""
 
     type: str
     title: str
@@ -69,7 +69,7 @@ class FailedRecord(BaseModel):
     error: PhotoError
 
 
-# Of a posted record: a panel or a frame for each word, and the letters of a word and of all.
+# Limits of posted records, which are drawn: words, letters of a word, letters of the caption.
 _MOST_WORDS, _LONGEST_WORD, _LONGEST_TEXT = 64, 40, 3000
 
 
@@ -81,27 +81,26 @@ def served_record(
     minimum_trust: float | None = None,
     preview: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Give a caption's record, with what is doubtful marked in it.
+    """Return the record of a caption, with marks for doubt.
 
-    Doubtful words have `doubtful`, sentences that may well be wrong a `doubt` that says so, and a
-    caption of a photo that is unlike those of the training has `unfamiliar`.
+    Doubtful words have `doubtful`, sentences that may be wrong have `doubt`, and captions of photos
+    unlike the training data have `unfamiliar`.
 
     Args:
-        caption: what to tell.
-        name: of the photo, as its owner calls it.
-        attention: whether the words carry their weights.
-        minimum_trust: a caption with less has `review`.
-        preview: of a photo that browsers do not show.
+        caption: the caption.
+        name: the client's name of the photo.
+        attention: include the attention weights.
+        minimum_trust: captions with less trust have `review`.
+        preview: of a photo that browsers cannot show.
     """
-    own = caption.record(attention=attention, minimum_trust=minimum_trust)
-    record = {**own, "image": name}
-    for number, part in enumerate((record, *record["alternatives"])):
+    record = caption.record(attention=attention, minimum_trust=minimum_trust) | {"image": name}
+    for number, sentence_record in enumerate((record, *record["alternatives"])):
         sentence = caption.choose(number)
-        for word, said in zip(sentence.words, part["words"], strict=True):
+        for word, word_record in zip(sentence.words, sentence_record["words"], strict=True):
             if word.doubtful:
-                said["doubtful"] = True
+                word_record["doubtful"] = True
         if sentence.doubt:
-            part["doubt"] = sentence.doubt
+            sentence_record["doubt"] = sentence.doubt
     if caption.unfamiliar:
         record["unfamiliar"] = True
     if preview is not None:
@@ -110,11 +109,11 @@ def served_record(
 
 
 def needs_preview(data: bytes) -> bool:
-    """Whether browsers would show nothing of a photo, or more than the frame that is captioned."""
+    """Return whether browsers cannot show a photo, or show more than the captioned frame."""
     if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+") or data[:4] == b"GIF8":
         return True
     if data[4:8] == b"ftyp":
-        return data[8:12] != b"avif"  # of these containers browsers show AVIF, if it is no film
+        return data[8:12] != b"avif"  # browsers show AVIF, but not HEIC and AVIF sequences
     if data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8X":
         return bool(data[20] & 0x02) if len(data) > 20 else False
     if data[:8] == b"\x89PNG\r\n\x1a\n":
@@ -124,15 +123,15 @@ def needs_preview(data: bytes) -> bool:
 
 
 def read_posted(text: str) -> Caption:
-    """Make a caption of a posted record; its photo is not opened.
+    """Return the caption of a posted record.
 
     Raises:
-        RefusedError: it is not the JSON of a record.
-        ConfigError: a number of it is out of range.
+        RefusedError: it is not a record in JSON.
+        ConfigError: a value of the record is out of range.
     """
     if not text:
         raise RefusedError(
-            "bad-request", "there is no record: send one, as curl -F 'record=<file.json' does"
+            "bad-request", "there is no record: send one, such as curl -F 'record=<file.json'"
         )
     try:
         record = json.loads(text)
@@ -145,14 +144,14 @@ def read_posted(text: str) -> Caption:
             "bad-request",
             "the record has no caption with words: send one of the `records` of /api/caption",
         )
-    caption = replace(Caption.from_record(record), image=None)  # its path is the sender's
+    caption = replace(Caption.from_record(record), image=None)  # a path of the client
     if len(caption.words) > _MOST_WORDS:
         raise ConfigError(f"the record has more than {_MOST_WORDS} words")
     for word in caption.words:
         if len(word.text) > _LONGEST_WORD:
             raise ConfigError(
-                f"a word of the record has {len(word.text)} letters; {_LONGEST_WORD} are the most"
+                f"a word of the record has {len(word.text)} letters; the limit is {_LONGEST_WORD}"
             )
     if len(caption.text) > _LONGEST_TEXT:
-        raise ConfigError(f"the record's caption has more than {_LONGEST_TEXT} letters")
+        raise ConfigError(f"the caption of the record has more than {_LONGEST_TEXT} letters")
     return caption

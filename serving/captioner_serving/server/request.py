@@ -1,8 +1,7 @@
 """The outermost middleware: known routes, trusted headers, security headers.
 
-Strips a proxy's prefix. Paths outside the table of routes do not exist: Gradio can open paths,
-fetch links, proxy and record, and the table has only the routes that the page and gradio_client
-need.
+It strips the prefix of a proxy. Paths outside the table of routes are refused, because Gradio has
+routes that open files and download URLs; the page and gradio_client do not need them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = [
     "request_info",
 ]
 
-# By their names in logs and metrics, so that clients cannot make these grow.
+# Names for logs and metrics, whose number must not depend on clients.
 _ROUTES = [
     (name, re.compile(path, re.DOTALL))
     for name, path in {
@@ -84,8 +83,7 @@ _OLLAMA = re.compile(
     r"/api/(generate|chat|show|tags|ps|version|pull|push|create|copy|delete|embed|embeddings)"
 )
 
-# Gradio's page starts from inline scripts and compiles its templates, so scripts may be inline;
-# but nothing, script or picture, may come from another host or go to one.
+# Gradio needs inline scripts and eval. Other hosts are not allowed for anything.
 _POLICY = (
     "default-src 'self'",
     "script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:",
@@ -106,8 +104,8 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-# Files that never change under their name, and files that a browser keeps but revalidates.
-_LASTING, _CHECKED = ("/assets/", "/static/", "/static-offline-docs/"), ("/page/",)
+# Paths of files that never change, and of files that a browser revalidates.
+_IMMUTABLE, _REVALIDATED = ("/assets/", "/static/", "/static-offline-docs/"), ("/page/",)
 
 
 def find_route(path: str) -> str | None:
@@ -117,12 +115,12 @@ def find_route(path: str) -> str | None:
 
 @dataclass(eq=False)
 class RequestInfo:
-    """Facts about a request, for the middlewares and routes behind `RequestLimits`.
+    """Information about a request, which `RequestLimits` adds to the scope.
 
-    path: below the prefix of a proxy.
-    route: its name in the table of routes, or None.
+    path: without the prefix of a proxy.
+    route: the name in the table of routes, or None.
     user: the authenticated user.
-    is_reported: the terminal already has a line about its photos.
+    is_reported: its photos were already reported on the terminal.
     id: unique; in the answer, its problem document and the log.
     """
 
@@ -134,19 +132,19 @@ class RequestInfo:
 
     @property
     def is_api(self) -> bool:
-        """Whether other programs call it, and not only the page."""
+        """Whether the route belongs to the API."""
         return (self.route or "").startswith(("/api/", "/v1/"))
 
     @property
     def protocol(self) -> Literal["ollama", "openai"] | None:
-        """The protocol of another program whose form an error has; None: RFC 9457."""
+        """The protocol whose form an error has; None: RFC 9457."""
         if self.path.startswith("/v1/"):
             return "openai"
         return "ollama" if _OLLAMA.fullmatch(self.path) else None
 
     @property
     def method(self) -> str | None:
-        """The method that the route answers to; None: Gradio decides."""
+        """The allowed method; None: any that Gradio allows."""
         return _METHODS.get(self.route or "")
 
     @property
@@ -159,11 +157,11 @@ class RequestInfo:
 
 
 current_request: ContextVar[RequestInfo | None] = ContextVar("current_request", default=None)
-"""The request that is being answered, for the form of its errors."""
+"""The current request, for the form of its errors."""
 
 
 def request_info(scope: Scope) -> RequestInfo:
-    """Return the facts that `RequestLimits` put into the scope."""
+    """Return the information that `RequestLimits` added to the scope."""
     info: Any = scope["captioner"]
     if not isinstance(info, RequestInfo):
         raise TypeError("the request did not pass RequestLimits")
@@ -174,9 +172,9 @@ class RequestLimits:
     """Middleware that adds a `RequestInfo` to the scope and security headers to every answer.
 
     Args:
-        app: the application behind it.
-        root_path: the prefix under which a proxy shows the server, whether it strips it or not.
-        frame_ancestors: origins whose pages may show ours in a frame.
+        app: the next application.
+        root_path: the path of the server behind a proxy, which may strip it or not.
+        frame_ancestors: origins that may embed the page.
     """
 
     def __init__(
@@ -191,7 +189,7 @@ class RequestLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
-        if scope["type"] == "websocket":  # nothing here uses it
+        if scope["type"] == "websocket":
             return await send({"type": "websocket.close"})
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
@@ -202,7 +200,7 @@ class RequestLimits:
         current_request.set(info)
         scope = {
             **scope,
-            # FastAPI's routes know only GET; uvicorn drops the body of a HEAD.
+            # FastAPI has no HEAD routes; uvicorn drops the body of the answer.
             "method": "GET" if scope["method"] == "HEAD" else scope["method"],
             "headers": [header for header in scope["headers"] if _is_trusted(header[0])],
             "root_path": self._root_path,
@@ -214,9 +212,9 @@ class RequestLimits:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update({**self._headers, "X-Request-ID": info.id})
-                if message["status"] >= 400 or not path.startswith((*_LASTING, *_CHECKED)):
+                if message["status"] >= 400 or not path.startswith((*_IMMUTABLE, *_REVALIDATED)):
                     headers["Cache-Control"] = "no-store"
-                elif path.startswith(_CHECKED):
+                elif path.startswith(_REVALIDATED):
                     headers["Cache-Control"] = "no-cache"
             await send(message)
 
@@ -226,14 +224,17 @@ class RequestLimits:
 def _is_trusted(name: bytes) -> bool:
     """Return whether a header is passed on.
 
-    Gradio trusts forwarding headers of every client. No cookie is needed, and Python's parser takes
-    minutes for one of 60 kB of backslashes (CVE-2024-7592).
+    Gradio would trust forwarding headers of every client. Cookies are not needed, and parsing one
+    with many backslashes takes minutes (CVE-2024-7592).
     """
     return name not in (b"cookie", b"forwarded") and not name.startswith(b"x-forwarded-")
 
 
 def parse_address(text: str) -> IPv4Address | IPv6Address | None:
-    """Parse an address, in brackets or not, IPv4 inside IPv6 as IPv4; None if it is none."""
+    """Parse an IP address, with or without brackets; return None if it is invalid.
+
+    IPv4-mapped IPv6 addresses become IPv4.
+    """
     try:
         address = ip_address(text.strip().removeprefix("[").removesuffix("]"))
     except ValueError:
@@ -244,7 +245,7 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def client_key(host: str) -> str:
-    """Return the key that a client is counted by: an IPv6 client has a whole /64."""
+    """Return the key of a client for limits: its address, or its /64 network for IPv6."""
     address = parse_address(host)
     if isinstance(address, IPv6Address):
         return str(ip_network((address, 64), strict=False))

@@ -1,4 +1,4 @@
-"""The captioning that the page and the API share: admit, decode, queue, caption."""
+"""The captioning service of the page and the API: admit, decode, queue, caption."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from captioner.vision.transform import Box
 from captioner.vocabulary import Vocabulary
 from captioner_serving.decoding.decoded import EncodedPhoto, Output, Readable, Square
 from captioner_serving.memory import is_out_of_memory
-from captioner_serving.server.batcher import Batcher, Order, Place
+from captioner_serving.server.batcher import Batcher, JobSettings, Place
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.photos import PhotoPool, SharedPhoto
@@ -35,10 +35,10 @@ from captioner_serving.server.problems import (
 __all__ = ["CaptionService", "check_sentence"]
 
 _LOGGER = logging.getLogger("captioner.server")
-# Seconds. /api/health believes an answer of the last few, or a batch that is under way for as long
-# as any can take; a model that has nothing to do is asked, and has a while to answer.
-_FRESH, _AT_WORK, _PATIENCE = 5.0, 120.0, 10.0
-_NAME = "the image"  # in messages, in place of a name that only its owner knows
+# The health check, in seconds: a caption this recent counts, a batch may run this long, and a test
+# caption of an idle model may take this long.
+_RECENT, _LONGEST_BATCH, _PROBE_TIMEOUT = 5.0, 120.0, 10.0
+_NAME = "the image"  # in messages, instead of the client's name of the file
 
 
 class CaptionService:
@@ -46,11 +46,11 @@ class CaptionService:
 
     Args:
         captioner: the model.
-        config: sizes of the queue and of batches.
-        metrics: where images, batches and errors are counted.
-        pool: where photos are decoded, shared with other models.
+        config: limits of the queue and batches.
+        metrics: counts images, batches and errors.
+        pool: decodes photos, shared with other models.
         threads: of torch, for the thread that runs the model.
-        say: told in words for people what became of photos.
+        say: called with messages for the terminal.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CaptionService:
         self.config = config
         self.metrics = metrics
         self._threads, self._say = threads, say
-        self._answered = self._failed = 0.0  # when the model last did
+        self._succeeded = self._failed = 0.0  # when a batch last did, time.monotonic
         self._probe: asyncio.Task[None] | None = None
         self._batcher = Batcher(
             self._caption_batch, max_batch=config.max_batch, capacity=config.queue
@@ -75,14 +75,17 @@ class CaptionService:
         self.pool = pool
 
     def sample(self, name: str, path: Path, *, captions: int) -> Caption:
-        """Caption a photo of our own at the start; ImageError: it cannot be opened."""
+        """Caption a sample photo, without limits.
+
+        Raises ImageError: it cannot be decoded.
+        """
         square = Square(self.captioner.transform.config)
         photo = EncodedPhoto(str(path), path.read_bytes())
         (decoded,) = self.pool.reader.produce(photo, [square]).result()
         decoded.check()
         image = decoded.prepared(image=name)
         config = self.captioner.generation.for_request(captions=captions)
-        return self._batcher.submit(image, Order(config)).result()
+        return self._batcher.submit(image, JobSettings(config)).result()
 
     async def caption_one(
         self,
@@ -92,9 +95,9 @@ class CaptionService:
         client: str,
         check_attention: bool = False,
     ) -> Caption:
-        """Caption one photo; arguments as for `caption`.
+        """Caption one photo; arguments and exceptions as for `caption`.
 
-        Raises: what `caption` raises, and ImageError: it cannot be opened.
+        Raises ImageError: it cannot be decoded.
         """
         shared = self.share(photo, client=client)
         try:
@@ -108,7 +111,7 @@ class CaptionService:
         try:
             raise result
         finally:
-            del result  # or its traceback would keep the photo alive
+            del result  # its traceback would keep the photo in memory
 
     def share(
         self,
@@ -117,7 +120,7 @@ class CaptionService:
         client: str,
         has_preview: bool = False,
     ) -> SharedPhoto:
-        """Return a photo that this service and others caption; it is decoded once."""
+        """Return a photo for this and other services, which is decoded once."""
         if isinstance(photo, bytes):
             photo = EncodedPhoto(_NAME, photo)
         configs = [service.captioner.transform.config for service in (self, *services)]
@@ -132,35 +135,36 @@ class CaptionService:
         place: Place | None = None,
         check_attention: bool = False,
     ) -> list[Caption | ImageError]:
-        """Caption images, in order; one that cannot be opened fails alone, in its place.
+        """Caption images, in order; an image that fails has an ImageError in its place.
 
-        A caller that is cancelled takes its waiting images out of the queue.
+        Cancelling the caller removes its waiting images from the queue.
 
         Args:
-            images: what to caption.
+            images: the photos.
             config: beam size, number of captions, style.
-            client: whose they are; clients take turns.
-            place: is that of the last of these, from when they are admitted.
-            check_attention: whether words get their effect; see Captioner.caption.
+            client: for the fair queue.
+            place: updated with the place of the last image.
+            check_attention: measure the effect of each word; see Captioner.caption.
 
         Raises:
-            BusyError: no room in the queue.
+            BusyError: the queue is full.
             ClosedError: the server is shutting down.
-            ConfigError: the model does not have the style.
+            ConfigError: the model has no such style.
         """
-        # By its name, so that who asks for the usual style and who asks for none share a batch.
+        # The name of the default style, so that requests with and without it share a batch.
         config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
         start = time.monotonic()
-        results = await self._order(images, Order(config, check_attention), client, place)
+        settings = JobSettings(config, check_attention)
+        results = await self._run(images, settings, client, place)
         self._report(results, time.monotonic() - start)
         return results
 
     async def check_words(self, image: bytes, caption: Caption, *, client: str = "") -> Caption:
-        """Measure of each word of a given caption how much it mattered where the model looked.
+        """Measure the effect of each word of a given caption.
 
         Raises:
-            ConfigError: the model does not know one of the words, or the caption has none.
-            ImageError: the image cannot be opened.
+            ConfigError: a word is not in the vocabulary, or there are no words.
+            ImageError: the image cannot be decoded.
             BusyError, ClosedError: as for `caption`.
         """
         config = replace(
@@ -170,23 +174,23 @@ class CaptionService:
             style=self.captioner.vocabulary.style(caption.style or "") or "",
         )
         _require_known(caption, self.captioner.vocabulary)
-        order = Order(config, check_attention=True, sentence=caption)
+        settings = JobSettings(config, check_attention=True, sentence=caption)
         shared = self.share(image, client=client)
         try:
-            (result,) = await self._order([shared], order, client)
+            (result,) = await self._run([shared], settings, client)
         finally:
             shared.cancel()
         if not isinstance(result, Caption):
             raise result
         if not result.checked:
-            raise ConfigError("the model captions without attention: there is nothing to check")
+            raise ConfigError("the model has no attention, so words cannot be checked")
         return result
 
     async def draw(self, image: bytes, drawing: Output, *, client: str = "") -> bytes:
-        """Open a whole photo and draw on it, in the pool; a caller that is cancelled stops that.
+        """Draw on a photo in the decoding pool. Cancelling the caller stops the process.
 
         Raises:
-            ImageError: the photo cannot be opened, or takes too long to draw.
+            ImageError: the photo cannot be decoded, or drawing takes too long.
             ConfigError: an option of the drawing is out of range.
             BusyError, ClosedError: as for `caption`.
         """
@@ -196,15 +200,15 @@ class CaptionService:
         result.check()
         return result.pixels
 
-    async def _order(
+    async def _run(
         self,
         images: Sequence[SharedPhoto],
-        order: Order,
+        settings: JobSettings,
         client: str,
         place: Place | None = None,
     ) -> list[Caption | ImageError]:
-        """Have something done with images, in order; a caller that is cancelled takes them out."""
-        with self._batcher.admit(len(images) * order.cost, client):
+        """Caption or check images, in order."""
+        with self._batcher.admit(len(images) * settings.cost, client):
             places = [*[None] * (len(images) - 1), place]
             if place is not None:
                 place.ahead = self._batcher.waiting
@@ -213,80 +217,78 @@ class CaptionService:
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [
-                        group.create_task(self._caption_one(image, order, client, its))
-                        for image, its in zip(images, places, strict=True)
+                        group.create_task(self._caption_one(image, settings, client, image_place))
+                        for image, image_place in zip(images, places, strict=True)
                     ]
             finally:
                 self.metrics.queue.dec(len(images))
         return [task.result() for task in tasks]
 
     def require_room(self, client: str) -> None:
-        """Refuse before an upload is read what would be refused after it.
+        """Check before an upload that the queue has room for an image.
 
         Raises:
-            BusyError: no room in the queue for even one image.
+            BusyError: the queue is full.
             ClosedError: the server is shutting down.
         """
         with self._batcher.admit(1, client):
             pass
 
     async def check(self) -> None:
-        """Find out whether the model lives: whoever waits in its queue does not matter.
+        """Check that the model works; a full queue is not an error.
 
-        It is asked for a caption if it has nothing to do and has not just made one.
+        An idle model makes a test caption, unless it has captioned recently.
 
-        Raises RefusedError: it does not answer, is at one batch for minutes, or is closed.
+        Raises RefusedError: the model does not answer, a batch takes minutes, or it is closed.
         """
         if self._batcher.closed:
             raise ClosedError
         now = time.monotonic()
-        if now - self._answered < _FRESH:
+        if now - self._succeeded < _RECENT:
             return
-        begun = self._batcher.at_work_since
-        if begun is not None and self._failed <= self._answered:
-            if now - begun < _AT_WORK:
+        begun = self._batcher.busy_since
+        if begun is not None and self._failed <= self._succeeded:
+            if now - begun < _LONGEST_BATCH:
                 return
-            raise RefusedError(
-                "not-ready", f"it has been at one batch for more than {_AT_WORK:.0f} s"
-            )
-        # One question for all who ask at the same time, however many and however long they stay.
+            raise RefusedError("not-ready", f"a batch has taken more than {_LONGEST_BATCH:.0f} s")
+        # Concurrent checks share one test caption.
         if self._probe is None or self._probe.done():
-            self._probe = asyncio.create_task(self._ask())
+            self._probe = asyncio.create_task(self._test_caption())
             self._probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
         await asyncio.wait([self._probe])
         self._probe.result()
 
-    async def _ask(self) -> None:
+    async def _test_caption(self) -> None:
         side = self.captioner.transform.config.size
         pixels = np.full((3, side, side), 128, np.uint8)
         whole = Box(0.0, 0.0, 1.0, 1.0)
         blank = PreparedImage(image=None, pixels=pixels, box=whole, size=(side, side))
-        own = self.captioner.generation
-        short = replace(own, beam_size=1, captions=1, minimum_length=0, maximum_length=1)
+        generation = self.captioner.generation
+        short = replace(generation, beam_size=1, captions=1, minimum_length=0, maximum_length=1)
         try:
-            future = self._batcher.submit(blank, Order(short))
-            await asyncio.wait_for(asyncio.wrap_future(future), _PATIENCE)
+            future = self._batcher.submit(blank, JobSettings(short))
+            await asyncio.wait_for(asyncio.wrap_future(future), _PROBE_TIMEOUT)
         except TimeoutError as error:
-            detail = f"it has not answered within {_PATIENCE:.0f} s"
+            detail = f"no caption within {_PROBE_TIMEOUT:.0f} s"
             raise RefusedError("not-ready", detail) from error
         except CaptionerError as error:
             raise RefusedError("not-ready", error.detail) from error
         except Exception as error:
             _LOGGER.exception("the model does not answer")
-            raise RefusedError("not-ready", "it fails; the server's log says how") from error
+            raise RefusedError("not-ready", "it fails; the log has the reason") from error
 
     def refuse(self) -> None:
-        """Take on nothing more; what was accepted is finished."""
+        """Refuse new photos; accepted ones are finished."""
         self._batcher.refuse()
 
     def close(self) -> None:
-        """Finish what was accepted, then stop."""
+        """Finish accepted photos, then stop."""
         self._batcher.close()
 
     async def _caption_one(
         self,
         image: SharedPhoto,
-        order: Order,
+        settings: JobSettings,
         client: str,
         place: Place | None,
     ) -> Caption | ImageError:
@@ -294,7 +296,7 @@ class CaptionService:
         try:
             decoded = await image.square(self.captioner.transform.config)
             with self.metrics.photo.labels("model").time():
-                future = self._batcher.submit(decoded.prepared(), order, client, place)
+                future = self._batcher.submit(decoded.prepared(), settings, client, place)
                 result = await asyncio.wrap_future(future)
         except ImageError as error:
             result = error.without_traceback()
@@ -303,32 +305,34 @@ class CaptionService:
                 result = MemoryShortError()
             else:
                 _LOGGER.exception("a photo failed")
-                reason = error.detail if isinstance(error, CaptionerError) else "its log says how"
+                is_ours = isinstance(error, CaptionerError)
+                reason = error.detail if is_ours else "its log has the reason"
                 result = PhotoFailedError(f"the server failed on the image ({reason}): try again")
         if isinstance(result, ImageError):
             self.metrics.errors.labels(result.type).inc()
         return result
 
-    def _caption_batch(self, images: Sequence[PreparedImage], order: Order) -> Sequence[Caption]:
-        # Each thread that calls torch has a pool, whose threads wait for work by spinning. Where
-        # pools have more threads than there are cores, libgomp sends them to sleep after each loop,
-        # which costs a third of the speed: no other thread has one, unless there are two models.
+    def _caption_batch(
+        self, images: Sequence[PreparedImage], settings: JobSettings
+    ) -> Sequence[Caption]:
+        # Only this thread uses more than one thread of torch. With more threads than cores, libgomp
+        # puts waiting threads to sleep after each loop, which is much slower.
         torch.set_num_threads(self._threads)
         start = time.monotonic()
         try:
-            if order.sentence is None:
+            if settings.sentence is None:
                 captions = self.captioner.caption_prepared(
-                    images, order.generation, check_attention=order.check_attention
+                    images, settings.generation, check_attention=settings.check_attention
                 )
             else:
-                captions = check_sentence(self.captioner, images, order.sentence)
+                captions = check_sentence(self.captioner, images, settings.sentence)
         except Exception:
             self._failed = time.monotonic()
             raise
         finally:
             self.metrics.batch_size.observe(len(images))
             self.metrics.batch_seconds.observe(time.monotonic() - start)
-        self._answered = time.monotonic()
+        self._succeeded = time.monotonic()
         return captions
 
     def _report(self, results: Sequence[Caption | ImageError], seconds: float) -> None:
@@ -343,32 +347,29 @@ class CaptionService:
 
 
 def _require_known(caption: Caption, vocabulary: Vocabulary) -> None:
-    """Refuse a sentence that the model cannot have said.
-
-    Raises ConfigError: it has no words, or one that the vocabulary does not have.
-    """
+    """Raise ConfigError if a sentence has no words, or a word that is not in the vocabulary."""
     if not caption.words:
-        raise ConfigError("the record has no words: there is nothing to check")
+        raise ConfigError("the record has no words to check")
     if unknown := [word.text for word in caption.words if not vocabulary.knows(word.text)]:
-        raise ConfigError(f"the model does not know the word {unknown[0][:40]!r}")
+        raise ConfigError(f"the word {unknown[0][:40]!r} is not in the model's vocabulary")
 
 
 def check_sentence(
     captioner: Captioner, images: Sequence[PreparedImage], caption: Caption
 ) -> list[Caption]:
-    """Give the words of a caption their `effect` on each image; see captioner.deletion.
+    """Return the caption for each image, with the `effect` of its words; see captioner.deletion.
 
-    Where the decoder does not attend, they have none.
+    Without attention the words have no effect.
     """
-    found = captioner.word_effects(
+    effects_by_image = captioner.word_effects(
         np.stack([image.pixels for image in images]),
         [word.text for word in caption.words],
         style=caption.style or "",
     )
     checked = []
-    for effects in found:
-        known: Sequence[float | None] = effects or [None] * len(caption.words)
-        pairs = zip(caption.words, known, strict=True)
+    for effects in effects_by_image:
+        values: Sequence[float | None] = effects or [None] * len(caption.words)
+        pairs = zip(caption.words, values, strict=True)
         words = tuple(replace(word, effect=effect) for word, effect in pairs)
         checked.append(replace(caption, words=words))
     return checked

@@ -1,4 +1,4 @@
-"""Limits of what gradio_client leaves behind: uploads on disk and results that nobody reads."""
+"""Limits for gradio_client: uploads on disk and results that are not read."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from captioner_serving.server.problems import BusyError, RefusedError
 
 __all__ = ["Results", "Uploads"]
 
-_SWEEP = 30.0  # seconds between two sweeps of old uploads, at most
-_LEAST = 16_384  # bytes that an upload counts at least, so that their number is limited too
+_SWEEP = 30.0  # seconds between sweeps of old uploads
+_LEAST = 16_384  # bytes that an upload counts at least, to limit the number of uploads
 _UNREAD = 60.0  # seconds after which a result without a reader is dropped
 
 
@@ -29,24 +29,24 @@ class _Upload:
 
 
 class Uploads:
-    """The folder of Gradio's uploads, limited in bytes.
+    """The folder of Gradio's uploads, with a limit of bytes.
 
     Args:
-        folder: where Gradio writes uploads.
-        capacity: bytes of all uploads in it. One client may have half of them.
+        folder: the folder.
+        capacity: the limit of bytes of all uploads; one client may use half.
         ttl: seconds that an upload is kept.
     """
 
     def __init__(self, folder: Path, *, capacity: int, ttl: float) -> None:
         self.folder = folder.resolve()
         self._capacity, self._ttl = capacity, ttl
-        self.interval = min(_SWEEP, ttl)  # seconds between two sweeps
+        self.interval = min(_SWEEP, ttl)  # seconds between sweeps
         self._uploads: set[_Upload] = set()
 
     def begin(self, client: str, size: int) -> _Upload:
-        """Start to count an upload of a client that announces so many bytes.
+        """Start to count an upload with an announced number of bytes.
 
-        Raises BusyError: there is no room for it; nothing is written.
+        Raises BusyError: there is not enough space; nothing is written.
         """
         upload = _Upload(client, max(size, _LEAST))
         self._uploads.add(upload)
@@ -58,33 +58,35 @@ class Uploads:
         return upload
 
     def grow(self, upload: _Upload, size: int) -> None:
-        """Count the upload's bytes, of which so many have come.
+        """Update the number of received bytes of an upload.
 
-        Raises BusyError: there is no room for them. What was written is deleted by a sweep.
+        Raises BusyError: there is not enough space. A sweep deletes the partial file.
         """
         upload.size, upload.written = max(size, upload.size), time.monotonic()
         self._check(upload)
 
     def _check(self, upload: _Upload) -> None:
-        total = sum(other.size for other in self._uploads)
-        own = sum(other.size for other in self._uploads if other.client == upload.client)
-        if total > self._capacity or own > max(self._capacity // 2, upload.size):
-            raise BusyError(60, "the uploads of the last minutes fill the space set aside for them")
+        sizes = Counter[str]()
+        for counted in self._uploads:
+            sizes[counted.client] += counted.size
+        limit = max(self._capacity // 2, upload.size)
+        if sizes.total() > self._capacity or sizes[upload.client] > limit:
+            raise BusyError(60, "recent uploads fill the space for uploads")
 
     def owns(self, path: object) -> bool:
         """Return whether a value is the path of a file in the folder."""
         try:
             return isinstance(path, str) and Path(path).resolve().is_relative_to(self.folder)
-        except (OSError, ValueError):  # no path of any system
+        except (OSError, ValueError):  # an invalid path
             return False
 
     def sweep(self) -> None:
-        """Delete old files, those of broken uploads too, which Gradio forgets."""
+        """Delete old files, including those of aborted uploads, which Gradio does not delete."""
         oldest, now = time.time() - self._ttl, time.monotonic()
         for folder, _, names in os.walk(self.folder):
             for name in names:
                 path = Path(folder, name)
-                with suppress(OSError):  # Gradio or another sweep was faster
+                with suppress(OSError):  # already deleted
                     if path.lstat().st_ctime < oldest:
                         path.unlink()
         self._uploads = {
@@ -100,11 +102,11 @@ class _Session:
 
 
 class Results:
-    """The sessions of Gradio's queue that hold calls or results, limited in number and time.
+    """The sessions of Gradio's queue with calls or results, limited in number and time.
 
     Args:
         blocks: the Gradio application.
-        limit: sessions without a reader; one client may have a quarter of them.
+        limit: the number of sessions without a reader; one client may have a quarter.
     """
 
     def __init__(self, blocks: gr.Blocks, *, limit: int) -> None:
@@ -113,43 +115,43 @@ class Results:
         self._sessions: dict[str, _Session] = {}
 
     def admit(self, session: str, client: str) -> None:
-        """Let a client call in a session.
+        """Admit a call of a client in a session.
 
-        Raises BusyError: too many sessions wait to be read.
+        Raises BusyError: too many sessions have unread results.
         """
         self.drop_stale()
-        if (known := self._sessions.get(session)) is not None:
-            known.touched = time.monotonic()
+        if (existing := self._sessions.get(session)) is not None:
+            existing.touched = time.monotonic()
             return
-        unread = Counter(one.client for one in self._sessions.values() if not one.readers)
+        unread = Counter(entry.client for entry in self._sessions.values() if not entry.readers)
         if unread.total() >= self._limit or unread[client] >= max(1, self._limit // 4):
-            raise BusyError(round(_UNREAD), "too many results wait to be read")
+            raise BusyError(round(_UNREAD), "too many results are unread")
         self._sessions[session] = _Session(client)
 
     @contextmanager
     def reading(self, session: str) -> Iterator[None]:
-        """Keep a session for as long as the block runs, in which its results are read.
+        """Keep a session during the block, which reads its results.
 
         Raises RefusedError: there is no such session.
         """
-        known = self._sessions.get(session)
-        if known is None:
+        entry = self._sessions.get(session)
+        if entry is None:
             raise RefusedError("no-such-session", "its results were read or dropped: call again")
-        known.readers += 1
+        entry.readers += 1
         try:
             yield
         finally:
-            known.readers -= 1
-            known.touched = time.monotonic()
-            if not known.readers and not self._queue.pending_event_ids_session.get(session):
+            entry.readers -= 1
+            entry.touched = time.monotonic()
+            if not entry.readers and not self._queue.pending_event_ids_session.get(session):
                 self._drop(session)
 
     def drop_stale(self) -> None:
         """Drop the sessions that had no reader for a minute."""
         now = time.monotonic()
-        for name, session in list(self._sessions.items()):
-            if not session.readers and now - session.touched > _UNREAD:
-                self._drop(name)
+        for session, entry in list(self._sessions.items()):
+            if not entry.readers and now - entry.touched > _UNREAD:
+                self._drop(session)
 
     def _drop(self, session: str) -> None:
         self._sessions.pop(session, None)
@@ -159,5 +161,5 @@ class Results:
         for identifier in events:
             event = self._queue.event_ids_to_events.pop(identifier, None)
             if event is not None:
-                event.alive = False  # sends no more messages
+                event.alive = False  # stops its messages
         self._queue.pending_messages_per_session.pop(session, None)

@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Caption; 1 if any photo of the inputs failed, now or in the run that it resumes."""
+    """Caption photos; return 1 if any of them failed in this run or an earlier one."""
     from captioner.predictor import Captioner
     from captioner_serving.batch.config import BatchConfig, Shard
     from captioner_serving.batch.inputs.sources import Inputs
@@ -102,8 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     english = arguments.language.lower().split("-")[0] == "en"
     if not (english or is_worded(arguments) or arguments.checkpoint):
         raise ConfigError(
-            f"--language {arguments.language}: the bundled model writes English; name a "
-            "--checkpoint in that language, or word the captions with --replace or --template"
+            f"--language is {arguments.language}, but the bundled model writes English: use a "
+            "--checkpoint in that language, or translate with --replace or --template"
         )
     output = None if arguments.output == "-" else arguments.output
     load = partial(
@@ -118,23 +118,23 @@ def run(arguments: argparse.Namespace) -> int:
         ProgressBar(quiet=arguments.quiet) as progress,
     ):
         signal.signal(signal.SIGTERM, _interrupt)
-        counting = False
+        is_counting = False
         try:
             for record in batch.records():
-                if not counting:  # not before: it would slow down the way to the first undone photo
+                if not is_counting:  # counting earlier would delay the first photo
                     progress.count(inputs, config.shard, done=batch.before)
-                    counting = True
+                    is_counting = True
                 if output is None:
                     print(json_line(record, encoding=sys.stdout.encoding), flush=True)
                 progress.update(record)
         except KeyboardInterrupt:  # or SIGTERM
             if output is not None:
-                progress.say("interrupted: the same command resumes here")
+                progress.say("interrupted; run the same command to resume")
             raise
         progress.say(batch.summary())
     return int(batch.failed > 0)
 
 
 def _interrupt(*_: object) -> NoReturn:
-    """Let schedulers end a run as Ctrl-C does."""
+    """Treat SIGTERM like Ctrl-C."""
     raise KeyboardInterrupt

@@ -31,8 +31,8 @@ EXAMPLES = """examples:
   captioner convert captions.jsonl --sidecar xmp --replace man=person
   captioner convert captions.csv --sidecar xmp --existing overwrite
 
-Of a .csv, which may be edited, image, caption, score and keywords are read. Records are not
-changed, and photos only with --embed. See docs/batch.md."""
+A .csv may be edited: its columns image, caption, score and keywords are used. Records are not
+changed; photos are changed only with --embed. See docs/batch.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Convert; 1 if a sidecar or photo could not be written."""
+    """Convert records; return 1 if a sidecar or photo could not be written."""
     from captioner.files import replace_file
     from captioner.terminal import printable
     from captioner_serving.batch.config import BatchConfig
@@ -67,12 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
         wording=read_wording(arguments),
         plain=arguments.plain,
     )
-    named = [Path(name) for name in arguments.records]
-    # A pattern such as captions-*.jsonl takes along the other files of the runs.
-    outputs = {str(path).removesuffix(".journal.jsonl") for path in named}
-    beside = {path for output in outputs for path in RunFiles(Path(output)).beside}
-    _check(arguments, named, beside)
-    paths = [path for path in named if path not in beside]
+    given = [Path(name) for name in arguments.records]
+    # A pattern such as captions-*.jsonl also matches files of the runs that hold no captions.
+    outputs = {str(path).removesuffix(".journal.jsonl") for path in given}
+    auxiliary = {path for output in outputs for path in RunFiles(Path(output)).auxiliary}
+    _check(arguments, given, auxiliary)
+    paths = [path for path in given if path not in auxiliary]
 
     def read(path: Path) -> Iterator[dict[str, Any] | None]:
         return (read_record_table if path.suffix == ".csv" else read_captions)(path)
@@ -83,75 +83,74 @@ def run(arguments: argparse.Namespace) -> int:
                 record["keywords"] = keywords_of(record, config.keywords)
             yield config.wording.apply(record) if is_worded(arguments) else record
 
-    # Before anything is written, every line is read once.
-    have = Counter(record is not None for path in paths for record in read(path))
+    # Read every line once before writing anything.
+    counts = Counter(record is not None for path in paths for record in read(path))
     if config.keywords is not None:
         _check_trust(chain.from_iterable(map(captions, paths)))
-    said = [f"{have[True]:,} captions"]
-    if failed := have[False]:
-        photos = "photo has none, and is" if failed == 1 else "photos have none, and are"
-        said.append(f"{failed:,} failed {photos} left out")
+    summary = [f"{counts[True]:,} captions"]
+    if failed := counts[False]:
+        summary.append(f"{failed:,} failed {'photo' if failed == 1 else 'photos'} skipped")
     if arguments.to is not None:
         with replace_file(arguments.to) as file:
             rows = chain.from_iterable(map(captions, paths))
             write_records(file, Path(arguments.to).suffix, rows, plain=arguments.plain)
-        said.append(f"written to {arguments.to}")
+        summary.append(f"written to {arguments.to}")
     status = 0
     for noun in (["sidecars"] if config.sidecar else []) + (["photos"] if config.embed else []):
         kept, problems = _write_beside(noun, paths, captions, config, arguments.root)
-        said.append(f"{have[True] - kept - problems:,} {noun} written")
-        said += [f"{kept:,} left as found"] if kept else []
-        said += [f"{problems:,} not written"] if problems else []
+        summary.append(f"{counts[True] - kept - problems:,} {noun} written")
+        summary += [f"{kept:,} unchanged"] if kept else []
+        summary += [f"{problems:,} not written"] if problems else []
         status |= problems > 0
-    print(printable("; ".join(said)), file=sys.stderr)
+    print(printable("; ".join(summary)), file=sys.stderr)
     return int(status)
 
 
 def _check_trust(records: Iterable[dict[str, Any]]) -> None:
     """Refuse --keywords for the records of a model without trust."""
-    seen = 0
+    count = 0
     for record in records:
         if any("trust" in word for word in record["words"]):
             return
-        seen += 1
-    if seen:
+        count += 1
+    if count:
         raise ConfigError(
-            "--keywords: no word of these records has a trust: caption with a checkpoint that "
-            "`captioner trust` has been run on"
+            "--keywords needs words with trust, and these records have none: caption with a "
+            "checkpoint for which you ran `captioner trust`"
         )
 
 
-def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterable[Path]) -> None:
-    """Refuse before the work what cannot be done."""
+def _check(arguments: argparse.Namespace, paths: Sequence[Path], auxiliary: Iterable[Path]) -> None:
+    """Refuse invalid arguments before the work starts."""
     from captioner.files import refuse_input
     from captioner_serving.batch.outputs.exiftool import check_exiftool
     from captioner_serving.batch.outputs.records import check_output
 
     if arguments.to is None and arguments.sidecar is None and not arguments.embed:
-        raise ConfigError("nothing to make: name --to FILE, --sidecar KIND, or --embed")
+        raise ConfigError("no output: add --to FILE, --sidecar KIND or --embed")
     if arguments.embed:
         check_exiftool()
     for path in paths:
-        if path.suffix not in (".jsonl", ".csv") and path not in beside:
+        if path.suffix not in (".jsonl", ".csv") and path not in auxiliary:
             raise ConfigError(
-                f"{path} has no records: name the .jsonl or .csv that captioner batch wrote"
+                f"{path} has no records: use the .jsonl or .csv that captioner batch wrote"
             )
         if path.suffix == ".csv" and arguments.keywords is not None:
             raise ConfigError(
-                f"{path} holds no trust to choose keywords by: its column keywords is used without "
-                "--keywords"
+                f"{path} has no trust, which --keywords needs: leave --keywords out to use its "
+                "column keywords"
             )
         if path.suffix == ".csv" and (arguments.to is not None or arguments.sidecar == "json"):
             raise ConfigError(
-                f"{path} does not hold whole records: it gives sidecars of the kinds txt, caption "
-                "and xmp; for others name the .jsonl beside it"
+                f"{path} has only parts of the records, enough for --embed and sidecars of the "
+                "kinds txt, caption and xmp: for others use the .jsonl beside it"
             )
     if arguments.to is None:
         return
     check_output(arguments.to)
-    refuse_input("--to", arguments.to, (*paths, *beside))
+    refuse_input("--to", arguments.to, (*paths, *auxiliary))
     if os.path.lexists(arguments.to) and not arguments.overwrite:
-        raise OutputError(f"{arguments.to} is there already: name another file, or --overwrite it")
+        raise OutputError(f"{arguments.to} exists: choose another file, or add --overwrite")
 
 
 def _write_beside(
@@ -161,15 +160,15 @@ def _write_beside(
     config: BatchConfig,
     root: str | None,
 ) -> tuple[int, int]:
-    """Write sidecars or photos; count those left as they were, and those that cannot be written."""
+    """Write sidecars or photos; return how many stayed unchanged, and how many failed."""
     from captioner.terminal import in_a_line
     from captioner_serving.batch.outputs.embedding import Embedder
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, find_photo, is_fatal
-    from captioner_serving.batch.outputs.written import written_beside
+    from captioner_serving.batch.outputs.written import lock_and_log
 
     kept = problems = 0
     for path in paths:
-        with written_beside(path) as write, ExitStack() as stack:
+        with lock_and_log(path) as write, ExitStack() as stack:
             writer: SidecarWriter | Embedder = SidecarWriter(config, write)
             if noun == "photos":
                 writer = stack.enter_context(Embedder(config, write))

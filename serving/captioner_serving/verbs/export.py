@@ -1,4 +1,4 @@
-"""`captioner export [CHECKPOINT] --to DIR`: a model as a folder that needs no PyTorch."""
+"""`captioner export [CHECKPOINT] --to DIR`: export a model to a folder that needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export, and check that the folder captions as the checkpoint does."""
+    """Export a model, and compare its captions with those of the checkpoint."""
     from captioner_serving.browser.page import add_page
     from captioner_serving.export.folder import new_folder, write_folder
     from captioner_serving.export.parity import check_parity

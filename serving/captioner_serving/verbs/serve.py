@@ -31,9 +31,9 @@ EXAMPLES = """examples:
   captioner serve --host 0.0.0.0 --auth-file secret.txt     # one line: USER:PASSWORD
   captioner serve --root-path /captioner --allowed-host example.org --trusted-proxy 127.0.0.1
 
-The page is at /, the API's documentation at /docs, Prometheus metrics at /metrics. A password can
-also come from the variable CAPTIONER_AUTH. Ctrl-C or SIGTERM finishes accepted captions, then exits
-with 0; with 1 if some were cut off, after 30 s or by a second Ctrl-C."""
+The page is at /, the API's documentation at /docs, Prometheus metrics at /metrics. USER:PASSWORD
+can also come from the variable CAPTIONER_AUTH. Ctrl-C or SIGTERM finishes accepted requests, then
+exits with 0. After 30 s or a second Ctrl-C it cuts off the rest and exits with 1."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,13 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal says stop."""
+    """Serve until SIGINT or SIGTERM; return 1 if requests were cut off."""
     from captioner_serving.server.access import is_exposed, read_credentials, read_tokens
 
     config = _config(arguments)
     checkpoints: list[str] = arguments.checkpoint or []
     if len(set(checkpoints)) < len(checkpoints):
-        raise ConfigError(f"--checkpoint {checkpoints[-1]} is there twice: name another one")
+        raise ConfigError(f"--checkpoint {checkpoints[-1]} is given twice: use another checkpoint")
     if config.mcp:
         from captioner_serving.server.assistant import check_installed
 
@@ -137,7 +137,7 @@ def _load(
     names = arguments.checkpoint or [bundled_checkpoint()]
     checkpoints = [checkpoint_file(name) for name in names]
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # of this thread, before loading: the model's has all of them
+    torch.set_num_threads(1)  # in this thread; the model's thread gets all of them
     captioners = [
         Captioner.from_pretrained(
             checkpoint,
@@ -147,7 +147,7 @@ def _load(
         )
         for checkpoint in checkpoints
     ]
-    if len({captioner.name for captioner in captioners}) < len(captioners):  # of one recipe
+    if len({captioner.name for captioner in captioners}) < len(captioners):
         for captioner, name in zip(captioners, names, strict=True):
             captioner.name = str(name)
     return Application(
@@ -163,25 +163,25 @@ def _load(
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # nobody reads it any more, or a disk is full: that is no failed photo
+    with suppress(OSError):  # a closed pipe or full disk must not fail a request
         print(f"captioner: {text}", file=sys.stderr, flush=True)
 
 
 def _serve(application: Application, config: ServerConfig, listener: socket.socket) -> int:
-    """Serve until a signal comes; how many requests a second one, or the half minute, cut off."""
+    """Serve until a signal; return how many requests were cut off."""
     import uvicorn
 
     host = f"[{config.host}]" if ":" in config.host else config.host
     url = f"http://{host}:{listener.getsockname()[1]}"
-    # Of all that is cut off it would tell, with a traceback each.
+    # Disabled at the end, because it logs a traceback for each request that is cut off.
     log = logging.getLogger("uvicorn.error")
 
     class Server(uvicorn.Server):
         cut_off = 0
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)  # signals are heard by now
-            _say(f"the page is at {url}/, the API at {url}/docs; Ctrl-C ends")
+            await super().startup(sockets)  # installs the signal handlers
+            _say(f"the page is at {url}/, the API at {url}/docs; Ctrl-C stops")
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             application.refuse()
@@ -189,21 +189,21 @@ def _serve(application: Application, config: ServerConfig, listener: socket.sock
             log.disabled |= self.force_exit
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            _say("stopping, when what was accepted is done; Ctrl-C again stops at once")
+            _say("finishing accepted requests; Ctrl-C again stops at once")
             await super().shutdown(sockets)
 
         async def _wait_tasks_to_complete(self) -> None:
-            # From Python 3.12 on uvicorn's own waits for open connections, a second signal or not.
-            whole = asyncio.ensure_future(super()._wait_tasks_to_complete())
+            # From Python 3.12 on uvicorn waits for open connections even after a second signal.
+            waiting = asyncio.ensure_future(super()._wait_tasks_to_complete())
             try:
-                while not (self.force_exit or whole.done()):
-                    await asyncio.wait({whole}, timeout=0.1)
+                while not (self.force_exit or waiting.done()):
+                    await asyncio.wait({waiting}, timeout=0.1)
             finally:
-                log.disabled |= not whole.done()
-                whole.cancel()
+                log.disabled |= not waiting.done()
+                waiting.cancel()
                 self.cut_off = len(self.server_state.tasks)
 
-    # uvicorn raises the signals again when it has ended in good order; they have done their work.
+    # uvicorn raises the signals again after a clean shutdown; ignore them.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     options = uvicorn.Config(
@@ -220,23 +220,23 @@ def _serve(application: Application, config: ServerConfig, listener: socket.sock
     server = Server(options)
     server.run(sockets=[listener])
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # at its very end Python takes handlers back
+        signal.signal(number, signal.SIG_IGN)  # Python resets handlers when it exits
     return server.cut_off
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Take the port before the model is loaded.
+    """Open the port before the model is loaded.
 
-    Raises ConfigError: it is taken, or the host is not this machine's.
+    Raises ConfigError: the port is in use, or the host is not an address of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        reason, _, _ = (error.strerror or str(error)).partition(" (while")  # the address again
+        reason, _, _ = (error.strerror or str(error)).partition(" (while")  # repeats the address
         raise ConfigError(
-            f"{host}:{port} cannot be listened on ({reason}): "
-            "try another --port, or 0 for any free one"
+            f"cannot listen on {host}:{port} ({reason}): "
+            "use another --port, or --port 0 for any free one"
         ) from error
 
 

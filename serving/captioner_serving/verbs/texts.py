@@ -1,4 +1,4 @@
-"""Options of sidecars and wording, which batch and convert share."""
+"""Options for sidecars and wording, shared by `batch` and `convert`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def add_sidecars(group: argparse._ArgumentGroup) -> None:
-    """Add the options of sidecars."""
+    """Add the options for sidecars."""
     add = group.add_argument
     add("--sidecar", metavar="KIND", help="write beside each photo: txt, caption, json or xmp")
     add("--embed", action="store_true", help="write into the JPEG files too (needs exiftool)")
@@ -37,7 +37,7 @@ def add_sidecars(group: argparse._ArgumentGroup) -> None:
 
 
 def add_wording(group: argparse._ArgumentGroup) -> None:
-    """Add the options of the wording."""
+    """Add the options for wording."""
     add = group.add_argument
     add(
         "--template",
@@ -52,25 +52,25 @@ def add_wording(group: argparse._ArgumentGroup) -> None:
 
 def given_fields(kind: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the given options that are fields of a dataclass."""
-    named = ((field.name, getattr(arguments, field.name, None)) for field in fields(kind))
+    options = ((field.name, getattr(arguments, field.name, None)) for field in fields(kind))
     return {
         name: tuple(value) if isinstance(value, list) else value
-        for name, value in named
+        for name, value in options
         if value is not None
     }
 
 
 def is_worded(arguments: argparse.Namespace) -> bool:
-    """Whether any option of the wording is given."""
+    """Return whether an option for wording is given."""
     return bool(arguments.replace or arguments.prefix or arguments.template != "{caption}")
 
 
 def read_wording(arguments: argparse.Namespace) -> Wording:
-    """Read the wording."""
+    """Return the wording that the options describe."""
     from captioner_serving.batch.wording import Wording
 
-    if wrong := [text for text in arguments.replace if "=" not in text]:
-        raise ConfigError(f"--replace {wrong[0]!r}: write OLD=NEW")
+    if invalid := [text for text in arguments.replace if "=" not in text]:
+        raise ConfigError(f"--replace {invalid[0]!r} has no '=': write OLD=NEW")
     pairs = (text.partition("=") for text in arguments.replace)
     replace = tuple((old, new) for old, _, new in pairs)
     return Wording(template=arguments.template, prefix=arguments.prefix, replace=replace)

@@ -180,7 +180,7 @@ def test_a_member_of_a_zip_file_is_measured_before_it_is_read(
     monkeypatch.setattr("captioner_serving.batch.inputs.archives._LARGEST_IN_MEMORY", 1 << 16)
     large = ("zeros.jpg", bytes((1 << 16) + 1))
     found = photos(zip_of(tmp_path / "a.zip", large, ("next.jpg", jpeg())))
-    assert "zeros.jpg has 65,537 bytes, and the limit here is 65,536" in lost(found)[0]
+    assert "zeros.jpg has 65,537 bytes; the limit in an archive is 65,536" in lost(found)[0]
     assert found[1].read() == jpeg()
     stored = photos(zip_of(tmp_path / "b.zip", large, method=zipfile.ZIP_STORED))
     assert stored[0].read() == large[1]  # it takes no more than its bytes, as in a .tar
@@ -226,7 +226,7 @@ def test_no_more_of_a_member_is_unpacked_than_it_claims(tmp_path: Path) -> None:
 def test_what_unpacks_without_a_bound_is_named(tmp_path: Path, method: int) -> None:
     """Forty bytes of bzip2 are 46 MB of zeros, and zipfile takes them all at once."""
     path = zip_of(tmp_path / "a.zip", ("a.jpg", jpeg()), method=method)
-    reason = f"{path}/a.jpg is packed by method {method}, not by deflate: unpack it"
+    reason = f"{path}/a.jpg has compression method {method}, not deflate: unpack it first"
     assert lost(photos(path)) == [reason]
 
 

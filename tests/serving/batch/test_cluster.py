@@ -128,7 +128,7 @@ def test_an_actor_that_always_ends_ends_the_run_with_a_sentence(
             time.sleep(0.2)
         _, said = process.communicate(timeout=300)
     assert process.returncode == 1, said
-    assert "an actor of the Ray cluster ended again and again" in said
+    assert "an actor of the Ray cluster ended repeatedly" in said
     assert "Traceback" not in said
 
 

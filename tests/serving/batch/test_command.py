@@ -281,7 +281,7 @@ def test_the_summary_leaves_out_what_belongs_to_photos(
     for _ in range(2):
         result = run_batch(*command)
         *_, left_out = lines = result.stderr.splitlines()
-        assert left_out == "left out, as these are not images: 1 .txt, 1 .cr2"
+        assert left_out == "skipped, not images: 1 .txt, 1 .cr2"
         assert not any(line.startswith(" ") for line in lines)  # whole, in a file
     names = {path.name for path in folder.iterdir()}
     assert {"p000.jpg.txt", "p000.png.txt", "p001.txt", "c.csv.journal.jsonl"} <= names

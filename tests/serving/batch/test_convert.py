@@ -57,8 +57,7 @@ def test_the_command_makes_a_table_and_sidecars(folder: Path, run_main: Run) -> 
     result = run_main("convert", "r.jsonl", "--to", "c.csv", "--sidecar", "txt", *wording)
     assert (result.returncode, result.stdout) == (0, "")
     assert result.stderr == (
-        "2 captions; 1 failed photo has none, and is left out; written to c.csv; "
-        "2 sidecars written\n"
+        "2 captions; 1 failed photo skipped; written to c.csv; 2 sidecars written\n"
     )
     with (folder / "c.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -113,7 +112,7 @@ def test_a_pattern_may_match_the_other_files_of_a_run(folder: Path, run_main: Ru
     result = run_main("convert", *names, "--to", "c.jsonl")
     assert result.returncode == 0, result.stderr
     assert [one["image"] for one in read(folder / "c.jsonl")] == ["a.jpg", "b.jpg", "s.jpg"]
-    assert result.stderr.startswith("3 captions; 1 failed photo has none")
+    assert result.stderr.startswith("3 captions; 1 failed photo skipped")
     # None of them is written over, whatever is said.
     for other in ("r.jsonl.errors.jsonl", "r.jsonl.run.json"):
         before = (folder / other).read_bytes()
@@ -130,11 +129,11 @@ def test_a_sidecar_that_has_no_place_is_named_and_the_others_are_written(
     write(folder / "r.jsonl", record("t.tar/x.jpg"), record("n" * 300), record("a.jpg"))
     assert main(["convert", "r.jsonl", "--sidecar", "caption"]) == 1
     said = capsys.readouterr().err
-    assert "captioner: t.tar/x.jpg is not a file here" in said
+    assert "captioner: there is no photo t.tar/x.jpg for a sidecar" in said
     assert "1 sidecars written; 2 not written" in said
     assert (folder / "a.caption").read_text() == "a man and a dog\n"
     assert main(["convert", "r.jsonl", "--sidecar", "caption", "--existing", "skip"]) == 1
-    assert "0 sidecars written; 1 left as found" in capsys.readouterr().err
+    assert "0 sidecars written; 1 unchanged" in capsys.readouterr().err
 
 
 def test_no_sidecar_is_written_outside_of_the_root(
@@ -154,7 +153,7 @@ def test_no_sidecar_is_written_outside_of_the_root(
     arguments = ["convert", "r.jsonl", "--sidecar", "txt", "--existing", "overwrite"]
     assert main([*arguments, "--root", "root"]) == 1
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(" leads out of the folder root: ")[0] for line in said[:-1]] == [
+    assert [line.split(" is outside the folder root: ")[0] for line in said[:-1]] == [
         f"captioner: {name}" for name in outside
     ]
     assert said[-1].endswith("; 2 sidecars written; 4 not written")
@@ -218,12 +217,12 @@ DAMAGED: dict[str, tuple[str, str | bytes, str]] = {
     "torn": ("c.csv", 'image,caption,score\n"a.jpg', "line 2 has no caption"),
     "torn line": ("r.jsonl", '{"image": "a.jpg", "capt', "line 4 is an incomplete record"),
     "no text": ("r.jsonl", b"\xff\xfe", "line 4 is an incomplete record"),
-    "no record": ("r.jsonl", "[]", "line 4 is not a caption record: it has no image"),
+    "no record": ("r.jsonl", "[]", "line 4 is not a caption record: image is missing"),
     "no name": ("r.jsonl", json.dumps(record("a\0.jpg")), "it has no image"),
     "no number": ("r.jsonl", json.dumps(record("a.jpg", score="high")), "score or alternatives"),
     "no character": ("r.jsonl", json.dumps(record("a.jpg", "\ud800")), "or alternatives"),
     "alternative": ("r.jsonl", json.dumps(record("a.jpg", alternatives=[{}])), "or alternatives"),
-    "no model": ("r.jsonl", json.dumps(record("a.jpg", model=None)), "names no model"),
+    "no model": ("r.jsonl", json.dumps(record("a.jpg", model=None)), "model is missing"),
 }
 
 
@@ -241,15 +240,15 @@ def test_what_is_damaged_is_named_and_nothing_is_made(
 
 
 REFUSED: Refusals = {
-    "convert r.jsonl": (2, "nothing to make"),
+    "convert r.jsonl": (2, "no output: add --to"),
     "convert a.jpg --to c.csv": (2, "a.jpg has no records"),
     "convert r.jsonl --to ./r.jsonl --overwrite": (2, "an input of this command"),
     "convert r.jsonl --to link.jsonl --overwrite": (2, "an input of this command"),
-    "convert r.jsonl --to old.csv": (1, "old.csv is there already"),
+    "convert r.jsonl --to old.csv": (1, "old.csv exists: choose"),
     "convert r.jsonl --to c.xlsx": (2, "none of .jsonl, .csv, .parquet, .json"),
-    "convert t.csv --to c.json": (2, "t.csv does not hold whole records"),
+    "convert t.csv --to c.json": (2, "t.csv has only parts of the records"),
     "convert t.csv --sidecar json": (2, "sidecars of the kinds txt, caption"),
-    "convert r.jsonl --to no/c.csv": (1, "has no folder"),
+    "convert r.jsonl --to no/c.csv": (1, "there is no folder"),
     "convert gone.jsonl --to c.csv": (1, "gone.jsonl cannot be read"),
     "convert r.jsonl --sidecar doc": (2, "--sidecar 'doc' is out of range: it"),
     "convert r.jsonl --to c.csv --existing append": (2, "it needs"),

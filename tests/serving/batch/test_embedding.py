@@ -115,7 +115,7 @@ def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> Non
     for _ in range(2):
         result = run_main("convert", tmp_path / "r.jsonl", "--embed", "--no-backup", "--plain")
         assert result.returncode == 0, result.stderr
-    assert result.stderr == "3 captions; 0 photos written; 3 left as found\n"
+    assert result.stderr == "3 captions; 0 photos written; 3 unchanged\n"
     assert not list(tmp_path.glob("*_original"))
     xmp, iptc, none = (read_tags(tmp_path / f"{name}.jpg") for name in names)
     text = "a <dog> &\n'sea'"
@@ -157,9 +157,9 @@ def test_what_cannot_be_embedded_is_a_sentence_and_costs_no_caption(
     *records, good = embed(folder, output)
     details = [line["error"]["detail"].removeprefix(f"{folder}/") for line in records]
     assert details == [
-        "p000.jpg is not a JPEG file, and texts are embedded in those alone: use --sidecar xmp",
+        "p000.jpg is not a JPEG file: texts cannot be embedded; use --sidecar xmp",
         "p001.jpg is read-only: make it writable to embed texts",
-        "p002.jpg is a link: no texts are embedded in what it leads to",
+        "p002.jpg is a symbolic link: caption its target to embed texts",
     ]
     assert all(line["caption"] for line in records) and "error" not in good
     after = read_tree(folder)
@@ -173,7 +173,7 @@ def test_what_cannot_be_embedded_is_a_sentence_and_costs_no_caption(
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        (None, "embed needs the program exiftool, which is not installed: install it"),
+        (None, "embed needs exiftool, which is not installed: install it"),
         ("echo 11.16", "exiftool is version 11.16; embed needs 12.39 or later: install it"),
         ("echo no perl >&2; exit 2", "exiftool does not run (no perl): install it"),
     ],
@@ -209,19 +209,19 @@ def test_an_exiftool_that_dies_costs_one_photo(
     (programs / "exiftool").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     first, *others = embed(folder)
-    assert "(exiftool ended or took too long)" in first["error"]["detail"]
+    assert "(exiftool exited or took too long)" in first["error"]["detail"]
     assert not any("error" in line for line in others)
 
 
 def test_options_that_make_no_sense_are_refused(run_batch: Run, photos: Photos) -> None:
     for options, said in (
-        (("--no-backup",), "--no-backup is about --embed: it needs --embed"),
-        (("--existing", "append"), "--existing 'append' is for sidecar and embed"),
+        (("--no-backup",), "--no-backup requires --embed"),
+        (("--existing", "append"), "--existing is 'append'; it requires sidecar or embed"),
     ):
         result = run_batch(photos(1), "--output", "-", *options)
         assert result.returncode == 2 and said in result.stderr
     result = run_batch("photos.tar", "--output", "-", "--embed")
-    assert result.returncode == 2 and "the photos of photos.tar are not files" in result.stderr
+    assert result.returncode == 2 and "photos.tar is an archive or URL" in result.stderr
 
 
 def test_copies_are_neither_inputs_nor_named_and_share_no_sidecar(

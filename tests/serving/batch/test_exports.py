@@ -52,7 +52,7 @@ def test_an_output_that_was_edited_stays(tmp_path: Path, suffix: str) -> None:
     write(output, "b.jpg")  # going on is no edit
     mine = output.read_bytes() + b"a note of my own\n"
     output.write_bytes(mine)
-    with pytest.raises(OutputError, match="was changed after the run that wrote it"):
+    with pytest.raises(OutputError, match="was changed since the run wrote it"):
         write(output, "c.jpg")
     assert output.read_bytes() == mine
     output.unlink()

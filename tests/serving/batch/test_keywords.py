@@ -115,7 +115,7 @@ def test_a_subject_that_is_no_list_stays(folder: Path, run_main: Run) -> None:
     (folder / "a.xmp").write_text(odd)
     result = run_main("convert", "r.jsonl", "--keywords", "--sidecar", "xmp")
     assert result.returncode == 1
-    assert "a.xmp has a dc:subject that is not a list: it stays as it is" in result.stderr
+    assert "a.xmp has a dc:subject that is not a list; it was not changed" in result.stderr
     assert (folder / "a.xmp").read_text() == odd
 
 
@@ -166,7 +166,7 @@ def test_batch_writes_keywords_of_models_with_trust_alone(
 
 def test_records_without_trust_or_words_are_a_sentence(folder: Path, run_main: Run) -> None:
     for name, words, said in (
-        ("none", WORDS[:1], "--keywords: no word of these records has a trust"),
+        ("none", WORDS[:1], "--keywords needs words with trust, and these records have none"),
         ("damaged", [3], "the record of a.jpg has no words to choose keywords from"),
     ):
         write(folder / f"{name}.jsonl", record("a.jpg", words=words))
@@ -179,7 +179,7 @@ def test_records_without_trust_or_words_are_a_sentence(folder: Path, run_main: R
     assert not (folder / "x.jsonl").exists()
     (folder / "t.csv").write_text("image,caption,score\na.jpg,a dog,-1\n")
     result = run_main("convert", "t.csv", "--keywords", "--sidecar", "txt")
-    assert result.returncode == 2 and "holds no trust to choose keywords by" in result.stderr
+    assert result.returncode == 2 and "has no trust, which --keywords needs" in result.stderr
 
 
 def test_caption_prints_keywords(

@@ -59,10 +59,10 @@ def test_links(tiny: Captioner, photos: Photos, server: str, tmp_path: Path) -> 
     first, second, third = caption_batch(inputs, captioner=tiny)
     assert [first["caption"], second["caption"]] == wanted[:2]
     assert third["error"]["type"] == "image-not-found"
-    missing = f"{server}/photos/none.jpg cannot be read (404 File not found): check the link"
+    missing = f"{server}/photos/none.jpg cannot be read (404 File not found): check the URL"
     assert third["error"]["detail"] == missing
     (lost,) = Inputs(sources=(f"{server}/photos.zip",)).photos()
-    assert isinstance(lost, LostPhoto) and "download it, or make it a .tar" in lost.reason
+    assert isinstance(lost, LostPhoto) and "download it, or use a .tar" in lost.reason
 
 
 def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
@@ -163,8 +163,7 @@ def test_a_stalled_archive_holds_nobody_up(
     with slow(*pieces) as server:
         lost, photo = Inputs(sources=(f"{server}/a.tar", str(folder))).photos()
         assert isinstance(lost, LostPhoto) and lost.reason == (
-            f"{server}/a.tar cannot be listed (its link is stalled: no more came within 0.5 s): "
-            "check the link"
+            f"{server}/a.tar cannot be listed (no data for 0.5 s): check the URL"
         )
         assert photo.name == f"{folder}/p000.jpg"
 
@@ -211,7 +210,7 @@ def test_a_link_that_was_typed_is_not_redirected_into_the_own_network(
 
 @pytest.mark.parametrize("host", ["2130706433", "127.1", "0177.0.0.1"])
 def test_an_address_in_another_form_is_refused(host: str) -> None:
-    with pytest.raises(ValueError, match=f"{host} is not an IPv4 address in full"):
+    with pytest.raises(ValueError, match=f"{host} is not a complete IPv4 address"):
         networks.check_address(host, host)
 
 

@@ -17,7 +17,7 @@ from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.photos import PhotoFile
 from captioner_serving.batch.outputs.maps import MapWriter
-from captioner_serving.batch.outputs.written import WrittenFiles, write_unnoted
+from captioner_serving.batch.outputs.written import WrittenFiles, write_unlogged
 from tests.serving.batch.conftest import Photos, draw
 
 
@@ -38,8 +38,8 @@ def test_a_map_replaces_a_file_and_follows_no_link(
     for kind in ("overlay", "sheet"):
         writer = MapWriter(BatchConfig(maps=kind, maps_to="maps"), written.write)  # type: ignore[arg-type]
         for name, problem in {
-            "link": "is a link: remove it",
-            "dangling": "is a link: remove it",
+            "link": "is a symbolic link: remove it",
+            "dangling": "is a symbolic link: remove it",
             "pipe": "cannot be read: it is not a regular file",
         }.items():
             with pytest.raises(OutputError, match=f"maps/{name}.png {problem}"):
@@ -81,7 +81,7 @@ def test_a_photo_that_crashes_the_decoder_costs_its_map_alone(
 def test_two_photos_share_no_map(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
     one, other = sorted(map(str, photos(2).iterdir()))
     maps = tmp_path / "maps"
-    writer = MapWriter(BatchConfig(maps="overlay", maps_to=str(maps)), write_unnoted)
+    writer = MapWriter(BatchConfig(maps="overlay", maps_to=str(maps)), write_unlogged)
     writer.write(PhotoFile(name="a/x.jpg", file=one), tiny.caption(one), partial(open_image, one))
     writer.write(
         PhotoFile(name="../a/x.jpg", file=other), tiny.caption(other), partial(open_image, other)
@@ -89,7 +89,7 @@ def test_two_photos_share_no_map(tiny: Captioner, photos: Photos, tmp_path: Path
     assert len(list(maps.rglob("*.png"))) == 2
     (first,) = maps.glob("a/*.png")
     before = first.read_bytes()
-    with pytest.raises(OutputError, match=r"is the map of a/x\.jpg"):
+    with pytest.raises(OutputError, match=r"is already the map of a/x\.jpg"):
         writer.write(
             PhotoFile(name="/a/x.jpg", file=other), tiny.caption(other), partial(open_image, other)
         )

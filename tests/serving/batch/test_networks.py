@@ -71,5 +71,5 @@ def test_a_number_in_place_of_an_address_is_refused(address: str) -> None:
     number = int(ipaddress.IPv4Address(address))
     first, rest = number >> 24, number & 0xFFFFFF
     for spelling in (f"{number}", f"{first}.{rest}"):
-        with pytest.raises(PrivateAddressError, match="not an IPv4 address in full"):
+        with pytest.raises(PrivateAddressError, match="not a complete IPv4 address"):
             check_address(spelling, spelling)

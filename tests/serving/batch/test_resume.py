@@ -68,7 +68,7 @@ def test_an_interrupted_run_keeps_what_it_has_finished(
     process.send_signal(number)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
-    assert said.splitlines()[-1] == "interrupted: the same command resumes here"
+    assert said.splitlines()[-1] == "interrupted; run the same command to resume"
     assert output.read_bytes().endswith(b"}\n")
 
 
@@ -97,7 +97,7 @@ def test_a_full_disk_costs_nothing_that_was_done(
     _, said = process.communicate(timeout=300)
     assert process.returncode == 1 and "Traceback" not in said
     assert f"{output} cannot be written" in said and "File too large" in said
-    assert "the same command resumes there" in said
+    assert "run the same command to resume" in said
     assert output.stat().st_size <= size
     assert run_batch(*command, output).returncode == 0
     assert output.read_bytes() == whole.read_bytes()
@@ -167,6 +167,6 @@ def test_the_remedy_for_a_full_disk_is_printed_wherever_it_fills(
         process = start_batch(*command, file_size=max(limit, 400))
         _, said = process.communicate(timeout=300)
         assert process.returncode == 1 and "Traceback" not in said, said
-        assert "File too large" in said and "What was done stays: fix that, and the same" in said
+        assert "File too large" in said and "Finished photos are kept: fix the cause" in said
         assert run_batch(*command).returncode == 0
         assert len(output.read_text().splitlines()) == 4

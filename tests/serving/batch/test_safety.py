@@ -44,17 +44,17 @@ def test_lines_that_are_not_records_are_never_cut(
     for changed in (whole + b"a note\n", whole + b"to be done", b"[]\n" + whole, whole + b"{}\n"):
         output.write_bytes(changed)
         for _ in range(2):
-            with pytest.raises(OutputError, match=r"put the file back as it was.*--restart"):
+            with pytest.raises(OutputError, match=r"restore the file.*--restart"):
                 caption(folder)
         assert output.read_bytes() == changed
     output.unlink()
-    with pytest.raises(OutputError, match=r"c\.jsonl is gone: put the file back"):
+    with pytest.raises(OutputError, match=r"c\.jsonl is missing: restore the file"):
         caption(folder)
     assert not output.exists()
     output.write_bytes(whole)
     saved = state.read_bytes()
     state.unlink()
-    with pytest.raises(OutputError, match="already exists, and no run with this output"):
+    with pytest.raises(OutputError, match="exists and is not from an earlier run"):
         caption(folder)
     assert output.read_bytes() == whole
     state.write_bytes(saved)
@@ -89,7 +89,7 @@ def test_a_damaged_state_is_a_sentence(
     caption(folder)
     (tmp_path / "c.jsonl.run.json").write_text(damaged)
     before = read_tree(tmp_path)
-    with pytest.raises(OutputError, match=r"run\.json is damaged, or another version"):
+    with pytest.raises(OutputError, match=r"run\.json is damaged or from another version"):
         caption(folder)
     assert read_tree(tmp_path) == before
 
@@ -108,7 +108,7 @@ def test_a_review_belongs_to_one_output(
     assert review.read_bytes() == b""
     for restart in (False, True):
         with pytest.raises(
-            OutputError, match=r"unsure\.jsonl already exists, and no run with this"
+            OutputError, match=r"unsure\.jsonl exists and is not from an earlier run"
         ):
             run("two.jsonl", restart=restart)
     with pytest.raises(OutputError, match=r"one\.jsonl already exists"):
@@ -223,7 +223,7 @@ def test_maps_never_lie_among_the_photos(
     before = read_tree(folder)
     monkeypatch.chdir(tmp_path)
     (record,) = caption("photos/p000.jpg", maps="overlay", maps_to=".")
-    assert "would lie among the photos" in record["error"]["detail"]
+    assert "would be beside the photos" in record["error"]["detail"]
     assert read_tree(folder) == before
 
 

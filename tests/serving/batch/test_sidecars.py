@@ -188,7 +188,7 @@ def test_a_link_is_followed_within_its_folder_alone(
     out, within = caption(folder, kind, existing="overwrite")
     assert all(link.is_symlink() for link in links)
     if kind == "txt" or not there:
-        assert out["error"]["detail"].startswith(f"{links[0]} is a link that leads out of its")
+        assert out["error"]["detail"].startswith(f"{links[0]} is a symbolic link to ")
     assert (theirs.exists() and theirs.read_bytes()) == before and out["caption"]
     text = within["caption"]
     wanted = f">{text.capitalize()}.<" if kind == "xmp" else f"{text}\n"

@@ -59,7 +59,7 @@ def test_folders_behind_links_are_counted_and_named(tree: Path, source: str) -> 
         photos = list(Inputs(sources=(source,)).photos(left_out))
     assert photos and not any("other" in photo.name or "up" in photo.name for photo in photos)
     line = str(left_out).splitlines()[-1]
-    assert line.startswith("left out: 2 folders behind links; to caption them, name them: ")
+    assert line.startswith("skipped 2 symbolic links to folders; add them as inputs: ")
     assert line.endswith(": sub/other, sub/up")
 
 
@@ -135,7 +135,7 @@ def test_what_is_no_list_or_table_is_a_sentence(tmp_path: Path) -> None:
     film.write_bytes(b"x" * (3 << 20))
     deep.write_text("[" * 100_000)
     table.write_bytes(b"PAR1" + bytes(100) + b"PAR1")
-    with pytest.raises(DataError, match=r"more than 1,048,576 bytes: is it a list of photos"):
+    with pytest.raises(DataError, match=r"more than 1,048,576 bytes: use a list of photos"):
         list(Inputs(lists=(str(film),)).photos())
     with pytest.raises(DataError, match="line 1 is not JSON"):
         names(deep, column="path")
@@ -212,7 +212,7 @@ def test_a_list_that_ends_the_run_keeps_what_was_done(
     listed = tmp_path / "list"
     listed.write_text("\n" + "x" * (2 << 20))
     inputs = Inputs(sources=(str(folder),), lists=(str(listed),))
-    with pytest.raises(DataError, match="is it a list of photos"):
+    with pytest.raises(DataError, match="use a list of photos"):
         list(caption_batch(inputs, output=output, captioner=tiny, config=BatchConfig(batch_size=2)))
     images = [json.loads(line)["image"] for line in output.read_text().splitlines()]
     assert images == sorted(map(str, folder.iterdir()))

@@ -290,12 +290,12 @@ def languages(sidecar: bytes, name: str) -> dict[str, str]:
 REFUSED = {
     "not closed": (b"<x:xmpmeta>", "is not XML"),
     "not XMP": (b"<svg/>", "is not XMP"),
-    "a bag": (LIGHTROOM.replace(ALT, "<rdf:Bag/>").encode(), "is not a text in some languages"),
+    "a bag": (LIGHTROOM.replace(ALT, "<rdf:Bag/>").encode(), "is not a text with languages"),
     "a value": (
         LIGHTROOM.replace(ALT, "<rdf:Alt><rdf:li><a/></rdf:li></rdf:Alt>").encode(),
         "is not a text",
     ),
-    "an entity": (b'<!DOCTYPE x [<!ENTITY mine "text">]><x/>', "declares a document type"),
+    "an entity": (b'<!DOCTYPE x [<!ENTITY mine "text">]><x/>', "contains a DOCTYPE"),
     "other bytes": (b"<x>\xff</x>", "is not XML"),
 }
 

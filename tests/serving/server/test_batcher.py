@@ -17,7 +17,7 @@ from captioner.errors import ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner_serving.decoding.decoded import EncodedPhoto
-from captioner_serving.server.batcher import Batcher, Order
+from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError, ClosedError
 from tests.serving.server.conftest import run_async
@@ -27,7 +27,7 @@ from tests.serving.server.test_api import jpeg
 ANY: Any = None
 
 
-def model(images: Sequence[Any], order: Order) -> Sequence[Any]:
+def model(images: Sequence[Any], settings: JobSettings) -> Sequence[Any]:
     """Give the images themselves as captions; some images are more than it can bear."""
     if "memory" in images:
         raise MemoryError
@@ -47,22 +47,22 @@ def batcher() -> Iterator[Batcher]:
 def test_one_image_that_fails_fails_alone(
     batcher: Batcher, bad: str, error: type[Exception]
 ) -> None:
-    order = Order(GenerationConfig())
+    settings = JobSettings(GenerationConfig())
     images = [*"abc", bad, *"defg"]
-    futures = [batcher.submit(image, order) for image in images]
+    futures = [batcher.submit(image, settings) for image in images]
     for image, future in zip(images, futures, strict=True):
         if image == bad:
             assert isinstance(future.exception(300), error)
         else:
             assert future.result(300) == image
     # The thread goes on.
-    assert batcher.submit("z", order).result(300) == "z"
+    assert batcher.submit("z", settings).result(300) == "z"
 
 
 def test_what_comes_after_the_end_is_refused(batcher: Batcher) -> None:
     batcher.close()
     with pytest.raises(ClosedError):
-        batcher.submit(ANY, Order(GenerationConfig())).result(300)
+        batcher.submit(ANY, JobSettings(GenerationConfig())).result(300)
 
 
 def test_the_model_has_all_cores(tiny_checkpoint: Checkpoint) -> None:

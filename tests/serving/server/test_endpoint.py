@@ -172,7 +172,7 @@ def test_what_is_no_file_is_refused(api: httpx.Client, image: Any) -> None:
 @pytest.mark.parametrize("image", [{"a": 1}, None])
 def test_a_call_without_a_photo_fails_in_words(api: httpx.Client, image: Any) -> None:
     output = result(api, call(api, image, *USUAL))
-    assert "handle_file" in output["error"] or "send it again" in output["error"]
+    assert "handle_file" in output["error"] or "upload it again" in output["error"]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_uploads_are_private_and_deleted_in_time_or_with_the_server(
         assert all(path.is_relative_to(folder) for path in server.uploads())
         assert until(lambda: not server.uploads())
         output = result(client, call(client, file_data(str(stored)), *USUAL))
-        assert "send it again" in json.dumps(output)
+        assert "upload it again" in json.dumps(output)
         upload(client)
     assert server.stop() == 0
     assert server.uploads() == []

@@ -112,7 +112,7 @@ def test_a_signal_finishes_what_was_accepted_and_ends_well(start: Callable[..., 
     with pytest.raises(httpx.ConnectError):
         httpx.get(server.url)
     assert not any("Traceback" in line for line in server.lines)
-    assert any("stopping, when what was accepted is done" in line for line in server.lines)
+    assert any("finishing accepted requests" in line for line in server.lines)
 
 
 def test_a_second_signal_stops_at_once_and_says_so(start: Callable[..., Server]) -> None:

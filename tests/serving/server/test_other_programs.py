@@ -32,7 +32,7 @@ PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 CODED = base64.b64encode(PHOTO).decode()
 TOKEN = "0123456789abcdef"
 SITE, OTHER = "https://example.org", "https://example.com"
-HERE = partial(WebPhoto, own="127.0.0.1")  # a photo on this machine may be fetched
+HERE = partial(WebPhoto, trusted_host="127.0.0.1")  # a photo on this machine may be fetched
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
             address: "leads to a private address",
             "http://localhost:1/": "leads to a private address",
             "http://2130706433/": "leads to a private address",
-            "file:///etc/passwd": "is not an http or https address",
+            "file:///etc/passwd": "is not an http or https URL",
         }.items():
             answer = shop.post("/api/caption", json={"image_url": refused})
             assert answer.status_code == 422 and answer.json()["type"] == "image-not-found"
@@ -151,7 +151,7 @@ def test_an_address_takes_neither_memory_nor_more_than_its_time(
 
 def test_no_address_is_fetched_unasked(api: httpx.Client) -> None:
     answer = api.post("/api/caption", json={"image_url": "https://example.org/a.jpg"})
-    assert answer.status_code == 403 and "fetches no addresses" in answer.json()["detail"]
+    assert answer.status_code == 403 and "does not download photos" in answer.json()["detail"]
 
 
 def test_another_site_may_call_the_api_if_it_is_named(shared: str) -> None:

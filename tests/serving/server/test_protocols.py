@@ -206,9 +206,9 @@ def test_json_is_an_object(
 BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "no image": ({"urls": []}, 400, "the prompt has no image"),
     "two images": ({"urls": [URI, URI]}, 400, "the prompt has 2 images"),
-    "an address": ({"urls": [ADDRESS]}, 403, "this server fetches no addresses"),
-    "a large photo": ({"urls": ["A" * 22_000_000]}, 413, "a request may have 20 MB"),
-    "no such model": ({"model": "llava"}, 404, "model 'llava' not found: this server has tiny"),
+    "an address": ({"urls": [ADDRESS]}, 403, "this server does not download photos"),
+    "a large photo": ({"urls": ["A" * 22_000_000]}, 413, "the limit of a request is 20 MB"),
+    "no such model": ({"model": "llava"}, 404, "model 'llava' not found: use tiny"),
     "no base64": ({"urls": ["photo.jpg"]}, 400, "not base64"),
     "no photo": ({"urls": ["AAAA"]}, 415, "not a JPEG"),
     "half a photo": ({"urls": [CODED[: len(CODED) // 8 * 4]]}, 422, "cut off or damaged"),
@@ -251,7 +251,7 @@ def test_ollama_reads_an_error(by_ollama: ollama.Client, stream: bool) -> None:
     ("body", "said"),
     [
         (b"", "the body is not JSON"),
-        (b"[1]", "the body is no object"),
+        (b"[1]", "the body must be an object"),
         (b'{"model": 7, "messages": []}', "model is '7': it should be a valid string"),
         (b'{"stream": "perhaps", "messages": []}', "stream is 'perhaps'"),
     ],
@@ -276,11 +276,11 @@ def message(answer: httpx.Response) -> str:
 
 
 def test_a_schema_is_refused(by_ollama: ollama.Client, by_openai: openai.OpenAI) -> None:
-    with pytest.raises(ollama.ResponseError, match="follows no schema") as refused:
+    with pytest.raises(ollama.ResponseError, match="schemas are not supported") as refused:
         by_ollama.generate("tiny", "x", images=[PHOTO], format={"type": "object"})
     assert refused.value.status_code == 400
     schema: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
-    with pytest.raises(openai.BadRequestError, match="follows no schema"):
+    with pytest.raises(openai.BadRequestError, match="schemas are not supported"):
         by_openai.chat.completions.create(
             model="tiny", messages=parts("x", URI), response_format=schema
         )
@@ -456,7 +456,7 @@ def test_ollama_run_loads_a_model_first(api: httpx.Client) -> None:
 def test_an_address_is_fetched_where_the_server_may(
     model: Model, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt, "WebPhoto", partial(WebPhoto, own="127.0.0.1"))
+    monkeypatch.setattr(prompt, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
     handler = partial(SimpleHTTPRequestHandler, directory=SAMPLES)
     with (
         ThreadingHTTPServer(("127.0.0.1", 0), handler) as files,

@@ -23,15 +23,15 @@ REFUSED: Refusals = {
     "--port 0 --dtype float8": (2, "--dtype 'float8'"),
     "--port 0 --device quantum": (1, "no such kind of device"),
     "--port 0 --checkpoint /nowhere.safetensors": (1, "there is no checkpoint"),
-    "--host 203.0.113.7 --port 0": (2, "cannot be listened on"),
+    "--host 203.0.113.7 --port 0": (2, "cannot listen on"),
     "--max-upload plenty": (2, "is not a size"),
     "--max-batch 0": (2, "--max-batch 0"),
     "--queue 0": (2, "--queue 0"),
     "--upload-ttl 9999": (2, "--upload-ttl 9999"),
     "--root-path captioner/": (2, "--root-path is captioner/"),
-    "--allowed-host example.org:8443": (2, "example.org, which holds for every port"),
-    "--allowed-host https://example.org": (2, "no scheme, port or path"),
-    "--allowed-host *": (2, "*.example.org for all names below"),
+    "--allowed-host example.org:8443": (2, "without scheme, port and path"),
+    "--allowed-host https://example.org": (2, "without scheme, port and path"),
+    "--allowed-host *": (2, "or *.example.org"),
     "--allow-origin example.org": (2, "use an origin"),
     "--allow-origin https://*.example.org": (2, "use an origin"),
     "--allow-origin https://example.org/": (2, "use an origin"),
@@ -47,8 +47,8 @@ REFUSED: Refusals = {
     "--token-file twice": (2, "has the name shop twice"),
     "--token-file empty": (2, "has no line NAME:TOKEN"),
     "--token-file missing": (2, "cannot be read"),
-    "--mcp-folder .": (2, "assistants of this machine"),
-    "--mcp --mcp-folder . --host 0.0.0.0": (2, "assistants of this machine"),
+    "--mcp-folder .": (2, "--mcp-folder requires --mcp"),
+    "--mcp --mcp-folder . --host 0.0.0.0": (2, "--mcp-folder requires --mcp"),
     "--mcp --mcp-folder no": (2, "there is no folder"),
 }
 
@@ -67,5 +67,5 @@ def test_a_setting_that_cannot_work_is_named(
 def test_a_taken_port_is_said_before_the_model_is_loaded(run_main: Run, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         line = f"serve --port {taken.getsockname()[1]}"
-        said = "cannot be listened on (Address already in use): try"
+        said = "(Address already in use): use another --port"
         check_refusals(run_main, {line: (2, said)}, tmp_path, secret="loading")

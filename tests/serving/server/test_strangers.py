@@ -48,7 +48,7 @@ def test_words_of_a_posted_record_have_40_letters_at_most(api: httpx.Client) -> 
     record = recorded(api, jpeg())
     for texts, status, said in (
         (["w" * 40] * 16, 200, ""),
-        (["w" * 41], 422, "a word of the record has 41 letters; 40 are the most"),
+        (["w" * 41], 422, "a word of the record has 41 letters; the limit is 40"),
         (["w" * 200] * 64, 422, "200 letters"),
     ):
         form = {"record": json.dumps(words_of(record, *texts))}
@@ -157,7 +157,7 @@ def web() -> Iterator[str]:
 
 @pytest.fixture
 def fetching(saved_tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(routes, "WebPhoto", partial(WebPhoto, own="127.0.0.1"))
+    monkeypatch.setattr(routes, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
     captioner = Captioner.from_pretrained(saved_tiny)
     with serving(captioner, ServerConfig(allow_urls=True)) as url:
         yield url
@@ -193,13 +193,13 @@ def test_a_slow_host_starves_nobody_else(
 def test_an_address_that_cannot_be_fetched_has_the_right_reason(fetching: str, web: str) -> None:
     with httpx.Client(base_url=fetching, timeout=300) as client:
         for address, said in {
-            "http://host:99999/": "its host name or port is not valid",
-            f"http://{'a' * 80}.example/": "its host name or port is not valid",
-            "http://[::1/": "its host name or port is not valid",
-            f"{web}/file": "redirected to an address that is not http or https",
+            "http://host:99999/": "the host name or port is invalid",
+            f"http://{'a' * 80}.example/": "the host name or port is invalid",
+            "http://[::1/": "the host name or port is invalid",
+            f"{web}/file": "redirects to a URL that is not http or https",
             "http://10.0.0.1/": "it leads to a private address",
-            "http://no.such.host.invalid/": "its host is not known",
-            "http://127.0.0.1:9/": "its server does not answer",
+            "http://no.such.host.invalid/": "the host is unknown",
+            "http://127.0.0.1:9/": "the server does not answer",
         }.items():
             answer = client.post("/api/caption", json={"image_url": address})
             assert answer.status_code == 422, address

@@ -1,1 +1,1 @@
-"""What people name as inputs, turned into photos one by one."""
+"""Inputs of a batch: folders, globs, archives, lists, tables and URLs."""

@@ -1,6 +1,6 @@
-"""Photos inside tar and zip files, listed in the order of the archive and read in place.
+"""Photos inside tar and zip files, in the order of the archive.
 
-WebDataset shards are tar files; their other members (.json, .txt, .cls) are left alone.
+WebDataset shards are tar files; their other members (.json, .txt, .cls) are skipped.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = [
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVES = (".tar", ".zip", *COMPRESSED)
 
-_LARGEST_IN_MEMORY = 1 << 28  # bytes; photos of a compressed archive wait here to be decoded
-_LARGEST_SPARSE = 1 << 24  # a kilobyte can claim gigabytes of holes, and photos have none
-# Photos hardly compress. What unpacks to so many times its size, and to so much, is made to hold up
-# whoever reads it.
+_LARGEST_IN_MEMORY = 1 << 28  # bytes of a photo in a compressed archive
+_LARGEST_SPARSE = 1 << 24  # bytes; a sparse file of a kilobyte can claim gigabytes
+# An archive may unpack to the larger of _MOST_TIMES its size and these numbers of bytes. Photos
+# hardly compress, so a larger one is an attack (zip bomb).
 _MOST_TIMES = 100
-_MOST_UNPACKED = 1 << 32  # with all that lies between the photos, which a tar file unpacks too
-_MOST_ZIPPED = _LARGEST_IN_MEMORY  # of photos alone
+_MOST_UNPACKED = 1 << 32  # of a tar file, including members that are not photos
+_MOST_ZIPPED = _LARGEST_IN_MEMORY  # of a zip file's photos
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,10 @@ class TarMember(Photo):
 
 @dataclass(frozen=True, kw_only=True)
 class ZipMember(Photo):
-    """A member of a zip file, read in place; the file's list of members is read once a process."""
+    """A member of a zip file, read in place. Each process reads the list of members once."""
 
     archive: str
-    number: int  # among all members: several may have one name
+    number: int  # index among all members, because names may repeat
 
     def read(self) -> bytes:
         """See Photo."""
@@ -79,10 +79,10 @@ class ZipMember(Photo):
             member = archive.infolist()[self.number]
             check_size(self.name, member.file_size)
             with archive.open(member) as stream:
-                return stream.read(member.file_size)  # and no more, whatever there is
+                return stream.read(member.file_size)  # not more than the size that was checked
         except (ImageError, MemoryError):
             raise
-        except Exception as error:  # damaged members end in almost any exception
+        except Exception as error:  # damaged members raise almost any exception
             if "password" in str(error):
                 reason = f"{self.name} is encrypted: unpack the archive first"
                 raise ImageNotFoundError(reason) from error
@@ -90,10 +90,10 @@ class ZipMember(Photo):
 
 
 def archive_photos(path: str) -> Iterator[Photo]:
-    """List an archive's images; what cannot be read is in the list as a LostPhoto."""
+    """Yield the images of an archive; a LostPhoto for an image that cannot be read."""
     try:
         if os.path.exists(path) and not os.path.isfile(path):
-            raise OSError("it is not a regular file")  # a pipe would wait for somebody to write
+            raise OSError("it is not a regular file")  # opening a pipe could block
         if path.lower().endswith(".zip"):
             yield from _numbered(_zip_photos(path))
         elif path.lower().endswith(".tar"):
@@ -101,7 +101,7 @@ def archive_photos(path: str) -> Iterator[Photo]:
         else:
             with open(path, "rb") as file:
                 yield from tar_stream_photos(file, path)
-    except Exception as error:  # damaged headers end in almost any exception
+    except Exception as error:  # damaged headers raise almost any exception
         reason = getattr(error, "strerror", None) or error or type(error).__name__
         yield LostPhoto(
             name=path, reason=f"{path} cannot be read to its end ({reason}): copy it again"
@@ -109,12 +109,12 @@ def archive_photos(path: str) -> Iterator[Photo]:
 
 
 def tar_stream_photos(file: LinkStream | IO[bytes], name: str) -> Iterator[Photo]:
-    """List the images of a tar stream of any compression, each with its bytes."""
+    """Yield the images of a tar stream of any compression, with their bytes."""
     return _numbered(_streamed_photos(file, name))
 
 
 def _numbered(photos: Iterator[Photo]) -> Iterator[Photo]:
-    """Put #2 behind the second name of two that are one."""
+    """Make names unique: add #2 to the second photo of a name."""
     seen: set[bytes] = set()
     for photo in photos:
         name, number = photo.name, 1
@@ -137,25 +137,24 @@ def _tar_photos(path: str) -> Iterator[Photo]:
 
 
 def _streamed_photos(packed: LinkStream | IO[bytes], name: str) -> Iterator[Photo]:
-    file = cast("IO[bytes]", packed)  # of which tarfile asks for read and tell alone
+    file = cast("IO[bytes]", packed)  # tarfile uses only read and tell
     with tarfile.open(fileobj=file, mode="r|*", tarinfo=BoundedTarInfo) as tar:
         stream: Any = tar.fileobj
         for member in walk_tar(tar):
             if _is_photo(member):
                 yield _in_memory(tar, member, f"{name}/{member.name}")
-            # Go on to where the member ends; tarfile would look for it far behind the end. A photo
-            # has been read already, and may leave nothing to go over.
+            # Skip the rest of the member here, because tarfile would not notice a truncated file.
             while True:
                 if stream.tell() > max(_MOST_UNPACKED, _MOST_TIMES * packed.tell()):
                     raise tarfile.ReadError(f"it unpacks to more than {stream.tell():,} bytes")
                 if (left := tar.offset - 1 - stream.tell()) <= 0:
                     break
                 if not stream.read(min(left, 1 << 20)):
-                    raise tarfile.ReadError(f"cut off at byte {stream.tell():,}")
+                    raise tarfile.ReadError(f"truncated at byte {stream.tell():,}")
 
 
 def _in_memory(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> Photo:
-    """Read a member that cannot be read in place later; its size is known before."""
+    """Read a member that cannot be read in place later, unless it is too large."""
     most = _LARGEST_SPARSE if member.issparse() else _LARGEST_IN_MEMORY
     if reason := _too_large(name, member.size, most):
         return LostPhoto(name=name, reason=reason)
@@ -174,7 +173,7 @@ def _zip_photos(path: str) -> Iterator[Photo]:
             if reason := _too_packed(member, name):
                 yield LostPhoto(name=name, reason=reason)
                 continue
-            # No more of a member is read than it claims; several may claim the same bytes.
+            # The claimed size is the most that is read; members may share the same bytes.
             unpacked += member.file_size
             if unpacked > most:
                 raise zipfile.BadZipFile(f"it unpacks to more than {most:,} bytes")
@@ -182,18 +181,18 @@ def _zip_photos(path: str) -> Iterator[Photo]:
 
 
 def _too_packed(member: zipfile.ZipInfo, name: str) -> str | None:
-    """Say why a member of a zip file is not unpacked in memory."""
+    """Return why a member of a zip file cannot be unpacked in memory, or None."""
     if member.compress_type == zipfile.ZIP_STORED:
         return None
-    if member.compress_type != zipfile.ZIP_DEFLATED:  # zipfile unpacks the others without a bound
-        return f"{name} is packed by method {member.compress_type}, not by deflate: unpack it"
+    if member.compress_type != zipfile.ZIP_DEFLATED:  # zipfile does not bound other methods
+        return f"{name} has compression method {member.compress_type}, not deflate: unpack it first"
     return _too_large(name, member.file_size, _LARGEST_IN_MEMORY)
 
 
 def _too_large(name: str, size: int, most: int) -> str | None:
     if size <= most:
         return None
-    return f"{name} has {size:,} bytes, and the limit here is {most:,}: unpack it"
+    return f"{name} has {size:,} bytes; the limit in an archive is {most:,}: unpack it first"
 
 
 def _is_photo(member: tarfile.TarInfo) -> bool:

@@ -1,4 +1,4 @@
-"""Captions from a .csv that batch wrote and that may have been edited since."""
+"""Read captions from a .csv of `captioner batch`, which may have been edited."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ Record = dict[str, Any]
 
 
 def read_record_table(path: Path) -> Iterator[Record]:
-    """Read each row as a record of an image, a caption and its score.
+    """Yield a record for each row, with image, caption and score.
 
-    If any row has keywords, all records have them.
+    If any row has keywords, all records have `keywords`. The separator, decimal commas, UTF-16 and
+    Windows-1252 of spreadsheets are accepted.
 
-    Spreadsheets save it with other separators, decimal commas, and as UTF-16 or Windows-1252.
-
-    Raises DataError: it cannot be read, lacks a column, or has a row without an image, a caption or
-        a score.
+    Raises DataError: the file cannot be read, lacks a column, or has a row without image, caption
+        or score.
     """
     try:
         table = read_rows(path)
         if missing := {"image", "caption", "score"} - set(table.fieldnames or ()):
             raise DataError(
-                f"{path} has no column {', '.join(sorted(missing))}: name a .csv that "
-                "captioner batch wrote, with its first line"
+                f"{path} has no column {', '.join(sorted(missing))}: use a .csv that captioner "
+                "batch wrote, with its header"
             )
         # A spreadsheet may leave empty rows at the end.
         rows = [(table.line_num, row) for row in table if any(row.values())]
         has_keywords = any(row.get("keywords") for _, row in rows)
         for number, row in rows:
-            record = _of_row(row, f"{path}, line {number}")
+            record = _record(row, f"{path}, line {number}")
             if has_keywords:
                 keywords = map(str.strip, _text(row, "keywords").split(","))
                 record["keywords"] = list(filter(None, keywords))
@@ -47,7 +46,7 @@ def read_record_table(path: Path) -> Iterator[Record]:
         raise DataError(f"{path} cannot be read as a table: {error}") from error
 
 
-def _of_row(row: dict[str, str | None], place: str) -> Record:
+def _record(row: dict[str, str | None], place: str) -> Record:
     image, caption = text_of(row["image"] or ""), _text(row, "caption")
     if not image or not is_name(image):
         raise DataError(f"{place} has no image")
@@ -57,7 +56,7 @@ def _of_row(row: dict[str, str | None], place: str) -> Record:
         score = math.nan
     record = {"image": image, "caption": caption, "score": score, "alternatives": []}
     if not is_sentence(record):
-        raise DataError(f"{place} has no caption of text with a score that is a number: mend it")
+        raise DataError(f"{place} needs a caption, and a number as score: correct the line")
     return record
 
 

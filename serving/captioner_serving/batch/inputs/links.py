@@ -1,4 +1,4 @@
-"""Photos and archives behind links: http and https by httpx, all else (s3, gs, ...) by fsspec."""
+"""Photos and archives at URLs: http and https with httpx, others (s3, gs, ...) with fsspec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from captioner.errors import (
 )
 from captioner.paths import is_web_address
 from captioner.vision.image import LARGEST_FILE
-from captioner_serving.batch.inputs.networks import PublicTransport, Transport
+from captioner_serving.batch.inputs.networks import PublicTransport, Transport, stream_url
 from captioner_serving.batch.inputs.photos import Photo
 
 if TYPE_CHECKING:
@@ -35,21 +35,21 @@ __all__ = [
     "reason_of",
 ]
 
-AddressPolicy = Literal["public", "own", "any"]
-"""Where an http link may lead: to public addresses, to its own host too, or anywhere."""
+AddressPolicy = Literal["public", "same-host", "any"]
+"""Addresses that an http URL may lead to: public ones; also those of its host; all."""
 
-_TRIES = 3  # networks fail in passing
-_SECONDS = 120.0  # that each piece of an archive may take to come, as a photo may
+_TRIES = 3
+_SECONDS = 120.0  # time limit of a request, and of each megabyte of an archive
 _PIECE = 1 << 20  # bytes
-_STALLED = "its link is stalled: no more came within {:g} s"
+_STALLED = "no data for {:g} s"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemotePhoto(Photo):
-    """A file behind a link."""
+    """A photo at a URL."""
 
     url: str
-    policy: AddressPolicy = "own"
+    policy: AddressPolicy = "same-host"
 
     def read(self) -> bytes:
         """See Photo."""
@@ -61,12 +61,12 @@ class RemotePhoto(Photo):
                 break
             except CaptionerError:
                 raise
-            except Exception as error:  # every file system has exceptions of its own
-                if attempt < _TRIES and _is_passing(error):
+            except Exception as error:  # each file system has its own exceptions
+                if attempt < _TRIES and _is_temporary(error):
                     time.sleep(attempt)
                     continue
                 raise ImageNotFoundError(
-                    f"{url} cannot be read ({reason_of(error)}): check the link"
+                    f"{url} cannot be read ({reason_of(error)}): check the URL"
                 ) from error
         if len(data) > LARGEST_FILE:
             raise ImageTooLargeError(f"{url} has more than {LARGEST_FILE:,} bytes: is it a photo?")
@@ -74,10 +74,7 @@ class RemotePhoto(Photo):
 
 
 class LinkStream:
-    """A file behind a link, read from its beginning to its end, a megabyte at a time.
-
-    Each megabyte has to come in time: other photos wait behind it.
-    """
+    """A file at a URL, read once from beginning to end, with a time limit for each megabyte."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -85,9 +82,9 @@ class LinkStream:
         self._place = 0
 
     def read(self, size: int) -> bytes:
-        """Read at most so many bytes; none only at the end.
+        """Read at most `size` bytes; b"" at the end.
 
-        Raises TimeoutError: they did not come in time.
+        Raises TimeoutError: they did not arrive in time.
         """
         if not self._piece:
             self._piece = memoryview(_join(self._pieces, _PIECE, end=time.monotonic() + _SECONDS))
@@ -96,40 +93,40 @@ class LinkStream:
         return bytes(data)
 
     def tell(self) -> int:
-        """Count the bytes that were read."""
+        """Return the number of bytes read."""
         return self._place
 
 
 @contextmanager
 def open_link(url: str, policy: AddressPolicy) -> Iterator[LinkStream]:
-    """Open a file behind a link; whatever its file system raises comes through."""
+    """Open a file at a URL. Exceptions of the file system are not converted."""
     with _open(url, policy) as pieces:
         yield LinkStream(pieces)
 
 
 def is_url(name: str) -> bool:
-    """Whether a name is a link and not a path."""
+    """Return whether a name is a URL, not a path."""
     return re.match(r"[a-z][a-z0-9+.-]*://", name, re.IGNORECASE) is not None
 
 
 def file_system(url: str) -> tuple[AbstractFileSystem, Any]:
-    """Give the file system of a link that is not of the web, and the path in it.
+    """Return the file system of a URL that is not http or https, and the path in it.
 
     Raises:
-        MissingExtraError: the extra that reads such links is not there.
+        MissingExtraError: the extra that reads such URLs is not installed.
         ValueError: there is no such file system.
     """
     try:
         import fsspec
 
-        found: tuple[AbstractFileSystem, Any] = fsspec.core.url_to_fs(url)
+        system: tuple[AbstractFileSystem, Any] = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise MissingExtraError(f"reading {url.split(':')[0]}:// links", "remote") from error
-    return found
+        raise MissingExtraError(f"reading {url.split(':')[0]}:// URLs", "remote") from error
+    return system
 
 
 def reason_of(error: BaseException) -> str:
-    """Say why a link cannot be read."""
+    """Return why a URL cannot be read."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"{error.response.status_code} {error.response.reason_phrase}".strip()
     if isinstance(error, httpx.TimeoutException):
@@ -141,30 +138,20 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def _open(url: str, policy: AddressPolicy) -> Iterator[Iterator[bytes]]:
-    """Open a link: its bytes as they come."""
+    """Open a URL; yield its bytes in pieces."""
     if not is_web_address(url):
         system, path = file_system(url)
         with system.open(path, "rb") as file:
             yield iter(lambda: file.read(_PIECE), b"")
         return
-    own = httpx.URL(url).host if policy == "own" else None
-    with (
-        httpx.Client(
-            transport=Transport() if policy == "any" else PublicTransport(own),
-            trust_env=False,
-            follow_redirects=True,
-            timeout=_SECONDS,
-            # What the server packs all the same stays packed: no few bytes become gigabytes here.
-            headers={"Accept-Encoding": "identity"},
-        ) as client,
-        client.stream("GET", url) as response,
-    ):
-        response.raise_for_status()
-        yield response.iter_raw()
+    trusted_host = httpx.URL(url).host if policy == "same-host" else None
+    transport = Transport() if policy == "any" else PublicTransport(trusted_host)
+    with stream_url(url, transport, timeout=_SECONDS) as pieces:
+        yield pieces
 
 
 def _join(pieces: Iterator[bytes], most: int, *, end: float | None = None) -> bytes:
-    """Take so many bytes or a few more, or all that there are."""
+    """Join pieces until there are `most` bytes or a few more."""
     data = bytearray()
     for piece in pieces:
         data += piece
@@ -175,10 +162,10 @@ def _join(pieces: Iterator[bytes], most: int, *, end: float | None = None) -> by
     return bytes(data)
 
 
-def _is_passing(error: Exception) -> bool:
+def _is_temporary(error: Exception) -> bool:
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
-    lasting = FileNotFoundError | PermissionError | ValueError
-    lasting |= httpx.InvalidURL | httpx.UnsupportedProtocol
-    private = isinstance(error.__cause__, ValueError)  # of an address that was looked at
-    return not isinstance(error, lasting) and not private
+    permanent = FileNotFoundError | PermissionError | ValueError
+    permanent |= httpx.InvalidURL | httpx.UnsupportedProtocol
+    is_private = isinstance(error.__cause__, ValueError)  # see check_address
+    return not isinstance(error, permanent) and not is_private

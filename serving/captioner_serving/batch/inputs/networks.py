@@ -1,87 +1,110 @@
-"""HTTP that is not led into the network that this machine stands in.
+"""HTTP requests that cannot reach private networks (SSRF protection).
 
-A link, or the server behind it, may name this machine or a neighbour of it, to which whoever wrote
-the link has no access. So every request, redirected or not, goes to an address that was looked at:
-a name that is looked up twice may have another address the second time (DNS rebinding).
+A URL or a redirect may lead to this machine or its network. So the host is resolved once, its
+addresses are checked, and the request connects to a checked address. Resolving twice could give
+another address the second time (DNS rebinding).
 """
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 
-__all__ = ["PrivateAddressError", "PublicTransport", "Transport", "check_address"]
+__all__ = ["PrivateAddressError", "PublicTransport", "Transport", "check_address", "stream_url"]
 
-# Without their last 32 bits, which are an IPv4 address: ::/96, ::ffff:0:0:0/96 (RFC 2765) and
+# IPv6 prefixes before an IPv4 address in the last 32 bits: ::/96, ::ffff:0:0:0/96 (RFC 2765) and
 # 64:ff9b::/96 (RFC 6052).
 _TRANSLATED = (0, 0xFFFF << 16, 0x64FF9B << 64)
-_LOCALLY = ipaddress.IPv6Network("64:ff9b:1::/48")  # to this network's own IPv4, RFC 8215
+_LOCALLY = ipaddress.IPv6Network("64:ff9b:1::/48")  # this network's IPv4, RFC 8215
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class PrivateAddressError(ValueError):
-    """An address is private, or written so that it may be."""
+    """An address is private or ambiguous."""
 
 
 class Transport(httpx.HTTPTransport):
-    """Connects to any address, and reads no redirect but its head."""
+    """Connects to any address; discards the bodies of redirects."""
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Close a redirect before httpx reads what stands in it."""
+        """Close a redirect without reading its body, which httpx would unpack."""
         response = super().handle_request(request)
-        if response.has_redirect_location:
-            response.close()
-            return _without_body(response)
-        return response
+        if not response.has_redirect_location:
+            return response
+        response.close()
+        headers = [pair for pair in response.headers.raw if pair[0].lower() != b"content-encoding"]
+        return httpx.Response(response.status_code, headers=headers)
 
 
 class PublicTransport(Transport):
-    """Connects to public addresses only, and to the host `own` wherever that is."""
+    """Connects to public addresses, and to any address of `trusted_host`."""
 
-    def __init__(self, own: str | None = None) -> None:
-        # No connection is used twice: it was opened for the host of one request.
+    def __init__(self, trusted_host: str | None = None) -> None:
+        # No keep-alive: a connection must not be reused for another host.
         super().__init__(limits=httpx.Limits(max_keepalive_connections=0))
-        self._own = own
+        self._trusted_host = trusted_host
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Look the host up, and connect to what was looked at."""
+        """Resolve the host, and connect to a checked address."""
         host, request.extensions = request.url.host, dict(request.extensions)
-        # The certificate and the server are asked for by name all the same.
+        # TLS still verifies the name, not the address.
         request.extensions["sni_hostname"] = host
         url = request.url
         problem: httpx.TransportError = httpx.ConnectError(f"{host} has no address")
-        for address in _public_addresses(request, own=self._own):
+        for address in _public_addresses(request, trusted_host=self._trusted_host):
             request.url = url.copy_with(host=address)
             try:
                 return super().handle_request(request)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                problem = error  # the next address may answer
+                problem = error  # try the next address
             finally:
                 request.url = url  # redirects are relative to it
         raise problem
 
 
-def _without_body(response: httpx.Response) -> httpx.Response:
-    """Give a redirect without what stands in it: httpx would read and unpack all of that."""
-    headers = [pair for pair in response.headers.raw if pair[0].lower() != b"content-encoding"]
-    return httpx.Response(response.status_code, headers=headers)
+@contextmanager
+def stream_url(url: str, transport: Transport, *, timeout: float) -> Iterator[Iterator[bytes]]:
+    """Request an http or https URL, follow redirects, and yield the body in pieces.
+
+    Args:
+        url: the URL.
+        transport: decides which addresses are allowed.
+        timeout: seconds for each step, such as connecting.
+
+    Raises httpx.HTTPError, httpx.InvalidURL: the request failed.
+    """
+    with (
+        httpx.Client(
+            transport=transport,
+            trust_env=False,
+            follow_redirects=True,
+            timeout=timeout,
+            # Compressed bodies are not unpacked: a few bytes could become gigabytes.
+            headers={"Accept-Encoding": "identity"},
+        ) as client,
+        client.stream("GET", url) as response,
+    ):
+        response.raise_for_status()
+        yield response.iter_raw()
 
 
-def _public_addresses(request: httpx.Request, *, own: str | None) -> list[str]:
-    """Look the host of a request up; any address is good of the host `own`.
+def _public_addresses(request: httpx.Request, *, trusted_host: str | None) -> list[str]:
+    """Resolve the host of a request, and check its addresses unless it is `trusted_host`.
 
-    Raises httpx.ConnectError: there is none, or one is private.
+    Raises httpx.ConnectError: it has no address, or a private one.
     """
     host = request.url.host
     try:
-        if host != own:
+        if host != trusted_host:
             check_address(host, host)
         infos = socket.getaddrinfo(host, request.url.port, type=socket.SOCK_STREAM)
         addresses = [str(info[4][0]) for info in infos]
-        if host != own:
+        if host != trusted_host:
             for address in addresses:
                 check_address(host, address)
     except (OSError, ValueError, OverflowError) as error:
@@ -91,34 +114,33 @@ def _public_addresses(request: httpx.Request, *, own: str | None) -> list[str]:
 
 
 def check_address(host: str, text: str) -> None:
-    """Look at an address of a host, or at the host where it may be one itself.
+    """Check an address of a host, or the host itself if it is an address.
 
-    Raises PrivateAddressError: it is private, or not written in full.
+    Raises PrivateAddressError: the address is private, or not written in full.
     """
     try:
         address = ipaddress.ip_address(text.split("%")[0])
     except ValueError:
-        # The system takes 2130706433, 127.1 and 0177.0.0.1 for 127.0.0.1.
+        # The system reads 2130706433, 127.1 and 0177.0.0.1 as 127.0.0.1.
         if text.replace(".", "").isdigit():
-            raise PrivateAddressError(f"{text} is not an IPv4 address in full") from None
+            raise PrivateAddressError(f"{text} is not a complete IPv4 address") from None
         return  # a name
     if not _is_public(address):
         raise PrivateAddressError(
-            f"it leads to {host}, which has a private address, {address}; if you trust the link, "
-            "add --allow-private"
+            f"{host} has the private address {address}; if you trust the URL, add --allow-private"
         )
 
 
 def _is_public(address: _Address) -> bool:
     if address.version == 6:
-        if address.is_site_local or address in _LOCALLY:  # Python 3.11 takes the latter for global
+        if address.is_site_local or address in _LOCALLY:  # Python 3.11 calls the latter global
             return False
-        address = _inside(address) or address
+        address = _embedded(address) or address
     return address.is_global and not address.is_multicast
 
 
-def _inside(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that an IPv6 address leads to; ::ffff:127.0.0.1 is 127.0.0.1."""
+def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address in an IPv6 address, such as 127.0.0.1 in ::ffff:127.0.0.1."""
     high = int(address) >> 32
     if high in _TRANSLATED:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)

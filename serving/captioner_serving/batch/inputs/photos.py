@@ -1,6 +1,6 @@
-"""A photo by its name and the place of its bytes.
+"""References to photos: a name, and where the bytes are.
 
-A photo is small and picklable: it goes to the process that decodes it, which reads its bytes there.
+They are small and can be pickled. The decoding process reads the bytes.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Photo(ABC):
-    """Something to caption; `name` stands in its record, and no two of a run share one."""
+    """A photo to caption; `name` is unique in a run, and is the `image` of its record."""
 
     name: str
 
     @property
     def path(self) -> str | None:
-        """The file itself, for what is written beside it; None where there is no such place."""
+        """The path of the file; None for members of archives and URLs."""
         return None
 
     def without_data(self) -> Photo:
-        """Return the photo without the bytes that it carries."""
+        """Return the photo without the bytes of its file."""
         return self
 
     @abstractmethod
@@ -45,13 +45,13 @@ class Photo(ABC):
 
         Raises:
             ImageError: it cannot be read.
-            MissingExtraError: a link, without the extra that reads it.
+            MissingExtraError: it is a URL, and the extra that reads it is not installed.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoFile(Photo):
-    """A file of its own."""
+    """A file on disk."""
 
     file: str
 
@@ -61,9 +61,9 @@ class PhotoFile(Photo):
         return self.file
 
     def read(self) -> bytes:
-        """Read the file without a trace: not even the time of its last reading changes."""
+        """Read the file without changing its access time."""
         try:
-            # With an opener, Python closes what turns out to be a folder.
+            # With an opener, Python closes the descriptor of a folder.
             with open(self.file, "rb", opener=_open_quietly) as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
@@ -78,7 +78,7 @@ class PhotoFile(Photo):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPhoto(Photo):
-    """A photo whose bytes came with its archive: a compressed tar file is read but once."""
+    """A photo with its bytes, from a compressed tar file, which is read only once."""
 
     data: bytes = field(repr=False)
 
@@ -93,20 +93,19 @@ class MemoryPhoto(Photo):
 
 @dataclass(frozen=True, kw_only=True)
 class LostPhoto(Photo):
-    """Something that could not even be listed: a folder without permission, a damaged archive."""
+    """An input that cannot be listed, such as a folder without permission or a damaged archive."""
 
     reason: str
 
     def read(self) -> bytes:
-        """Say why, always."""
+        """Raise ImageNotFoundError."""
         raise ImageNotFoundError(self.reason)
 
 
 def name_on_disk(name: str, root: str | None) -> str:
-    """Return a name as the file system has it.
+    """Return a name from a list as the file system has it.
 
-    Bytes that are not UTF-8 stand as surrogates. They are a name on disk, or a name in Windows-1252
-    that a list from Windows has.
+    Surrogates are bytes that are not UTF-8: part of a name on disk, or Windows-1252.
     """
     if name.isascii() or os.path.lexists(os.path.join(root or "", name)):
         return name
@@ -118,23 +117,23 @@ def name_on_disk(name: str, root: str | None) -> str:
 
 
 def check_size(name: str, size: int) -> None:
-    """Refuse what is too large to be a photo."""
+    """Raise ImageTooLargeError if a file is too large to be a photo."""
     if size > LARGEST_FILE:
         raise ImageTooLargeError(
-            f"{name} has {size:,} bytes, and the limit is {LARGEST_FILE:,}: is it a photo?"
+            f"{name} has {size:,} bytes; the limit is {LARGEST_FILE:,}: is it a photo?"
         )
 
 
 def unreadable(name: str, error: Exception) -> ImageNotFoundError:
-    """Say in our own words why the system cannot read a photo."""
+    """Return the error for a photo that the system cannot read."""
     reason = getattr(error, "strerror", None) or error
     return ImageNotFoundError(f"{name} cannot be read ({reason}): check the path")
 
 
 def _open_quietly(path: str, flags: int) -> int:
-    # Non-blocking: a pipe among the photos must not hold the run up.
+    # Non-blocking, because a pipe among the photos must not block the run.
     flags |= getattr(os, "O_NONBLOCK", 0)
     try:
         return os.open(path, flags | getattr(os, "O_NOATIME", 0))
-    except PermissionError:  # only the owner may leave the time of access alone
+    except PermissionError:  # O_NOATIME is only for the owner
         return os.open(path, flags)

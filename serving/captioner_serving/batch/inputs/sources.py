@@ -1,4 +1,4 @@
-"""Inputs as people name them, turned into photos one by one: never a list of them all."""
+"""Inputs from the command line as a stream of photos, which are never all in memory."""
 
 from __future__ import annotations
 
@@ -41,59 +41,60 @@ _NAMED = 10  # links in the summary
 
 
 class LeftOut:
-    """Counts what is left out of folders: files that are not images, and folders behind links.
+    """Counts files in folders that are not images, and symbolic links to folders, both skipped.
 
-    Sidecars, copies that exiftool or embed keep, and the run's `own` files are not counted.
+    Sidecars, backups of exiftool, and `ignored` files are not counted.
     """
 
-    def __init__(self, own: Iterable[str | os.PathLike[str]] = ()) -> None:
-        self._own = {os.path.realpath(path) for path in own}
+    def __init__(self, ignored: Iterable[str | os.PathLike[str]] = ()) -> None:
+        self._ignored = {os.path.realpath(path) for path in ignored}
         self._counts: Counter[str] = Counter()
         self._links: set[str] = set()
 
-    def add_files(self, folder: str, others: Iterable[str], images: Iterable[str]) -> None:
-        """Count the files of a folder that are not images."""
+    def add_files(self, folder: str, names: Iterable[str], images: Iterable[str]) -> None:
+        """Count the files `names` of a folder with these images."""
         real = os.path.realpath(folder)
         owners = {*images, *(os.path.splitext(name)[0] for name in images)}
-        for name in others:
+        for name in names:
             stem, suffix = os.path.splitext(name)
-            sidecar = suffix.lower() in _SIDECARS and stem in owners
-            sidecar |= name.removesuffix("_original") in owners
-            if not sidecar and os.path.join(real, name) not in self._own:
+            is_sidecar = suffix.lower() in _SIDECARS and stem in owners
+            is_sidecar |= name.removesuffix("_original") in owners
+            if not is_sidecar and os.path.join(real, name) not in self._ignored:
                 self._counts[suffix.lower() or "no suffix"] += 1
 
     def add_link(self, folder: str) -> None:
-        """Count a link to a folder."""
+        """Count a symbolic link to a folder."""
         self._links.add(os.path.normpath(folder))
 
     def __str__(self) -> str:
         """Return one line for the files and one for the links."""
         lines = []
         if self._counts:
-            others = ", ".join(f"{n:,} {suffix}" for suffix, n in self._counts.most_common(8))
-            lines.append(f"left out, as these are not images: {others}")
+            counts = ", ".join(f"{n:,} {suffix}" for suffix, n in self._counts.most_common(8))
+            lines.append(f"skipped, not images: {counts}")
         if self._links:
             number = len(self._links)
             more = f" and {number - _NAMED:,} more" if number > _NAMED else ""
-            noun = "folder behind a link" if number == 1 else "folders behind links"
+            noun = "symbolic link to a folder" if number == 1 else "symbolic links to folders"
             names = ", ".join(map(in_a_line, sorted(self._links)[:_NAMED]))
-            lines.append(f"left out: {number:,} {noun}; to caption them, name them: {names}{more}")
+            lines.append(f"skipped {number:,} {noun}; add them as inputs: {names}{more}")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What to caption.
+    """The photos to caption.
 
-    sources: files, folders, globs, archives, links; "-" for a list on standard input; tables, with
+    sources: files, folders, globs, archives, URLs; "-" for a list on standard input; tables, with
         `column`.
-    lists: files with a path or link a line; null: separated by NUL instead (find -print0).
-    column: of the CSV, JSONL and Parquet files among the sources, the one with paths or links.
-    root: the folder that relative paths in lists and tables start from; None: the current one.
-    recursive: whether folders are searched all the way down.
-    schemes: of links that are followed in lists and tables, besides http, https, s3 and gs.
-    allow_private: whether links may lead to private addresses: those in lists and tables by their
-        names and by redirects; the sources themselves may have one, but not be redirected to one.
+    lists: files with one path or URL per line.
+    column: the column with paths or URLs in tables (CSV, JSONL and Parquet) among the sources.
+    root: the base folder of relative paths in lists and tables; None: the current one.
+    null: lists are separated by NUL, not by lines (find -print0).
+    recursive: search subfolders.
+    schemes: URL schemes that are allowed in lists and tables, besides http, https, s3 and gs.
+    allow_private: allow URLs of private addresses. Otherwise only sources may have one, and none
+        may redirect to one.
     """
 
     sources: tuple[str, ...] = ()
@@ -107,28 +108,28 @@ class Inputs:
 
     def __post_init__(self) -> None:
         if not self.sources and not self.lists:
-            raise ConfigError("there is nothing to caption: name photos, folders, or a list")
+            raise ConfigError("there are no inputs: add photos, folders or --list")
         tables = [source for source in self.sources if _is_table(source)]
         if tables and self.column is None:
-            raise ConfigError(f"{tables[0]} is a table: name the column of its paths with --column")
+            raise ConfigError(f"{tables[0]} is a table: add --column with its column of paths")
         if not tables and self.column is not None:
-            raise ConfigError(f"--column {self.column}: no source is a table")
+            raise ConfigError(f"--column is {self.column}, but no input is a table")
 
     @property
     def countable(self) -> bool:
-        """Whether the photos can be counted beforehand without reading anything twice over."""
+        """Whether the photos can be counted without reading streams, URLs or packed archives."""
         return not any(
             name == "-" or is_url(name) or name.lower().endswith(COMPRESSED) or _is_pipe(name)
             for name in (*self.sources, *self.lists)
         )
 
     def check(self) -> None:
-        """Refuse what names nothing, before the work.
+        """Check that the inputs exist.
 
-        A photo or an archive that is missing among others costs itself alone.
+        A missing photo or archive is an error of that photo only, unless all inputs are missing.
 
-        Raises DataError: a folder, list or table is not there, a pattern matches nothing, or
-        nothing of all that is named is there.
+        Raises DataError: a folder, list or table does not exist, a pattern has no matches, or all
+            inputs are missing.
         """
         if self.root is not None and not os.path.isdir(self.root):
             raise DataError(there_is_no("folder", Path(self.root)))
@@ -136,58 +137,58 @@ class Inputs:
             if path != "-" and not os.path.lexists(path):
                 raise DataError(there_is_no("list", Path(path)))
             if os.path.isdir(path):
-                raise DataError(f"{path} is a folder and no list: name it without --list")
+                raise DataError(f"{path} is a folder, not a list: leave out --list")
         missing = []
         for source in self.sources:
             if source == "-" or is_url(source):
                 continue
             if os.path.lexists(source):
                 if _is_table(source) and not _is_pipe(source):
-                    next(self._in_table(source), None)  # or it has no such column
+                    next(self._in_table(source), None)  # raises if it lacks the column
             elif glob.has_magic(source):
                 next(_matches(source, LeftOut()))
             elif source.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVES)):
                 missing.append(source)
             else:
-                what = "file" if os.path.splitext(source)[1] else "folder"
-                raise DataError(there_is_no(what, Path(source)))
+                kind = "file" if os.path.splitext(source)[1] else "folder"
+                raise DataError(there_is_no(kind, Path(source)))
         if missing and len(missing) == len(self.sources) and not self.lists:
             raise DataError(there_is_no("file", Path(missing[0])))
 
     def without_folder(self) -> str | None:
-        """Name a source whose photos are not files of their own: an archive, a link; or None."""
+        """Return a source whose photos are not files on disk: an archive or URL; or None."""
         packed = (s for s in self.sources if is_url(s) or s.lower().endswith(ARCHIVES))
         return next(packed, None)
 
     def photos(self, left_out: LeftOut | None = None) -> Iterator[Photo]:
-        """List the photos in a fixed order; what cannot be listed is in it as a LostPhoto.
+        """Yield the photos in a fixed order; a LostPhoto for an input that cannot be listed.
 
         Args:
-            left_out: counts the files of folders that are not taken for photos.
+            left_out: counts the files that are skipped.
 
-        Raises DataError: a list or table cannot be read, or a source names nothing.
+        Raises DataError: a list or table cannot be read, or a pattern has no matches.
         """
         left_out = left_out or LeftOut()
         for source in self.sources:
             if source == "-":
                 yield from self._listed("-")
             elif is_url(source):
-                yield from self._behind(source)
+                yield from self._at_url(source)
             elif _is_table(source):
-                yield from self._named(self._in_table(source))
+                yield from self._of_names(self._in_table(source))
             elif os.path.lexists(source) or not glob.has_magic(source):
                 yield from self._at(source, left_out, search=True)
             else:
                 for path in _matches(source, left_out):
                     if os.path.islink(path) and os.path.isdir(path):
                         left_out.add_link(path)
-                    else:  # ** searches folders by itself
+                    else:  # ** already matches the files in folders
                         yield from self._at(path, left_out, search="**" not in source)
         for path in self.lists:
             yield from self._listed(path)
 
     def _at(self, path: str, left_out: LeftOut, *, search: bool) -> Iterator[Photo]:
-        """List what lies at a path."""
+        """Yield the photos at a path."""
         if not os.path.isdir(path):
             if path.lower().endswith(ARCHIVES):
                 yield from archive_photos(path)
@@ -206,67 +207,67 @@ class Inputs:
                     yield PhotoFile(name=file, file=file)
 
     def _listed(self, path: str) -> Iterator[Photo]:
-        return self._named(list_names(path, null=self.null, root=self.root))
+        return self._of_names(list_names(path, null=self.null, root=self.root))
 
     def _in_table(self, path: str) -> Iterator[str | LostPhoto]:
         return table_names(path, self.column or "", root=self.root)
 
-    def _named(self, names: Iterator[str | LostPhoto]) -> Iterator[Photo]:
+    def _of_names(self, names: Iterator[str | LostPhoto]) -> Iterator[Photo]:
         for name in names:
             if isinstance(name, LostPhoto):
                 yield name
             elif is_url(name):
-                yield self._linked(name)
+                yield self._remote_photo(name)
             else:
                 yield PhotoFile(name=name, file=os.path.join(self.root or "", name))
 
-    def _linked(self, url: str) -> Photo:
-        """A link out of a list or table, which may be another person's: not any scheme will do."""
+    def _remote_photo(self, url: str) -> Photo:
+        """Return the photo at a URL of a list or table, which is not trusted: check its scheme."""
         scheme = url.split("://")[0].lower()
-        if "::" in url:  # with which fsspec chains file systems
-            reason = f"{url}: links with :: are not followed; write an IPv6 address in full"
+        if "::" in url:  # fsspec would chain file systems
+            reason = f"{url}: URLs with :: are not allowed; write an IPv6 address in full"
             return LostPhoto(name=url, reason=reason)
         if scheme in (*_SCHEMES, *self.schemes):
             return RemotePhoto(name=url, url=url, policy="any" if self.allow_private else "public")
         return LostPhoto(
             name=url,
-            reason=f"{url}: {scheme}:// links in lists and tables are not followed; if you trust "
-            f"the list, add --allow-scheme {scheme}",
+            reason=f"{url}: {scheme}:// URLs are not allowed in lists and tables; if you trust the "
+            f"list, add --allow-scheme {scheme}",
         )
 
-    def _behind(self, url: str) -> Iterator[Photo]:
-        """List what an input that is a link stands for: a photo, a tar file, a glob, a bucket."""
-        policy: AddressPolicy = "any" if self.allow_private else "own"
-        web, matching = is_web_address(url), any(sign in url for sign in "*[")
-        bare = re.split(r"[?#]", url)[0].lower() if web else url.lower()
+    def _at_url(self, url: str) -> Iterator[Photo]:
+        """Yield the photos of a source that is a URL: of a photo, tar file, glob or bucket."""
+        policy: AddressPolicy = "any" if self.allow_private else "same-host"
+        is_web, is_glob = is_web_address(url), any(sign in url for sign in "*[")
+        bare = re.split(r"[?#]", url)[0].lower() if is_web else url.lower()
         try:
             if bare.endswith(".zip"):
-                reason = f"{url}: zip files are not read over links; download it, or make it a .tar"
+                reason = f"{url}: zip files at URLs are not supported; download it, or use a .tar"
                 yield LostPhoto(name=url, reason=reason)
             elif bare.endswith(ARCHIVES):
                 with open_link(url, policy) as file:
                     yield from tar_stream_photos(file, url)
-            elif web or (bare.endswith(IMAGE_SUFFIXES) and not matching):
+            elif is_web or (bare.endswith(IMAGE_SUFFIXES) and not is_glob):
                 yield RemotePhoto(name=url, url=url, policy=policy)
             else:
-                yield from self._in_bucket(url, matching=matching)
+                yield from self._in_bucket(url, is_glob=is_glob)
         except CaptionerError:
             raise
-        except Exception as error:  # every file system has exceptions of its own
-            reason = f"{url} cannot be listed ({reason_of(error)}): check the link"
+        except Exception as error:  # each file system has its own exceptions
+            reason = f"{url} cannot be listed ({reason_of(error)}): check the URL"
             yield LostPhoto(name=url, reason=reason)
 
-    def _in_bucket(self, url: str, *, matching: bool) -> Iterator[Photo]:
-        """List the photos that match, or that lie below a prefix."""
+    def _in_bucket(self, url: str, *, is_glob: bool) -> Iterator[Photo]:
+        """Yield the photos that match a glob, or below a prefix."""
         system, path = file_system(url)
         base = path.rstrip("/")
-        pattern = path if matching else f"{base}/**" if self.recursive else f"{base}/*"
+        pattern = path if is_glob else f"{base}/**" if self.recursive else f"{base}/*"
         names: list[str] = sorted(system.glob(pattern))
-        if not names and (matching or not system.exists(path)):
+        if not names and (is_glob or not system.exists(path)):
             raise FileNotFoundError(url)
         for name in names:
-            hidden = "/." in name.removeprefix(base)
-            if matching or (name.lower().endswith(IMAGE_SUFFIXES) and not hidden):
+            is_hidden = "/." in name.removeprefix(base)
+            if is_glob or (name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden):
                 link = system.unstrip_protocol(name)
                 yield RemotePhoto(name=link, url=link)
 
@@ -274,9 +275,9 @@ class Inputs:
 def _walk(
     folder: str, left_out: LeftOut, *, recursive: bool
 ) -> Iterator[tuple[str, list[str], str | None]]:
-    """Yield each folder with its sorted files, or why it cannot be listed.
+    """Yield each folder with its sorted files, or with the reason why it cannot be listed.
 
-    Hidden files and folders are skipped; links to folders are not followed.
+    Hidden files and folders are skipped; symbolic links to folders are not followed.
     """
     problems: list[OSError] = []
     for here, folders, files in os.walk(folder, onerror=problems.append):
@@ -293,9 +294,9 @@ def _walk(
 
 
 def _matches(pattern: str, left_out: LeftOut) -> Iterator[str]:
-    """Match as a shell with globstar does, folder by folder; ** follows no link to a folder.
+    """Match like a shell with globstar; ** does not follow symbolic links to folders.
 
-    Raises DataError: nothing matches.
+    Raises DataError: there are no matches.
     """
     path = None
     for path in _matches_of(pattern, left_out):
@@ -305,14 +306,14 @@ def _matches(pattern: str, left_out: LeftOut) -> Iterator[str]:
 
 
 def _matches_of(pattern: str, left_out: LeftOut) -> Iterator[str]:
-    before, *behind = _STARS.split(pattern, maxsplit=1)
-    if not behind:
+    before, *after = _STARS.split(pattern, maxsplit=1)
+    if not after:
         yield from sorted(glob.glob(pattern))
         return
     for top in sorted(glob.glob(before)) if before else [""]:
         for folder, _, _ in _walk(top or ".", left_out, recursive=True):
-            way = glob.escape(folder if top else folder[2:])  # without the ./ in front
-            yield from _matches_of(os.path.join(way, behind[0] or "*"), left_out)
+            prefix = glob.escape(folder if top else folder[2:])  # without ./
+            yield from _matches_of(os.path.join(prefix, after[0] or "*"), left_out)
 
 
 def _is_table(source: str) -> bool:
@@ -321,5 +322,5 @@ def _is_table(source: str) -> bool:
 
 
 def _is_pipe(source: str) -> bool:
-    """Whether a source can be read but once, as /dev/stdin and what a shell makes of <(...)."""
+    """Return whether a source can be read only once, such as /dev/stdin and <(...) of a shell."""
     return os.path.exists(source) and not (os.path.isfile(source) or os.path.isdir(source))

@@ -20,18 +20,18 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def list_names(path: str, *, null: bool, root: str | None = None) -> Iterator[str]:
-    """Read a list with a name on each line, or names that end with NUL.
+    """Yield the names in a list.
 
     Args:
-        path: a file, or "-" for standard input. A pipe is read as it is written.
-        null: whether NUL ends a name.
-        root: the folder where relative names start.
+        path: a file, or "-" for standard input. A pipe is read while it is written.
+        null: names end with NUL, not with a line break.
+        root: the base folder of relative names.
 
     Raises DataError: the list cannot be read.
     """
     label = "standard input" if path == "-" else path
     try:
-        # Standard input stays open for whoever reads behind the list.
+        # Standard input stays open, because several lists may be read from it.
         with open(0 if path == "-" else path, "rb", closefd=path != "-") as file:
             chunk = file.read1(_CHUNK)
             if b"\0" in chunk and not null:
@@ -43,8 +43,8 @@ def list_names(path: str, *, null: bool, root: str | None = None) -> Iterator[st
                 yield from (name_on_disk(os.fsdecode(name), root) for name in names if name)
                 if len(rest) > _LONGEST:
                     raise DataError(
-                        f"{label} has a name of more than {_LONGEST:,} bytes: is it a list of "
-                        f"photos{'' if null else ', and is --null missing'}?"
+                        f"{label} has a name of more than {_LONGEST:,} bytes: use a list of photos"
+                        f"{'' if null else ', with --null if NUL ends its names'}"
                     )
                 chunk = file.read1(_CHUNK)
                 rest += chunk
@@ -63,10 +63,10 @@ def _wide_names(data: bytes, label: str) -> list[str]:
 
 
 def table_names(path: str, column: str, *, root: str | None = None) -> Iterator[str | LostPhoto]:
-    """Read one column of a table; a row without a name is a LostPhoto.
+    """Yield the names in a column of a table; a LostPhoto for an empty cell.
 
     Raises:
-        DataError: the table cannot be read, or has no such column.
+        DataError: the table cannot be read, or lacks the column.
         MissingExtraError: the extra that reads it is not installed.
     """
     for number, value in enumerate(_cells(path, column), start=1):

@@ -1,1 +1,1 @@
-"""What is made of the records: tables, sidecars, maps."""
+"""Outputs of a batch: tables of records, sidecars, embedded texts, attention maps."""

@@ -1,7 +1,6 @@
-r"""Cells of CSV: no spreadsheet runs them, no terminal obeys them, and they are read back exactly.
+r"""Cells of CSV, escaped against formulas and control characters, and read back exactly.
 
-A program that separates by semicolons sees other cells than one that separates by commas, so a
-formula may begin after any separator.
+A formula may begin after any separator, because programs disagree about the separator of a file.
 """
 
 from __future__ import annotations
@@ -23,44 +22,46 @@ COLUMNS = ("image", "caption", "score", "alternatives", "model")
 ADDED_COLUMNS = ("familiarity", "trust", "keywords")
 """Columns that tables of earlier versions lack."""
 
-# What a spreadsheet takes a cell for a formula by; the wide ones are those of Japanese keyboards.
+# The first characters of a formula, also in full width as Japanese keyboards write them.
 _SIGN = "[=+@\uff1d\uff0b\uff0d\uff20-]"
-# What may stand before it and is not seen: soft hyphens, joiners, marks, selectors.
-_UNSEEN = "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2060-\u206f"
-_UNSEEN += "\u3164\ufe00-\ufe0f\ufeff\uffa0"
-_BEGIN = rf'((?:^|[,;|\n])[\s"{_UNSEEN}]*)'  # of a cell; tabs are written out
+# Invisible characters that may precede it: soft hyphens, joiners, marks, selectors.
+_INVISIBLE = "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2060-\u206f"
+_INVISIBLE += "\u3164\ufe00-\ufe0f\ufeff\uffa0"
+_BEGIN = rf'((?:^|[,;|\n])[\s"{_INVISIBLE}]*)'  # the beginning of a cell; tabs are escaped
 _FORMULA = re.compile(rf"{_BEGIN}(?='*{_SIGN})")
 _DEFUSED = re.compile(rf"{_BEGIN}'(?='*{_SIGN})")
-_WRITTEN_OUT = re.compile(r"\\(x[0-9a-f]{2}|u20[0-9a-f]{2}|t|r)")  # a sign, by `printable`
+_ESCAPED = re.compile(r"\\(x[0-9a-f]{2}|u20[0-9a-f]{2}|t|r)")  # a character escaped by `printable`
 
 
 def cell_of(text: str) -> str:
-    r"""Write a text for a cell.
+    r"""Return a text escaped for a cell.
 
     >>> print(cell_of("x;=1+1;.jpg"), cell_of("a\x1b.jpg"), cell_of(r"a\x1b.jpg"))
     x;'=1+1;.jpg a\x1b.jpg a\x5cx1b.jpg
     """
-    text = printable(_WRITTEN_OUT.sub(r"\\x5c\1", text))
+    text = printable(_ESCAPED.sub(r"\\x5c\1", text))
     return _FORMULA.sub(r"\1'", text)
 
 
 def text_of(cell: str) -> str:
-    r"""Read a cell that `cell_of` wrote.
+    r"""Return the text of a cell that `cell_of` wrote.
 
     >>> text_of("x;'=1+1;.jpg"), text_of(r"a\x5cx1b.jpg")
     ('x;=1+1;.jpg', 'a\\x1b.jpg')
     """
 
-    def sign(found: re.Match[str]) -> str:
-        return {"t": "\t", "r": "\r"}.get(found[1]) or chr(int(found[1][1:], 16))
+    def unescape(match: re.Match[str]) -> str:
+        return {"t": "\t", "r": "\r"}.get(match[1]) or chr(int(match[1][1:], 16))
 
-    return _WRITTEN_OUT.sub(sign, _DEFUSED.sub(r"\1", cell))
+    return _ESCAPED.sub(unescape, _DEFUSED.sub(r"\1", cell))
 
 
 def read_rows(path: Path) -> csv.DictReader[str]:
-    """Read a .csv whose first line names its columns, as batch or a spreadsheet wrote it.
+    """Read a .csv with a header, written by batch or a spreadsheet.
 
-    Bytes that are not UTF-8 become surrogates. Raises DataError: it cannot be read.
+    Bytes that are not UTF-8 become surrogates.
+
+    Raises DataError: the file cannot be read.
     """
     data = read_bytes(path, name=str(path))
     if b"\0" in data[:1000]:
@@ -73,9 +74,9 @@ def read_rows(path: Path) -> csv.DictReader[str]:
 
 
 def own_cells(path: Path, column: str) -> list[str] | None:
-    """Read a column of a .csv that this package wrote; None if another program wrote it.
+    """Return a column of a .csv that this package wrote; None if another program wrote it.
 
-    Raises DataError: it cannot be read, or has no such column.
+    Raises DataError: the file cannot be read, or lacks the column.
     """
     try:
         rows = read_rows(path)

@@ -1,4 +1,4 @@
-"""Image ids of COCO's results format: the number at the end of a file name, else text."""
+"""Image ids for COCO results: the number at the end of a file name, otherwise text."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
 
 
 def image_ids(names: Iterable[str], output: str) -> dict[str, int | str]:
-    """Give each photo its id.
+    """Return the id of each photo.
 
-    A stem that is or ends with `_` and a number is that number. Other ids are the stem, or the
-    whole name if two photos share a stem.
+    The id of a stem that is a number or ends with `_` and a number is that number. Other ids are
+    the stem, or the whole name if photos share a stem.
 
     Args:
         names: of the photos.
-        output: names the file in errors.
+        output: the name of the file in errors.
 
-    Raises OutputError: photos share a number; names all of them.
+    Raises OutputError: photos share a number; the detail names all of them.
     """
-    names = list(dict.fromkeys(names))
+    unique = set(names := list(dict.fromkeys(names)))
     stems = {name: Path(name).stem for name in names}
-    counts, known = Counter(stems.values()), set(names)
+    counts = Counter(stems.values())
     ids: dict[str, int | str] = {}
     photos = defaultdict(list)
     for name, stem in stems.items():
@@ -36,10 +36,12 @@ def image_ids(names: Iterable[str], output: str) -> dict[str, int | str]:
             ids[name] = int(match[1])
             photos[int(match[1])].append(name)
         else:
-            ids[name] = name if counts[stem] > 1 or stem in known else stem
-    if shared := [f"{number}: {', '.join(of)}" for number, of in photos.items() if len(of) > 1]:
+            ids[name] = name if counts[stem] > 1 or stem in unique else stem
+    shared = {number: same for number, same in photos.items() if len(same) > 1}
+    if shared:
+        listed = "; ".join(f"{number}: {', '.join(same)}" for number, same in shared.items())
         raise OutputError(
-            f"{output} cannot hold photos with the same COCO id ({'; '.join(shared)}): rename "
-            "them, or write .jsonl, .csv or .parquet"
+            f"{output} cannot have several photos with one COCO id ({listed}): rename them, or "
+            "write .jsonl, .csv or .parquet"
         )
     return ids

@@ -1,6 +1,6 @@
-"""Description, alt text and keywords in the JPEG files themselves.
+"""Description, alt text and keywords inside JPEG files.
 
-A photo is replaced as a whole, by a file with the same pixels, dates and owner. Doing it twice
+The new file replaces the photo atomically and has the same pixels, dates and owner. Writing twice
 changes nothing.
 """
 
@@ -23,20 +23,20 @@ from captioner_serving.batch.wording import sentence
 
 __all__ = ["Embedder"]
 
-# Each text, and the older one that counts where it is missing.
+# Each tag, and an older tag whose text is used if it is missing.
 _TEXTS = {"XMP-dc:Description": "IPTC:Caption-Abstract", "XMP-iptcCore:AltTextAccessibility": ""}
 _KEYWORDS, _OLD_KEYWORDS = "XMP-dc:Subject", "IPTC:Keywords"
 _JPEG = b"\xff\xd8\xff"
 
 
 class Embedder(Closing):
-    """Writes texts into photos, merged into those that are there as in XMP sidecars.
+    """Writes texts into photos, merged with existing texts as in XMP sidecars.
 
-    The photo as it was stays beside it, as photo.jpg_original: exiftool's name, which
-    `exiftool -restore_original` knows. One that is there already is the older one, and stays.
+    The original is kept as photo.jpg_original, which `exiftool -restore_original` restores. An
+    existing one is older and is not overwritten.
 
     Attributes:
-        kept: photos that had all texts already.
+        kept: photos that needed no change.
         replaced: photos that were written.
     """
 
@@ -46,21 +46,24 @@ class Embedder(Closing):
         self.kept = self.replaced = 0
 
     def close(self) -> None:
-        """End exiftool."""
+        """Stop exiftool."""
         self._tool.close()
 
     def write(self, photo: Photo, record: dict[str, Any]) -> None:
-        """Write the texts of a record into its photo, or raise the OutputError that is its own."""
+        """Write the texts of a record into its photo.
+
+        Raises OutputError: the photo is not a writable JPEG file, or exiftool cannot write it.
+        """
         path = photo.path
         if path is None:
-            raise OutputError(f"{photo.name} is not a file of its own: no texts can be embedded")
+            raise OutputError(f"{photo.name} is not a file on disk; texts cannot be embedded")
         old = _read(path)
         try:
             changes = self._changes(self._tool.read(old), record)
             new = self._tool.write(old, changes) if changes else old
         except ExifToolError as error:
             raise OutputError(
-                f"{photo.name}: exiftool cannot write it ({error}): use --sidecar xmp"
+                f"exiftool cannot write {photo.name} ({error}): use --sidecar xmp"
             ) from error
         if new == old:
             self.kept += 1
@@ -88,32 +91,30 @@ class Embedder(Closing):
         old = _listed(texts.get(_KEYWORDS))
         keywords = missing_keywords(old, map(legal_text, record.get("keywords", ())))
         if keywords and not old:
-            older_ones = _listed(texts.get(_OLD_KEYWORDS))
-            keywords = [*older_ones, *missing_keywords(older_ones, keywords)]
+            iptc = _listed(texts.get(_OLD_KEYWORDS))
+            keywords = [*iptc, *missing_keywords(iptc, keywords)]
         return [*changes, *((f"{_KEYWORDS}+=", keyword) for keyword in keywords)]
 
 
 def _read(path: str) -> bytes:
-    """Read a photo that texts may be written into.
+    """Read a photo for embedding.
 
-    Raises OutputError: it may not, or cannot be read.
+    Raises OutputError: it is not a writable JPEG file, or cannot be read.
     """
     if os.path.islink(path):
-        raise OutputError(f"{path} is a link: no texts are embedded in what it leads to")
+        raise OutputError(f"{path} is a symbolic link: caption its target to embed texts")
     data = read_existing(path, kind="a photo", largest=LARGEST_FILE)
     if data is None:
-        raise OutputError(f"{path} is gone: no texts can be embedded")
+        raise OutputError(f"{path} no longer exists: texts cannot be embedded")
     if not data.startswith(_JPEG):
-        raise OutputError(
-            f"{path} is not a JPEG file, and texts are embedded in those alone: use --sidecar xmp"
-        )
+        raise OutputError(f"{path} is not a JPEG file: texts cannot be embedded; use --sidecar xmp")
     if not (os.access(path, os.W_OK) and os.stat(path).st_mode & stat.S_IWUSR):
         raise OutputError(f"{path} is read-only: make it writable to embed texts")
     return data
 
 
 def _keep_original(path: str, data: bytes) -> None:
-    """Keep a photo as it is under another name: the file itself, where there are hard links."""
+    """Keep the original under another name, as a hard link if possible."""
     original = f"{path}_original"
     if os.path.lexists(original):
         return
@@ -129,6 +130,6 @@ def _keep_original(path: str, data: bytes) -> None:
 
 
 def _listed(value: Any) -> list[str]:
-    """Return the items of a tag; exiftool gives a list of one item as the item."""
+    """Return the items of a tag; exiftool returns a list of one item as the item."""
     values = [] if value is None else value if isinstance(value, list) else [value]
     return list(map(str, values))

@@ -1,6 +1,6 @@
-"""exiftool as a running process: it reads the texts of a JPEG file, or makes a new file of it.
+"""A running exiftool process, which reads the texts of a JPEG file or writes a changed copy.
 
-Its files are copies in a temporary folder: it never sees the name of a photo, and changes none.
+It works on copies in a temporary folder, and never sees the name of a photo.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _OLDEST = 12.39  # the first version with AltTextAccessibility
 _REMEDY = "install it (Debian: libimage-exiftool-perl; macOS: brew install exiftool; exiftool.org)"
 _STAY = ("-stay_open", "True", "-@", "-")
 _READ = ("-XMP-dc:all", "-XMP-iptcCore:all", "-IPTC:Keywords", "-IPTC:Caption-Abstract")
-# exiftool ignores the end of its input, and would outlive a run that is killed. This process passes
-# the input on, and ends exiftool when it ends.
+# exiftool ignores the end of its input, so it would outlive a run that is killed. This process
+# forwards the input to exiftool, and kills it at the end of the input.
 _RELAY = """
 import os, subprocess, sys
 tool = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
@@ -43,17 +43,17 @@ except (OSError, subprocess.TimeoutExpired):
     pass
 tool.kill()
 """
-_READY = "{ready1}"  # numbered: -q silences the one without a number
+_READY = "{ready1}"  # with a number, because -q suppresses it without one
 
 
 class ExifToolError(Exception):
-    """exiftool refused a photo, or ended."""
+    """exiftool refused a photo, or exited."""
 
 
 class ExifTool(Closing):
-    """An exiftool process, started at its first use and again after it has ended.
+    """An exiftool process, started at its first use, and again after it has exited.
 
-    -stay_open keeps it running: Perl takes longer to start than a photo takes.
+    -stay_open keeps it running, because starting Perl takes longer than a photo.
     """
 
     def __init__(self) -> None:
@@ -63,14 +63,14 @@ class ExifTool(Closing):
         self._changed = Path(self._folder.name, "changed.jpg")
 
     def close(self) -> None:
-        """End the process and delete its folder."""
+        """Stop the process and delete its folder."""
         self._end()
         self._folder.cleanup()
 
     def read(self, photo: bytes) -> dict[str, Any]:
-        """Read the texts of a JPEG file, by tag; lists of texts are lists.
+        """Return the texts of a JPEG file by tag; a tag may have a list of texts.
 
-        Raises ExifToolError: it cannot be read.
+        Raises ExifToolError: the file cannot be read.
         """
         self._photo.write_bytes(photo)
         answer = self._execute("-q", "-q", "-j", "-G1", *_READ)
@@ -81,11 +81,11 @@ class ExifTool(Closing):
         return dict(tags)
 
     def write(self, photo: bytes, changes: Sequence[tuple[str, str]]) -> bytes:
-        """Return a JPEG file with other texts.
+        """Return a JPEG file with changed texts.
 
-        changes: tags with their operator, such as "XMP-dc:Subject+=", and values.
+        changes: pairs of a tag with its operator, such as "XMP-dc:Subject+=", and a value.
 
-        Raises ExifToolError: it cannot be written.
+        Raises ExifToolError: the file cannot be written.
         """
         self._photo.write_bytes(photo)
         self._changed.unlink(missing_ok=True)
@@ -96,15 +96,15 @@ class ExifTool(Closing):
         return self._changed.read_bytes()
 
     def _execute(self, *arguments: str) -> bytes:
-        """Run a command on the photo in the folder, and return all that it prints."""
+        """Run a command on the photo in the folder, and return its output."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                # -config comes first: no configuration of the user's.
+                # An empty -config, which must come first, disables the user's configuration.
                 [sys.executable, "-I", "-c", _RELAY, _program(), "-config", "", *_STAY],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the run, which finishes its photo
+                start_new_session=True,  # Ctrl-C must not reach it
             )
         process = self._process
         assert process.stdin is not None and process.stdout is not None
@@ -119,7 +119,7 @@ class ExifTool(Closing):
                 if line.strip() == _READY.encode():
                     return b"".join(answer)
                 answer.append(line)
-        except (OSError, ValueError):  # it has ended, or its input was closed
+        except (OSError, ValueError):  # it has exited, or its input was closed
             answer.clear()
         finally:
             timer.cancel()
@@ -131,11 +131,11 @@ class ExifTool(Closing):
         if process is None:
             return
         with suppress(OSError):
-            process.communicate()  # ends its input first
+            process.communicate()  # closes its input first
 
 
 def check_exiftool() -> None:
-    """Raise CaptionerError if there is no exiftool that can write alt texts."""
+    """Raise CaptionerError if exiftool is not installed, or too old to write alt texts."""
     done = subprocess.run([_program(), "-ver"], capture_output=True, text=True, check=False)
     try:
         version = float(done.stdout)
@@ -145,22 +145,22 @@ def check_exiftool() -> None:
         ) from None
     if version < _OLDEST:
         raise CaptionerError(
-            f"exiftool is version {done.stdout.strip()}; embed needs {_OLDEST} or later: {_REMEDY}"
+            f"exiftool is version {done.stdout.strip()}; embed needs {_OLDEST} or newer: {_REMEDY}"
         )
 
 
 def _program() -> str:
     if path := shutil.which("exiftool"):
         return path
-    raise CaptionerError(f"embed needs the program exiftool, which is not installed: {_REMEDY}")
+    raise CaptionerError(f"embed needs exiftool, which is not installed: {_REMEDY}")
 
 
 def _escape(value: str) -> str:
-    """Write a value in one line of arguments, for -E."""
+    """Escape a value for -E, on one line."""
     return html.escape(value).replace("\r", "&#xd;").replace("\n", "&#xa;")
 
 
 def _reason(answer: bytes) -> str:
-    """Return the first line of an answer, without the names of our files."""
+    """Return the first line of an answer, without the names of temporary files."""
     lines = answer.decode("utf-8", "replace").strip().splitlines()
-    return lines[0].partition(" - ")[0] if lines else "exiftool ended or took too long"
+    return lines[0].partition(" - ")[0] if lines else "exiftool exited or took too long"

@@ -1,4 +1,4 @@
-"""Pictures of the attention, one a photo, in a folder of their own."""
+"""Attention maps: one picture per photo, in a separate folder."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["MapWriter", "check_maps_folder"]
 
 _LONGEST = 200  # bytes of a file name; file systems take 255
-_LARGEST = 1 << 30  # bytes of a map, which has its photo's size; it is read into memory
+_LARGEST = 1 << 30  # bytes of an existing map, which is read into memory
 
 
 class MapWriter:
-    """Draws each photo's overlay (of the word with the highest gate) or sheet of all words.
+    """Draws the overlay of each photo (the word with the highest gate), or its contact sheet.
 
-    The folder mirrors the photos': a/b.jpg is drawn into DIR/a/b.jpg.png.
+    The folder mirrors those of the photos: the map of a/b.jpg is DIR/a/b.jpg.png.
     """
 
     def __init__(self, config: BatchConfig, write: Write) -> None:
@@ -39,28 +39,30 @@ class MapWriter:
         self._photos: dict[Path, str] = {}
 
     def write(self, photo: Photo, caption: Caption, open_photo: Callable[[], Image.Image]) -> None:
-        """Draw one photo; an older picture is overwritten.
+        """Draw the map of one photo, and overwrite an older one.
 
-        Raises OutputError: the picture cannot be written, the photo cannot be read again, or the
-            picture is the photo, a link or the map of another photo.
+        Raises OutputError: the map cannot be written, the photo cannot be read again, or the path
+            is in the folder of the photo, a symbolic link, or the map of another photo.
         """
         path = _path(self._folder, photo.name)
-        if photo.path is not None and _same_folder(path, photo.path):
-            raise OutputError(f"{path} would lie among the photos: name another folder for maps")
+        if photo.path is not None and _is_beside(path, photo.path):
+            raise OutputError(f"{path} would be beside the photos: choose another folder for maps")
         if self._photos.setdefault(path, photo.name) != photo.name:
             raise OutputError(
-                f"{path} is the map of {self._photos[path]}: name another folder for maps"
+                f"{path} is already the map of {self._photos[path]}: choose another folder for maps"
             )
         if path.is_symlink():
-            raise OutputError(f"{path} is a link: remove it, or name another folder for maps")
+            raise OutputError(
+                f"{path} is a symbolic link: remove it, or choose another folder for maps"
+            )
         with writing(path.parent):
             _make_folder(path.parent)
         old = read_existing(path, kind="a map", largest=_LARGEST)
-        new = self._drawn(photo.name, caption, open_photo)
+        new = self._draw(photo.name, caption, open_photo)
         if new != old:
             self._write(path, new, old=old)
 
-    def _drawn(self, name: str, caption: Caption, open_photo: Callable[[], Image.Image]) -> bytes:
+    def _draw(self, name: str, caption: Caption, open_photo: Callable[[], Image.Image]) -> bytes:
         try:
             if self._kind == "overlay" and caption.words:
                 picture = caption.overlay(photo=open_photo(), head=self._head, labelled=True)
@@ -72,15 +74,15 @@ class MapWriter:
 
 
 def check_maps_folder(folder: str, sources: Sequence[str]) -> None:
-    """Refuse a folder that cannot hold the maps, or whose maps the next run would caption."""
+    """Refuse a folder for maps that is a file, or that is inside an input folder."""
     if os.path.exists(folder) and not os.path.isdir(folder):
-        raise OutputError(f"{folder} is not a folder: choose another one for the maps")
+        raise OutputError(f"{folder} is not a folder: choose another folder for maps")
     for source in filter(os.path.isdir, sources):
         for place in (folder, _path(folder, source).with_suffix("")):
             if is_inside(place, source):
                 raise ConfigError(
-                    f"maps_to {folder}: the maps would lie in {source}, and the next run would "
-                    "caption them too; name a folder outside of it"
+                    f"maps_to is {folder}, which puts the maps into the input {source}, so that "
+                    "the next run would caption them: choose a folder outside it"
                 )
 
 
@@ -88,11 +90,11 @@ def _make_folder(folder: Path) -> None:
     new = list(takewhile(lambda parent: not parent.exists(), (folder, *folder.parents)))
     folder.mkdir(parents=True, exist_ok=True)
     for parent in new:
-        sync_folder(parent.parent)  # or a power cut could take it, and the maps in it
+        sync_folder(parent.parent)  # a power cut could remove it otherwise
 
 
 def _path(folder: str, name: str) -> Path:
-    """Name the map of a photo; `..` becomes a folder of its own."""
+    """Return the path of the map of a photo; `..` becomes the folder `_up_`."""
     name = name.replace("://", "/")
     if IS_WINDOWS:
         name = name.replace("\\", "/").replace(":", "")
@@ -101,8 +103,8 @@ def _path(folder: str, name: str) -> Path:
     return Path(folder, *short[:-1], f"{short[-1]}.png")
 
 
-def _same_folder(one: Path, other: str) -> bool:
-    return os.path.realpath(one.parent) == os.path.realpath(os.path.dirname(other))
+def _is_beside(path: Path, photo: str) -> bool:
+    return os.path.realpath(path.parent) == os.path.realpath(os.path.dirname(photo))
 
 
 def _short(part: str) -> str:

@@ -1,4 +1,4 @@
-"""Records as files: .jsonl, .csv, .parquet and COCO's results; and reading .jsonl."""
+"""Write records as .jsonl, .csv, .parquet or COCO results; read .jsonl."""
 
 from __future__ import annotations
 
@@ -34,38 +34,39 @@ _ROWS = 10_000  # of Parquet written together
 
 
 def check_output(output: str) -> None:
-    """Refuse before the work what cannot be written after it.
+    """Check the path of an output before the run.
 
     Raises:
-        ConfigError: no such format.
-        MissingExtraError: Parquet, without its extra.
-        OutputError: there is no such folder.
+        ConfigError: the format is unknown.
+        MissingExtraError: the extra for Parquet is not installed.
+        OutputError: the folder does not exist.
     """
     path = Path(output)
     if path.suffix not in _WRITERS:
         formats = ", ".join(_WRITERS)
-        raise ConfigError(f"output {output!r} is none of {formats}, nor - for standard output")
+        raise ConfigError(f"output is {output!r}; it must end in {formats}")
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise MissingExtraError(f"writing {output}", "parquet")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        kind = "is a folder" if path.is_dir() else f"has no folder {path.absolute().parent}"
-        raise OutputError(f"{output} cannot be written: it {kind}")
+        is_dir, parent = path.is_dir(), path.absolute().parent
+        reason = "it is a folder" if is_dir else f"there is no folder {parent}"
+        raise OutputError(f"{output} cannot be written: {reason}")
 
 
 def write_records(
     file: BinaryIO, suffix: str, records: Iterator[Record], *, plain: bool = False
 ) -> None:
-    """Write records of captioned photos in the format of a suffix that check_output has seen.
+    """Write records in the format of a suffix.
 
     Args:
-        file: has a name; the bytes are in the file of that name afterwards.
+        file: an open file; its `name` is used to write it.
         suffix: .jsonl, .csv, .parquet or .json.
         records: of captioned photos.
-        plain: leave the captions in .csv without a capital and a full stop, as all others are.
+        plain: do not add a capital letter and a full stop in .csv. Other formats never have them.
 
     Raises:
         OutputError: photos share a COCO id.
-        OSError: the disk is full, or the like.
+        OSError: the file cannot be written.
     """
     write = _WRITERS[suffix]
     if suffix == ".csv" and not plain:
@@ -78,7 +79,7 @@ def _row(record: Record) -> Record:
         "image": record["image"],
         "caption": record["caption"],
         "score": record["score"],
-        "alternatives": [other["caption"] for other in record["alternatives"]],
+        "alternatives": [alternative["caption"] for alternative in record["alternatives"]],
         "model": f"{record['model']['name']} {record['model']['version']}",
         **{name: record.get(name) for name in ADDED_COLUMNS},
     }
@@ -90,7 +91,7 @@ def _write_lines(path: Path, records: Iterator[Record]) -> None:
 
 
 def _write_csv(path: Path, records: Iterator[Record]) -> None:
-    """A row a photo; alternatives in a cell, one a line. Odd bytes of a name stay as they are."""
+    """Write one row per photo; alternatives are lines of a cell. Names keep their bytes."""
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.DictWriter(file, [*COLUMNS, *ADDED_COLUMNS])
         writer.writeheader()
@@ -106,12 +107,15 @@ def _write_sentences(path: Path, records: Iterator[Record]) -> None:
 
 
 def _as_sentences(record: Record) -> Record:
-    others = [{**other, "caption": sentence(other["caption"])} for other in record["alternatives"]]
-    return {**record, "caption": sentence(record["caption"]), "alternatives": others}
+    alternatives = [
+        {**alternative, "caption": sentence(alternative["caption"])}
+        for alternative in record["alternatives"]
+    ]
+    return {**record, "caption": sentence(record["caption"]), "alternatives": alternatives}
 
 
 def _write_parquet(path: Path, records: Iterator[Record]) -> None:
-    """Arrow's text is UTF-8: bytes of a name that are not stand as a backslash, x, two digits."""
+    r"""Write a table for Arrow; bytes of a name that are not UTF-8 are written as \xNN."""
     import pyarrow
     from pyarrow import parquet
 
@@ -145,9 +149,9 @@ _WRITERS: dict[str, Callable[[Path, Iterator[Record]], None]] = {
 
 
 def read_captions(path: Path) -> Iterator[Record | None]:
-    """Read a file of records; None stands for the record of a photo that failed.
+    """Yield the records in a .jsonl; None for a photo that failed.
 
-    Raises DataError: it cannot be read, or a line is not a record.
+    Raises DataError: the file cannot be read, or a line is not a record.
     """
     try:
         with path.open("rb") as file:
@@ -162,51 +166,51 @@ def _record(line: bytes, place: str) -> Record | None:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{place} is an incomplete record: continue the run that writes it, or remove the line"
+            f"{place} is an incomplete record: resume the run that wrote it, or remove the line"
         ) from error
     if not isinstance(record, dict) or not is_name(record.get("image")):
-        raise DataError(f"{place} is not a caption record: it has no image")
+        raise DataError(f"{place} is not a caption record: image is missing or invalid")
     if "error" in record and "caption" not in record:
         return None
     alternatives, model = record.get("alternatives"), record.get("model")
     if not (isinstance(alternatives, list) and all(map(is_sentence, (record, *alternatives)))):
-        raise DataError(f"{place} is not a caption record: caption, score or alternatives")
+        raise DataError(f"{place} is not a caption record: caption, score or alternatives invalid")
     if not (isinstance(model, dict) and all(_is_text(model.get(k)) for k in ("name", "version"))):
-        raise DataError(f"{place} is not a caption record: it names no model")
+        raise DataError(f"{place} is not a caption record: model is missing or invalid")
     keywords = record.get("keywords", [])
     if not (isinstance(keywords, list) and all(map(_is_keyword, keywords))):
-        raise DataError(f"{place} is not a caption record: keywords")
+        raise DataError(f"{place} is not a caption record: keywords are invalid")
     return record
 
 
 def keywords_of(record: Record, minimum_trust: float) -> list[str]:
     """Choose the keywords of a record as `captioner batch --keywords` does.
 
-    Words that were removed from the caption by hand are left out.
+    Words that are no longer in an edited caption are skipped.
 
     Raises DataError: the record has no words.
     """
     text: str = record.get("unworded") or record["caption"]
     try:
         words = [(word["word"], word.get("trust")) for word in record["words"]]
-        unfamiliar = record.get("familiarity", 1.0) < UNFAMILIAR
-        chosen = choose_keywords(words, minimum_trust=minimum_trust)
-        return [] if unfamiliar else [word for word in chosen if has_word(text, word)]
+        is_unfamiliar = record.get("familiarity", 1.0) < UNFAMILIAR
+        keywords = choose_keywords(words, minimum_trust=minimum_trust)
+        return [] if is_unfamiliar else [word for word in keywords if has_word(text, word)]
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"the record of {record['image']} has no words to choose keywords from: name the "
-            ".jsonl that captioner batch wrote"
+            f"the record of {record['image']} has no words to choose keywords from: use the .jsonl "
+            "that captioner batch wrote"
         ) from error
 
 
 def is_sentence(value: object) -> bool:
-    """Whether a record or alternative has a caption of text and a score."""
+    """Return whether a record or alternative has a caption and a score."""
     if not isinstance(value, dict):
         return False
     score = value.get("score")
-    number = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < 1e9
+    is_number = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < 1e9
     texts = (value.get("caption"), value.get("unworded", ""))
-    return number and all(_is_text(text) and not CONTROL.search(text) for text in texts)
+    return is_number and all(_is_text(text) and not CONTROL.search(text) for text in texts)
 
 
 def _is_keyword(value: object) -> bool:
@@ -218,7 +222,7 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 def is_name(value: object) -> bool:
-    """Whether a value may be a file name, with surrogates for bytes that are not UTF-8."""
+    """Return whether a value can be a file name, with surrogates for bytes that are not UTF-8."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The order of a review: the captions that need most corrections first."""
+"""Sort the records to review: the captions that need most corrections come first."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from captioner.trust.familiarity import UNFAMILIAR
 
 __all__ = ["sort_review"]
 
-# 25 MB for a million captions; tuples would take ten times as much.
-_PLACE = np.dtype([("trusted", bool), ("right", float), ("score", float), ("size", np.int64)])
+# An array takes a tenth of the memory of tuples: 25 bytes per caption.
+_SORT_KEY = np.dtype([("trusted", bool), ("right", float), ("score", float), ("size", np.int64)])
 
 
 def sort_review(path: Path, *, part: str) -> None:
-    """Sort the lines of a review; a sorted copy takes its place.
+    """Sort the lines of a review, and replace the file.
 
-    Captions without trust and those of unfamiliar photos come first, then those with the most
-    words that trust expects to be wrong, then those with the lowest scores.
+    Captions without trust and of unfamiliar photos come first, then captions by their expected
+    number of wrong words, then by score.
 
     Args:
         path: the review.
-        part: the name of the copy while it is written.
+        part: the name of the temporary file.
 
     Raises OutputError: it cannot be written, or a line is not a record.
     """
-    lines = np.fromiter(_places(path), dtype=_PLACE)
+    lines = np.fromiter(_sort_keys(path), dtype=_SORT_KEY)
     order = np.lexsort((lines["score"], lines["right"], lines["trusted"]))
     if (np.diff(order) >= 0).all():
         return
@@ -41,7 +41,7 @@ def sort_review(path: Path, *, part: str) -> None:
             file.write(old.read(lines["size"][index]))
 
 
-def _places(path: Path) -> Iterator[tuple[bool, float, float, int]]:
+def _sort_keys(path: Path) -> Iterator[tuple[bool, float, float, int]]:
     with path.open("rb", buffering=1 << 20) as file:
         for number, line in enumerate(file, 1):
             try:
@@ -51,5 +51,5 @@ def _places(path: Path) -> Iterator[tuple[bool, float, float, int]]:
                 yield trusted, right, record["score"], len(line)
             except (ValueError, KeyError, TypeError) as error:
                 raise OutputError(
-                    f"{path}, line {number} is not a record: mend or remove the line"
+                    f"{path}, line {number} is not a record: correct or remove the line"
                 ) from error

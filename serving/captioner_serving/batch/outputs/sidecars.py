@@ -1,6 +1,6 @@
 """Sidecars: a file with the caption beside each photo.
 
-A sidecar is replaced as a whole. Writing it twice, as a resume may, changes nothing.
+A sidecar is replaced atomically. Writing it twice, as a resume may, changes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["SidecarWriter", "find_photo", "is_fatal"]
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 _LARGEST = 1 << 26  # bytes; a sidecar is read into memory
 _SIDECARS = (".txt", ".caption", ".json", ".xmp")
-# The first bytes of JPEG, PNG, WebP, GIF, BMP, AVIF and HEIF. Raw formats are no photos here.
+# The first bytes of JPEG, PNG, WebP, GIF, BMP, AVIF and HEIF, but not of raw formats.
 _PHOTO = re.compile(
     rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|GIF8|BM|....ftyp(avi|hei|hev|mif1|msf1)", re.DOTALL
 )
@@ -37,14 +37,14 @@ _PHOTO = re.compile(
 class SidecarWriter:
     """Writes PHOTO's sidecar: photo.jpg -> photo.txt, photo.caption, photo.json or photo.xmp.
 
-    If the record has keywords, photo.txt has these, separated by commas, in place of the caption,
-    and photo.xmp has both.
+    If the record has keywords, photo.txt has the keywords, separated by commas, instead of the
+    caption, and photo.xmp has both.
 
-    An existing photo.jpg.xmp, darktable's name, is used. Photos whose sidecars would have the same
-    name (photo.jpg, photo.png) have longer ones, photo.jpg.txt.
+    An existing photo.jpg.xmp (the name that darktable uses) is updated. Photos that share a stem
+    (photo.jpg, photo.png) have sidecars with longer names, such as photo.jpg.txt.
 
     Attributes:
-        kept: sidecars that were there and stayed as they were.
+        kept: existing sidecars that were not changed.
         replaced: texts that `existing="overwrite"` replaced.
         renamed: sidecars with a longer name.
     """
@@ -56,9 +56,12 @@ class SidecarWriter:
         self.kept = self.replaced = self.renamed = 0
 
     def write(self, photo: Photo, record: dict[str, Any]) -> None:
-        """Write the sidecar of a photo, or raise the OutputError that is the photo's."""
+        """Write the sidecar of a photo.
+
+        Raises OutputError: it cannot be written or merged; the detail names the file.
+        """
         if photo.path is None:
-            raise OutputError(f"{photo.name} is not a file of its own: it can have no sidecar")
+            raise OutputError(f"{photo.name} is not a file on disk; it cannot have a sidecar")
         place = self._path(photo.path)
         path = os.path.realpath(place)
         if _is_same(path, photo.path):
@@ -70,14 +73,13 @@ class SidecarWriter:
             return
         if not is_inside(path, os.path.dirname(place)):
             raise OutputError(
-                f"{place} is a link that leads out of its folder, to {path}: nothing was "
-                "written there; put a file in the place of the link"
+                f"{place} is a symbolic link to {path}, outside its folder: replace it with a file"
             )
         self._write(path, new, old=old)
         self.replaced += self._config.existing == "overwrite" and bool((old or b"").strip())
 
     def _path(self, photo: str) -> str:
-        """Name the sidecar by the photo's stem, or by its whole name if another photo shares it."""
+        """Return the sidecar's path, from the photo's stem, or its name if photos share a stem."""
         kind = self._config.sidecar
         if kind == "xmp" and os.path.lexists(f"{photo}.xmp"):
             return f"{photo}.xmp"
@@ -106,14 +108,14 @@ class SidecarWriter:
         if old is not None and old.strip(b" \t\r\n\xef\xbb\xbf") and config.existing == "skip":
             return None
         if old is not None and b"\0" in old:
-            raise OutputError(f"{path} is not text: it was left as it is")
+            raise OutputError(f"{path} is not text; it was not changed")
         if config.sidecar == "json":
             return json_line(record, indent=2).encode() + b"\n"
         try:
             before = None if old is None else old.decode("utf-8-sig").rstrip("\r\n")
         except UnicodeDecodeError as error:
             if config.existing != "overwrite":
-                raise OutputError(f"{path} is not UTF-8 text: it was left as it is") from error
+                raise OutputError(f"{path} is not UTF-8 text; it was not changed") from error
             before = None
         if config.sidecar == "txt" and "keywords" in record:
             listed = combine_keywords(before, record["keywords"], config.existing)
@@ -122,28 +124,30 @@ class SidecarWriter:
 
 
 def is_fatal(error: OutputError) -> bool:
-    """Whether the next file will fail too: the disk is full or broken."""
+    """Return whether the next file will fail too: the disk is full or broken."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _FATAL
 
 
 def find_photo(name: str, root: str | None) -> PhotoFile:
-    """Find the photo of a record. Raises OutputError: it is missing, or outside of the root."""
+    """Return the photo of a record.
+
+    Raises OutputError: it does not exist, or is outside the root.
+    """
     file = os.path.join(root or "", name_on_disk(name, root))
-    # Records may be another person's, and a folder on the way be a link.
+    # Records may be untrusted, and a folder in the path may be a symbolic link.
     if root is not None and not is_inside(os.path.dirname(file), root):
         raise OutputError(
-            f"{name} leads out of the folder {root}: leave --root out if you trust the records"
+            f"{name} is outside the folder {root}: leave out --root if you trust the records"
         )
     if not os.path.isfile(file):  # Path.is_file would raise on a name that is too long
         raise OutputError(
-            f"{file} is not a file here, so a sidecar has no place; --root says where relative "
-            "names start"
+            f"there is no photo {file} for a sidecar: set the base folder of names with --root"
         )
     return PhotoFile(name=name, file=file)
 
 
 class _Folder:
-    """The names in a folder, listed once, that share their stem with another."""
+    """The names in a folder that share a stem, listed once."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -155,13 +159,13 @@ class _Folder:
             stem, suffix = os.path.splitext(name)
             if suffix.lower() not in _SIDECARS:
                 self._by_stem[stem].append(name)
-        self._by_stem = {stem: of for stem, of in self._by_stem.items() if len(of) > 1}
+        self._by_stem = {stem: names for stem, names in self._by_stem.items() if len(names) > 1}
 
     def has_sibling(self, name: str) -> bool:
-        """Whether the sidecar of another photo would have the same name."""
+        """Return whether another photo would have a sidecar of the same name."""
         stem = os.path.splitext(name)[0]
         siblings = {*self._by_stem.get(stem, ()), *self._names.intersection((stem,))}
-        siblings.discard(f"{name}_original")  # the copy that exiftool or embed keeps
+        siblings.discard(f"{name}_original")  # a backup of exiftool
         photo = os.path.join(self.path, name)
         return any(
             _is_photo(path) and not _is_same(path, photo)
@@ -182,5 +186,5 @@ def _is_photo(path: str) -> bool:
 def _is_same(path: str, other: str) -> bool:
     try:
         return os.path.samefile(path, other)
-    except OSError:  # a link to nowhere, or gone
+    except OSError:  # a broken link or a missing file
         return False

@@ -1,4 +1,4 @@
-"""Files beside the photos, with a log by which --restart deletes them."""
+"""Write sidecars and maps, with a log from which --restart deletes them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from captioner.errors import OutputError
 from captioner.files import file_digest, replace_file, sync_folder, writing
 from captioner_serving.batch.files import RunFiles, RunLock, write_all
 
-__all__ = ["Write", "WrittenFiles", "read_existing", "write_unnoted", "written_beside"]
+__all__ = ["Write", "WrittenFiles", "lock_and_log", "read_existing", "write_unlogged"]
 
 Write = Callable[..., None]
-"""Writes a file: `WrittenFiles.write`, or `write_unnoted`."""
+"""Writes a file: `WrittenFiles.write` or `write_unlogged`."""
 
 
 class WrittenFiles:
-    """Writes sidecars and maps, and logs them: `--restart` deletes the logged files.
+    """Writes and logs sidecars and maps.
 
     The log has a line for each file: its path, its digest, and the digest of the file that it
-    replaced. The line is written before the file, so a killed run has logged all that it wrote.
+    replaced. The line is written before the file, so the log of a killed run is complete.
     """
 
     def __init__(self, files: RunFiles) -> None:
@@ -40,16 +40,20 @@ class WrittenFiles:
         old: bytes | None,
         keep_stat: bool = False,
     ) -> None:
-        """Write a file that holds `old` so far; None if there is none yet.
+        """Write a file.
 
-        keep_stat: see captioner.files.replace_file.
+        Args:
+            path: of the file.
+            new: its new content.
+            old: its present content; None if it does not exist.
+            keep_stat: see captioner.files.replace_file.
         """
         self._append(path, new, old)
         with replace_file(path, part=self._files.part(), keep_stat=keep_stat) as file:
             file.write(new)
 
     def sync(self) -> None:
-        """Bring the log to disk."""
+        """Write the log to disk."""
         if self._log is not None:
             os.fsync(self._log.fileno())
 
@@ -60,7 +64,7 @@ class WrittenFiles:
             self._log = None
 
     def remove_parts(self, review: str | None = None) -> None:
-        """Remove the hidden files of a killed run: beside its output, its review or a photo.
+        """Remove the temporary files of a killed run, beside its output, its review or a photo.
 
         review: of that run, relative to the folder of the output.
         """
@@ -74,7 +78,7 @@ class WrittenFiles:
     def delete_files(self) -> None:
         """Delete the logged files and the log.
 
-        A file that was there before the run stays, and so does one that was changed since.
+        Files that existed before the run, or that were changed since, are kept.
         """
         self.close()
         replaced: dict[str, str] = {}  # digests of earlier contents of files that match the log
@@ -107,24 +111,24 @@ class WrittenFiles:
             write_all(self._log, json.dumps(line).encode() + b"\n")
 
     def _last_first(self) -> Iterator[dict[str, Any]]:
-        """Read the lines backwards, one at a time: together they may be larger than memory."""
+        """Yield the lines from last to first, without reading the whole file into memory."""
         if not self._files.written.exists():
             return
         with self._files.written.open("rb") as file:
             starts = [0, *(file.tell() for _ in iter(file.readline, b""))]
             for start in reversed(starts):
                 file.seek(start)
-                with suppress(ValueError):  # torn: its file was not written
+                with suppress(ValueError):  # torn: the file was not written
                     yield json.loads(file.readline())
 
 
 def read_existing(
     path: str | os.PathLike[str], *, kind: str, largest: int, head: int = -1
 ) -> bytes | None:
-    """Read a file, or `head` bytes of it, without waiting for a pipe; None if there is none.
+    """Read a file, or its first `head` bytes; return None if it does not exist.
 
-    Raises OutputError: it cannot be read, is not a file, or has more than `largest` bytes, the
-        limit for this `kind` of file.
+    Raises OutputError: it cannot be read, is not a regular file, or has more than `largest` bytes,
+        the limit for this `kind` of file.
     """
     try:
         with open(path, "rb", opener=_open_unblocked) as file:
@@ -132,8 +136,7 @@ def read_existing(
             if not stat.S_ISREG(status.st_mode):
                 raise OutputError(f"{path} cannot be read: it is not a regular file")
             if status.st_size > largest:
-                has = f"it has {status.st_size:,} bytes, too many for {kind}"
-                raise OutputError(f"{path} cannot be read: {has}")
+                raise OutputError(f"{path} has {status.st_size:,} bytes, too many for {kind}")
             return file.read(head)
     except FileNotFoundError:
         return None
@@ -145,7 +148,7 @@ def _open_unblocked(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def write_unnoted(
+def write_unlogged(
     path: str | os.PathLike[str],
     new: bytes,
     *,
@@ -158,20 +161,22 @@ def write_unnoted(
 
 
 @contextmanager
-def written_beside(records: Path) -> Iterator[Write]:
-    """Lock the run that made these records; yields a function that writes and logs files."""
+def lock_and_log(records: Path) -> Iterator[Write]:
+    """Lock the run that wrote these records; yield a function that writes and logs files."""
     runs = (RunFiles(Path(str(records).removesuffix(end))) for end in ("", ".journal.jsonl"))
-    made = (run for run in runs if records in (run.records, run.output) and run.state.is_file())
-    run = next(made, None)
-    if run is None or not run.records.exists():  # no run resumes from these
-        yield write_unnoted
+    with_state = (
+        run for run in runs if records in (run.records, run.output) and run.state.is_file()
+    )
+    run = next(with_state, None)
+    if run is None or not run.records.exists():  # these records have no run
+        yield write_unlogged
         return
     try:
-        lock = RunLock(run.records)  # no run may begin meanwhile
+        lock = RunLock(run.records)
     except OSError as error:
         raise OutputError(
-            f"{run.records} cannot be opened ({error.strerror}), beside which sidecars are noted: "
-            "copy the records to a folder of yours"
+            f"{run.records} cannot be locked ({error.strerror}): copy the records to a folder "
+            "that you can write to"
         ) from error
     written = WrittenFiles(run)
     with lock, closing(written):

@@ -1,9 +1,9 @@
-"""XMP sidecars: description, alt text and keywords, merged into what is there.
+"""Merge description, alt text and keywords into XMP sidecars.
 
-The properties are dc:description, Iptc4xmpCore:AltTextAccessibility and dc:subject. XMP (ISO
-16684-1) writes a text in several languages as an rdf:Alt, one rdf:li a language; the first is
-"x-default", and repeats one of the others. Keywords are the items of an rdf:Bag. Everything else
-stays, comments and other programs' settings included; white space between tags may change.
+The properties are dc:description, Iptc4xmpCore:AltTextAccessibility and dc:subject. In XMP (ISO
+16684-1) a text in several languages is an rdf:Alt with an rdf:li per language; the first is
+"x-default" and repeats another one. Keywords are the items of an rdf:Bag. Everything else is kept,
+including comments and settings of other programs; white space between tags may change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMES = {
 }
 _PROPERTIES = ("dc:description", "Iptc4xmpCore:AltTextAccessibility")
 _KEYWORDS = "dc:subject"
-_LISTS = ("rdf:Bag", "rdf:Seq", "rdf:Alt")  # some programs write another than the Bag
+_LISTS = ("rdf:Bag", "rdf:Seq", "rdf:Alt")  # some programs do not use rdf:Bag
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _DEFAULT = "x-default"
 _EMPTY = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
@@ -49,47 +49,47 @@ def merge_xmp(
     existing: Existing,
     path: str,
 ) -> bytes | None:
-    """Put a caption into both text properties of an XMP sidecar, and add keywords.
+    """Merge a caption into both text properties of an XMP sidecar, and add keywords.
 
     Args:
-        old: the sidecar as it is; None where there is none.
+        old: the present sidecar; None if there is none.
         caption: the text.
-        keywords: those that are missing are added, whatever `existing` is.
-        language: of the caption, as a tag of RFC 3066.
-        existing: what becomes of a text that a property has already; skip keeps it, and fills in
-            a property that is missing.
-        path: what errors call the file.
+        keywords: to add, whatever `existing` is; existing keywords are kept.
+        language: of the caption, an RFC 3066 tag.
+        existing: how an existing text is treated; "skip" keeps it, and fills in missing
+            properties.
+        path: the name of the file in errors.
 
     Returns:
-        The sidecar as it shall be, in UTF-8, or None where all was there already.
+        The new sidecar in UTF-8; None if nothing changes.
 
-    Raises OutputError: the sidecar is not XMP, or holds a text in a form that XMP does not have.
+    Raises OutputError: the sidecar is not XMP, or a property has a form that is not valid XMP.
     """
     caption = legal_text(caption)
-    # A sidecar may be a stranger's: no entity and no address in it stands for anything.
+    # A sidecar may be untrusted: do not resolve entities or load URLs.
     parser = etree.XMLParser(resolve_entities=False, no_network=True, strip_cdata=False)
     try:
         root = etree.fromstring(_EMPTY.encode() if old is None else old, parser)
     except etree.XMLSyntaxError as error:
         raise OutputError(
-            f"{path} exists and is not XML ({error}): it was left as it is; repair or remove it"
+            f"{path} is not XML ({error}); it was not changed: repair or remove it"
         ) from error
     if root.getroottree().docinfo.doctype:
-        raise OutputError(f"{path} declares a document type, which XMP has not: remove that")
+        raise OutputError(f"{path} contains a DOCTYPE, which XMP does not allow: remove it")
     rdf = next(root.iter(_tag("rdf:RDF")), None)
     if rdf is None:
-        raise OutputError(f"{path} exists and is not XMP: it was left as it is; move it away")
-    before = _written(root)
-    # Descriptions stand in one another too, as values; those of the photo are children of RDF.
-    own = rdf.findall(_tag("rdf:Description"))
-    if not own:
-        own = [_add(rdf, "rdf:Description")]
-        own[0].set(_tag("rdf:about"), "")
+        raise OutputError(f"{path} is not XMP; it was not changed: move or remove it")
+    before = _serialize(root)
+    # Descriptions can be nested; those of the photo are children of RDF.
+    descriptions = rdf.findall(_tag("rdf:Description"))
+    if not descriptions:
+        descriptions = [_add(rdf, "rdf:Description")]
+        descriptions[0].set(_tag("rdf:about"), "")
     for name in map(_tag, _PROPERTIES):
-        element = next((child for part in own for child in part.findall(name)), None)
+        element = next((child for part in descriptions for child in part.findall(name)), None)
         if element is None:
-            # A text may be an attribute too, which has no place for languages.
-            holder = next((part for part in own if name in part.attrib), own[0])
+            # A text may also be an attribute, which cannot have languages.
+            holder = next((part for part in descriptions if name in part.attrib), descriptions[0])
             text = combine(holder.get(name), caption, existing)
             if text is None or text == holder.get(name):
                 continue
@@ -97,23 +97,23 @@ def merge_xmp(
             _fill(_add(holder, name), text, language=language, existing=existing, path=path)
         else:
             _fill(element, caption, language=language, existing=existing, path=path)
-    _add_keywords(own, list(map(legal_text, keywords)), path=path)
-    new = _written(root)
+    _add_keywords(descriptions, list(map(legal_text, keywords)), path=path)
+    new = _serialize(root)
     return None if old is not None and new == before else new
 
 
 def _fill(element: Any, caption: str, *, language: str, existing: Existing, path: str) -> None:
-    """Bring the caption into a property, in its language and as default."""
+    """Merge the caption into a property, in its language and as default."""
     alternatives = element.find(_tag("rdf:Alt"))
     items = [] if alternatives is None else alternatives.findall(_tag("rdf:li"))
     children = [*element.iterchildren(etree.Element)]
     if len(children) > (alternatives is not None) or any(len(item) for item in items):
         raise OutputError(
-            f"{path} has a {element.prefix}:{etree.QName(element).localname} that is not a text in "
-            "some languages: it stays as it is"
+            f"{path} has a {element.prefix}:{etree.QName(element).localname} that is not a text "
+            "with languages; it was not changed"
         )
-    named = {item.get(_LANGUAGE, "").lower(): item for item in items}
-    texts = {tag: item.text or "" for tag, item in named.items()}
+    by_language = {item.get(_LANGUAGE, "").lower(): item for item in items}
+    texts = {tag: item.text or "" for tag, item in by_language.items()}
     if alternatives is None and (plain := (element.text or "").strip()):
         texts = {_DEFAULT: plain}
     changes = merge_languages(texts, caption, language=language, existing=existing)
@@ -121,7 +121,7 @@ def _fill(element: Any, caption: str, *, language: str, existing: Existing, path
         element.text = None
         alternatives = _add(element, "rdf:Alt")
     for tag, text in changes.items():
-        if (item := named.get(tag)) is None:
+        if (item := by_language.get(tag)) is None:
             first = items[0] if items and tag == _DEFAULT else None
             item = _add(alternatives, "rdf:li", at=first)
             item.set(_LANGUAGE, tag)
@@ -132,42 +132,41 @@ def _fill(element: Any, caption: str, *, language: str, existing: Existing, path
 def merge_languages(
     texts: Mapping[str, str], caption: str, *, language: str, existing: Existing
 ) -> dict[str, str]:
-    """Bring a caption into a text in several languages: return the texts to set, by language.
+    """Merge a caption into a text with several languages; return the texts to set, by language.
 
-    A text in "en-US" is one in "en", and the other way round. A default that repeats the text of
-    another language belongs to that language; any other default is the text in this language if it
-    has none.
+    "en-US" and "en" count as the same language. A default that repeats the text of another language
+    belongs to that language. Any other default is the text of this language if it has none.
 
     Args:
-        texts: by language, in lower case; the default's is "x-default".
+        texts: the present texts by lower-case language; the default has "x-default".
         caption: the new text.
         language: of the caption.
         existing: see merge_xmp.
     """
-    own, default = _in_language(texts, language.lower()), texts.get(_DEFAULT)
-    others = [text for tag, text in texts.items() if tag not in (own, _DEFAULT)]
+    tag, default = _in_language(texts, language.lower()), texts.get(_DEFAULT)
+    foreign = [text for name, text in texts.items() if name not in (tag, _DEFAULT)]
     current = None
-    if own is not None:
-        current = texts[own]
-    elif default not in others:
+    if tag is not None:
+        current = texts[tag]
+    elif default not in foreign:
         current = default
     text = combine(current, caption, existing)
     if text is None:
         return {}
-    changes = {own or language: text}
+    changes = {tag or language: text}
     if default is None or default == current or not default.strip() or existing == "overwrite":
         changes = {_DEFAULT: text, **changes}
     return changes
 
 
 def missing_keywords(present: Iterable[str], keywords: Iterable[str]) -> list[str]:
-    """Return the keywords that are not present in any case."""
+    """Return the keywords that are not present, ignoring case."""
     folded = {keyword.strip().casefold() for keyword in present}
     return [keyword for keyword in keywords if keyword.casefold() not in folded]
 
 
 def legal_text(text: str) -> str:
-    """Replace what XML cannot hold, and control characters that it can, by U+FFFD."""
+    """Replace control characters, and characters that XML does not allow, by U+FFFD."""
     return _ILLEGAL.sub("\ufffd", text)
 
 
@@ -175,7 +174,7 @@ def _add_keywords(descriptions: Sequence[Any], keywords: Sequence[str], *, path:
     """Add keywords to the rdf:Bag of the photo's descriptions."""
     name = _tag(_KEYWORDS)
     element = next((child for part in descriptions for child in part.findall(name)), None)
-    # A single keyword may be an attribute or plain text, which have no place for more.
+    # A single keyword may be an attribute or plain text; more need a list.
     holder = next((part for part in descriptions if name in part.attrib), descriptions[0])
     present, bag = [holder.get(name, "")], None
     if element is not None:
@@ -183,7 +182,7 @@ def _add_keywords(descriptions: Sequence[Any], keywords: Sequence[str], *, path:
         bag = next((child for child in children if child.tag in map(_tag, _LISTS)), None)
         items = [] if bag is None else bag.findall(_tag("rdf:li"))
         if len(children) > (bag is not None) or any(len(item) for item in items):
-            raise OutputError(f"{path} has a {_KEYWORDS} that is not a list: it stays as it is")
+            raise OutputError(f"{path} has a {_KEYWORDS} that is not a list; it was not changed")
         present = [item.text or "" for item in items] or [(element.text or "").strip()]
     missing = missing_keywords(present, keywords)
     if not missing:
@@ -199,7 +198,7 @@ def _add_keywords(descriptions: Sequence[Any], keywords: Sequence[str], *, path:
 
 
 def _in_language(tags: Iterable[str], language: str) -> str | None:
-    """Return the tag of a language; "en-US" counts as "en", and the other way round."""
+    """Return the tag of a language, or a related one: "en-US" for "en", "en" for "en-US"."""
     if language in (tags := list(tags)):
         return language
     related = (
@@ -211,11 +210,11 @@ def _in_language(tags: Iterable[str], language: str) -> str | None:
 
 
 def _add(parent: Any, name: str, *, at: Any = None) -> Any:
-    """Add a child behind the others, or before one of them, on a line of its own where they are."""
+    """Append a child, or insert it before the child `at`, with the indentation of its siblings."""
     tag = name if name.startswith("{") else _tag(name)
     prefix, space = next(pair for pair in _NAMES.items() if pair[1] == etree.QName(tag).namespace)
-    known = space in parent.nsmap.values()
-    child = etree.SubElement(parent, tag, nsmap=None if known else {prefix: space})
+    is_declared = space in parent.nsmap.values()
+    child = etree.SubElement(parent, tag, nsmap=None if is_declared else {prefix: space})
     before = child.getprevious()
     if at is not None:
         at.addprevious(child)
@@ -230,6 +229,6 @@ def _tag(name: str) -> str:
     return f"{{{_NAMES[prefix]}}}{local}"
 
 
-def _written(root: Any) -> bytes:
-    written: bytes = etree.tostring(root.getroottree(), encoding="utf-8", xml_declaration=False)
-    return written
+def _serialize(root: Any) -> bytes:
+    data: bytes = etree.tostring(root.getroottree(), encoding="utf-8", xml_declaration=False)
+    return data

@@ -55,14 +55,14 @@ def paste(visit: Visit, text: str, selector: str = "body") -> None:
 def test_a_pasted_address_is_fetched_by_the_server_alone(
     desk: Any, captioner: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "WebPhoto", partial(WebPhoto, own="127.0.0.1"))
+    monkeypatch.setattr(api, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
     with (
         samples() as web,
         serving(captioner, ServerConfig(allow_urls=True), samples=sample_photos()) as url,
         visiting(desk, SimpleNamespace(url=url)) as visit,  # type: ignore[arg-type]
     ):
         tab, address = visit.tab, f"{web}/chelsea.jpg?a=1&b=2"
-        assert "paste an address" in tab.inner_text(".zone")
+        assert "paste a URL" in tab.inner_text(".zone")
         for text in ("a cat", "javascript:alert(1)", "file:///etc/passwd", "http://a b"):
             paste(visit, text)
         paste(visit, address, ".text")  # somebody writes an alt text

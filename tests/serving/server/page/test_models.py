@@ -104,4 +104,4 @@ def test_a_model_is_not_compared_with_itself(
 ) -> None:
     twice = ("--checkpoint", saved_tiny) * 2
     result = run_main("serve", "--port", "0", *twice)
-    assert result.returncode == 2 and "is there twice" in result.stderr
+    assert result.returncode == 2 and "is given twice" in result.stderr
