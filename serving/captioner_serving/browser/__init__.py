@@ -1,1 +1,1 @@
-"""The page of an exported model, which captions in the browser."""
+"""The page of an exported model, which runs in the browser."""

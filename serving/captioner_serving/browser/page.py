@@ -1,4 +1,4 @@
-"""The files of the page, some of its own and some of the server's page: one viewer, two homes."""
+"""Write the page of an exported model; it shares the viewer with the server's page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from captioner_serving.server.parts import STATIC, with_parts
 
 __all__ = ["add_page"]
 
-_OWN = Path(__file__).parent / "static"
+_STATIC = Path(__file__).parent / "static"
 _SHARED = (
     "heat.js",
     "intake.js",
@@ -27,12 +27,12 @@ _SHARED = (
 
 
 def add_page(folder: Path) -> None:
-    """Write index.html and what it needs into the folder of an exported model."""
-    shutil.copytree(_OWN, folder / "browser")
+    """Write index.html and its files into the folder of an exported model."""
+    shutil.copytree(_STATIC, folder / "browser")
     for name in _SHARED:
         shutil.copy(STATIC / name, folder / "browser")
     page = folder / "browser" / "index.html"
-    # It has no samples, which are a template of the server's.
+    # Remove the template of the samples, which only the server has.
     html = re.sub(r"{{#each.*{{/each}}", "", with_parts(page.read_text(encoding="utf-8")))
     (folder / "index.html").write_text(html, encoding="utf-8")
     page.unlink()

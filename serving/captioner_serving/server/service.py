@@ -305,8 +305,9 @@ class CaptionService:
                 result = MemoryShortError()
             else:
                 _LOGGER.exception("a photo failed")
-                is_ours = isinstance(error, CaptionerError)
-                reason = error.detail if is_ours else "its log has the reason"
+                reason = "its log has the reason"
+                if isinstance(error, CaptionerError):
+                    reason = error.detail
                 result = PhotoFailedError(f"the server failed on the image ({reason}): try again")
         if isinstance(result, ImageError):
             self.metrics.errors.labels(result.type).inc()

@@ -1,4 +1,4 @@
-// The page of an exported model: photos come in, stay on this device, and are captioned here.
+// The page of an exported model. Photos stay on this device; a worker captions them.
 import { listen } from "./intake.js";
 import { Strip } from "./strip.js";
 import { Viewer } from "./viewer.js";
@@ -7,7 +7,7 @@ const SENTENCES = 3;  // the caption and the two next best
 
 const about = await (await fetch("captioner.json")).json();
 const page = document.querySelector(".captioner"), worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-let visits = [], visit = null, last = 0;  // { key, photo, name, phase, record or problem, sentence, head, text, aside }; the one on the stage
+let visits = [], visit = null, last = 0;  // { key, photo, name, phase, record or problem, sentence, head, text, aside }; the open one
 
 const viewer = new Viewer(page.querySelector(".viewer"), about.drawing, {
   onChoose: (sentence, head) => { Object.assign(visit, { sentence, head }); list(); },
@@ -26,15 +26,15 @@ document.querySelector(".opened").hidden = true;
 page.hidden = false;
 viewer.empty();
 addEventListener("beforeunload", (event) => { if (visits.some(({ text, aside }) => text !== undefined || aside)) event.preventDefault(); });
-worker.postMessage({});  // it loads while a visitor looks for a photo
+worker.postMessage({});  // load the model in advance
 
 function take(files) {
   if (!files.length) return;
   explain("");
-  const came = files.map((file) => ({ key: ++last, photo: file, name: file.name, phase: "Loading the model …", sentence: 0, head: null }));
-  visits.push(...came);
-  open(came[0]);
-  for (const { key, photo, name } of came) worker.postMessage({ key, photo, name, captions: SENTENCES });
+  const added = files.map((file) => ({ key: ++last, photo: file, name: file.name, phase: "Loading the model …", sentence: 0, head: null }));
+  visits.push(...added);
+  open(added[0]);
+  for (const { key, photo, name } of added) worker.postMessage({ key, photo, name, captions: SENTENCES });
 }
 
 function open(next) {

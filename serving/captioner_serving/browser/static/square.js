@@ -1,8 +1,8 @@
-// A photo -> the square that the encoder sees, as Pillow makes it in the library: bilinear, with
-// every pixel of the photo counted, and rounded to whole numbers between the two directions.
-const MOST = 4096;  // pixels a side are read; a canvas makes larger photos smaller first
+// Resize a photo to the encoder's square, like Pillow in the library: bilinear with antialiasing, rounded to integers
+// between the two directions.
+const MOST = 4096;  // pixels of a side; larger photos are shrunk by the browser first
 
-// The photo as a bitmap, turned as its EXIF says; throws where the browser cannot read it.
+// The photo as a bitmap in the orientation of its EXIF data; throws if the browser cannot read it.
 export async function openPhoto(photo) {
   const bitmap = await createImageBitmap(photo, { imageOrientation: "from-image" });
   const scale = Math.min(1, MOST / Math.max(bitmap.width, bitmap.height));
@@ -14,7 +14,7 @@ export async function openPhoto(photo) {
   return small;
 }
 
-// Transform.box: the part of a photo that the square shows, in fractions of its sides.
+// Transform.box: the part of the photo that the square shows, in fractions of its sides.
 export function boxOf({ mode, size, resize }, width, height) {
   if (mode === "squash") return [0, 0, 1, 1];
   if (mode === "pad") {
@@ -34,7 +34,7 @@ function innerOf(size, width, height) {
 export function squareOf(bitmap, transform) {
   const { width, height } = bitmap, { mode, size, mean } = transform;
   const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
-  context.fillStyle = "#fff";  // below what is transparent
+  context.fillStyle = "#fff";  // below transparent pixels
   context.fillRect(0, 0, width, height);
   context.drawImage(bitmap, 0, 0);
   const { data } = context.getImageData(0, 0, width, height), square = new Uint8Array(3 * size * size);
@@ -63,7 +63,7 @@ export function squareOf(bitmap, transform) {
   return square;
 }
 
-// For each pixel along one side, the first it is made of and the shares of it and of those after it.
+// For each pixel along one side: the first source pixel that contributes, and the shares of it and those after it.
 function taps(length, pixels, start, stop) {
   const step = (stop - start) / length;
   const reach = Math.max(step, 1);

@@ -1,9 +1,9 @@
-// Trust, familiarity and consensus as captioner/trust computes them, from the model's trust file.
+// Trust, familiarity and consensus, like captioner/trust, from the model's trust file.
 const ARRAYS = { I8: Int8Array, I32: Int32Array, I64: BigInt64Array, F16: Uint16Array, F32: Float32Array, F64: Float64Array };
-const ORDERS = [1, 2];             // of the n-grams
-const FLAT = 10, LEAST = 1e-3;     // familiarity.py; trust.py
+const ORDERS = [1, 2];             // lengths of n-grams
+const FLAT = 10, LEAST = 1e-3;     // as in familiarity.py and trust.py
 
-// The arrays of a safetensors file by name; half precision becomes single.
+// The arrays of a safetensors file by name; float16 becomes float32, int64 becomes int32.
 export function readTensors(buffer) {
   const start = 8 + Number(new DataView(buffer).getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, start - 8))), arrays = {};
@@ -69,7 +69,7 @@ export class Trust {
     return Math.min(1 - rank(distance, quantiles), FLAT * rank(spread, spreads));
   }
 
-  // A sentence with its words' trust (undefined without a claim), `trust` of all of it, and which words are doubtful.
+  // The sentence with `trusts` of its words (undefined without a claim), its `trust`, and which words are `doubtful`.
   judge(sentence, { mean }, familiarity) {
     const { word: [constant, ...slopes], caption, "sight.kinds": kinds, "sight.nouns": nouns, "sight.shares": usual, "sight.slopes": matrix, "sight.middle": middle } = this.arrays;
     const { doubtful, doubtful_subject, unfamiliar } = this.limits, offset = mean.map((value, at) => value - middle[at]);
@@ -88,7 +88,7 @@ export class Trust {
     };
   }
 
-  // Put sentences in order of their expected CIDEr, best first.
+  // Sort sentences by expected CIDEr, best first.
   choose(sentences, { mean }) {
     const offset = mean.map((value, at) => value - this.arrays["consensus.middle"][at]);
     const expected = new Map(sentences.map((sentence) => [sentence, this.#expect(offset, sentence.tokens.slice(0, -1))]));

@@ -1,18 +1,17 @@
-// The model, away from the page, which stays alive meanwhile: a photo comes in, and go out how far it
-// is, the words as they are made, and the record.
+// Run the model in a worker. It receives photos and posts progress, unfinished sentences and records.
 import * as ort from "./ort/ort.wasm.min.mjs";
 import { Search } from "./search.js";
 import { boxOf, openPhoto, squareOf } from "./square.js";
 import { pool, readTensors, Trust } from "./trust.js";
 
 const here = (name) => new URL(name, import.meta.url).href;
-// The scripts that are written without spaces between words.
+// Scripts without spaces between words.
 const UNSPACED = /^[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\u{20000}-\u{3ffff}]/u;
-let ready = null, wanted = 0;  // the model, once it is asked for; how many photos came
+let ready = null, received = 0;  // a promise of the model; the number of photos
 
 async function fetchBytes(name) {
   const answer = await fetch(here("../" + name));
-  if (!answer.ok) throw new Error(`${name} is not beside the page (${answer.status}).`);
+  if (!answer.ok) throw new Error(`${name} cannot be loaded (status ${answer.status}).`);
   return answer;
 }
 
@@ -27,19 +26,19 @@ async function load() {
   ]);
   ort.env.wasm.wasmBinary = binary;
   ort.env.wasm.wasmPaths = { mjs: here("ort/ort-wasm-simd-threaded.mjs") };
-  // More than one needs memory that is shared, which a browser gives to isolated pages only.
+  // Threads need shared memory, which only isolated pages have.
   ort.env.wasm.numThreads = self.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency) : 1;
   ort.env.logLevel = "error";
   const encoder = await ort.InferenceSession.create(new Uint8Array(graphs[0]), { executionProviders: ["wasm"] });
   const step = await ort.InferenceSession.create(new Uint8Array(graphs[1]), { executionProviders: ["wasm"] });
   const trust = about.trust && new Trust(about.trust, readTensors(statistics));
   const model = { about, encoder, trust, search: new Search(about, (inputs) => step.run(inputs), ort.Tensor, trust) };
-  // The first run takes twice as long: where nobody waits, it is not a visitor's.
-  if (!wanted) await write(model, new Uint8Array(3 * about.transform.size ** 2), 1);
+  // The first run is slow, so do it before the first photo.
+  if (!received) await write(model, new Uint8Array(3 * about.transform.size ** 2), 1);
   return model;
 }
 
-// The best sentences for a square, and the photo's familiarity; follow(sentence) is called as they grow.
+// The best sentences for a square, and the photo's familiarity. follow(sentence) is called after every word.
 async function write({ about, encoder, search, trust }, square, captions, follow) {
   const { size } = about.transform, pixels = new ort.Tensor("uint8", square, [1, 3, size, size]);
   const encoded = await encoder.run({ pixels }), state = Object.fromEntries(about.state.map((part) => [part, encoded[part]]));
@@ -51,21 +50,22 @@ async function write({ about, encoder, search, trust }, square, captions, follow
 
 async function caption({ photo, name, captions }, follow) {
   const model = await (ready ??= load()), { about } = model;
-  follow({ phase: "Looking at the photo …" });
+  follow({ phase: "Captioning …" });
   const bitmap = await openPhoto(photo), style = about.generation.style || about.styles[0];
   const box = boxOf(about.transform, bitmap.width, bitmap.height).map((edge) => round(edge, 6));
   const square = squareOf(bitmap, about.transform);
   bitmap.close();
   const { familiarity, sentences } = await write(model, square, captions, (sentence) => follow({ sentence: describe(about, sentence, box) }));
-  const [best, ...others] = withDoubts(sentences.map((sentence) => describe(about, sentence, box)), about.trust);
+  const [best, ...alternatives] = withDoubts(sentences.map((sentence) => describe(about, sentence, box)), about.trust);
   return {
     image: name, ...best, ...(familiarity === undefined ? {} : { familiarity: round(familiarity, 4) }), ...(style ? { style } : {}),
     ...(familiarity < about.trust?.unfamiliar ? { unfamiliar: true } : {}),
-    alternatives: others, model: { name: about.name, version: about.version, dtype: "float32" },
+    alternatives, model: { name: about.name, version: about.version, dtype: "float32" },
   };
 }
 
-// Caption.doubt: the least trusted word of a caption that may be wrong, and the word of the next sentence with the same beginning.
+// Caption.doubt: the least trusted word of a doubtful caption, and the word in its place in another sentence with the
+// same beginning.
 function withDoubts(sentences, limits) {
   return sentences.map((sentence) => {
     const doubtful = sentence.words.filter((word) => word.doubtful);
@@ -97,15 +97,15 @@ function join(tokenizer, words) {
   return words.reduce((text, word, at) => text + (at && !UNSPACED.test(words[at - 1]) && !UNSPACED.test(word) ? " " : "") + word, "");
 }
 
-// One photo after the other; the page says which it still wants.
+// Photos are captioned one after another.
 let before = Promise.resolve();
 onmessage = ({ data }) => {
   const follow = (news) => postMessage({ key: data.key, ...news });
-  if (data.photo) wanted++;
+  if (data.photo) received++;
   before = before.then(async () => {
     try {
       if (data.photo) follow({ record: await caption(data, follow) });
-      else await (ready ??= load());  // before there is a photo
+      else await (ready ??= load());
     } catch (error) {
       if (!ready || (await ready.catch(() => null)) === null) ready = null;
       follow({ problem: { title: ready ? "The photo cannot be read" : "The model cannot be loaded", detail: reason(error, data.name) } });
@@ -114,6 +114,6 @@ onmessage = ({ data }) => {
 };
 
 function reason(error, name) {
-  if (error.name === "InvalidStateError") return `This browser cannot read ${name || "the file"}: save it as JPEG, PNG or WebP.`;
+  if (error.name === "InvalidStateError") return `This browser cannot read ${name || "the file"}. Save it as JPEG, PNG or WebP.`;
   return error.message || String(error);
 }

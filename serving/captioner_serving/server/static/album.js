@@ -1,5 +1,5 @@
-// The photos of this browser's visits and what came of them, for the strip, Back and a reload: the
-// server keeps none. What cannot be kept (a full disk, a browser that keeps nothing) is not.
+// Photos and their results, stored in this browser for the strip, Back and reloads. The server stores
+// none. If the browser cannot store them, they are lost on a reload.
 const AGE = 24 * 3600 * 1000;  // milliseconds
 export const MOST = 100;       // visits
 
@@ -15,11 +15,11 @@ function open() {
   });
 }
 
-async function use(mode, ask) {
+async function use(mode, makeRequests) {
   let database = null;
   try {
     database = await open();
-    const transaction = database.transaction("visits", mode), requests = ask(transaction.objectStore("visits"));
+    const transaction = database.transaction("visits", mode), requests = makeRequests(transaction.objectStore("visits"));
     await new Promise((done, failed) => Object.assign(transaction, { oncomplete: done, onabort: failed }));
     return requests.map((request) => request.result);
   } catch {
@@ -29,11 +29,11 @@ async function use(mode, ask) {
   }
 }
 
-// A key is the time of the visit, so that old ones are found; photos that came together stay in order.
+// A key is the time of the visit, for its age and order.
 let last = 0;
 export const newKey = () => (last = Math.max(Date.now(), Math.floor(last) + 1) + Math.random());
 
-// Keep visits, [key, visit] each, all or none; false where this browser cannot.
+// Store pairs [key, visit], all or none. Returns false if the browser cannot.
 export async function put(visits) {
   const stored = await use("readwrite", (store) => visits.map(([key, visit]) => store.put(visit, key)));
   if (stored) for (const [key, { text }] of visits) if (draftOf(key).text === text) forgetDraft(key);
@@ -43,22 +43,22 @@ export async function put(visits) {
 
 export const remove = (key) => use("readwrite", (store) => [store.delete(key)]);
 
-// What is being written is kept at once: the database takes a moment, and a reload does not wait.
+// Text that is being written is stored synchronously, because a reload does not wait for the database.
 const draftName = (key) => "captioner-draft-" + key;
 
 export function putDraft(key, draft) {
-  try { localStorage.setItem(draftName(key), JSON.stringify(draft)); } catch { /* this browser keeps nothing */ }
+  try { localStorage.setItem(draftName(key), JSON.stringify(draft)); } catch { /* no storage */ }
 }
 
 function forgetDraft(key) {
-  try { localStorage.removeItem(draftName(key)); } catch { /* it has none */ }
+  try { localStorage.removeItem(draftName(key)); } catch { /* no storage */ }
 }
 
 function draftOf(key) {
   try { return JSON.parse(localStorage.getItem(draftName(key))) ?? {}; } catch { return {}; }
 }
 
-// All that is kept, oldest first, with its key.
+// All stored visits, oldest first.
 export async function all() {
   await sweep();
   const [keys, visits] = await use("readonly", (store) => [store.getAllKeys(), store.getAll()]) ?? [[], []];

@@ -1,6 +1,5 @@
-// Where the model looked, as captioner/drawing has it: the weights of a grid -> heat of 0 to 255 at
-// each pixel -> colours over the photo. The formulas and their names are those of overlay.py and
-// overlay.py, and of Pillow's resize, so that page and files show the same.
+// Draw attention over a photo: weights of a grid -> heat of 0 to 255 per pixel -> colours. The formulas
+// are those of captioner/drawing/overlay.py and of Pillow's resize, so page and files look the same.
 
 // overlay._heat_grid: 0.5 to 255.5 for each cell.
 function heatGrid(weights, fullHeat) {
@@ -9,7 +8,7 @@ function heatGrid(weights, fullHeat) {
   return Float32Array.from(weights, (weight) => weight > even ? 0.5 + 255 * Math.min(Math.log(weight / even) / full, 1) : 0.5);
 }
 
-// Along one side: the pixels whose centres the box covers, and their place in cells.
+// Along one side: the pixels whose centres the box covers, and their position in cells.
 function span(pixels, cells, low, high) {
   const [first, end] = [low, high].map((edge) => Math.min(Math.max(Math.ceil(edge * pixels - 0.5), 0), pixels));
   const [start, stop] = [first, end].map((edge) => ((edge / pixels - low) / (high - low)) * cells);
@@ -22,7 +21,7 @@ function bicubic(x) {
   return x < 2 ? ((-0.5 * x + 2.5) * x - 4) * x + 2 : 0;
 }
 
-// For each pixel of a span, the first cell it is made of and the share of it and of those after it.
+// For each pixel of a span: the first cell that contributes, and the shares of it and the cells after it.
 function taps({ length, start, stop }, cells, smooth) {
   const step = (stop - start) / length, stretch = Math.max(step, 1);
   return Array.from({ length }, (_, pixel) => {
@@ -55,13 +54,13 @@ function attentionMap({ rows, columns, box, weights }, width, height, smooth, fu
   return map;
 }
 
-// A palette's colour for heat of 0 to 255: red, green, blue.
+// The colour of a palette for heat of 0 to 255: red, green, blue.
 export function colorAt(palette, level) {
   return [0, 2, 4].map((digit) => parseInt(palette.slice(6 * level + digit, 6 * level + digit + 2), 16));
 }
 
-// overlay.blend, as what has to lie over the photo: for each level of heat its red, green, blue and
-// opacity in a row, before the photo's own shade darkens it.
+// overlay.blend as an overlay: red, green, blue and opacity for each level of heat, without the shade
+// of the photo.
 function inks({ colors, strength }, { palettes, opacity_gain }) {
   return Float32Array.from(Array.from({ length: 256 }, (_, level) => {
     if (colors === "spotlight") return [255, 255, 255, 255 * (1 - level / 255) ** 2 * strength * (2 - strength)];
@@ -70,11 +69,11 @@ function inks({ colors, strength }, { palettes, opacity_gain }) {
 }
 
 export class Heat {
-  // drawing: the library's tables; look: { strength 0..1, colors, smooth }.
+  // drawing: the constants of captioner/drawing; look: { strength 0..1, colors, smooth }.
   constructor(canvas, photo, drawing, look) {
     Object.assign(this, { canvas, photo, drawing, look });
-    this.attentions = [];  // of each word: { rows, columns, box, weights }, or undefined
-    this.word = -1;        // whose heat is on the photo; -1: the photo alone
+    this.attentions = [];  // { rows, columns, box, weights } or undefined for each word
+    this.word = -1;        // the word whose heat is shown; -1: none
     new ResizeObserver(() => this.draw()).observe(photo);
   }
 
@@ -87,17 +86,17 @@ export class Heat {
     const { canvas, photo, look, drawing } = this;
     const { width: across, height: down } = photo.getBoundingClientRect(), density = window.devicePixelRatio || 1;
     const width = Math.max(1, Math.round(across * density)), height = Math.max(1, Math.round(down * density));
-    Object.assign(canvas, { width, height });  // empties it
+    Object.assign(canvas, { width, height });  // also clears it
     canvas.dataset.word = this.word;
     const attention = this.attentions[this.word];
     if (!attention || !across) return;
     const heat = attentionMap(attention, width, height, look.smooth, drawing.full_heat), table = inks(look, drawing);
     const context = canvas.getContext("2d", { willReadFrequently: true });
-    context.fillStyle = "#fff";  // below what is transparent in the photo
+    context.fillStyle = "#fff";  // below transparent pixels
     context.fillRect(0, 0, width, height);
     context.drawImage(photo, 0, 0, width, height);
     const picture = context.getImageData(0, 0, width, height), { data } = picture;
-    // With a scale, how much of full shade the photo's grey leaves; in the spotlight the grey itself.
+    // Palettes: the photo's grey darkens the colour a little. Spotlight: the grey itself is drawn.
     const { texture } = drawing, dim = (1 - look.strength) / (2 - look.strength);
     const [plain, rest] = look.colors === "spotlight" ? [0, dim] : [1 - texture, texture];
     for (let i = 0; i < data.length; i += 4) {

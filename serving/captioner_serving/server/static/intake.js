@@ -1,26 +1,25 @@
-// Where photos come in: chosen, taken, pasted, or dropped anywhere on the page; and the samples.
+// Add photos: choose files, take a picture, paste, drag and drop, or a sample.
 const CAMERA = {
-  NotAllowedError: "The browser was not allowed to use the camera: allow it beside the page's address.",
-  NotFoundError: "This machine has no camera.",
-  NotReadableError: "Another program is using the camera: close it there first.",
+  NotAllowedError: "Camera access is blocked. Allow it in the address bar.",
+  NotFoundError: "This device has no camera.",
+  NotReadableError: "Another program is using the camera. Close it first.",
 };
-const NO_CAMERA = "Over plain http a browser gives its camera to pages of its own machine only. "
-  + "Open this page over https, or take the photo with the camera's own program and choose the file.";
-const NO_CLIPBOARD = "Over plain http a browser lets no button read the clipboard. "
-  + "Press Ctrl+V (on a Mac ⌘V) instead: that always works.";
-const CLIPBOARD_REFUSED = "The browser did not let the page read the clipboard. "
-  + "Allow it beside the page's address, or press Ctrl+V (on a Mac ⌘V).";
+const NO_CAMERA = "The camera needs https. "
+  + "Open this page over https, or take the photo with another program and choose the file.";
+const NO_CLIPBOARD = "This button needs https. "
+  + "Press Ctrl+V (on a Mac ⌘V) instead.";
+const CLIPBOARD_REFUSED = "Clipboard access is blocked. "
+  + "Allow it in the address bar, or press Ctrl+V (on a Mac ⌘V).";
 
-// The address of a photo that was copied as text, or null.
-const addressIn = (text) => (/^https?:\/\/\S+$/i.test(text.trim()) && URL.canParse(text.trim()) ? text.trim() : null);
+// The URL in a pasted text, or null.
+const urlIn = (text) => (/^https?:\/\/\S+$/i.test(text.trim()) && URL.canParse(text.trim()) ? text.trim() : null);
 
-// onFiles gets what was chosen, onSample a sample's name, onAddress a photo's address that was pasted;
-// null where nobody fetches it. Gives what says, beside the buttons, why something cannot be done.
-export function listen(element, onFiles, onSample, onAddress = null) {
+// onFiles is called with files, onSample with the name of a sample, onUrl with a pasted URL; null if URLs are not
+// allowed. Returns { explain }, which shows a message below the buttons.
+export function listen(element, onFiles, onSample, onUrl = null) {
   const find = (selector) => element.querySelector(selector);
   const file = find(".file"), snap = find(".snap"), zone = find(".zone");
 
-  // Why something cannot be done stays beside its button, and leaves the caption alone.
   const explain = (text) => { find(".reason").textContent = text; };
 
   for (const input of [file, snap]) {
@@ -28,7 +27,7 @@ export function listen(element, onFiles, onSample, onAddress = null) {
   }
   find(".choose").onclick = () => file.click();
   find(".take").onclick = async () => {
-    // A phone's own camera works everywhere, over plain http too.
+    // On a phone the file input opens the camera app, which needs no https.
     if (matchMedia("(pointer: coarse)").matches) return snap.click();
     try {
       const photo = await openCamera(find("dialog"));
@@ -40,10 +39,10 @@ export function listen(element, onFiles, onSample, onAddress = null) {
   find(".paste").onclick = async () => {
     if (!navigator.clipboard?.read) return explain(NO_CLIPBOARD);
     try {
-      const { photo, text } = await readClipboard(), address = onAddress && addressIn(text);
+      const { photo, text } = await readClipboard(), url = onUrl && urlIn(text);
       if (photo) onFiles([photo]);
-      else if (address) onAddress(address);
-      else explain(`There is no picture${onAddress ? ", nor the address of one," : ""} in the clipboard: copy one first.`);
+      else if (url) onUrl(url);
+      else explain(`The clipboard has no picture${onUrl ? " or URL" : ""}. Copy one first.`);
     } catch {
       explain(CLIPBOARD_REFUSED);
     }
@@ -55,9 +54,9 @@ export function listen(element, onFiles, onSample, onAddress = null) {
 
   addEventListener("paste", (event) => {
     const files = [...(event.clipboardData?.files ?? [])];
-    const address = addressIn(event.clipboardData?.getData("text") ?? "");
+    const url = urlIn(event.clipboardData?.getData("text") ?? "");
     if (files.length) { event.preventDefault(); onFiles(files); }
-    else if (address && onAddress && !event.target.closest?.("input, textarea")) onAddress(address);
+    else if (url && onUrl && !event.target.closest?.("input, textarea")) onUrl(url);
   });
   addEventListener("dragover", (event) => {
     if (!event.dataTransfer?.types.includes("Files")) return;
@@ -68,7 +67,7 @@ export function listen(element, onFiles, onSample, onAddress = null) {
   addEventListener("drop", (event) => {
     zone.classList.remove("dropping");
     if (!event.dataTransfer?.types.includes("Files")) return;
-    event.preventDefault();  // or the browser would leave the page to show the photo
+    event.preventDefault();  // otherwise the browser opens the photo
     onFiles([...event.dataTransfer.files]);
   });
   return { explain };
@@ -84,7 +83,7 @@ async function readClipboard() {
   return { photo: null, text };
 }
 
-// The camera of this machine, in a dialog: a photo of what it sees, or null.
+// Open the camera in a dialog. Returns the photo, or null if it is cancelled.
 async function openCamera(dialog) {
   if (!navigator.mediaDevices?.getUserMedia) throw new Error(NO_CAMERA);
   const video = dialog.querySelector("video");

@@ -1,5 +1,5 @@
-// The page: photos come in, are sent a few at a time, wait and are captioned. All of them are in the
-// strip, one is open on the stage; Back and a reload show it again.
+// The page: photos are sent to the server, a few at a time, and listed in the strip. One is open in the
+// viewer; Back and a reload show it again.
 import * as album from "./album.js";
 import { listen } from "./intake.js";
 import { copyToSend } from "./photo.js";
@@ -10,24 +10,29 @@ import { listenToSettings, supported } from "./settings.js";
 import { Strip } from "./strip.js";
 import { Viewer } from "./viewer.js";
 
-// Why the sentence of a record is not shown: its trust is below the least one that was asked for.
-const reasonToWithhold = ({ trust, review }, least) => review ? "No caption that could be trusted. "
-  + `The best one ${trust === undefined ? "names nothing" : `is ${likely(trust)} likely to be right`}, and the search settings ask for ${percent(least)} at least.` : "";
-const NOT_KEPT = "This browser has not kept the photo, and the server keeps none: choose it again.";
-const TOO_MANY = `The first ${album.MOST} are taken. Add the others when these are done.`;
-const AT_ONCE = 4;  // photos under way: the server has other visitors
+// Why the caption of a record is not shown: its trust is below the minimum.
+const reasonToWithhold = ({ trust, review }, minimum) => review ? "No trusted caption. "
+  + `The best one ${trust === undefined ? "names nothing" : `is ${likely(trust)} likely to be right`}; the minimum in the search settings is ${percent(minimum)}.` : "";
+const NOT_KEPT = "This photo is no longer stored in the browser. Choose it again.";
+const TOO_MANY = `Only the first ${album.MOST} were added. Add the rest when these are done.`;
+const AT_ONCE = 4;  // concurrent requests
 
 export function start(element, props) {
   const settings = { ...props.settings };  // beam_size, captions, style, minimum_trust, check_attention: of the next request
-  // What came in, oldest first: { key, name, file, sample or address, settings, records and record, or
-  // problem, sentence, head, text, aside, looked, accepted, stored }. `key` is its place in the album; `record` is that
-  // of `records`, one of each model, whose words are open; then what the visitor has chosen, written, set aside and
-  // reviewed, and whether the browser has kept all of it. What has neither record nor problem waits for one: `job` takes
-  // its request back, once it is under way, and `phase` says how far it is.
+  // The photos, oldest first:
+  //   key                     the key in the album
+  //   name, file, sample, url the photo: a file, a sample or a URL
+  //   settings                of its request
+  //   records, record         one record per model, and the one that is open; or `problem`
+  //   sentence, head          what the visitor has selected
+  //   text, aside             the visitor's text, and a text that Decorative or Undo has replaced
+  //   looked, accepted        whether the photo was opened and accepted
+  //   stored                  whether the album has all of it
+  //   job, phase              of a photo without record and problem: cancels the request; its progress
   let visits = [];
-  let visit = null;     // the one on the stage; a sample that nobody has touched is in no list
-  let checking = null;  // takes back a check of words
-  let removed = null;   // the last photo that was removed, and its place: it can be brought back
+  let visit = null;     // the open one; the first sample is not in the list until it is changed
+  let checking = null;  // cancels a check of words
+  let removed = null;   // the last removed photo and its position, for Undo
 
   const [first] = props.value;
   const viewer = new Viewer(element.querySelector(".viewer"), props.drawing, {
@@ -38,14 +43,14 @@ export function start(element, props) {
     draw: async (kind, { chosen, head }, word, look) => server.draw(kind, await readable(visit), chosen, { word, head, look }),
   });
   const strip = new Strip(element.querySelector(".strip"), {
-    onOpen: (key) => open(visits.find((entry) => entry.key === key)), onClear: clear, onRemove: remove, onUndo: bringBack,
+    onOpen: (key) => open(visits.find((entry) => entry.key === key)), onClear: clear, onRemove: remove, onUndo: undoRemove,
     fileOf: ({ key }) => readable(visits.find((entry) => entry.key === key)),
   });
   const allAgain = element.querySelector(".search .all");
   const showSettings = listenToSettings(element.querySelector(".search"), settings, props, again, check);
-  const { explain } = listen(element, take, (sample) => add([ofSample(sample)]), props.allow_urls ? (address) => add([ofAddress(address)]) : null);
+  const { explain } = listen(element, take, (sample) => add([ofSample(sample)]), props.allow_urls ? (url) => add([ofUrl(url)]) : null);
 
-  // The place in the browser's history that this is.
+  // The entry in the browser's history.
   const here = () => history.state?.captioner ?? {};
   const stateOf = (key) => ({ ...history.state, captioner: { key } });
 
@@ -62,10 +67,10 @@ export function start(element, props) {
   function add(photos) {
     if (!photos.length) return;
     explain("");
-    const came = photos.map((photo) => ({ sentence: 0, head: null, ...photo, key: album.newKey(), settings: { ...settings } }));
-    visits.push(...came);
-    keep(...came);  // before they are sent: a reload goes on with them
-    open(came[0]);
+    const added = photos.map((photo) => ({ sentence: 0, head: null, ...photo, key: album.newKey(), settings: { ...settings } }));
+    visits.push(...added);
+    keep(...added);  // before they are sent, so that a reload continues with them
+    open(added[0]);
     pump();
   }
 
@@ -82,9 +87,9 @@ export function start(element, props) {
     show();
   }
 
-  // What is known of the photo on the stage, and the strip.
+  // Update the viewer and the strip.
   function show({ quiet } = {}) {
-    const { name, address, record, records, problem, phase, sentence, head, text, aside } = visit, photo = photoOf(visit);
+    const { name, url, record, records, problem, phase, sentence, head, text, aside } = visit, photo = photoOf(visit);
     if (record && !visit.looked && visits.includes(visit)) {
       visit.looked = true;
       keep(visit);
@@ -92,14 +97,14 @@ export function start(element, props) {
     list();
     const { key } = visit, withheld = record ? reasonToWithhold(record, visit.settings.minimum_trust) : "";
     if (problem) viewer.fail(problem, problem.again ? retry : null, visits.includes(visit) ? () => remove(key) : null);
-    else if (!record) viewer.wait({ photo, name, text: phase ?? "Waits its turn …", quiet });
-    else { viewer.show({ photo, name, address, record, sentence, head, text, aside, withheld, compared: compared(records) }); check(); }
+    else if (!record) viewer.wait({ photo, name, text: phase ?? "Waiting …", quiet });
+    else { viewer.show({ photo, name, url, record, sentence, head, text, aside, withheld, compared: compared(records) }); check(); }
   }
 
-  // What each model says, where there are several.
+  // The records of all models, if there are several.
   const compared = (records) => (records?.length > 1 ? records.map((record) => ({ name: record.model.name, record })) : []);
 
-  // Something about the photo on the stage is another now; the first sample becomes the visitor's.
+  // Change the open photo. A changed sample is added to the list.
   function change(news, { soon = false } = {}) {
     const mine = Object.assign(visit, news);
     if (!visits.includes(visit)) {
@@ -114,12 +119,12 @@ export function start(element, props) {
     list();
   }
 
-  // The alt text is right as it stands: on to the next photo that is left to review.
+  // Accept the alt text, and open the next photo to review.
   function accept() {
     change({ accepted: true });
     const at = visits.indexOf(visit), rest = [...visits.slice(at + 1), ...visits.slice(0, at)];
     const next = rest.find(isToReview) ?? visits[at + 1];
-    if (!next) return viewer.say("This was the last photo to review.");
+    if (!next) return viewer.say("There are no more photos to review.");
     open(next);
     viewer.write();
   }
@@ -139,7 +144,7 @@ export function start(element, props) {
     pump();
   }
 
-  function bringBack() {
+  function undoRemove() {
     if (!removed) return;
     const { mine, at } = removed;
     removed = null;
@@ -151,7 +156,7 @@ export function start(element, props) {
     pump();
   }
 
-  // The same photo with other settings; what was written of it stays.
+  // Caption the open photo again with other settings; its text is kept.
   function again() {
     if (!visit) return;
     checking?.abort();
@@ -171,46 +176,46 @@ export function start(element, props) {
     pump();
   }
 
-  // Send what waits, the photo on the stage first.
+  // Send waiting photos, the open one first.
   function pump() {
-    const waiting = visits.filter((entry) => !entry.record && !entry.problem).sort((one, other) => (other === visit) - (one === visit));
-    const under = waiting.filter((entry) => entry.job).length;
-    for (const entry of waiting.filter((entry) => !entry.job).slice(0, AT_ONCE - under)) send(entry);
+    const waiting = visits.filter((entry) => !entry.record && !entry.problem).sort((a, b) => (b === visit) - (a === visit));
+    const running = waiting.filter((entry) => entry.job).length;
+    for (const entry of waiting.filter((entry) => !entry.job).slice(0, AT_ONCE - running)) send(entry);
   }
 
   async function send(mine) {
     const { signal } = (mine.job = new AbortController());
-    const shows = (news) => { if (mine === visit) show(news); else list(); };
-    const follow = (news) => {
+    const update = (options) => { if (mine === visit) show(options); else list(); };
+    const follow = (progress) => {
       if (signal.aborted) return;
-      mine.phase = phaseOf(news);
-      shows({ quiet: "sent" in news });
+      mine.phase = phaseOf(progress);
+      update({ quiet: "sent" in progress });
     };
     follow(mine.file ? {} : { ahead: 0 });
-    let found;
+    let result;
     try {
-      const file = mine.address ? null : await readable(mine);
+      const file = mine.url ? null : await readable(mine);
       if (signal.aborted) return;
       const settings = { ...mine.settings, all_models: props.models.length > 1 };
       const records = await server.caption({ ...mine, file }, settings, { signal, follow }), [record] = records;
-      found = { record, records };
+      result = { record, records };
     } catch (problem) {
-      found = { problem };
+      result = { problem };
     }
     if (signal.aborted) return;
-    Object.assign(mine, found, { job: null });
+    Object.assign(mine, result, { job: null });
     keep(mine);
-    shows();
+    update();
     pump();
   }
 
   async function keep(...photos) {
     const mine = photos.filter(({ key }) => key);
     for (const entry of mine) entry.stored = false;
-    const stored = await album.put(mine.map(({ key, name, file, sample, address, settings, record, records, problem, sentence, head, text, aside, looked, accepted }) => [key, {
-      name, file: sample || address ? undefined : file, sample, address, settings, record, records, problem, sentence, head, text, aside, looked, accepted,
+    const stored = await album.put(mine.map(({ key, name, file, sample, url, settings, record, records, problem, sentence, head, text, aside, looked, accepted }) => [key, {
+      name, file: sample || url ? undefined : file, sample, url, settings, record, records, problem, sentence, head, text, aside, looked, accepted,
     }]));
-    if (!stored && mine.length > 1) for (const entry of mine) keep(entry);  // one of them may be a folder
+    if (!stored && mine.length > 1) for (const entry of mine) keep(entry);  // a folder among them cannot be stored
     else for (const entry of mine) entry.stored = stored;
   }
 
@@ -218,7 +223,7 @@ export function start(element, props) {
     return mine.file ??= mine.sample ? await server.fetchSample(mine.sample) : await server.fileOf(mine);
   }
 
-  // The file, or a smaller copy, if it may be sent.
+  // The file to send, or a smaller copy. Throws a problem if it is unreadable or too large.
   async function readable(mine) {
     const whole = await fileOf(mine);
     await whole.slice(0, 1).arrayBuffer().catch(() => { throw server.problems.unreadable(whole.name); });
@@ -227,8 +232,7 @@ export function start(element, props) {
     return file;
   }
 
-  // What the words of the sentence on the page lost without the places that they looked at, where the
-  // visitor wants to know it and does not yet.
+  // Measure the effect of each word of the open sentence, if the visitor has selected this.
   async function check() {
     checking?.abort();
     const mine = visit, { shown } = viewer;
@@ -255,13 +259,13 @@ export function start(element, props) {
     strip.offerUndo(null);
     visits = [];
     visit = null;
-    await album.clear();  // before it is said: a reload would bring them back
+    await album.clear();  // before the message, because a reload would restore them
     history.replaceState(stateOf(undefined), "");
     list();
     viewer.empty();
   }
 
-  // After a reload, and after Back: what this place in the history showed, or was waiting for.
+  // After a reload or Back: open the photo of this history entry.
   function restore() {
     const { key } = here(), kept = visits.find((entry) => entry.key === key);
     checking?.abort();
@@ -292,7 +296,7 @@ export function start(element, props) {
   allAgain.onclick = againWithAll;
 }
 
-// A photo that is to be captioned once more, with these settings.
+// The changes that caption a photo again with these settings.
 function renewed(mine, settings) {
   mine.job?.abort();
   return { job: null, record: undefined, records: undefined, problem: undefined, sentence: 0, head: null, accepted: undefined, settings: { ...settings } };
@@ -300,18 +304,17 @@ function renewed(mine, settings) {
 
 const ofSample = (name) => ({ name, sample: name, sentence: 0, head: null });
 
-function ofAddress(address) {
-  const { pathname, hostname } = new URL(address);
-  return { name: pathname.split("/").at(-1) || hostname, address };
+function ofUrl(url) {
+  const { pathname, hostname } = new URL(url);
+  return { name: pathname.split("/").at(-1) || hostname, url };
 }
 
-// What the viewer shows of it: the file itself, or the sample's address; what was fetched comes with
-// its record.
-const photoOf = ({ file, sample }) => (sample ? server.addressOf(sample) : file);
+// The file or the URL of a sample, for the viewer. The record of a downloaded photo has a preview.
+const photoOf = ({ file, sample }) => (sample ? server.sampleUrl(sample) : file);
 
 function phaseOf({ sent, ahead }) {
-  if (ahead === 1) return "1 photo comes before this one …";
-  if (ahead > 1) return ahead + " photos come before this one …";
-  if (ahead === 0) return "Looking at the photo …";
+  if (ahead === 1) return "1 photo before this one …";
+  if (ahead > 1) return ahead + " photos before this one …";
+  if (ahead === 0) return "Captioning …";
   return "Sending the photo" + (sent > 0 && sent < 1 ? ", " + percent(sent) : "") + " …";
 }

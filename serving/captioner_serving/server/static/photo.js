@@ -1,11 +1,10 @@
-// A photo on the stage. A large one is made small before it is drawn: 48 megapixels would take the
-// browser 200 MB, and no screen shows them.
-const LARGEST = 2048;  // pixels
-const SENT = 4e6;      // bytes of a file that is sent as it is
-const SMALL = 160;     // of a thumbnail's longer side
+// Load, shrink and encode photos. Large photos are shrunk before drawing, to save memory.
+const LARGEST = 2048;  // pixels of the longer side
+const SENT = 4e6;      // bytes; larger files are shrunk before sending
+const SMALL = 160;     // pixels of the longer side of a thumbnail
 
-// Show a photo, a Blob or an address or none yet, in an image, unless it is no longer wanted; false where the
-// browser cannot show it.
+// Show a photo (a Blob, a URL, or undefined if it comes later) in an image, while wanted() is true. Returns false if
+// the browser cannot show it.
 export async function loadPhoto(image, photo, wanted) {
   let address = photo;
   try {
@@ -22,7 +21,7 @@ export async function loadPhoto(image, photo, wanted) {
   }
 }
 
-// A small picture of a photo, a Blob or an address, as a data URL; null where the browser cannot show it.
+// A thumbnail of a photo (a Blob or a URL) as a data URL; null if the browser cannot show the photo.
 export async function thumbnail(photo) {
   const address = photo instanceof Blob ? URL.createObjectURL(photo) : photo, image = new Image();
   try {
@@ -39,8 +38,8 @@ export async function thumbnail(photo) {
   }
 }
 
-// What is sent of a photo: a copy of at most 2,048 pixels of a large file, upright and in sRGB, where the browser can
-// decode it; else the file itself. The model sees a few hundred pixels.
+// The file to send: a shrunk copy of a large photo, upright and in sRGB, or the file itself if the browser cannot
+// decode it.
 export async function copyToSend(file) {
   if (file.size <= SENT) return file;
   const copy = await fit(file, { type: "image/jpeg", quality: 0.95 }).catch(() => file);
@@ -50,7 +49,7 @@ export async function copyToSend(file) {
 async function fit(photo, as) {
   const image = new Image(), address = URL.createObjectURL(photo);
   try {
-    // Until it is drawn, an image is read and not decoded.
+    // Loading reads the size only; decoding happens when the image is drawn.
     await new Promise((done, failed) => Object.assign(image, { onload: done, onerror: failed, src: address }));
     const { naturalWidth, naturalHeight } = image, scale = LARGEST / Math.max(naturalWidth, naturalHeight);
     return scale < 1 ? await shrink(photo, Math.round(naturalWidth * scale), Math.round(naturalHeight * scale), as) : photo;

@@ -1,15 +1,15 @@
-// The caption as a row of words: pointed at, tapped, walked through with the arrow keys, or played.
-// One word is outlined at a time: the one whose heat is on the photo.
+// The caption as a row of words, for pointer, touch and arrow keys. The word whose heat is shown is
+// outlined; Play shows one word after another.
 export const percent = (value) => Math.round(100 * value) + " %";
 
-// A trust, rounded down: what is below a bound must not be said to be at it.
+// A trust, rounded down, so that a value below a limit does not appear to reach it.
 export const likely = (trust) => trust < 0.01 ? "less than 1 %" : Math.floor(100 * trust + 1e-9) + " %";
 
 const PLAY = "M4 2.5v11l9-5.5z", PAUSE = "M3.5 2.5h3v11h-3zM9.5 2.5h3v11h-3z";
 
 const PLACES = [["top left", "top", "top right"], ["left", "middle", "right"], ["bottom left", "bottom", "bottom right"]];
 
-// The ninth of the photo that has most of a word's attention, named as the server names it to assistants.
+// The ninth of the photo with most of a word's attention; the same as place_of in assistant.py.
 export function placeOf({ rows, columns, box = [0, 0, 1, 1], weights }) {
   const [left, top, right, bottom] = box, shares = [[0, 0, 0], [0, 0, 0], [0, 0, 0]];
   const overlap = (from, to, third) => Math.max(0, Math.min(to, (third + 1) / 3) - Math.max(from, third / 3)) / (to - from);
@@ -26,10 +26,10 @@ export function placeOf({ rows, columns, box = [0, 0, 1, 1], weights }) {
 }
 
 export class Sentence {
-  // onShow(index): called with the word to show, -1 for none.
+  // onShow(index) is called with the word to show, -1 for none.
   constructor(row, play, onShow) {
     Object.assign(this, { row, play, onShow });
-    this.current = this.pinned = -1;  // shown; and shown again when the pointer leaves
+    this.current = this.pinned = -1;  // `pinned` is shown again when the pointer leaves
     this.timer = null;
     row.onpointerleave = () => this.#rest();
     row.onfocusout = (event) => { if (!row.contains(event.relatedTarget)) this.#rest(); };
@@ -39,7 +39,7 @@ export class Sentence {
 
   get buttons() { return [...this.row.children]; }
 
-  // words: { text, tint, doubtful, description }: the tint from 0 to 1; the description is for screen readers.
+  // words: { text, tint, doubtful, description }; tint is 0 to 1, description is for screen readers.
   set(words) {
     this.stop();
     this.pinned = this.current = -1;
@@ -84,7 +84,7 @@ export class Sentence {
     return button;
   }
 
-  // The pointer or the focus has left: back to the word that was chosen, if one was.
+  // The pointer or the focus has left: show the pinned word again.
   #rest() {
     if (this.timer) return;
     const focused = this.buttons.indexOf(document.activeElement);

@@ -1,6 +1,7 @@
-// The search settings: a form, and settings that an earlier visit stored.
-// Connect the form to `settings`, which it changes in place. again() captions anew, check() measures the effect of each word.
-// Returns a function that shows the settings.
+// The search settings.
+
+// Connect the form to `settings`, which it changes in place. again() captions the photo again, check() measures the
+// effect of each word. Returns a function that updates the form.
 export function listenToSettings(element, settings, props, again, check) {
   const sliders = [...element.querySelectorAll("input[type=range]")], [beam, captions] = sliders;
   const box = element.querySelector(".check input"), style = element.querySelector("select");
@@ -22,7 +23,7 @@ export function listenToSettings(element, settings, props, again, check) {
   for (const slider of sliders) {
     slider.oninput = () => {
       settings[slider.name] = +slider.value;
-      // No more sentences than are followed.
+      // At most as many sentences as beams.
       if (slider === beam) settings.captions = Math.min(settings.captions, settings.beam_size);
       else settings.beam_size = Math.max(settings.captions, settings.beam_size);
       show();
@@ -33,7 +34,7 @@ export function listenToSettings(element, settings, props, again, check) {
   return show;
 }
 
-// The stored settings that this server has, and its defaults for the rest: its model may have changed.
+// Stored settings that this server supports, and defaults for the rest: the model may have changed.
 export function supported(kept, { settings, styles }) {
   const values = Object.keys(settings).map((name) => [name, kept?.[name] ?? settings[name]]);
   return { ...Object.fromEntries(values), ...(styles.includes(kept?.style) ? {} : { style: settings.style }) };

@@ -4,8 +4,8 @@ import { altText, chooseSentence, FORMATS, isToReview, marksOf, save, textOf, tr
 import { zip } from "./zip.js";
 
 export class Strip {
-  // onOpen and onRemove are called with the key of a photo, onClear to remove all, onUndo to restore the last one removed;
-  // without onRemove there is no reviewing. fileOf(photo): the File to train on.
+  // onOpen and onRemove are called with the key of a photo, onClear to remove all, onUndo to restore the last removed
+  // photo. Without onRemove, reviewing is disabled. fileOf(photo) returns the File for a training set.
   constructor(root, { onOpen, onClear, onRemove = null, onUndo = null, fileOf = null }) {
     Object.assign(this, { root, onOpen, onRemove, onUndo, fileOf, photos: [], items: new Map(), onlyReview: false });
     this.list = root.querySelector(".photos");
@@ -16,20 +16,19 @@ export class Strip {
     const train = root.querySelector(".train");
     train.hidden = !fileOf;
     train.onclick = () => this.#saveTraining();
-    const clear = root.querySelector(".clear"), calm = () => { clear.textContent = "Empty"; };
+    const clear = root.querySelector(".clear"), reset = () => { clear.textContent = "Empty"; };
     clear.onclick = () => {
-      if (clear.textContent === "Empty") {  // a second click says that it is meant
-        clear.textContent = `Forget ${this.photos.length}?`;
+      if (clear.textContent === "Empty") {  // a second click confirms
+        clear.textContent = `Delete ${this.photos.length}?`;
         return;
       }
-      calm();
+      reset();
       onClear();
     };
-    clear.onblur = calm;
+    clear.onblur = reset;
   }
 
-  // photos, oldest first: { key, name, photo, phase, record or problem, sentence, text }; open: the
-  // key of the one on the stage.
+  // photos: { key, name, photo, phase, record or problem, sentence, text }, oldest first. open: the key of the open one.
   show(photos, open) {
     Object.assign(this, { photos, open });
     this.root.hidden = !photos.length;
@@ -47,7 +46,7 @@ export class Strip {
     if (!photos.length) this.#explainTraining("");
   }
 
-  // The next photo in the list, or the previous one; those that the filter hides are passed over.
+  // The key of the next (step 1) or previous (-1) photo that the filter does not hide.
   neighbour(step) {
     const shown = this.photos.filter(({ key }) => !this.items.get(key).hidden), at = shown.findIndex(({ key }) => key === this.open);
     return shown[at + step]?.key;
@@ -55,7 +54,7 @@ export class Strip {
 
   focus(key) { this.items.get(key)?.firstChild.focus(); }
 
-  // Say that a photo was removed; null: that is over.
+  // Offer to undo the removal of a photo; null: no longer.
   offerUndo(name) {
     const line = this.root.querySelector(".removed"), undo = document.createElement("button");
     Object.assign(undo, { type: "button", className: "control", textContent: "Undo", onclick: this.onUndo });
@@ -63,11 +62,11 @@ export class Strip {
   }
 
   #filter() {
-    const { review, photos, onlyReview, onRemove } = this, left = photos.filter(isToReview);
+    const { review, photos, onlyReview, onRemove } = this, count = photos.filter(isToReview).length;
     review.hidden = !onRemove || photos.length < 2;
     this.root.querySelector(".hint").hidden = review.hidden || matchMedia("(hover: none)").matches;
     review.ariaPressed = String(onlyReview);
-    review.querySelector("b").textContent = left.length;
+    review.querySelector("b").textContent = count;
     const isHidden = (photo) => onlyReview && !review.hidden && photo.key !== this.open && Boolean(photo.record || photo.problem) && !isToReview(photo);
     for (const photo of photos) this.items.get(photo.key).hidden = isHidden(photo);
   }
@@ -105,7 +104,7 @@ export class Strip {
       item.picture = picture;
       thumbnail(picture).then((small) => { if (small && item.picture === picture) image.src = small; });
     }
-    if (isOpen && button.ariaCurrent !== "true") {  // the list alone is scrolled to it, not the page
+    if (isOpen && button.ariaCurrent !== "true") {  // scroll the list, not the page
       const { offsetTop, offsetLeft, offsetHeight, offsetWidth } = item, { list } = this;
       list.scrollTo(offsetLeft - (list.clientWidth - offsetWidth) / 2, offsetTop - (list.clientHeight - offsetHeight) / 2);
     }
@@ -114,7 +113,7 @@ export class Strip {
 
   async #saveTraining() {
     const photos = trainable(this.photos), files = [];
-    if (!photos.length) return this.#explainTraining("No photo is reviewed yet: press Enter in the alt text of each photo that is right.");
+    if (!photos.length) return this.#explainTraining("No photos are reviewed yet. Press Enter in each alt text that is right.");
     this.#explainTraining("Collecting photos …");
     try {
       for (const [at, photo] of photos.entries()) files.push(...trainingFiles(photo, await this.fileOf(photo), at + 1));
@@ -140,8 +139,8 @@ const isDone = (photo) => Boolean(photo.record || photo.problem);
 
 function lineOf(photo) {
   if (photo.problem) return `${photo.name}: ${photo.problem.title}`;
-  if (!photo.record) return photo.phase ?? "Waits its turn …";
-  if (photo.text === undefined && photo.record.review) return "No caption that could be trusted";
+  if (!photo.record) return photo.phase ?? "Waiting …";
+  if (photo.text === undefined && photo.record.review) return "No trusted caption";
   if (photo.text === undefined && photo.record.unfamiliar) return "Perhaps: " + altText(chooseSentence(photo.record, photo.sentence).caption);
   return textOf(photo) || "Decorative";
 }

@@ -1,22 +1,22 @@
-// The numbers of a word as terms. Each has a tooltip; a click or tap shows it in the page.
+// The numbers of a word. Each has a tooltip, which a click or tap also shows in the page.
 import { likely, percent, placeOf } from "./sentence.js";
 
 const MEANINGS = {
-  trust: "How likely one of five people who describe the photo would use this word or a synonym; doubtful words are underlined in dashes.",
-  unknown: "This model has no estimate of trust, so a wrong word has no mark.",
-  probability: "The probability that the model gave this word, given the photo and the words before it.",
+  trust: "How likely one of five people would use this word or a synonym for this photo; doubtful words have a dashed underline.",
+  unknown: "This model does not estimate trust, so wrong words are not marked.",
+  probability: "The probability of this word, given the photo and the words before it.",
   focus: "The part of the photo with most of the word's attention; the colours on the photo show all of it.",
-  visual: "How much the choice of the word drew on the photo rather than on the words before it.",
-  effect: "How much less likely the word becomes when the area it looked at is hidden, compared with hiding as large an area elsewhere; below 5 % the word is visible elsewhere too, which does not make it wrong.",
-  heat: "Colour (light with Spotlight) begins above an even share of attention and is full at eight times that share, for every word and photo.",
+  visual: "How much the word depends on the photo, rather than on the words before it.",
+  effect: "How much less likely the word becomes when the area it looked at is hidden, compared with hiding as large an area elsewhere; below 5 % the word is also visible elsewhere, and may still be right.",
+  heat: "Colour (light with Spotlight) starts above an even share of attention and is full at eight times that share.",
 };
 
-// The attention of a word's one head, from 1, or the mean of all; undefined where the model has none.
+// The attention of a word: of one head (from 1), or the mean of all; undefined without attention.
 export function attentionOf({ attention }, head) {
   return attention && head ? { ...attention, weights: attention.heads[head - 1] } : attention;
 }
 
-// Pairs of a term and its text. hasTrust: whether the model estimates trust.
+// Pairs of a term and its text. hasTrust: the model estimates trust.
 export function facts(word, head, hasTrust) {
   const attention = attentionOf(word, head), pairs = [];
   if (!hasTrust) pairs.push(["unknown", "trust unknown"]);
@@ -38,7 +38,7 @@ export function term(name, text) {
   return button;
 }
 
-// Every [data-term] in `root` opens its meaning in the .meaning below its line. Returns a function that closes them.
+// Let every [data-term] in `root` open its meaning below its line. Returns a function that closes all.
 export function explainTerms(root) {
   const close = () => {
     for (const box of root.querySelectorAll(".meaning")) box.replaceChildren();

@@ -1,20 +1,22 @@
-// One photo with its record: what is shown while there is none, while it waits, when it has failed,
-// and when it is there. It draws what it is given, and knows of no server.
+// The viewer shows one photo: empty, waiting, failed, or with its record. It does not use the server.
 import { colorAt, Heat } from "./heat.js";
 import { loadPhoto } from "./photo.js";
 import { altText, chooseSentence, defaultText, recordOf, save } from "./record.js";
 import { likely, Sentence } from "./sentence.js";
 import { attentionOf, explainTerms, facts, term } from "./terms.js";
 
-// The part of each state that has to be in view without scrolling.
+// The part of each state that must be visible without scrolling.
 const ENDS = { waiting: ".ghosts", failed: ".failure", shown: ".sentence" };
 const touch = matchMedia("(hover: none)");
 
 export class Viewer {
-  // root: viewer.html. drawing: the library's colours. onModel gets another model, by its place in `compared`;
-  // onChoose another sentence or head; onCorrect the text that the visitor wrote ("" of a decoration, undefined: none)
-  // and the one that Decorative or Undo set aside; onAccept is called for Enter in the alt text. draw(kind, shown, word,
-  // look) returns a picture to download, where there is a server.
+  // root: viewer.html. drawing: the constants of captioner/drawing. Callbacks:
+  //   onModel(number)         another model was selected, by its index in `compared`
+  //   onChoose(sentence, head)
+  //   onCorrect(text, aside)  the visitor's text ("": decorative, undefined: none), and the text that Decorative or
+  //                           Undo has replaced
+  //   onAccept()              Enter was pressed in the alt text
+  //   draw(kind, shown, word, look)  returns a picture to download; null without a server
   constructor(root, drawing, { onModel = () => {}, onChoose = () => {}, onCorrect = () => {}, onAccept = null, draw = null } = {}) {
     Object.assign(this, { root, drawing, onModel, onChoose, onCorrect, onAccept, draw, shown: null, photo: null, isMore: false });
     this.look = { strength: drawing.default_strength, colors: drawing.default_colors, smooth: true };
@@ -35,7 +37,7 @@ export class Viewer {
 
   find(selector) { return this.root.querySelector(selector); }
 
-  // The word that was chosen, from 0; -1 for none.
+  // The selected word, from 0; -1 for none.
   get word() { return this.sentence.pinned; }
 
   empty(text = touch.matches ? "Choose photos, or take one." : "Drop photos here, or choose some.") {
@@ -44,45 +46,45 @@ export class Viewer {
     this.image.alt = "";
   }
 
-  // photo: a Blob, or an address, or none where the server fetches it; text: how far it is; quiet: not to be said again.
+  // photo: a Blob or URL; undefined if the server downloads it. text: the progress. quiet: not for screen readers.
   wait({ photo, name, text, quiet }) {
     this.#become("waiting");
-    this.find(".unseen").textContent = (photo ? `Your browser cannot show ${name || "this file"} itself` : `The server fetches ${name}`) + ": its picture comes with the caption.";
+    this.find(".unseen").textContent = (photo ? `Your browser cannot show ${name || "this file"}` : `Downloading ${name}`) + ". The picture comes with the caption.";
     this.find(".phase").textContent = text;
     if (!quiet) this.status.textContent = text;
     this.image.alt = "";
     this.#stage(photo);
   }
 
-  // A sentence that is being made: its newest word's attention lies over the photo.
+  // Show an unfinished sentence, with the attention of its last word.
   grow({ caption, words }) {
     this.find(".phase").textContent = caption + " …";
     this.heat.attentions = words.map((word) => word.attention);
     this.heat.show(words.length - 1);
   }
 
-  // problem: { title, detail }; again: tries again, null where that cannot help; dismiss: removes the photo.
+  // problem: { title, detail }. again: retries; null if that cannot help. dismiss: removes the photo.
   fail({ title, detail }, again, dismiss = null) {
     this.#become("failed");
     const heading = document.createElement("strong"), bar = document.createElement("p");
     heading.textContent = title;
     bar.className = "bar";
-    for (const [name, textContent, onclick] of [["retry", "Try again", again], ["dismiss", "Remove it from the list", dismiss]]) {
+    for (const [name, textContent, onclick] of [["retry", "Try again", again], ["dismiss", "Remove from the list", dismiss]]) {
       if (onclick) bar.append(Object.assign(document.createElement("button"), { type: "button", className: "control " + name, textContent, onclick }));
     }
     this.find(".failure").replaceChildren(heading, detail.replace(/\.?$/, "."), ...(bar.childElementCount ? [bar] : []));
     this.status.textContent = "";
   }
 
-  // sentence: 0 for the caption, 1 for the first alternative; head: from 1, or the mean of all; text: what the visitor
-  // wrote; aside: a text that can be brought back; withheld: why the sentence is not shown; compared: { name, record } of
-  // each model, where there are several; word: the one to begin with, if not the first that names something.
-  async show({ photo, name, address, record, sentence = 0, head = null, text, aside, withheld = "", compared = [], word }) {
-    const same = this.shown?.record === record && this.shown.sentence === sentence;  // another head of it
+  // sentence: 0 for the caption, 1 for the first alternative. head: from 1; null: the mean of all. text: the visitor's
+  // text. aside: a text that Redo can restore. withheld: why the sentence is not shown. compared: { name, record } of each
+  // model, if there are several. word: the selected word; undefined: the first that names something.
+  async show({ photo, name, url, record, sentence = 0, head = null, text, aside, withheld = "", compared = [], word }) {
+    const same = this.shown?.record === record && this.shown.sentence === sentence;  // only the head changes
     const focused = same ? this.sentence.buttons.indexOf(document.activeElement) : -1;
     this.#become("shown");
     const chosen = chooseSentence(record, sentence);
-    const shown = this.shown = { photo, name, address, record, sentence, head, text, aside, withheld, compared, chosen };
+    const shown = this.shown = { photo, name, url, record, sentence, head, text, aside, withheld, compared, chosen };
     this.root.toggleAttribute("data-unfamiliar", Boolean(record.unfamiliar) && !withheld);
     this.root.toggleAttribute("data-withheld", Boolean(withheld));
     Object.assign(this.find(".withheld"), { hidden: !withheld, textContent: withheld });
@@ -97,10 +99,10 @@ export class Viewer {
     this.#showText();
     const warnings = [record.unfamiliar && this.find(".unlike").textContent, chosen.doubt && chosen.doubt + "."].filter(Boolean);
     if (!same) this.status.textContent = withheld || ["Caption: " + altText(chosen.caption), ...warnings].join(" ");
-    this.find(".unseen").textContent = "Your browser cannot show this photo; its words are below.";
+    this.find(".unseen").textContent = "Your browser cannot show this photo. Its caption is below.";
     const picture = record.preview?.image ?? photo, isNew = picture !== this.photo, seen = await this.#stage(picture);
     if (this.shown !== shown) return;
-    // On a phone a photo that came with its words would lie over them.
+    // On a phone a photo that appears with its words would cover them.
     if (isNew && getComputedStyle(this.find(".stage")).position === "sticky" && this.root.getBoundingClientRect().top < 0) this.root.scrollIntoView();
     if (seen && !withheld) this.heat.attentions = chosen.words.map((word) => attentionOf(word, head));
     this.sentence.pin(withheld ? -1 : word ?? firstShown(chosen.words));
@@ -121,7 +123,7 @@ export class Viewer {
     if (before !== state && state in ENDS) reveal(state === "failed" ? document.body : root, this.find(ENDS[state]));
   }
 
-  // Put a photo on the stage; false where the browser cannot show it, or another has come meanwhile.
+  // Load a photo. Returns false if the browser cannot show it, or another photo has replaced it.
   async #stage(photo) {
     if (photo !== this.photo) {
       this.photo = photo;
@@ -151,10 +153,10 @@ export class Viewer {
     const name = document.createElement("b");
     name.textContent = chosen.words[index].word;
     const [first, ...rest] = facts(chosen.words[index], head, hasTrust(chosen)).map(([key, text]) => term(key, text));
-    const isAsked = (fact) => fact.dataset.term === "effect", more = document.createElement("button");
+    const isAlwaysShown = (fact) => fact.dataset.term === "effect", more = document.createElement("button");
     Object.assign(more, { type: "button", className: "term more", textContent: this.isMore ? "less" : "more", ariaExpanded: String(this.isMore) });
     more.onclick = () => { this.isMore = !this.isMore; this.#showWord(index); this.find(".more").focus(); };
-    for (const fact of rest) fact.hidden = !this.isMore && !isAsked(fact);
+    for (const fact of rest) fact.hidden = !this.isMore && !isAlwaysShown(fact);
     this.about.replaceChildren(name, first, ...rest, ...(rest.length ? [more] : []));
   }
 
@@ -166,17 +168,17 @@ export class Viewer {
     this.onChoose(sentence, head);
   }
 
-  // Both sentences stay in sight; the words of one are open.
+  // List the captions of all models; the words of one are shown below.
   #listModels() {
     const { compared, record } = this.shown, list = this.find(".models");
     const focused = list.contains(document.activeElement);
     list.hidden = !compared.length;
-    list.replaceChildren(...compared.map(({ name, record: other }, number) => {
+    list.replaceChildren(...compared.map(({ name, record: listed }, number) => {
       const button = document.createElement("button"), title = document.createElement("b"), trust = document.createElement("span");
       title.textContent = name;
-      trust.textContent = other.trust === undefined ? "trust unknown" : likely(other.trust) + " likely right";
-      Object.assign(button, { type: "button", ariaPressed: String(other === record), onclick: () => this.onModel(number) });
-      button.append(title, altText(other.caption), trust);
+      trust.textContent = listed.trust === undefined ? "trust unknown" : likely(listed.trust) + " likely right";
+      Object.assign(button, { type: "button", ariaPressed: String(listed === record), onclick: () => this.onModel(number) });
+      button.append(title, altText(listed.caption), trust);
       return button;
     }));
     if (focused) list.querySelector("[aria-pressed=true]")?.focus({ preventScroll: true });
@@ -185,7 +187,7 @@ export class Viewer {
   #listSentences() {
     const { record, sentence } = this.shown, list = this.find(".sentences"), sentences = [record, ...record.alternatives];
     this.find(".others").classList.toggle("any", sentences.length > 1);
-    this.find(".hint").textContent = (touch.matches ? "Tap" : "Click") + " one to see its words.";
+    this.find(".hint").textContent = (touch.matches ? "Tap" : "Click") + " a sentence to see its words.";
     if (this.listed !== record) {
       this.listed = record;
       list.replaceChildren(...sentences.map(({ caption }, number) => {
@@ -229,7 +231,6 @@ export class Viewer {
 
   say(text) { this.status.textContent = this.about.textContent = text; }
 
-  // What a visitor may take home: the pictures, the record, and the sentence as alt text.
   async #savePicture(kind) {
     const { shown } = this, index = Math.max(0, this.sentence.current);
     const part = kind === "overlay" ? shown.chosen.words[index]?.word : kind;
@@ -249,7 +250,7 @@ export class Viewer {
 
   #listenToText() {
     const field = this.find(".text"), decorative = this.find(".decorative"), copied = this.find(".copied");
-    // aside: what is set aside by Decorative and Undo, so that nothing written is lost.
+    // aside: the text that Decorative or Undo has replaced; Redo restores it.
     const correct = (text, aside = this.shown.aside) => {
       const { record, chosen } = this.shown, isPlain = text === defaultText(record, chosen.caption) && !decorative.checked;
       Object.assign(this.shown, { text: isPlain ? undefined : text, aside });
@@ -282,9 +283,9 @@ export class Viewer {
     this.find(".enter").hidden = !this.onAccept || touch.matches;
   }
 
-  // Put the cursor into the alt text, once it is there.
+  // Focus the alt text.
   async write() {
-    await this.staged;  // until then it is hidden
+    await this.staged;  // it is hidden until the photo is loaded
     if (this.shown) this.find(".text").focus();
   }
 
@@ -304,7 +305,7 @@ export class Viewer {
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
-  } catch {  // no clipboard without https, or without leave
+  } catch {  // the clipboard needs https and permission
     const area = document.createElement("textarea");
     area.value = text;
     document.body.append(area);
@@ -314,8 +315,7 @@ async function copy(text) {
   }
 }
 
-// The first word that names something, one that is likely right if there is any; where trust is not
-// known, the word that drew most on the photo.
+// The first word with trust that is not doubtful, otherwise the first with trust; without trust, the most visual word.
 function firstShown(words) {
   const named = words.filter((word) => word.trust !== undefined);
   if (named.length) return words.indexOf(named.find((word) => !word.doubtful) ?? named[0]);
@@ -323,18 +323,18 @@ function firstShown(words) {
   return drawn.indexOf(Math.max(...drawn));
 }
 
-// Whether a sentence's model estimates trust: it does not for words without a claim, such as "of".
+// Whether the model of a sentence estimates trust. Words without a claim, such as "of", have none.
 const hasTrust = ({ familiarity, words }) => familiarity !== undefined || words.some((word) => word.trust !== undefined);
 
-// What a screen reader says of a word.
+// The description of a word for screen readers.
 const describe = (word, head, chosen) => facts(word, head, hasTrust(chosen))
   .filter(([name]) => !["visual", "effect"].includes(name)).map((fact) => fact[1]).join(", ");
 
 const stem = (name) => name.replace(/\.[^.]*$/, "") || name;
 
-// On a small screen the words come to the visitor; a failure comes with the buttons to try another.
+// Scroll a part into view on small screens.
 function reveal(top, part) {
   const { bottom } = part.getBoundingClientRect();
   if (bottom <= innerHeight && top.getBoundingClientRect().top >= 0) return;
-  top.scrollIntoView({ block: "start" });  // at once: a failure may follow while a smooth scroll lasts
+  top.scrollIntoView({ block: "start" });  // not smooth, because another state may follow soon
 }

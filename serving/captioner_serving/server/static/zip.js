@@ -1,4 +1,4 @@
-// A zip file whose entries are stored as they are: photos do not shrink. At most 65,535 files and 4 GB.
+// Write a zip file without compression, which photos do not need. At most 65,535 files and 4 GB.
 const CRC = Uint32Array.from({ length: 256 }, (_, byte) => {
   for (let bit = 0; bit < 8; bit++) byte = byte & 1 ? 0xedb88320 ^ (byte >>> 1) : byte >>> 1;
   return byte;

@@ -92,14 +92,14 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
         assert "coffee.jpg" in tab.locator(".strip li button").last.get_attribute("title")
         tab.evaluate("navigator.clipboard.writeText('a cat')")
         tab.click(".paste")
-        tab.wait_for_selector(".reason >> text=nor the address of one")
+        tab.wait_for_selector(".reason >> text=no picture or URL")
         visit.forget()
         paste(visit, f"{web}/no.jpg")
-        assert "the answer is 404" in visit.failure()
+        assert "status 404" in visit.failure()
         visit.errors.clear()  # the browser's own, about the status
 
 
 def test_no_page_takes_addresses_unasked(visit: Visit) -> None:
-    assert "address" not in visit.tab.inner_text(".zone")
+    assert "URL" not in visit.tab.inner_text(".zone")
     paste(visit, "https://example.org/a.jpg")
     assert visit.posts() == 0 and not visit.tab.locator(".strip").is_visible()

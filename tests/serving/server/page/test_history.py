@@ -144,7 +144,7 @@ def test_where_nothing_is_kept_the_page_says_so(private: Visit) -> None:
     private.choose(SAMPLES / "rocket.jpg")
     assert private.words() != first
     tab.reload()
-    tab.wait_for_selector('.viewer[data-state="empty"] >> text=has not kept the photo')
+    tab.wait_for_selector('.viewer[data-state="empty"] >> text=no longer stored')
     assert not tab.locator(".sentence").is_visible()
     private.choose(SAMPLES / "chelsea.jpg")
     assert private.record()["image"] == "chelsea.jpg"

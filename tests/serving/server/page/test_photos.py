@@ -79,7 +79,7 @@ def test_a_photo_may_be_dropped_or_pasted_anywhere_or_by_a_button(
     words = visit.words()
     visit.tab.click(".paste")
     visit.tab.wait_for_function("document.querySelector('.reason').textContent !== ''")
-    assert "no picture in the clipboard" in visit.tab.inner_text(".reason")
+    assert "clipboard has no picture" in visit.tab.inner_text(".reason")
     assert visit.words() == words
     visit.tab.evaluate(
         """async () => {
@@ -203,8 +203,8 @@ def test_a_server_that_is_gone_busy_or_going_is_told_and_tried_again(
     tab.evaluate(PHASES)
     visit.forget()
     tab.click(".retry")
-    assert "stopped before it had finished" in visit.failure()
-    assert "2 photos come before this one …" in tab.evaluate("[...window.phases]")
+    assert "stopped early" in visit.failure()
+    assert "2 photos before this one …" in tab.evaluate("[...window.phases]")
     tab.unroute("**/api/caption")
     visit.forget()
     tab.click(".retry")

@@ -183,7 +183,7 @@ def test_keyboard_and_screen_reader_go_through_twenty_photos(
         tab.wait_for_function("document.activeElement.matches('.text')")
     tab.keyboard.type("A rocket.")
     tab.keyboard.press("Enter")
-    expect(said).to_have_text("This was the last photo to review.")
+    expect(said).to_have_text("There are no more photos to review.")
     assert photos.get_by_role("button", name="To review 0").count() == 1
 
 
@@ -209,7 +209,7 @@ def test_an_answer_of_somebody_else_is_an_error_in_its_photo_s_place(
         "**/api/caption", lambda route: route.fulfill(status=200, content_type=kind, body=body)
     )
     visit.choose(SAMPLES / "rocket.jpg", state="failed")
-    assert "Something else answered" in visit.failure()
+    assert "Unexpected answer" in visit.failure()
     visit.tab.unroute("**/api/caption")
     visit.tab.click(".retry")
     visit.settled()

@@ -47,7 +47,7 @@ def test_each_of_several_photos_opens_its_words_and_an_error_stays_with_its_own(
     assert visit.posts() == asked + 1
     tab.click(".clear")
     assert len(visit.strip()) == 4  # it asks first
-    tab.click("text=Forget 4?")
+    tab.click("text=Delete 4?")
     tab.wait_for_selector('.viewer[data-state="empty"]')
     tab.reload()
     visit.settled()  # the sample again

@@ -72,7 +72,7 @@ def test_a_training_set_needs_a_reviewed_photo(visit: Visit, tmp_path: Path) -> 
     (tmp_path / "notes.jpg").write_bytes(b"no photo")
     visit.choose(tmp_path / "notes.jpg", state="failed")
     visit.tab.click(".train")
-    assert "No photo is reviewed yet" in visit.tab.inner_text(".training")
+    assert "No photos are reviewed yet" in visit.tab.inner_text(".training")
     assert not visit.tab.locator(".commands").is_visible()
 
 

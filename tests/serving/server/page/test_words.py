@@ -33,7 +33,7 @@ def test_hover_focus_and_touch_show_what_is_meant_without_asking_the_server(visi
     assert not tab.locator(".about [data-term=focus]").is_visible()
     tab.click(".more")
     for name, said in {
-        "probability": "gave this word", "focus": "attention", "visual": "on the photo",
+        "probability": "probability of this word", "focus": "attention", "visual": "on the photo",
         "heat": "even share",
     }.items():  # fmt: skip
         term = tab.locator(f"[data-term={name}]").first
@@ -100,7 +100,7 @@ def test_a_caption_below_the_least_trust_is_withheld_and_a_correction_stays(visi
     slider = tab.locator("[name=minimum_trust]")
     slider.fill("0.5")
     tab.wait_for_selector(".withheld >> text=ask for 50 %")
-    assert "No caption that could be trusted" in tab.inner_text(".withheld") and trust < 0.5
+    assert "No trusted caption" in tab.inner_text(".withheld") and trust < 0.5
     assert not tab.locator(".sentence").is_visible() and tab.locator("img.photo").is_visible()
     assert tab.input_value(".text") == ""
     tab.fill(".text", "A person wrote this.")
@@ -245,7 +245,7 @@ def test_the_words_of_this_very_sentence_are_checked(visit: Visit) -> None:
         needless = tab.inner_text("[data-term=effect]") == "also visible elsewhere"
         assert needless == (word["effect"] < 0.05)
     tab.locator("[data-term=effect]").click()
-    assert "does not make it wrong" in "".join(tab.locator(".meaning").all_inner_texts())
+    assert "may still be right" in "".join(tab.locator(".meaning").all_inner_texts())
     tab.locator(".sentences li button:first-child").first.click()  # checked when it is opened
     tab.wait_for_selector("[data-term=effect]")
     asked = visit.posts("api/effect")
