@@ -34,11 +34,11 @@ from captioner_serving.memory import is_out_of_memory
 
 __all__ = ["Engine", "LocalEngine", "Outcome"]
 
-_CPU_BATCH = 32  # larger ones fall out of the caches, smaller ones leave the matrix units waiting
-_GPU_SHARE = 0.5  # of the free memory that a batch may take
+_CPU_BATCH = 32  # larger batches do not fit the caches, smaller ones do not use all matrix units
+_GPU_SHARE = 0.5  # of the free memory, for a batch
 _GPU_LARGEST = 512
-_CARRIED = 1 << 27  # bytes of files out of a compressed archive that a batch may keep
-_FAILING = 8  # batches of photos that fail before a batch is closed without being full
+_CARRIED = 1 << 27  # bytes of photos from compressed archives in a batch
+_FAILING = 8  # a batch ends after this many times its size, if most photos failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class LocalEngine(Closing):
     ) -> None:
         share = share or cores()
         self.captioner, self.generation, self._config = captioner, generation, config
-        # Halved, for good, when memory runs out.
+        # Halved permanently when memory runs out.
         self.batch_size = config.batch_size or self._suited_batch_size()
         self.workers = config.workers or share
         # On a GPU one batch is launched while the results of the other are read.
@@ -134,7 +134,7 @@ class LocalEngine(Closing):
         """See Engine.run."""
         ready: queue.Queue[_Submitted | BaseException | None] = queue.Queue(self.streams + 1)
         stop = threading.Event()
-        # A daemon: it may be waiting for a list out of a pipe.
+        # A daemon, because it may block on a list from a pipe.
         feeder = threading.Thread(target=self._feed, args=(photos, ready, stop), daemon=True)
         feeder.start()
         try:
@@ -151,7 +151,7 @@ class LocalEngine(Closing):
         ready: queue.Queue[_Submitted | BaseException | None],
         stop: threading.Event,
     ) -> None:
-        """Make batches and hand them to the threads: the body of a thread of its own."""
+        """Make batches and submit them to the captioning threads; runs in its own thread."""
 
         def put(item: _Submitted | BaseException | None) -> None:
             while not stop.is_set():
@@ -165,7 +165,7 @@ class LocalEngine(Closing):
                 if stop.is_set():
                     return
                 put((batch, self._threads.submit(self._caption, batch)))
-        except BaseException as error:  # it belongs to whoever waits for the batches
+        except BaseException as error:  # raised in `run`
             end = error
         put(end)
 
@@ -194,7 +194,7 @@ class LocalEngine(Closing):
         return self._caption_fitting([entry for entry in batch if entry.decoded.error is None])
 
     def _caption_fitting(self, entries: _Batch) -> list[Caption]:
-        """Caption as one batch, or as two where memory does not suffice."""
+        """Caption a batch; if memory runs out, caption its halves."""
         try:
             return self._caption_together(entries)
         except (MemoryError, RuntimeError) as error:
@@ -217,26 +217,25 @@ class LocalEngine(Closing):
         return self.captioner.caption_prepared(images, self.generation, check_attention=check)
 
     def _outcomes(self, batch: _Batch, captions: list[Caption]) -> Iterator[Outcome]:
-        made = iter(captions)
+        remaining = iter(captions)
         for photo, decoded in batch:
             if decoded.error is not None:
                 yield Outcome(photo=photo, record={"image": photo.name, "error": decoded.error})
                 continue
-            caption = next(made)
+            caption = next(remaining)
             record = caption.record(
                 attention=self._config.attention,
                 minimum_trust=self._config.minimum_trust,
                 keywords=self._config.keywords,
             )
-            # For maps: the photo is decoded again, in a decoding process.
+            # Maps decode the photo again, in a decoding process.
             open_photo = partial(self._reader.picture, photo)
             yield Outcome(photo=photo, record=record, caption=caption, open_photo=open_photo)
 
     def _suited_batch_size(self) -> int:
-        """Find how many photos at once suit the device.
+        """Return the default batch size for the device.
 
-        On a CPU the caches decide. On a GPU it is the memory: a small batch of noise is captioned,
-        and what it took says how many fit.
+        On a GPU it depends on the memory per photo, measured with a small batch of noise.
         """
         device = self.captioner.device
         if device.type != "cuda":
@@ -248,7 +247,7 @@ class LocalEngine(Closing):
         before = torch.cuda.memory_allocated(device)
         self._caption_together([_Entry(LostPhoto(name="", reason=""), noise)] * few)
         photo_bytes = (torch.cuda.max_memory_allocated(device) - before) / few
-        torch.cuda.empty_cache()  # the threads' own queues cannot use what this one keeps
+        torch.cuda.empty_cache()  # other streams cannot use memory that this one keeps
         free, _ = torch.cuda.mem_get_info(device)
         size = 1
         while 2 * size <= min(_GPU_LARGEST, free * _GPU_SHARE / photo_bytes):
@@ -257,12 +256,12 @@ class LocalEngine(Closing):
 
 
 def _begin_thread(threads: int, device: torch.device) -> None:
-    """Give a captioning thread its share of the cores, and on a GPU its own queue.
+    """Set the number of cores of a captioning thread, and on a GPU its stream.
 
-    In a shared queue, reading the results of one batch would wait for the other batch too.
+    With a shared stream, reading the results of one batch would wait for the other batch too.
     """
     torch.set_num_threads(threads)
     if device.type == "cuda":
-        own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        own.wait_stream(torch.cuda.current_stream(device))  # of the weights
-        torch.cuda.set_stream(own)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))  # which copied the weights
+        torch.cuda.set_stream(stream)

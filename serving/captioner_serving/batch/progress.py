@@ -99,7 +99,7 @@ class ProgressBar(Closing):
             left = f", {duration((total - self._done) / rate)} left"
         failed = f", {self._errors:,} failed" if self._errors else ""
         noun = "photo" if self._done == 1 and not of else "photos"
-        return f"{self._done:,}{of} {noun}, {rate:.1f} a second{left}{failed}"
+        return f"{self._done:,}{of} {noun}, {rate:.1f} per second{left}{failed}"
 
 
 def duration(seconds: float) -> str:

@@ -169,20 +169,20 @@ class Access:
         scheme, _, value = header.partition(" ")
         value = value.strip()
         if scheme.lower() == "bearer":
-            given = value.encode()
+            secret = value.encode()
             matches = [
                 name
                 for name, token in self._tokens.items()
-                if hmac.compare_digest(given, token.encode())
+                if hmac.compare_digest(secret, token.encode())
             ]
             return matches[0] if matches else None
         if scheme.lower() != "basic" or self._credentials is None:
             return None
         try:
-            given = base64.b64decode(value, validate=True)
+            secret = base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError):
             return None
-        return self._credentials.user if self._credentials.match(given) else None
+        return self._credentials.user if self._credentials.match(secret) else None
 
 
 def _is_cross_site(headers: Headers) -> bool:

@@ -67,12 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
         wording=read_wording(arguments),
         plain=arguments.plain,
     )
-    given = [Path(name) for name in arguments.records]
+    matched = [Path(name) for name in arguments.records]
     # A pattern such as captions-*.jsonl also matches files of the runs that hold no captions.
-    outputs = {str(path).removesuffix(".journal.jsonl") for path in given}
+    outputs = {str(path).removesuffix(".journal.jsonl") for path in matched}
     auxiliary = {path for output in outputs for path in RunFiles(Path(output)).auxiliary}
-    _check(arguments, given, auxiliary)
-    paths = [path for path in given if path not in auxiliary]
+    _check(arguments, matched, auxiliary)
+    paths = [path for path in matched if path not in auxiliary]
 
     def read(path: Path) -> Iterator[dict[str, Any] | None]:
         return (read_record_table if path.suffix == ".csv" else read_captions)(path)

@@ -110,14 +110,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _config(arguments: argparse.Namespace) -> ServerConfig:
     from captioner_serving.server.config import ServerConfig, parse_size
 
-    given = given_fields(ServerConfig, arguments)
-    for name in {"max_upload", "max_bodies"} & given.keys():
-        given[name] = parse_size(given[name])
-    if "max_upload" in given:
-        given.setdefault("max_bodies", 10 * given["max_upload"])
-    if folder := given.get("mcp_folder"):
-        given["mcp_folder"] = expanded(folder).resolve()
-    return ServerConfig(**given)
+    options = given_fields(ServerConfig, arguments)
+    for name in {"max_upload", "max_bodies"} & options.keys():
+        options[name] = parse_size(options[name])
+    if "max_upload" in options:
+        options.setdefault("max_bodies", 10 * options["max_upload"])
+    if folder := options.get("mcp_folder"):
+        options["mcp_folder"] = expanded(folder).resolve()
+    return ServerConfig(**options)
 
 
 def _load(

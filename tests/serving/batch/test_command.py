@@ -311,8 +311,8 @@ def test_a_plain_line_where_there_is_no_terminal(
         progress.update({"image": "c", "error": {"detail": "c is broken"}})
     first, seventh = (divmod(10 * (mine - 5 - done), 60) for done in (1, 7))
     assert said.getvalue().splitlines() == [
-        f"1 of {mine - 5} photos, 0.1 a second, {first[0]} min {first[1]} s left",
-        f"7 of {mine - 5} photos, 0.1 a second, {seventh[0]} min {seventh[1]} s left",
+        f"1 of {mine - 5} photos, 0.1 per second, {first[0]} min {first[1]} s left",
+        f"7 of {mine - 5} photos, 0.1 per second, {seventh[0]} min {seventh[1]} s left",
         "captioner: c is broken",
     ]
 

@@ -174,7 +174,7 @@ def test_what_cannot_be_embedded_is_a_sentence_and_costs_no_caption(
     ("script", "said"),
     [
         (None, "embed needs exiftool, which is not installed: install it"),
-        ("echo 11.16", "exiftool is version 11.16; embed needs 12.39 or later: install it"),
+        ("echo 11.16", "exiftool is version 11.16; embed needs 12.39 or newer: install it"),
         ("echo no perl >&2; exit 2", "exiftool does not run (no perl): install it"),
     ],
 )
@@ -229,9 +229,9 @@ def test_copies_are_neither_inputs_nor_named_and_share_no_sidecar(
 ) -> None:
     folder = photos(2)
     result = run_batch(folder, "--output", tmp_path / "a.jsonl", "--embed")
-    assert "2 captions in all; 2 photos with new texts embedded\n" in result.stderr
+    assert "2 captions in total; 2 photos with new texts embedded\n" in result.stderr
     result = run_batch(folder, "--output", tmp_path / "b.jsonl", "--sidecar", "txt")
-    assert "2 captions in all\n" in result.stderr and "left out" not in result.stderr
+    assert "2 captions in total\n" in result.stderr and "unchanged" not in result.stderr
     assert sorted(path.name for path in folder.glob("*.txt")) == ["p000.txt", "p001.txt"]
 
 

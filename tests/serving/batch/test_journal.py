@@ -97,7 +97,7 @@ def test_a_refused_run_removes_no_file_that_another_could_have_locked(
 
     monkeypatch.setattr(Path, "unlink", another)
     Path(f"{output}.errors.jsonl").write_text("mine\n")
-    with pytest.raises(OutputError, match=r"errors\.jsonl already exists"):
+    with pytest.raises(OutputError, match=r"errors\.jsonl exists"):
         Journal(RunFiles(output), SETTINGS)
     assert refused == [True] and not output.exists()
 

@@ -111,7 +111,7 @@ def test_a_review_belongs_to_one_output(
             OutputError, match=r"unsure\.jsonl exists and is not from an earlier run"
         ):
             run("two.jsonl", restart=restart)
-    with pytest.raises(OutputError, match=r"one\.jsonl already exists"):
+    with pytest.raises(OutputError, match=r"one\.jsonl exists"):
         run("one.csv", review=tmp_path / "one.jsonl")
     run("one.jsonl")
     unsure = read(review)
@@ -132,7 +132,7 @@ def test_a_review_of_the_same_name_elsewhere_stays(
     caption(folder, min_score=-1e6, review="unsure.jsonl")
     monkeypatch.chdir(elsewhere)
     refused = (ConfigError, OutputError)
-    with pytest.raises(refused, match=r"review was|unsure\.jsonl already exists"):
+    with pytest.raises(refused, match=r"review was|unsure\.jsonl exists"):
         caption(folder, min_score=-1e6, review="unsure.jsonl", restart=restart)
     assert (elsewhere / "unsure.jsonl").read_text() == "mine\n"
 
@@ -154,7 +154,7 @@ def test_restart_removes_what_the_run_wrote_and_nothing_else(
     mine.write_text("mine\n")
     caption(folder, min_score=0.0, review=str(review))
     unsure = review.read_bytes()
-    with pytest.raises(OutputError, match=r"mine\.jsonl already exists"):
+    with pytest.raises(OutputError, match=r"mine\.jsonl exists"):
         caption(folder, min_score=-1e-9, review=str(mine), restart=True)
     assert (mine.read_text(), review.read_bytes()) == ("mine\n", unsure)
     caption(folder, restart=True)

@@ -97,7 +97,7 @@ def test_an_assistant_is_told_sentence_doubt_and_places(asked: Callable[..., Any
     [
         ({}, "give exactly one of"),
         ({"image": CODED, "image_path": "cup.jpg"}, "give exactly one of"),
-        ({"image": "%"}, "not base64"),
+        ({"image": "%"}, "must be base64"),
         ({"image": "bm9uZQ=="}, "the image is not"),
         ({"image": base64.b64encode(bytes(200_001)).decode()}, "more than the 0.2 MB"),
         ({"image_url": "https://example.org/a.jpg"}, "does not download photos"),

@@ -66,12 +66,12 @@ def test_a_photo_comes_bare_in_json_or_in_a_form(shop: httpx.Client) -> None:
         (record,) = answer.json()["records"]
         assert {**record, "image": wanted["image"]} == wanted
     for body, status, said in (
-        (b"{", 400, "not JSON"),
-        (b"[]", 400, "no object"),
+        (b"{", 400, "not valid JSON"),
+        (b"[]", 400, "must be an object"),
         (b"{}", 400, "no image"),
         (b'{"image_url": null}', 400, "no image"),
-        (b'{"image_url": "http://\\ud800/"}', 400, "not JSON"),
-        (b'{"\\ud800": 1}', 400, "not JSON"),
+        (b'{"image_url": "http://\\ud800/"}', 400, "not valid JSON"),
+        (b'{"\\ud800": 1}', 400, "not valid JSON"),
         (b'{"image": "%"}', 400, "base64"),
         (b'{"image": 7}', 400, "base64"),
         (json.dumps({"image": CODED, "beam": 3}).encode(), 422, "beam is '3'"),

@@ -209,7 +209,7 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "an address": ({"urls": [ADDRESS]}, 403, "this server does not download photos"),
     "a large photo": ({"urls": ["A" * 22_000_000]}, 413, "the limit of a request is 20 MB"),
     "no such model": ({"model": "llava"}, 404, "model 'llava' not found: use tiny"),
-    "no base64": ({"urls": ["photo.jpg"]}, 400, "not base64"),
+    "no base64": ({"urls": ["photo.jpg"]}, 400, "must be base64"),
     "no photo": ({"urls": ["AAAA"]}, 415, "not a JPEG"),
     "half a photo": ({"urls": [CODED[: len(CODED) // 8 * 4]]}, 422, "cut off or damaged"),
     "no trust": ({"model": "plain", "text": "keywords"}, 422, "has no trust file"),
@@ -289,7 +289,7 @@ def test_a_schema_is_refused(by_ollama: ollama.Client, by_openai: openai.OpenAI)
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (MemoryError(), 503, "no memory"),
+        (MemoryError(), 503, "not enough memory"),
         (RuntimeError("strange"), 500, "the server failed on the image"),
     ],
 )

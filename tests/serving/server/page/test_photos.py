@@ -117,7 +117,7 @@ def test_over_plain_http_camera_and_paste_say_why_they_cannot(desk: Any, server:
     with visiting(desk, server, script=INSECURE) as visit:
         tab, words = visit.tab, visit.words()
         tab.click(".take")
-        assert "plain http" in tab.inner_text(".reason")
+        assert "needs https" in tab.inner_text(".reason")
         tab.click(".paste")
         assert "Ctrl+V" in tab.inner_text(".reason")
         tab.click(".copy")  # which has another way
