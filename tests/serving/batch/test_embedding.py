@@ -231,7 +231,7 @@ def test_copies_are_neither_inputs_nor_named_and_share_no_sidecar(
     result = run_batch(folder, "--output", tmp_path / "a.jsonl", "--embed")
     assert "2 captions in total; 2 photos with new texts embedded\n" in result.stderr
     result = run_batch(folder, "--output", tmp_path / "b.jsonl", "--sidecar", "txt")
-    assert "2 captions in total\n" in result.stderr and "unchanged" not in result.stderr
+    assert "2 captions in total\n" in result.stderr and "skipped" not in result.stderr
     assert sorted(path.name for path in folder.glob("*.txt")) == ["p000.txt", "p001.txt"]
 
 
