@@ -99,7 +99,7 @@ def test_an_assistant_is_told_sentence_doubt_and_places(asked: Callable[..., Any
         ({"image": CODED, "image_path": "cup.jpg"}, "give exactly one of"),
         ({"image": "%"}, "must be base64"),
         ({"image": "bm9uZQ=="}, "the image is not"),
-        ({"image": base64.b64encode(bytes(200_001)).decode()}, "more than the 0.2 MB"),
+        ({"image": base64.b64encode(bytes(200_001)).decode()}, "larger than the limit of 0.2 MB"),
         ({"image_url": "https://example.org/a.jpg"}, "does not download photos"),
         ({"image_path": "../secret.jpg"}, "is not in the folder"),
         ({"image_path": "../mine-private/cup.jpg"}, "is not in the folder"),
@@ -108,7 +108,7 @@ def test_an_assistant_is_told_sentence_doubt_and_places(asked: Callable[..., Any
         ({"image_path": "pipe.jpg"}, "there is no file"),
         ({"image_path": "no.jpg"}, "there is no file"),
         ({"image_path": "\0"}, "cannot be read"),
-        ({"image_path": "large.jpg"}, "more than the 0.2 MB"),
+        ({"image_path": "large.jpg"}, "larger than the limit of 0.2 MB"),
         ({"image_path": "http://127.0.0.1:1/a.jpg"}, "there is no file"),
     ],
 )
