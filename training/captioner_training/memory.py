@@ -1,4 +1,4 @@
-"""Errors of runs that exceed the memory of a GPU or of the machine."""
+"""The memory of a GPU or of the machine: whether data fit, and errors of runs that exceed it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ import torch
 
 from captioner.errors import DataError, DeviceError
 
-__all__ = ["memory_errors"]
+__all__ = ["fits_on_gpu", "memory_errors"]
+
+_SHARE = 0.6  # of a GPU's free memory that training data may use
+
+
+def fits_on_gpu(size: int, device: torch.device) -> bool:
+    """Whether data of `size` bytes leave enough memory for training; False for a CPU."""
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return bool(size <= _SHARE * free)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from captioner import DataError
-from captioner_training.evaluation.measures import CaptionSet
+from captioner_training.evaluation.caption_set import CaptionSet
 from captioner_training.evaluation.predictions import (
     Predictions,
     Target,

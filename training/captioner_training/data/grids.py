@@ -21,14 +21,13 @@ from captioner.vision.transform import Transform
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import Workers, split_loader
 from captioner_training.distributed import Processes
+from captioner_training.memory import fits_on_gpu
 from captioner_training.progress import show_progress
 
 __all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "ResidentGrids"]
 
 GRIDS_FILES = "grids-*.f16"
 """Pattern of the names of cache files."""
-
-_SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that grids may use
 
 _BATCH = 32  # images that are encoded at once; a file has whole batches
 GRIDS_A_FILE = 32 * _BATCH  # at most these are computed again after an interruption
@@ -73,10 +72,7 @@ class CachedGrids:
 
     def resident(self, device: torch.device) -> ResidentGrids | None:
         """Load the grids into GPU memory; None if they need most of it, or without a GPU."""
-        if device.type != "cuda":
-            return None
-        free, _ = torch.cuda.mem_get_info(device)
-        if 2 * math.prod(self.shape) > _SHARE_OF_MEMORY * free:
+        if not fits_on_gpu(2 * math.prod(self.shape), device):
             return None
         grids = torch.empty(self.shape, dtype=torch.float16, device=device)
         for first in range(0, len(self), GRIDS_A_FILE):

@@ -14,11 +14,11 @@ from captioner.vision.transform import Transform
 from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.loader import Workers, split_loader
 from captioner_training.distributed import Processes
+from captioner_training.memory import fits_on_gpu
 from captioner_training.progress import show_progress
 
 __all__ = ["SquareSource"]
 
-_SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that squares may use
 _BATCH = 64  # images that are decoded at once
 
 
@@ -44,11 +44,9 @@ class SquareSource:
         Returns None on a CPU, for transforms that crop or pad photos, and if the squares would need
         most of the free memory.
         """
-        device, config = processes.device, dataset.transform.config
-        if device.type != "cuda" or config.mode != "squash":
-            return None
-        free, _ = torch.cuda.mem_get_info(device)
-        if len(dataset) * 3 * _stored_side(dataset) ** 2 > _SHARE_OF_MEMORY * free:
+        size = len(dataset) * 3 * _stored_side(dataset) ** 2
+        is_squashed = dataset.transform.config.mode == "squash"
+        if not is_squashed or not fits_on_gpu(size, processes.device):
             return None
         return cls.decode(dataset, workers=workers, processes=processes)
 

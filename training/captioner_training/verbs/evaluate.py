@@ -201,7 +201,8 @@ def _measure(
     Returns whether one failed, a row per image, and the photos. The captions of another checkpoint
     are not written to files.
     """
-    from captioner_training.evaluation.measures import CaptionedSplit, CaptionSet
+    from captioner_training.evaluation.caption_set import CaptionSet
+    from captioner_training.evaluation.measures import CaptionedSplit
     from captioner_training.evaluation.predictions import Predictions
     from captioner_training.evaluation.report import measure_parts
     from captioner_training.report.gallery import Gallery
