@@ -13,8 +13,7 @@ test (`check_attention`) measures whether these patches mattered.
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
@@ -35,43 +34,17 @@ from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner.generation.hypothesis import Hypothesis
 from captioner.huggingface.families import FAMILIES, EncodedImages
 from captioner.huggingface.loading import load_model
+from captioner.huggingface.open_vocabulary import OpenVocabulary
 from captioner.predictor import Captioner
 from captioner.trust.trust import Trust, trust_file
 from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS
 from captioner.vision.transform import Transform
-from captioner.vocabulary import Vocabulary, is_printable
 
-__all__ = ["HuggingFaceCaptioner", "OpenVocabulary"]
+__all__ = ["HuggingFaceCaptioner"]
 
 _LAYERS = 3
 _ROWS = 64  # sentences that the deletion test reads at once
-_PUNCTUATION = ".,;:!?\"'()"
-
-
-class OpenVocabulary(Vocabulary):
-    """Words numbered as they first appear: a model of sub-words has no list of words."""
-
-    def __init__(self, words: Sequence[str] = ()) -> None:
-        super().__init__(words)
-        self._lock = threading.Lock()
-
-    def knows(self, word: str) -> bool:
-        """Whether a sentence can have the word."""
-        return bool(word) and is_printable(word)
-
-    def encode(self, words: Iterable[str]) -> list[int]:
-        """Number words; new ones are added."""
-        words = list(words)
-        with self._lock:
-            new = [word for word in dict.fromkeys(words) if word not in self._ids]
-            self._ids |= {word: len(self.words) + at for at, word in enumerate(new)}
-            self.words = (*self.words, *new)
-        return [self._ids[word] for word in words]
-
-    def decode_plain(self, tokens: Iterable[int]) -> list[str]:
-        """Name the words as they are scored: in lower case, without punctuation."""
-        return [word.lower().strip(_PUNCTUATION) for word in self.decode(tokens)]
 
 
 class _Sentence(NamedTuple):
@@ -174,8 +147,7 @@ class HuggingFaceCaptioner(Captioner):
         grid = _grid(features)
         consensus = self.consensus if config.uses_consensus else None
         count = config.captions if consensus is None else config.beam_size
-        tokens = self._generate(features, config, count)
-        sentences = self._read(features.repeat_interleave(count, 0), tokens, config)
+        sentences = self._generate(features, config, count)
         beams = [sentences[first : first + count] for first in range(0, len(sentences), count)]
         if consensus is not None:
             words = [[sentence.hypothesis.tokens for sentence in beam] for beam in beams]
@@ -197,7 +169,7 @@ class HuggingFaceCaptioner(Captioner):
         self.vocabulary.style(style)
         features = self._encode(pixels)
         tokens = self._tokens(self.vocabulary.join(words)).expand(len(features), -1)
-        sentences = self._read(features, tokens, self.generation)
+        sentences = self._read(features, tokens, self.generation, None)
         return [self._effects(*pair) for pair in zip(features, sentences, strict=True)]
 
     @torch.inference_mode()
@@ -217,14 +189,14 @@ class HuggingFaceCaptioner(Captioner):
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return torch.tensor([[self.start, *ids, self.ends[0]]], device=self.device)
 
-    def _generate(self, features: Tensor, config: GenerationConfig, count: int) -> Tensor:
-        """Generate `count` sentences of each image: token ids (B * count, 1 + T)."""
+    def _generate(self, features: Tensor, config: GenerationConfig, count: int) -> list[_Sentence]:
+        """Generate `count` sentences of each image (B, L', D): B * count sentences."""
         settings = {
             "max_new_tokens": config.maximum_length,
             "min_new_tokens": config.minimum_length or None,
             "no_repeat_ngram_size": config.no_repeat_ngram,
             "length_penalty": config.length_penalty,
-            "num_beams": 1 if config.sample else config.beam_size,
+            "num_beams": config.beam_size if config.uses_beam else 1,
             "num_return_sequences": count,
             "do_sample": config.sample,
             "temperature": config.temperature,
@@ -235,12 +207,18 @@ class HuggingFaceCaptioner(Captioner):
         with torch.random.fork_rng(on_gpu, enabled=config.seed is not None):
             if config.seed is not None:
                 torch.manual_seed(config.seed)
-            tokens: Tensor = self.model.generate(pixel_values=features.unsqueeze(1), **settings)
-        return tokens
+            output = self.model.generate(
+                pixel_values=features.unsqueeze(1), return_dict_in_generate=True, **settings
+            )
+        images = features.repeat_interleave(count, 0)
+        cache = _of_images(output.cache, len(features), count)
+        return self._read(images, output.sequences, config, cache)
 
-    def _read(self, images: Tensor, tokens: Tensor, config: GenerationConfig) -> list[_Sentence]:
+    def _read(
+        self, images: Tensor, tokens: Tensor, config: GenerationConfig, cache: Any
+    ) -> list[_Sentence]:
         """Read generated tokens (R, 1 + T) of R images."""
-        scores, layers = self._score(images, tokens)
+        scores, layers = self._score(images, tokens, cache)
         if scores.isnan().any():
             raise GenerationError(f"the scores of {self.name} are not numbers: try --dtype float32")
         attention, scores = self._average(layers).cpu(), scores.cpu()
@@ -261,9 +239,11 @@ class HuggingFaceCaptioner(Captioner):
             sentences.append(_Sentence(tokens[row], spans, hypothesis))
         return sentences
 
-    def _score(self, images: Tensor, tokens: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    def _score(
+        self, images: Tensor, tokens: Tensor, cache: Any = None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
         """Return the log-probabilities (R, T) of tokens (R, 1 + T), and the attention."""
-        logits, layers = self.family.read(self.model, images.unsqueeze(1), tokens[:, :-1])
+        logits, layers = self.family.read(self.model, images.unsqueeze(1), tokens[:, :-1], cache)
         logs = logits.float().log_softmax(-1)
         return logs.gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1), layers
 
@@ -316,6 +296,21 @@ class HuggingFaceCaptioner(Captioner):
         ).view(*masks.shape[:2], -1)
         falls = (scores[1:].mean(0) - scores[0]).cpu()
         return [falls[at, span].sum().item() for at, span in enumerate(sentence.spans)]
+
+
+def _of_images(cache: Any, images: int, count: int) -> Any:
+    """Keep the keys and values of images in a cache of `generate`, for `count` sentences of each.
+
+    Returns None for GIT, where an image and its sentence are one sequence.
+    """
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    if not isinstance(cache, EncoderDecoderCache):
+        return None
+    crossed = cache.cross_attention_cache
+    rows = torch.arange(len(crossed.layers[0].keys)).view(images, -1)[:, :count]
+    crossed.batch_select_indices(rows.flatten())
+    return EncoderDecoderCache(DynamicCache(), crossed)
 
 
 def _class_tokens(count: int) -> int:

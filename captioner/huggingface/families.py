@@ -11,23 +11,26 @@ from torch import Tensor, nn
 __all__ = ["FAMILIES", "EncodedImages", "Family"]
 
 
-def _read_blip(model: Any, images: Tensor, tokens: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+_Read = tuple[Tensor, Sequence[Tensor]]
+
+
+def _read_blip(model: Any, images: Tensor, tokens: Tensor, cache: Any = None) -> _Read:
     # The whole model does not return cross-attention.
     output = model.text_decoder(
-        tokens, encoder_hidden_states=images.squeeze(1), output_attentions=True
+        tokens, encoder_hidden_states=images.squeeze(1), cache=cache, output_attentions=True
     )
     return output.logits, output.cross_attentions
 
 
-def _read_encoder_decoder(
-    model: Any, images: Tensor, tokens: Tensor
-) -> tuple[Tensor, Sequence[Tensor]]:
-    output = model(pixel_values=images, decoder_input_ids=tokens, output_attentions=True)
+def _read_encoder_decoder(model: Any, images: Tensor, tokens: Tensor, cache: Any = None) -> _Read:
+    output = model(
+        pixel_values=images, decoder_input_ids=tokens, cache=cache, output_attentions=True
+    )
     return output.logits, output.cross_attentions
 
 
-def _read_git(model: Any, images: Tensor, tokens: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-    output = model(tokens, pixel_values=images, output_attentions=True)
+def _read_git(model: Any, images: Tensor, tokens: Tensor, cache: Any = None) -> _Read:
+    output = model(tokens, pixel_values=images, cache=cache, output_attentions=True)
     count = images.shape[2]  # one sequence: image tokens, then text
     attention = [layer[:, :, count:, :count] for layer in output.attentions]
     return output.logits[:, count:], attention
@@ -38,13 +41,14 @@ class Family(NamedTuple):
 
     encoder: the attribute of the image encoder.
     special: returns a model's tokens before and after a sentence; the latter may be a list.
-    read: takes the model, encoded images (R, 1, L', D) and tokens (R, S). Returns the logits
-        (R, S, V) of the next tokens, and for each layer the attention (R, H, S, L') to the image.
+    read: takes the model, encoded images (R, 1, L', D), tokens (R, S) and a cache, or None. Returns
+        the logits (R, S, V) of the next tokens, and for each layer the attention (R, H, S, L') to
+        the image.
     """
 
     encoder: str
     special: Callable[[Any], tuple[int, Any]]
-    read: Callable[[Any, Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]
+    read: Callable[..., _Read]
 
 
 FAMILIES = {

@@ -131,7 +131,8 @@ def test_sub_words_become_words(
     ids = captioner.tokenizer("a dogs running", add_special_tokens=False)["input_ids"]
     assert len(ids) == 5  # a dog ##s run ##ning
     tokens = torch.tensor([[2, *ids, 3]])
-    monkeypatch.setattr(captioner.model, "generate", lambda *_, **__: tokens)
+    output = SimpleNamespace(sequences=tokens, cache=None)
+    monkeypatch.setattr(captioner.model, "generate", lambda *_, **__: output)
     squares = noise(1)
     (hypotheses,) = captioner.decode_batch(squares, captioner.generation).hypotheses
     pixels = captioner.transform.normalize(torch.as_tensor(squares))
