@@ -134,7 +134,7 @@ def equal_transformer(
 
 
 class Train(Protocol):
-    """Training of one recipe, given everything but the recipe and its place."""
+    """A function that trains a recipe in the folder `out`."""
 
     def __call__(self, recipe: Recipe, *, out: Path, processes: Processes, shared: Path) -> Path:
         """Train and return the path of the best checkpoint."""

@@ -239,7 +239,7 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
         (f"{PHOTOS} --save tiny.safetensors", 1, ["tiny.safetensors exists: choose"]),
         (f"{PHOTOS} --save known.safetensors", 1, ["known.trust.safetensors exists"]),
         (f"{PHOTOS} --save p.jsonl --predictions p.jsonl", 2, ["--predictions are the same file"]),
-        (f"{PHOTOS} --save 4.safetensors --beam-size 2", 2, ["--save needs the checkpoint's own"]),
+        (f"{PHOTOS} --save 4.safetensors --beam-size 2", 2, ["--save cannot be used with --beam"]),
         (f"{PHOTOS} --version 4", 2, ["--version requires --save FILE"]),
         ("--captions split.json --score none.json --save 4.safetensors", 2, ["--save needs a"]),
         # A split that cannot be read keeps no other file from being looked at.

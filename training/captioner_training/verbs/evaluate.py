@@ -127,7 +127,7 @@ def _check_use(arguments: argparse.Namespace) -> None:
     if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions requires --images (and vice versa)")
     if arguments.save is not None and (arguments.beam_size or arguments.style):
-        raise ConfigError("--save needs the checkpoint's own beam size and style")
+        raise ConfigError("--save cannot be used with --beam-size or --style")
     version = arguments.version
     if version is not None and arguments.save is None:
         raise ConfigError("--version requires --save FILE")
