@@ -117,11 +117,12 @@ def test_a_split_is_captioned_as_photos_are(
 def test_the_surprise_by_references_is_in_nats_a_token(
     images: list[CaptionedImage], captioner: Captioner
 ) -> None:
-    decoder, vocabulary = captioner.model.decoder, captioner.vocabulary
+    decoder, vocabulary = captioner.checkpoint.model.decoder, captioner.vocabulary
     with torch.no_grad():  # every word has the same probability everywhere, that of the bias
         for weights in decoder.parameters():
             weights.zero_()
         decoder.output_bias[vocabulary.encode(["dog"])] = 3.0
+    captioner = Captioner(captioner.checkpoint, device="cpu", dtype="float32")
     # 14 tokens: "dog" has e^3 / (e^3 + 13), each other 1 / (e^3 + 13). Of the eight tokens of an
     # image's references, "a dog runs" and "the red ball" with their ends, one is "dog".
     total = math.exp(3) + 13
