@@ -293,8 +293,8 @@ def closed_error() -> CaptionerError:
 def _too_slow(photo: Readable, seconds: float) -> ImageError:
     if hasattr(photo, "url"):  # the process also downloads it
         return ImageNotFoundError(
-            f"{photo.name} takes more than {seconds:g} s to fetch and decode, as its link is slow "
-            "or stalled: try it again later, or download it first"
+            f"{photo.name} takes more than {seconds:g} s to download and decode: try again later, "
+            "or download it first"
         )
     reason = f"{photo.name} takes more than {seconds:g} s to decode: export it again, smaller"
     return ImageTooLargeError(reason)

@@ -107,7 +107,7 @@ def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
             (record,) = answer.json()["records"]
             assert record["image"] == address and record["words"]
         answer = shop.post("/api/caption", json={"image_url": f"{address}.no"})
-        assert "the answer is 404" in answer.json()["detail"]
+        assert "status 404" in answer.json()["detail"]
 
 
 class Endless(Handler):
@@ -134,7 +134,7 @@ def test_an_address_takes_neither_memory_nor_more_than_its_time(
 ) -> None:
     monkeypatch.setattr(api, "WebPhoto", HERE)
     monkeypatch.setattr(photos, "_SECONDS", 3.0)
-    late = "takes more than 3 s to fetch and decode"
+    late = "takes more than 3 s to download and decode"
     config, captioner = ServerConfig(allow_urls=True), Captioner.from_pretrained(saved_tiny)
     with (
         serving(captioner, config) as url,
@@ -142,7 +142,7 @@ def test_an_address_takes_neither_memory_nor_more_than_its_time(
         hosting(Endless) as web,
     ):
         # What stands in a redirect is not read.
-        for path, said in {"head": late, "round": late, "body": "the answer is 404"}.items():
+        for path, said in {"head": late, "round": late, "body": "status 404"}.items():
             address = f"{web}/{path}"
             answer = shop.post("/api/caption", json={"image_url": address})
             assert answer.status_code == 422 and said in answer.json()["detail"], path

@@ -127,7 +127,8 @@ def check_address(host: str, text: str) -> None:
         return  # a name
     if not _is_public(address):
         raise PrivateAddressError(
-            f"{host} has the private address {address}; if you trust the URL, add --allow-private"
+            f"it leads to {host}, which has the private address {address}; if you trust the URL, "
+            "add --allow-private"
         )
 
 
