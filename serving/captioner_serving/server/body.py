@@ -287,8 +287,8 @@ async def _sort(
         elif key in names or key == "image":
             raise RefusedError(
                 "bad-request",
-                f"{key!r} is given twice, or mixes up file and text: send images like "
-                "curl -F image=@photo.jpg, other fields like -F 'record=<record.json'",
+                f"{key!r} must be given once, an image as file and other fields as text: "
+                "use curl -F image=@photo.jpg -F 'record=<record.json'",
             )
         else:
             fields = ", ".join(("image", *names))

@@ -116,5 +116,5 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def picture(kind: str) -> dict[int | str, dict[str, Any]]:
-    """Return the description of the answers of a route that draws."""
+    """Return the OpenAPI answers of a route that draws a picture."""
     return {200: {"description": "the picture", "content": {kind: {"schema": PHOTO}}}, **PROBLEMS}

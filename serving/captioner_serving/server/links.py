@@ -59,11 +59,13 @@ class WebPhoto:
                 f"{self.name} cannot be downloaded: {_reason(error)}"
             ) from error
         if len(data) > self.most:
-            raise ImageTooLargeError(f"{self.name} has more than {self.most / 1e6:g} MB")
+            raise ImageTooLargeError(
+                f"{self.name} is larger than the limit of {self.most / 1e6:g} MB"
+            )
         return data
 
     def _fetch(self) -> bytes:
-        """Return the bytes, of which more than `most` are not read to the end."""
+        """Download the bytes; stop after more than `most`."""
         if (httpx.URL(self.url).port or 0) > _LARGEST_PORT:
             raise httpx.InvalidURL("the port is too large")
         data = bytearray()

@@ -269,13 +269,13 @@ class CaptionService:
             future = self._batcher.submit(blank, JobSettings(short))
             await asyncio.wait_for(asyncio.wrap_future(future), _PROBE_TIMEOUT)
         except TimeoutError as error:
-            detail = f"no caption within {_PROBE_TIMEOUT:.0f} s"
+            detail = f"the model made no caption within {_PROBE_TIMEOUT:.0f} s"
             raise RefusedError("not-ready", detail) from error
         except CaptionerError as error:
             raise RefusedError("not-ready", error.detail) from error
         except Exception as error:
             _LOGGER.exception("the model does not answer")
-            raise RefusedError("not-ready", "it fails; the log has the reason") from error
+            raise RefusedError("not-ready", "the model fails; the log has the reason") from error
 
     def refuse(self) -> None:
         """Refuse new photos; accepted ones are finished."""
