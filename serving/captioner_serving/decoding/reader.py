@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from PIL import Image
 
@@ -89,10 +89,6 @@ class Reader(Closing):
         self._environment = environment or {}
         self._closed = False
         self._running: tuple[int, _Lanes] = _NONE
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the settings for pickling, without processes."""
-        return {**vars(self), "_running": _NONE}
 
     def start(self) -> None:
         """Start the processes now, in the background."""
