@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.drawing.tables import drawing_tables
+from captioner.drawing.constants import drawing_constants
 from captioner.errors import ConfigError
 from captioner.files import writing
 from captioner.paths import expanded
@@ -108,7 +108,7 @@ def _describe(checkpoint: Checkpoint, graphs: Graphs, *, has_trust: bool) -> dic
         "tokenizer": vocabulary.tokenizer,
         "styles": list(vocabulary.styles),
         "silent": list(vocabulary.silent),
-        "drawing": drawing_tables(),
+        "drawing": drawing_constants(),
         "vocabulary": list(vocabulary.words),
         "trust": _TRUST if has_trust else None,
     }

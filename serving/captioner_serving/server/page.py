@@ -17,7 +17,7 @@ import gradio as gr
 from jinja2 import BaseLoader, ChoiceLoader, DictLoader
 
 from captioner.caption import Caption
-from captioner.drawing.tables import drawing_tables
+from captioner.drawing.constants import drawing_constants
 from captioner.errors import ConfigError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.predictor import Captioner
@@ -87,7 +87,7 @@ def make_page(
             max_upload=config.max_upload,
             allow_urls=config.allow_urls,
             limits=limits_of(models),
-            drawing=drawing_tables(),  # for static/heat.js
+            drawing=drawing_constants(),  # for static/heat.js
         )
     return blocks
 

@@ -14,10 +14,10 @@ from captioner.drawing.overlay import (
     used_colors,
 )
 
-__all__ = ["drawing_tables"]
+__all__ = ["drawing_constants"]
 
 
-def drawing_tables() -> dict[str, Any]:
+def drawing_constants() -> dict[str, Any]:
     """Return the constants of captioner.drawing.overlay; palettes have six hex digits per level."""
     return {
         "colors": list(COLORS),
