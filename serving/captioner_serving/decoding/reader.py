@@ -19,12 +19,11 @@ from PIL import Image
 
 from captioner.closing import Closing
 from captioner.errors import ConfigError
-from captioner.vision.image import MAX_PIXELS, FileSource, image_bytes, source_name
+from captioner.vision.image import MAX_PIXELS
 from captioner.vision.transform import TransformConfig
 from captioner_serving.decoding.child import Limits
 from captioner_serving.decoding.decoded import (
     Decoded,
-    EncodedPhoto,
     Output,
     Readable,
     Square,
@@ -204,26 +203,14 @@ class Reader(Closing):
         if problem is not None and not isinstance(problem, StopIteration):
             raise problem
 
-    def read(self, source: FileSource | Readable, *, longest: int | None = None) -> Decoded:
-        """Decode a photo or file now; arguments as for `submit`.
-
-        Raises:
-            ImageError: the photo cannot be opened.
-            CaptionerError: no process can be started, or memory is short.
-        """
-        if isinstance(source, str | bytes | os.PathLike):
-            # Read here: the path may be a pipe or an open file of this process.
-            source = EncodedPhoto(source_name(source), image_bytes(source))
-        decoded = self.submit(source, longest=longest).result()
-        decoded.check()
-        return decoded
-
-    def picture(self, source: FileSource | Readable) -> Image.Image:
+    def picture(self, photo: Readable) -> Image.Image:
         """Open a whole photo.
 
-        Raises: as `read` does.
+        Raises:
+            ImageError: the photo cannot be decoded.
+            CaptionerError: no process can be started, or memory is short.
         """
-        return self.read(source, longest=self._max_pixels).picture()
+        return self.submit(photo, longest=self._max_pixels).result().picture()
 
     def close(self) -> None:
         """End the processes; photos that are not decoded yet fail."""

@@ -171,7 +171,7 @@ def test_a_photo_that_takes_too_long_is_ended() -> None:
 
 def test_a_photo_that_takes_all_memory_is_an_error(reader: Reader) -> None:
     with pytest.raises(ImageTooLargeError, match=r"greedy\.jpg needs too much memory"):
-        reader.read(Act("greedy.jpg", b"eat"))
+        reader.submit(Act("greedy.jpg", b"eat")).result().check()
 
 
 def test_a_crash_is_tried_once_more_before_the_photo_is_blamed(

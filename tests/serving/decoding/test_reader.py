@@ -17,20 +17,24 @@ from PIL import Image
 
 from captioner import Captioner, ImageError
 from captioner.vision.transform import Box, TransformConfig
-from captioner_serving.decoding.decoded import EncodedPhoto
+from captioner_serving.decoding.decoded import Decoded, EncodedPhoto
 from captioner_serving.decoding.reader import Reader
 from tests.captioner import bombs
 from tests.launcher import environment
 from tests.process_tree import children
 
 
+def decode(reader: Reader, photo: Path) -> Decoded:
+    return reader.submit(EncodedPhoto(photo.name, photo.read_bytes())).result()
+
+
 def test_a_killed_process_is_replaced_and_ends_with_its_reader(photo: Path) -> None:
     before = set(children(os.getpid()))
     reader = Reader(TransformConfig(size=32))
-    assert reader.read(photo).size == (120, 80)
+    assert decode(reader, photo).size == (120, 80)
     (process,) = set(children(os.getpid())) - before
     os.kill(process, signal.SIGKILL)
-    assert reader.read(photo).size == (120, 80)
+    assert decode(reader, photo).size == (120, 80)
     del reader
     gc.collect()
     assert set(children(os.getpid())) == before
@@ -81,20 +85,21 @@ def test_a_large_jpeg_is_the_same_open_and_closed(captioner: Captioner) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
 def test_a_fork_has_a_process_of_its_own(photo: Path) -> None:
     with Reader(TransformConfig(size=32)) as reader:
-        assert reader.read(photo).size == (120, 80)
+        assert decode(reader, photo).size == (120, 80)
         child = os.fork()
         if child == 0:
-            os._exit(0 if any(reader.read(photo).pixels) else 1)
+            os._exit(0 if any(decode(reader, photo).pixels) else 1)
         assert os.waitpid(child, 0)[1] == 0
-        assert any(reader.read(photo).pixels)
+        assert any(decode(reader, photo).pixels)
 
 
 SCRIPT = """
 import os, sys, time
+from captioner_serving.decoding.decoded import EncodedPhoto
 from captioner_serving.decoding.reader import Reader
 from captioner.vision.transform import TransformConfig
 reader = Reader(TransformConfig(size=32))
-reader.read(sys.argv[1])
+reader.submit(EncodedPhoto("", open(sys.argv[1], "rb").read())).result().check()
 from tests.process_tree import children
 (decoding,) = children(os.getpid())
 fork = os.fork()
