@@ -116,7 +116,9 @@ def test_models_are_compared_in_one_call(
         ):
             assert text in lines[name] and text in page
     assert max(map(len, done.stdout.splitlines()[1:])) <= 80  # the first has a path
-    assert page.count('class="looks"') > 3  # of three photos the words of both models
+    # Of three photos the words of both models.
+    for letter in "AB":
+        assert page.count(f'<div class="looks"><p>{letter}: ') == 3
 
 
 @pytest.mark.parametrize(

@@ -164,19 +164,20 @@ def _reliability(report: Report) -> Iterator[tuple[str, Plot, Part]]:
 
 def _examples(
     rows: Sequence[ImageRow], galleries: Sequence[Gallery]
-) -> list[tuple[ImageRow, str, str, list[tuple[str, str]]]]:
+) -> list[tuple[ImageRow, str, str, str, list[tuple[str, str]]]]:
     """Return the best, the median and the worst caption with the attention of their words.
 
-    Each is a row, a caption, the photo, and words with their maps; the captions of other models
-    follow.
+    Each is a row, the letter of the model or "", a caption, the photo, and words with their maps.
+    The captions of the other models follow.
     """
     order = sorted(range(len(rows)), key=lambda at: -rows[at].cider)
     last, parts = len(order) - 1, range(_EXAMPLES) if rows else ()
     examples = []
     for at in dict.fromkeys(order[last * part // (_EXAMPLES - 1)] for part in parts):
         captions = [rows[at].caption, *(caption for caption, _ in rows[at].others)]
-        for caption, gallery in zip(captions, galleries, strict=True):
+        names = letters(len(captions)) if len(captions) > 1 else [""]
+        for name, caption, gallery in zip(names, captions, galleries, strict=True):
             maps, picture = gallery.maps(at), gallery.picture(at)
-            if maps and picture is not None:
-                examples.append((rows[at], caption, picture, maps))
+            if picture is not None and (maps or (name and gallery.captioned)):
+                examples.append((rows[at], name, caption, picture, maps))
     return examples
