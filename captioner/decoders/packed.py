@@ -13,6 +13,7 @@ from torch import Tensor, nn
 __all__ = ["PackedLinear", "can_pack", "pack_linear"]
 
 _PACK, _MULTIPLY = "_reorder_linear_weight", "_linear_pointwise"  # operations of oneDNN
+_ROWS = 5  # of a product, for which the layout is chosen; any other number works
 
 
 class PackedLinear(nn.Linear):
@@ -24,7 +25,7 @@ class PackedLinear(nn.Linear):
         self._pack()
 
     def _pack(self) -> None:
-        self._packed = getattr(torch.ops.mkldnn, _PACK)(self.weight.detach())
+        self._packed = getattr(torch.ops.mkldnn, _PACK)(self.weight.detach(), _ROWS)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the layer for pickling and copying, which packed weights are not made for."""

@@ -63,6 +63,22 @@ def test_trust_is_the_logistic_of_three_logarithms() -> None:
         assert odd.caption == pytest.approx(min(judged.caption or 0, most), rel=1e-3)
 
 
+def test_each_photo_of_a_batch_is_judged_as_alone() -> None:
+    trust, chance = make_trust(), np.random.default_rng(3)
+    pooled = chance.normal(size=(3, 577)).astype(np.float32)
+    sentences = [Hypothesis(tokens, 0.0, torch.zeros(len(tokens) + 1))
+                 for tokens in ([4, 5, 6], [], [7], [5, 5, 8, 2], [6, 4])]  # fmt: skip
+    beams = [sentences[:2], sentences[2:3], sentences[3:]]
+    together = trust.judge(pooled, beams)
+    alone = [trust.judge(pooled[[at]], [beam])[0] for at, beam in enumerate(beams)]
+    for batch, photo in zip(together, alone, strict=True):
+        assert [judged.caption for judged in batch] == pytest.approx([one.caption for one in photo])
+        for judged, expected in zip(batch, photo, strict=True):
+            assert judged.words == pytest.approx(expected.words)
+    same = [trust.judge(pooled[[at]], beams[:1])[0][0].words for at in range(3)]
+    assert same[0] != same[1] != same[2]  # photos differ
+
+
 def test_the_first_noun_is_doubtful_below_a_higher_trust(tiny_file: Path) -> None:
     """Tokens 5 to 8 name something; 6 and 8 are nouns. The file keeps which."""
     nouns = np.zeros(50, np.int8)
