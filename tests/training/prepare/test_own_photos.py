@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from captioner.errors import DataError
 from captioner_training.data.manifest import Manifest
+from captioner_training.data.reading import read_dataset
 from tests.captioner.pictures import HEIC
 from tests.launcher import Run
 from tests.training.prepare.conftest import prepare
@@ -44,6 +46,8 @@ def test_one_unreadable_sidecar_hides_nothing(run_main: Run, photos: Path, tmp_p
     said = prepare(run_main, tmp_path / "to", "folder", photos, "--skip-bad", "--val", 0)
     assert "left out: unreadable captions: 1, empty caption: 1" in said
     assert "note: there is no split val, which training needs: use two or more different" in said
+    with pytest.raises(DataError, match="no split 'val'; it has train: prepare it again with two"):
+        read_dataset(tmp_path / "to", split="val")
     rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
     found = {row.file_name: row.captions for row in rows}
     assert found["0.jpg"] == found["1.jpg"] == ("a café",) and len(found) == 6
