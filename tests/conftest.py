@@ -75,6 +75,27 @@ LONGEST = (
     "serving/batch/",
     "training/",
 )
+# Slow tests of 20 seconds and more, the longest first: two workers then end with short ones.
+SLOWEST = (
+    "test_smoke_learns_to_caption_scenes_and_to_look",
+    "test_german_scenes_are_learned_with_their_capitals",
+    "test_a_fresh_run_makes_blocks_of_attention",
+    "test_strings_are_reversed_with_attention_along_the_anti_diagonal",
+    "test_actors_that_are_killed_and_photos_that_crash_cost_nothing_else",
+    "test_unseen_sentences_are_translated_exactly",
+    "test_official_scores_know_a_right_caption_from_a_wrong_one",
+    "test_the_space_serves_until_it_is_interrupted",
+    "test_another_decoder_with_heads_and_styles",
+    "test_an_actor_that_always_ends_ends_the_run_with_a_sentence",
+    "test_a_gpu",
+    "test_coco",
+    "test_a_model_of_another_language_is_told_so_and_loses_to_one_that_learns_it",
+    "test_torchrun_is_ended_and_goes_on",
+    "test_two_machines_learn_what_one_process_learns",
+    "test_serve_calls_nothing_that_windows_lacks",
+    "test_mutated_archives_end_in_captions_or_errors",
+    "test_the_wheel_alone_captions_from_anywhere",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,12 +105,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest."""
+    """Begin with the slow tests and the files that take longest."""
 
-    def place(item: pytest.Item) -> int:
-        name = item.path.as_posix()
-        found = (at for at, part in enumerate(LONGEST) if f"/tests/{part}" in name)
-        return next(found, len(LONGEST))
+    def place(item: pytest.Item) -> tuple[int, int]:
+        test, file = item.name.partition("[")[0], item.path.as_posix()
+        slow = SLOWEST.index(test) if test in SLOWEST else len(SLOWEST)
+        places = (at for at, part in enumerate(LONGEST) if f"/tests/{part}" in file)
+        return slow, next(places, len(LONGEST))
 
     items.sort(key=place)
 

@@ -68,11 +68,11 @@ def test_a_broken_photo_ends_the_run_and_its_workers(
 
 
 def test_a_run_from_recipe_to_scored_checkpoint(
-    run_captioner: Run, recipe: Path, tmp_path: Path
+    run_main: Run, recipe: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     best = out / "best.safetensors"
-    result = run_captioner("train", recipe, "--out", out, timeout=300)
+    result = run_main("train", recipe, "--out", out, "--data.workers", 0)
     assert (result.returncode, result.stdout.strip()) == (0, str(best)), result.stderr
     assert load_checkpoint(best).name == "miniature"
     assert json.loads((out / "recipe.json").read_text())["name"] == "miniature"
