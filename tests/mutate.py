@@ -1,159 +1,155 @@
 """Mutation testing: change the code by rules, one change at a time, and count what tests notice.
 
     make mutate MODULE=captioner/attention SAMPLE=40
-    python tests/mutate.py captioner/attention --sample 40 [--again]
+    python tests/mutate.py captioner/attention --sample 40 [--again] [--scores]
 
-tests/mutate.yaml says which tests run for which module. Python is mutated by mutmut's operators,
-JavaScript by the rules below; texts of messages stay. Mutants are drawn with a fixed seed and made
-in a copy of the tree. Results are kept in .mutate/results.jsonl: the next call resumes, and
---again repeats what survived. Each mutant is a fork of a process that has imported PyTorch.
+tests/mutate.yaml says which tests run for which module. Python is changed by mutmut's operators,
+within functions; scripts of the page by the rules of tests/mutants.py. Mutants are drawn with a
+fixed seed. Results are kept in .mutate/results.jsonl: the next call resumes, --again repeats what
+survived. No file is changed: tests are collected once, and each mutant is a fork in which the
+functions have the mutant's code, or in which the browser is given the mutant's script.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import gc
 import json
 import os
-import random
-import re
-import shutil
 import signal
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
 
+import pytest
 import yaml
+from _pytest.main import pytest_runtestloop as run_loop
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(ROOT)
+
+from tests.mutants import Mutant, Row, choose, paired_codes  # noqa: E402
+
 KEPT = ROOT / ".mutate"
-PRELOADED = ("torch", "torchvision", "pytest", "hypothesis", "numpy", "PIL.Image", "pandas", "lxml")
-OPTIONS = ("-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow")
+RESULTS = KEPT / "results.jsonl"
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A module, the tests that run for it, and mutants that change nothing, with the reason."""
+class Calls:
+    """Which functions of some files each test calls, and which ones fixtures call."""
 
-    module: str
-    tests: list[str]
-    equivalent: dict[str, str] = field(default_factory=dict)
+    def __init__(self, files: set[str]) -> None:
+        self.files = files
+        self.tests: defaultdict[str, set[str]] = defaultdict(set)
+        self.fixtures: set[str] = set()
+        self._now = self.fixtures
 
-    def files(self) -> list[Path]:
-        path = ROOT / self.module
-        found = [path] if path.is_file() else sorted(path.rglob("*"))
-        return [file for file in found if file.suffix in (".py", ".js")]
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename in self.files:
+            self._now.add(place_of(frame.f_code))
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Any:
+        self._now = self.tests[item.nodeid]
+        try:
+            return (yield)
+        finally:
+            self._now = self.fixtures
 
-@dataclass(frozen=True, kw_only=True)
-class Mutant:
-    """A change of a file."""
-
-    file: Path
-    number: int  # among those of the file
-    change: str  # "old -> new"
-    text: Callable[[], str] = field(repr=False)  # of the changed file
-
-    @property
-    def name(self) -> str:
-        return f"{self.file.relative_to(ROOT)}: {self.change}"
-
-    def key(self) -> str:
-        """Identify the mutant as long as its file does not change."""
-        source = hashlib.sha256(self.file.read_bytes()).hexdigest()[:16]
-        return f"{self.file.relative_to(ROOT)}:{source}:{self.number}"
+    def save(self, path: Path) -> None:
+        tests = {name: sorted(places) for name, places in self.tests.items()}
+        path.write_text(json.dumps([tests, sorted(self.fixtures)]))
 
 
-def python_mutants(file: Path) -> Iterator[Mutant]:
-    """Give mutmut's mutants, but those of texts."""
-    from libcst import BaseString, Module
-    from mutmut.mutation.file_mutation import create_mutations
-
-    module, mutations, _, _ = create_mutations(str(file), file.read_text())
-    code = Module(body=[]).code_for_node
-    for number, mutation in enumerate(mutations):
-        old, new = mutation.original_node, mutation.mutated_node
-        if isinstance(old, BaseString):
-            continue
-
-        def text(old: object = old, new: object = new) -> str:
-            changed = module.deep_replace(old, new)
-            return str(changed.code)
-
-        change = " -> ".join(" ".join(code(node).split()) for node in (old, new))
-        yield Mutant(file=file, number=number, change=change, text=text)
+def place_of(code: CodeType) -> str:
+    return f"{code.co_filename}:{code.co_firstlineno}:{code.co_qualname}"
 
 
-# Comments, strings, templates and regular expressions stay.
-_LITERALS = re.compile(
-    r"""//[^\n]*|/\*.*?\*/|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|`(?:\\.|[^`\\])*`"""
-    r"""|(?<=[=(,:] )/(?:\\.|[^/\\\n])+/|(?<=[(])/(?:\\.|[^/\\\n])+/""",
-    re.DOTALL,
-)
-_SWAPS = {
-    "===": "!==", "!==": "===", "<=": "<", ">=": ">", "<": "<=", ">": ">=", "&&": "||",
-    "||": "&&", "??": "&&", "+": "-", "-": "+", "*": "/", "/": "*", "+=": "-=", "-=": "+=",
-    "true": "false", "false": "true", "min": "max", "max": "min", "!": "",
-}  # fmt: skip
-_TOKENS = re.compile(
-    r"(?<= )(?:===|!==|<=|>=|&&|\|\||\?\?|\+=|-=|[<>+*/-])(?= )"
-    r"|\b(?:true|false)\b|(?<=Math\.)(?:min|max)\b|!(?=[\w(])|(?<![\w.#])\d+(?![\w.])"
-)
+class Mutator:
+    """Runs the mutants of a row in place of a session's tests."""
+
+    def __init__(self, row: Row, mutants: Sequence[Mutant], say: Callable[[str], None]) -> None:
+        self.row, self.mutants, self.say = row, mutants, say
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        gc.unfreeze()
+        functions = [thing for thing in gc.get_objects() if isinstance(thing, FunctionType)]
+        gc.freeze()
+        tests, fixtures, seconds = self._record(session)
+        self.say(f"{self.row.module}: {len(session.items)} tests take {seconds:.0f} s")
+        for mutant in self.mutants:
+            items = list(session.items)
+            pairs: dict[CodeType, CodeType] = {}
+            if mutant.file.suffix == ".py":
+                pairs = paired_codes(mutant)
+                places = set(map(place_of, pairs))
+                items = [item for item in items if places & tests.get(item.nodeid, set())]
+                if places & fixtures:
+                    items += [item for item in session.items if item not in items]
+
+            def work(mutant: Mutant = mutant, pairs: Any = pairs, items: Any = items) -> int:
+                for function in functions:
+                    own = function.__code__.co_filename == str(mutant.file)
+                    if own and (code := pairs.get(function.__code__)) is not None:
+                        function.__code__ = code
+                if not pairs:
+                    (KEPT / "script.js").write_text(mutant.text())
+                    os.environ["CAPTIONER_PAGE_SCRIPT"] = f"{mutant.file.name}={KEPT}/script.js"
+                return run_items(session, items)
+
+            outcome = fork(work, seconds=30 + 4 * seconds) if items else "survived"
+            with RESULTS.open("a") as file:
+                record = {"key": mutant.key(), "outcome": outcome, "mutant": mutant.name}
+                file.write(json.dumps(record) + "\n")
+            if outcome == "survived":
+                self.say(f"  survived  {mutant.name}")
+        return True
+
+    def _record(self, session: pytest.Session) -> tuple[dict[str, set[str]], set[str], float]:
+        """Run all tests without a mutant, and note what they call."""
+        path, started = KEPT / "calls.json", time.monotonic()
+        calls = Calls({str(file) for file in self.row.files()})
+
+        def work() -> int:
+            session.config.pluginmanager.register(calls)
+            sys.setprofile(calls._note)
+            failed = run_items(session, session.items)
+            sys.setprofile(None)
+            calls.save(path)
+            return failed
+
+        if fork(work, seconds=3600) != "survived":
+            raise SystemExit(f"{self.row.module}: tests fail without a mutant: {KEPT}/output.txt")
+        tests, fixtures = json.loads(path.read_text())
+        known = {name: set(places) for name, places in tests.items()}
+        return known, set(fixtures), time.monotonic() - started
 
 
-def script_mutants(file: Path) -> Iterator[Mutant]:
-    """Give mutants of operators, conditions and constants of a script."""
-    source = file.read_text()
-    code = _LITERALS.sub(lambda literal: re.sub(r"[^\n]", " ", literal[0]), source)
-    for number, token in enumerate(_TOKENS.finditer(code)):
-        old = token[0]
-        new = str(int(old) + 1) if old.isdigit() else _SWAPS[old]
-        start, end = token.span()
-        line = source[source.rfind("\n", 0, start) + 1 : start].strip()
-        rest = source[end:].split("\n", 1)[0]
-        yield Mutant(
-            file=file,
-            number=number,
-            change=f"{line}{old}{rest} -> {line}{new}{rest}",
-            text=lambda start=start, end=end, new=new: source[:start] + new + source[end:],
-        )
+def run_items(session: pytest.Session, items: Sequence[pytest.Item]) -> int:
+    """Run tests up to the first that fails; how many failed."""
+    session.items[:] = items
+    try:
+        with suppress(session.Failed, session.Interrupted):
+            run_loop(session)
+    finally:
+        session._setupstate.teardown_exact(None)
+    return session.testsfailed
 
 
-def mutants(row: Row, sample: int) -> list[Mutant]:
-    """Draw mutants of a row, always the same."""
-    every = [
-        mutant
-        for file in row.files()
-        for mutant in (python_mutants if file.suffix == ".py" else script_mutants)(file)
-        if mutant.name not in row.equivalent
-    ]
-    random.Random(0).shuffle(every)
-    return every[:sample]
-
-
-def run_tests(row: Row, tree: Path, *, seconds: float, keep_bytecode: bool = False) -> str:
-    """Run a row's tests on a tree, in a fork: "survived", "killed" or "timeout"."""
+def fork(work: Callable[[], int], *, seconds: float) -> str:
+    """Run work in a fork: "survived" if it returns 0, else "killed", or "timeout"."""
     started = time.monotonic()
     if (pid := os.fork()) == 0:
-        status = 70
+        status = 1
         try:
             os.setsid()
-            log = os.open(tree.parent / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            os.chdir(tree)
-            sys.dont_write_bytecode = not keep_bytecode
-            folders = [str(tree / part) for part in (".", "training", "serving")]
-            sys.path[:0] = folders
-            os.environ["PYTHONPATH"] = os.pathsep.join(folders)
-            import pytest
-
-            status = int(pytest.main([*OPTIONS, *row.tests]))
+            status = min(work(), 1)
         finally:
             os._exit(status)
     while not (done := os.waitpid(pid, os.WNOHANG))[0]:
@@ -161,45 +157,41 @@ def run_tests(row: Row, tree: Path, *, seconds: float, keep_bytecode: bool = Fal
             os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             return "timeout"
-        time.sleep(0.05)
+        time.sleep(0.02)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)  # processes that its tests have left behind
     return "killed" if done[1] else "survived"
 
 
-def run_row(row: Row, chosen: list[Mutant], tree: Path, results: dict[str, str]) -> None:
-    """Run the mutants of a row that have no result, and write their results down."""
-    if any(mutant.file.suffix == ".js" for mutant in chosen):  # Python stays: one nursery for all
-        sys.path.insert(0, str(tree))
-        import_module("tests.launcher").prepare()
-    started = time.monotonic()
-    if run_tests(row, tree, seconds=1800, keep_bytecode=True) != "survived":
-        text = (tree.parent / "output.txt").read_text()
-        raise SystemExit(f"{row.module}: its tests fail without a mutant\n{text[-3000:]}")
-    limit = 30 + 4 * (time.monotonic() - started)
-    print(f"{row.module}: its tests take {time.monotonic() - started:.0f} s", flush=True)
-    for mutant in chosen:
-        if mutant.key() in results:
-            continue
-        copy = tree / mutant.file.relative_to(ROOT)
-        whole, times = copy.read_bytes(), copy.stat()
-        try:
-            copy.write_text(mutant.text())
-            outcome = run_tests(row, tree, seconds=limit)
-        finally:
-            copy.write_bytes(whole)
-            os.utime(copy, ns=(times.st_atime_ns, times.st_mtime_ns))  # its bytecode is right again
-        with (KEPT / "results.jsonl").open("a") as file:
-            record = {"key": mutant.key(), "outcome": outcome, "mutant": mutant.name}
-            file.write(json.dumps(record) + "\n")
-        if outcome == "survived":
-            print(f"  survived  {mutant.name}", flush=True)
+def run_row(row: Row, mutants: Sequence[Mutant]) -> None:
+    """Run mutants in a process of the row's own."""
+    if os.fork():
+        os.wait()
+        return
+    try:
+        terminal = os.fdopen(os.dup(1), "w", buffering=1)
+        log = os.open(KEPT / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        if mutants[0].file.suffix == ".js":
+            from tests import launcher
+
+            launcher.prepare()  # one nursery for all
+
+        def say(line: str) -> None:
+            print(line, file=terminal)
+
+        os.chdir(ROOT)
+        status = pytest.main([*OPTIONS, *row.tests], plugins=[Mutator(row, mutants, say)])
+        if status:
+            say(f"{row.module}: pytest ended with {status!r}: {KEPT}/output.txt")
+    finally:
+        os._exit(0)
 
 
-def read_results(*, again: bool) -> dict[str, str]:
+def read_results(*, again: bool = False) -> dict[str, str]:
     """Read what is known of mutants; with again, of those that did not survive."""
-    path = KEPT / "results.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     results = {entry["key"]: entry["outcome"] for entry in map(json.loads, lines)}
     return {key: end for key, end in results.items() if not (again and end == "survived")}
 
@@ -212,39 +204,22 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="repeat what survived")
     parser.add_argument("--scores", action="store_true", help="print known results, run nothing")
     options = parser.parse_args()
-    table = [Row(**row) for row in yaml.safe_load((ROOT / "tests" / "mutate.yaml").read_text())]
-    rows = [
-        row
-        for row in table
-        if not options.module or any(row.module.startswith(part) for part in options.module)
-    ]
+    table = yaml.safe_load((ROOT / "tests" / "mutate.yaml").read_text())
     KEPT.mkdir(exist_ok=True)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != ROOT / "tests"]
-    if not options.scores:
-        shutil.rmtree(KEPT / "tree", ignore_errors=True)
-        skipped = shutil.ignore_patterns(".*", "__pycache__", "demo-output")
-        tree = Path(shutil.copytree(ROOT, KEPT / "tree", ignore=skipped))
-        for name in PRELOADED:
-            import_module(name)
-    for row in rows:
-        chosen = mutants(row, options.sample)
-        results = read_results(again=options.again)
-        if not options.scores and any(mutant.key() not in results for mutant in chosen):
-            if (pid := os.fork()) == 0:  # a row's modules are its own
-                try:
-                    run_row(row, chosen, tree, results)
-                except BaseException as error:
-                    print(error if isinstance(error, SystemExit) else repr(error), flush=True)
-                finally:
-                    os._exit(0)
-            os.waitpid(pid, 0)
-        results = read_results(again=False)
-        count = Counter(results.get(mutant.key(), "not run") for mutant in chosen)
-        noticed = count["killed"] + count["timeout"]
-        print(f"{row.module}: {noticed} of {noticed + count['survived']} killed", flush=True)
-        for mutant in chosen:
-            if options.scores and results.get(mutant.key()) == "survived":
+    for row in (Row(**entry) for entry in table):
+        if options.module and not any(row.module.startswith(part) for part in options.module):
+            continue
+        mutants = choose(row, options.sample)
+        known = read_results(again=options.again)
+        left = [mutant for mutant in mutants if mutant.key() not in known]
+        if left and not options.scores:
+            run_row(row, left)
+        known = read_results()
+        outcomes = Counter(known.get(mutant.key(), "not run") for mutant in mutants)
+        noticed = outcomes["killed"] + outcomes["timeout"]
+        print(f"{row.module}: {noticed} of {noticed + outcomes['survived']} killed", flush=True)
+        for mutant in mutants if options.scores else ():
+            if known.get(mutant.key()) == "survived":
                 print(f"  survived  {mutant.name}")
 
 

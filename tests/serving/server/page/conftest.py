@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,6 +75,9 @@ class Visit:
         self.context = context
         context.set_default_timeout(30_000)
         self.tab = context.new_page()
+        if mutant := os.environ.get("CAPTIONER_PAGE_SCRIPT"):  # tests/mutate.py
+            name, _, path = mutant.partition("=")
+            self.tab.route(f"**/page/static/{name}", lambda route: route.fulfill(path=path))
         kept = {"origin": server.url, "storageTypes": "cookies,indexeddb,local_storage"}
         context.new_cdp_session(self.tab).send("Storage.clearDataForOrigin", kept)
         if script:
