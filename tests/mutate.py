@@ -79,7 +79,7 @@ class Mutator:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         gc.unfreeze()
-        functions = [thing for thing in gc.get_objects() if isinstance(thing, FunctionType)]
+        functions = [thing for thing in gc.get_objects() if type(thing) is FunctionType]
         gc.freeze()
         tests, fixtures, seconds = self._record(session)
         self.say(f"{self.row.module}: {len(session.items)} tests take {seconds:.0f} s")
