@@ -37,6 +37,7 @@ from tests.mutants import Mutant, Row, choose, paired_codes  # noqa: E402
 
 KEPT = ROOT / ".mutate"
 RESULTS = KEPT / "results.jsonl"
+UNNOTICED = ("survived", "not called")  # by any of the row's tests
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow")
 
 
@@ -103,12 +104,12 @@ class Mutator:
                     os.environ["CAPTIONER_PAGE_SCRIPT"] = f"{mutant.file.name}={KEPT}/script.js"
                 return run_items(session, items)
 
-            outcome = fork(work, seconds=30 + 4 * seconds) if items else "survived"
+            outcome = fork(work, seconds=30 + 4 * seconds) if items else "not called"
             with RESULTS.open("a") as file:
                 record = {"key": mutant.key(), "outcome": outcome, "mutant": mutant.name}
                 file.write(json.dumps(record) + "\n")
-            if outcome == "survived":
-                self.say(f"  survived  {mutant.name}")
+            if outcome in UNNOTICED:
+                self.say(f"  {outcome}  {mutant.name}")
         return True
 
     def _record(self, session: pytest.Session) -> tuple[dict[str, set[str]], set[str], float]:
@@ -190,10 +191,10 @@ def run_row(row: Row, mutants: Sequence[Mutant]) -> None:
 
 
 def read_results(*, again: bool = False) -> dict[str, str]:
-    """Read what is known of mutants; with again, of those that did not survive."""
+    """Read what is known of mutants; with again, of those that were noticed."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     results = {entry["key"]: entry["outcome"] for entry in map(json.loads, lines)}
-    return {key: end for key, end in results.items() if not (again and end == "survived")}
+    return {key: end for key, end in results.items() if not (again and end in UNNOTICED)}
 
 
 def main() -> None:
@@ -217,10 +218,11 @@ def main() -> None:
         known = read_results()
         outcomes = Counter(known.get(mutant.key(), "not run") for mutant in mutants)
         noticed = outcomes["killed"] + outcomes["timeout"]
-        print(f"{row.module}: {noticed} of {noticed + outcomes['survived']} killed", flush=True)
+        run = noticed + sum(outcomes[outcome] for outcome in UNNOTICED)
+        print(f"{row.module}: {noticed} of {run} killed", flush=True)
         for mutant in mutants if options.scores else ():
-            if known.get(mutant.key()) == "survived":
-                print(f"  survived  {mutant.name}")
+            if (outcome := known.get(mutant.key())) in UNNOTICED:
+                print(f"  {outcome}  {mutant.name}")
 
 
 if __name__ == "__main__":
