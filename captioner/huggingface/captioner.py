@@ -251,7 +251,8 @@ class HuggingFaceCaptioner(Captioner):
         """Average attention (R, H, T, L') of layers to (R, T, L) on patches; rows sum to 1."""
         count, heads = len(layers), layers[0].shape[1]
         numbers = range(count)[-_LAYERS:] if self.layers is None else self.layers
-        if not all(-count <= at < count for at in numbers) or not 1 <= (self.head or 1) <= heads:
+        is_layer = bool(numbers) and all(-count <= at < count for at in numbers)
+        if not is_layer or self.head not in (None, *range(1, heads + 1)):
             raise ConfigError(
                 f"layers {list(numbers)} and head {self.head}: {self.name} has {count} layers and "
                 f"{heads} heads"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,14 +46,11 @@ def load_model(name: str) -> LoadedModel:
         ConfigError: the name is empty.
         MissingExtraError: transformers is not installed.
     """
-    name = name.removeprefix(HUGGING_FACE)
+    name = name.removeprefix(HUGGING_FACE).strip()
     if not name:
         raise ConfigError("hf: has no name: use hf:OWNER/MODEL or hf:FOLDER")
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingExtraError("a checkpoint hf:...", "huggingface") from error
-    transformers.logging.set_verbosity_error()
+    if find_spec("transformers") is None:
+        raise MissingExtraError("a checkpoint hf:...", "huggingface")
     source, folder, version = name, expanded(name), "local"
     if is_local := folder.is_dir():
         source, name = str(folder), folder.resolve().name
@@ -63,31 +61,42 @@ def load_model(name: str) -> LoadedModel:
         kind = _class_in(folder)
         if not is_local:  # the weights of other classes may be large
             folder = download_files(name, _FILES)
-        if not any(folder.glob("model*.safetensors")):
-            raise CheckpointFormatError(
-                "it has no model.safetensors: weights in pickle files could run code and are not "
-                "read. Convert them at https://huggingface.co/spaces/safetensors/convert"
-            )
-        transformers.logging.disable_progress_bar()
-        model, report = getattr(transformers, kind).from_pretrained(
-            folder, use_safetensors=True, output_loading_info=True
-        )
-        # Some are published without the pooler, which captioning does not use.
-        if missing := [key for key in report["missing_keys"] if ".pooler." not in key]:
-            raise CheckpointMismatchError(f"its weights lack {min(missing)}: download it again")
-        processor, tokenizer = (
-            part.from_pretrained(folder, trust_remote_code=False)
-            for part in (transformers.AutoImageProcessor, transformers.AutoTokenizer)
-        )
-        transform = _transform_of(processor)
+        parts = _load_parts(folder, kind)
     except CheckpointNotFoundError:
         raise
     except CheckpointError as error:
         raise type(error)(f"{name}: {error.detail}") from error
     except Exception as error:  # of transformers, tokenizers and safetensors, which share no base
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
         raise CheckpointFormatError(f"{name} cannot be loaded: {reason}") from error
-    return LoadedModel(name, version, HUGGING_FACE + source, model, tokenizer, transform)
+    return LoadedModel(name, version, HUGGING_FACE + source, *parts)
+
+
+def _load_parts(folder: Path, kind: str) -> tuple[Any, Any, TransformConfig]:
+    """Load the model, the tokenizer and the transform; runs no code of the folder."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if not any(folder.glob("model*.safetensors")):
+        raise CheckpointFormatError(
+            "it has no model.safetensors: weights in pickle files could run code and are not "
+            "read. Convert them at https://huggingface.co/spaces/safetensors/convert"
+        )
+    model, report = getattr(transformers, kind).from_pretrained(
+        folder, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    # Some are published without the pooler, which captioning does not use.
+    wrong = [key for key in report["missing_keys"] if ".pooler." not in key]
+    if wrong := [*wrong, *(key for key, *_ in report["mismatched_keys"])]:
+        raise CheckpointMismatchError(
+            f"its weights lack {min(wrong)} in the size of config.json: download it again"
+        )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise CheckpointFormatError("it has no tokenizer with words: download it again")
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
+    return model, tokenizer, _transform_of(processor)
 
 
 def _class_in(folder: Path) -> str:

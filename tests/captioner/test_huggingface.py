@@ -71,27 +71,29 @@ def reference(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize(("beam_size", "captions"), [(1, 1), (3, 2)])
 def test_sentences_and_scores_are_those_of_generate(
-    kind: str, beam_size: int, folders: dict[str, Path], captioners: dict[str, Any]
+    kind: str, beam_size: int, captions: int, folders: dict[str, Path], captioners: dict[str, Any]
 ) -> None:
     captioner, squares = captioners[kind], noise(3)
-    config = captioner.generation.changed(beam_size=beam_size, maximum_length=12)
+    config = captioner.generation.changed(beam_size=beam_size, captions=captions, maximum_length=12)
     decoded = captioner.decode_batch(squares, config)
     said = reference(folders[kind]).generate(
         pixel_values=captioner.transform.normalize(torch.as_tensor(squares)),
         num_beams=beam_size,
+        num_return_sequences=captions,
         max_new_tokens=12,
         length_penalty=1.0 if beam_size > 1 else None,
         return_dict_in_generate=True,
         output_scores=True,
     )
     texts = captioner.tokenizer.batch_decode(said.sequences, skip_special_tokens=True)
-    for hypotheses, text in zip(decoded.hypotheses, texts, strict=True):
-        words = captioner.vocabulary.decode(hypotheses[0].tokens)
-        assert words == text.split() and len(text) > 2
+    hypotheses = [hypothesis for beam in decoded.hypotheses for hypothesis in beam]
+    for hypothesis, text in zip(hypotheses, texts, strict=True):
+        assert captioner.vocabulary.decode(hypothesis.tokens) == text.split()
+    assert max(map(len, texts)) > 2
     if beam_size > 1:
-        scores = [hypotheses[0].score for hypotheses in decoded.hypotheses]
+        scores = [hypothesis.score for hypothesis in hypotheses]
         assert scores == pytest.approx(said.sequences_scores.tolist(), abs=1e-4)
 
 
@@ -284,6 +286,16 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, monkeypatch: Any) ->
     save_file(tensors, lacks / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"lacks: its weights lack git\.visual"):
         Captioner.from_pretrained(f"hf:{lacks}")
+    other = save_tiny("git", tmp_path / "other")
+    settings = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(settings | {"vocab_size": 50}))
+    with pytest.raises(CheckpointError, match=r"other: its weights lack git\.embeddings\.word"):
+        Captioner.from_pretrained(f"hf:{other}")
+    wordless = save_tiny("git", tmp_path / "wordless")
+    for file in (*wordless.glob("tokenizer*"), *wordless.glob("vocab*")):
+        file.unlink()
+    with pytest.raises(CheckpointFormatError, match="wordless: it has no tokenizer with words"):
+        Captioner.from_pretrained(f"hf:{wordless}")
     pads = save_tiny("vit-gpt2", tmp_path / "pads")
     settings = json.loads((pads / "preprocessor_config.json").read_text())
     settings["size"] = {"height": 32, "width": 48}
@@ -295,6 +307,15 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, monkeypatch: Any) ->
         Captioner.from_pretrained(f"hf:{tmp_path / 'pictures'}")
     with pytest.raises(ConfigError, match="hf: has no name"):
         Captioner.from_pretrained("hf:")
+
+
+@pytest.mark.parametrize("options", [{"layers": []}, {"layers": [2]}, {"head": 0}, {"head": 3}])
+def test_layers_and_heads_must_exist(
+    options: dict[str, Any], folders: dict[str, Path], photo: Path
+) -> None:
+    captioner = HuggingFaceCaptioner(str(folders["git"]), device="cpu", **options)
+    with pytest.raises(ConfigError, match="git has 2 layers and 2 heads"):
+        captioner.caption(photo, maximum_length=3)
 
 
 def test_weights_of_other_classes_are_not_downloaded(hub: Hub) -> None:

@@ -128,6 +128,7 @@ def test_models_are_compared_in_one_call(
         (["--compare", "nowhere.safetensors"], 1, "nowhere.safetensors"),
         (["--compare", "hf:/nowhere"], 1, "neither a file or folder here nor a model"),
         (["--score", "said.json", "--compare", "bundled"], 2, "takes report.json files"),
+        (["--checkpoint", "hf:a/b", "--save", "a.safetensors"], 2, "--save needs a Captioner"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(

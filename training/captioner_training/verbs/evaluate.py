@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
-from captioner.paths import checkpoint_file, expanded
+from captioner.paths import HUGGING_FACE, checkpoint_file, expanded
 from captioner.terminal import printable
 
 if TYPE_CHECKING:  # these import torch, which would make --help slow
@@ -128,6 +128,8 @@ def _check_use(arguments: argparse.Namespace) -> None:
         raise ConfigError("--captions requires --images (and vice versa)")
     if arguments.save is not None and (arguments.beam_size or arguments.style):
         raise ConfigError("--save cannot be used with --beam-size or --style")
+    if arguments.save is not None and str(arguments.checkpoint).startswith(HUGGING_FACE):
+        raise ConfigError(f"--save needs a Captioner checkpoint, not {arguments.checkpoint}")
     version = arguments.version
     if version is not None and arguments.save is None:
         raise ConfigError("--version requires --save FILE")
