@@ -48,7 +48,7 @@ class Drawing:
     """A picture of a caption: a PNG of one word or all words, or an animated WebP.
 
     panels: the words with their weights as nested lists; one word for an overlay.
-    title, note, measure: see `contact_sheet` and `animation`.
+    title, note, measure: see `contact_sheet`; an animation has only the note.
     box: the part of the photo that the weights cover.
     look: smooth, strength and colors.
     """

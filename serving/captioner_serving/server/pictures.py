@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -76,19 +77,7 @@ async def overlay(request: Request, service: Service) -> Response:
 )
 async def sheet(request: Request, service: Service) -> Response:
     """Draw the attention of all words side by side, as a PNG."""
-
-    def drawing(posted: Caption, fields: DrawingFields) -> Drawing:
-        return Drawing(
-            kind="sheet",
-            panels=_panels(posted, fields.head),
-            title=f"{posted.text} {_head_note(posted, fields.head)}".strip(),
-            note=posted.note,
-            measure=posted.measure,
-            box=posted.box,
-            look=fields.look,
-        )
-
-    return await _draw(request, service, DrawingFields, drawing)
+    return await _draw(request, service, DrawingFields, partial(_draw_all, kind="sheet"))
 
 
 @router.post(
@@ -100,17 +89,22 @@ async def sheet(request: Request, service: Service) -> Response:
 )
 async def animation(request: Request, service: Service) -> Response:
     """Draw one word after another, as an animated WebP."""
+    return await _draw(request, service, DrawingFields, partial(_draw_all, kind="animation"))
 
-    def drawing(posted: Caption, fields: DrawingFields) -> Drawing:
-        return Drawing(
-            kind="animation",
-            panels=_panels(posted, fields.head),
-            note=_head_note(posted, fields.head),
-            box=posted.box,
-            look=fields.look,
-        )
 
-    return await _draw(request, service, DrawingFields, drawing)
+def _draw_all(
+    posted: Caption, fields: DrawingFields, *, kind: Literal["sheet", "animation"]
+) -> Drawing:
+    head = _head_note(posted, fields.head)
+    return Drawing(
+        kind=kind,
+        panels=_panels(posted, fields.head),
+        title=f"{posted.text} {head}".strip(),
+        note=posted.note if kind == "sheet" else head,
+        measure=posted.measure,
+        box=posted.box,
+        look=fields.look,
+    )
 
 
 def _panels(posted: Caption, head: int | None) -> list[Panel]:

@@ -152,12 +152,12 @@ class Dataset:
         self.reserved.append(options.get("num_gpus"))
         given = pickle.loads(pickle.dumps((fn_constructor_args, fn_constructor_kwargs)))
         actor = kind(*given[0], **given[1])
-        self.rows = pickle.loads(pickle.dumps(actor({"photo": self.rows})["done"]))
+        self.rows = pickle.loads(pickle.dumps(actor({"photo": self.rows})["outcomes"]))
         actor._engine.close()
         return self
 
     def iter_batches(self, **_: Any) -> Iterator[dict[str, Any]]:
-        yield {"done": self.rows}
+        yield {"outcomes": self.rows}
 
 
 @pytest.fixture

@@ -68,10 +68,9 @@ def write_records(
         OutputError: photos share a COCO id.
         OSError: the file cannot be written.
     """
-    write = _WRITERS[suffix]
     if suffix == ".csv" and not plain:
-        write = _write_sentences
-    write(Path(file.name), records)
+        records = map(_as_sentences, records)
+    _WRITERS[suffix](Path(file.name), records)
 
 
 def _row(record: Record) -> Record:
@@ -100,10 +99,6 @@ def _write_csv(path: Path, records: Iterator[Record]) -> None:
             row["alternatives"] = "\n".join(row["alternatives"])
             row["keywords"] = ", ".join(row["keywords"] or ())
             writer.writerow({k: cell_of(v) if isinstance(v, str) else v for k, v in row.items()})
-
-
-def _write_sentences(path: Path, records: Iterator[Record]) -> None:
-    _write_csv(path, map(_as_sentences, records))
 
 
 def _as_sentences(record: Record) -> Record:
