@@ -99,7 +99,7 @@ def test_a_caption_below_the_least_trust_is_withheld_and_a_correction_stays(visi
     tab.locator("summary").click()
     slider = tab.locator("[name=minimum_trust]")
     slider.fill("0.5")
-    tab.wait_for_selector(".withheld >> text=ask for 50 %")
+    tab.wait_for_selector(".withheld >> text=settings is 50 %")
     assert "No trusted caption" in tab.inner_text(".withheld") and trust < 0.5
     assert not tab.locator(".sentence").is_visible() and tab.locator("img.photo").is_visible()
     assert tab.input_value(".text") == ""
@@ -108,7 +108,7 @@ def test_a_caption_below_the_least_trust_is_withheld_and_a_correction_stays(visi
     visit.settled()
     assert visit.record()["trust"] == trust and tab.input_value(".text") == "A person wrote this."
     slider.fill("0.5")
-    tab.wait_for_selector(".withheld >> text=ask for 50 %")
+    tab.wait_for_selector(".withheld >> text=settings is 50 %")
     assert tab.input_value(".text") == "A person wrote this."
     record = visit.taken_home("jsonl")
     assert json.loads(record)["corrected"] == "A person wrote this."
@@ -119,14 +119,14 @@ def test_a_caption_below_the_least_trust_is_withheld_and_a_correction_stays(visi
         line = json.dumps({"records": [{"review": True, **words}]}) + "\n"
         tab.route("**/api/caption", lambda route: route.fulfill(body=line))
         slider.fill(least)
-        tab.wait_for_selector(f".withheld >> text=ask for {100 * float(least):.0f} %")
+        tab.wait_for_selector(f".withheld >> text=settings is {100 * float(least):.0f} %")
         tab.unroute("**/api/caption")
         return tab.inner_text(".withheld")
 
     assert "The best one is 29 % likely to be right" in said_of("0.30", trust=0.2996)
     assert "The best one is 29 % likely to be right" in said_of("0.31", trust=0.29)
     assert "The best one is less than 1 % likely to be right" in said_of("0.32", trust=0)
-    assert "The best one names nothing, and" in said_of("0.33")
+    assert "The best one names nothing; the minimum" in said_of("0.33")
 
 
 def test_the_keyboard_and_a_screen_reader_are_enough(visit: Visit) -> None:
