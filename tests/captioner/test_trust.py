@@ -187,7 +187,10 @@ def test_the_command_lets_records_say_it(run_main: Run, seeing_file: Path) -> No
     before = json.loads(run_main(*caption).stdout)
     assert "familiarity" not in before and "trust" not in before
     done = run_main("evaluate", data, "--checkpoint", seeing_file, "--unlike", data / "val")
-    assert done.returncode == 1 and "trust.safetensors: run `captioner trust`" in done.stderr
+    assert (
+        done.returncode == 1
+        and "trust.safetensors of this checkpoint: run `captioner trust`" in done.stderr
+    )
     # The command mends a file that nothing else can read.
     trust_file(seeing_file).write_bytes(b"nothing")
     done = run_main(*caption)
