@@ -8,7 +8,7 @@ export function chooseSentence(record, number) {
   return { ...record, trust: undefined, doubt: undefined, ...chosen, alternatives: [{ caption, score, trust, words, doubt }, ...rest] };
 }
 
-export const altText = (caption) => caption.charAt(0).toUpperCase() + caption.slice(1) + ".";
+export const altText = (caption) => caption && caption.charAt(0).toUpperCase() + caption.slice(1) + ".";
 
 // The alt text without a correction; empty if the caption is not trusted.
 export const defaultText = (record, caption) => (record.review || record.unfamiliar ? "" : altText(caption));
