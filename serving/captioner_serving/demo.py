@@ -42,7 +42,7 @@ class Demo:
     Args:
         captioners: the models, with different names.
         samples: sample photos by name.
-        config: limits, names and origins; the methods set `host`, `port` and `root_path`.
+        config: limits, host names and origins; the methods set `host`, `port` and `root_path`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Demo:
     def mount_to(self, app: FastAPI, path: str) -> FastAPI:
         """Mount the page and the API at a path of another application.
 
-        The names of the application must be in `allowed_hosts`, except those of this machine.
+        The application's host names, except localhost, must be in `allowed_hosts`.
         """
         config = replace(self._config, root_path=path.rstrip("/"))
         application = self._application(config)

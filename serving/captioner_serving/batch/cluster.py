@@ -29,7 +29,7 @@ _WINDOW = 64  # batches per actor that are submitted together; actors wait betwe
 _CARRIED = 1 << 29  # bytes of photos from compressed archives that are submitted together
 _BATCH = 32
 _TOGETHER = 4  # batches per call of an actor, which decodes one while it captions another
-_RESTARTS = 4  # of an actor, and retries of its photos
+_RESTARTS = 4  # restarts of an actor, and retries of its photos
 
 
 class CaptionActor:
@@ -50,7 +50,7 @@ class CaptionActor:
     ) -> None:
         if isinstance(checkpoint, str):  # a Hugging Face model, which each node downloads
             captioner = Captioner.from_pretrained(checkpoint, **options)
-            captioner.use_trust(trust)  # the node may not have the file
+            captioner.use_trust(trust)  # the node may not have the trust file
         else:
             captioner = Captioner(checkpoint, **options, trust=trust)
         self._engine = LocalEngine(captioner, generation, config, share=share)
@@ -66,7 +66,7 @@ class RayEngine:
 
     Raises:
         MissingExtraError: Ray is not installed.
-        CaptionerError: there is no cluster at the address ("auto": of this machine).
+        CaptionerError: there is no cluster at the address ("auto": the cluster of this machine).
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class RayEngine:
         self._batch = config.batch_size or _BATCH
         self._config = replace(config, batch_size=self._batch)
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
-        # Silence Ray's progress messages; errors are raised. Importing ray.data sets a log level.
+        # Silence Ray's progress messages; errors are raised. Set the level after the import of
+        # ray.data, which sets it too.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         try:
@@ -135,7 +136,7 @@ class RayEngine:
                 yield [replace(outcome, photo=photo) for photo, outcome in pairs]
 
     def _outcomes(self, window: list[Photo]) -> Iterator[list[Outcome]]:
-        """Caption on the cluster, in the order of the photos."""
+        """Caption photos on the cluster; yield their outcomes in the same order."""
         import ray
 
         captioner, together = self._captioner, _TOGETHER * self._batch
@@ -169,13 +170,13 @@ class RayEngine:
 
 
 def _without_data(outcome: Outcome) -> Outcome:
-    """Drop the bytes of the file, the caption and the actor's decoding processes."""
+    """Drop what need not return to the driver: the file's bytes, caption and `open_photo`."""
     photo = outcome.photo.without_data()
     return replace(outcome, photo=photo, caption=None, open_photo=None)
 
 
 def _reason(error: BaseException) -> str:
-    """Return the reason of a failure: the message of a CaptionerError if it has one as cause."""
+    """Return the reason of a failure: the message of the CaptionerError that caused it, if any."""
     import ray
 
     last = error

@@ -65,7 +65,7 @@ class BatchConfig:
     check_attention: bool = False  # add each word's effect to the records
     keywords: Share | None = None  # the minimum trust of a keyword; None: no keywords
     wording: Wording = field(default_factory=Wording)
-    plain: bool = False  # no capital letter and full stop in XMP and CSV
+    plain: bool = False  # no capital letter or full stop in XMP and CSV
     # Outputs
     min_score: Annotated[float, Interval(le=0)] | None = None  # lower scores go to `review`
     minimum_trust: Share | None = None  # captions with less trust go to `review`
@@ -83,7 +83,8 @@ class BatchConfig:
     retry_errors: bool = False
     restart: bool = False  # delete the results of an earlier run
     # Speed
-    batch_size: Positive | None = None  # None: by device; halved when memory runs out
+    # None: depends on the device; halved when memory runs out
+    batch_size: Positive | None = None
     workers: Annotated[int, Interval(ge=1, le=1024)] | None = None  # None: one per core
     max_pixels: Positive = MAX_PIXELS  # larger photos are refused
 

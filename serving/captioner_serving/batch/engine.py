@@ -35,10 +35,10 @@ from captioner_serving.memory import is_out_of_memory
 __all__ = ["Engine", "LocalEngine", "Outcome"]
 
 _CPU_BATCH = 32  # larger batches do not fit the caches, smaller ones do not use all matrix units
-_GPU_SHARE = 0.5  # of the free memory, for a batch
+_GPU_SHARE = 0.5  # the part of the free memory that a batch may use
 _GPU_LARGEST = 512
 _CARRIED = 1 << 27  # bytes of photos from compressed archives in a batch
-_FAILING = 8  # a batch ends after this many times its size, if most photos failed
+_FAILING = 8  # batch sizes of photos after which a batch ends, even if most of them failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class LocalEngine(Closing):
             captioner.transform.config,
             max_pixels=captioner.max_pixels,
             workers=self.workers,
-            environment=os.environ,  # credentials for URLs, which are read there
+            environment=os.environ,  # has credentials for URLs, which these processes read
         )
 
     def close(self) -> None:
@@ -256,12 +256,12 @@ class LocalEngine(Closing):
 
 
 def _begin_thread(threads: int, device: torch.device) -> None:
-    """Set the number of cores of a captioning thread, and on a GPU its stream.
+    """Set the number of cores of a captioning thread; on a GPU also give it a stream of its own.
 
     With a shared stream, reading the results of one batch would wait for the other batch too.
     """
     torch.set_num_threads(threads)
     if device.type == "cuda":
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))  # which copied the weights
+        stream.wait_stream(torch.cuda.current_stream(device))  # it copied the weights
         torch.cuda.set_stream(stream)

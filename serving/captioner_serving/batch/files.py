@@ -131,7 +131,7 @@ def resumable(output: Path) -> Iterator[None]:
 
 
 def with_remedy(error: OutputError) -> OutputError:
-    """Append how to resume to the message of an error that an OSError caused, if it is missing."""
+    """Add to an error how to resume, if an OSError caused it and the advice is missing."""
     if not isinstance(error.__cause__, OSError) or _REMEDY in error.detail:
         return error
     return OutputError(f"{error}. {_REMEDY}")

@@ -38,9 +38,9 @@ RECORDS, ERRORS, REVIEW = range(3)
 """Indexes of the JSON Lines files."""
 
 _COMMITTED = (ERRORS, REVIEW, RECORDS)
-"""The order of a commit: if a record is on disk, so is the error of its sidecar."""
-_PREFIX = b'{"image": "'  # of every line
-# In the error of a sidecar or map: its photo has a record too.
+"""The order of writing in a commit: the error of a sidecar is on disk before its record."""
+_PREFIX = b'{"image": "'  # every line begins with it
+# A part of the lines for failed sidecars and maps. Their photos have a record too.
 _OUTPUT_ERROR = f'"error": {{"type": "{OutputError.type}"'.encode()
 
 
@@ -49,13 +49,13 @@ class Journal(Closing):
 
     Attributes:
         done: digests of the names of photos to skip.
-        failed: those of them that failed.
+        failed: the digests in `done` whose photos failed.
         counts: photos in each JSON Lines file.
         written: writes sidecars and maps, and logs them.
 
     Args:
-        files: of the run.
-        settings: must be the same for all runs with one output.
+        files: the files of the run.
+        settings: the settings that all runs with one output must share.
         restart: delete the results of an earlier run.
         retry_errors: caption failed photos again.
 
@@ -166,7 +166,8 @@ class Journal(Closing):
         old_review = earlier.settings.get("review") if earlier else None
         self.written.remove_parts(old_review)
         if files.review and old_review != settings["review"]:
-            # An empty file may belong to another run, unless this run was killed at its start.
+            # An empty review may belong to another run, or be left by this run, killed at its
+            # start. Allow it only in the second case.
             check_free(files.review, empty=earlier is None and not self._is_new)
         if earlier is None:
             for path in (files.output, files.records, files.errors, files.written):
@@ -249,7 +250,7 @@ class Journal(Closing):
                     file.truncate(end)
 
     def _export(self) -> None:
-        """Convert the records to the format of the output; refuse to overwrite an edited one."""
+        """Convert the records to the output's format, unless the output was edited."""
         output, records = self.files.output, self.files.records
         if output == records:
             return

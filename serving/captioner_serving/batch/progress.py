@@ -48,7 +48,7 @@ class ProgressBar(Closing):
             self._bar.close()
 
     def count(self, inputs: Inputs, shard: Shard | None, *, done: int) -> None:
-        """Count the photos of a shard in a thread, without those that are done."""
+        """Count the photos of a shard in a thread, without the `done` photos of earlier runs."""
         if self._quiet or not inputs.countable:
             return
 

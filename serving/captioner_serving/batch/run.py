@@ -85,8 +85,9 @@ class BatchRun(Closing):
     """One batch run; a context manager.
 
     Attributes:
-        counts: records, errors and reviews of this and earlier runs; see `journal`.
-        before: photos of earlier runs.
+        counts: the numbers of records, errors and reviews of this and earlier runs; the indexes are
+            those of `journal`.
+        before: the number of photos that earlier runs finished.
 
     Args:
         inputs, output, config: as for caption_batch.
@@ -142,7 +143,7 @@ class BatchRun(Closing):
         self._skipped = self._finished = self._unfamiliar = 0
         self._uncommitted: list[Record] = []
         self._failed_again: set[bytes] = set()  # failed before, and still among the inputs
-        self._unfamiliar_names: list[str] = []  # the first of them
+        self._unfamiliar_names: list[str] = []  # at most _NAMED
         write = journal.written.write if journal else write_unlogged
         self._sidecars = SidecarWriter(config, write) if config.sidecar else None
         self._maps = MapWriter(config, write) if config.maps else None
@@ -188,7 +189,7 @@ class BatchRun(Closing):
 
     @property
     def failed(self) -> int:
-        """Photos among the inputs that failed in this run or an earlier one."""
+        """The number of photos among the inputs that failed, in this run or an earlier one."""
         return self.counts[ERRORS] - len(self._failed_before - self._failed_again)
 
     def summary(self) -> str:
@@ -278,7 +279,7 @@ class BatchRun(Closing):
                     self._sidecars.write(photo, record)
                 if self._maps is not None and outcome.caption and outcome.open_photo:
                     self._maps.write(photo, outcome.caption, outcome.open_photo)
-                if self._embedder is not None:  # last, because maps read the photo again
+                if self._embedder is not None:  # last: it changes the photo, which maps read
                     self._embedder.write(photo, record)
             except OutputError as error:
                 if is_fatal(error):
@@ -295,7 +296,7 @@ class BatchRun(Closing):
 
 
 def _with_ids(photos: Iterator[Photo], files: RunFiles, config: BatchConfig) -> Iterator[Photo]:
-    """Refuse photos that share a COCO id before the first is captioned.
+    """Check before the first caption that no photos share a COCO id.
 
     Photos of compressed archives are too large to list in advance; they are checked at the end.
     """
@@ -312,7 +313,7 @@ def _with_ids(photos: Iterator[Photo], files: RunFiles, config: BatchConfig) -> 
 
 
 def _names(records: Path) -> Iterator[str]:
-    """Read the names in records that may end with a torn line."""
+    """Yield the names in a file of records, which may end with a torn line."""
     with suppress(FileNotFoundError), records.open("rb") as file:
         for line in file:
             with suppress(ValueError, TypeError, KeyError):

@@ -20,7 +20,7 @@ __all__ = ["RunState"]
 class RunState:
     """The state of a run besides its JSON Lines files.
 
-    settings: must be the same for all runs with one output.
+    settings: the settings that all runs with one output must share.
     exported: digests of the last two exports; an unedited OUTPUT has one of them.
     """
 
@@ -65,7 +65,7 @@ class RunState:
 
 
 def _option(key: str) -> str:
-    """Return the option of a setting."""
+    """Return the command-line option for a setting."""
     words = {"model": "the model of --checkpoint", "wording": "--template, --prefix or --replace"}
     return words.get(key, f"--{key.replace('_', '-')}")
 

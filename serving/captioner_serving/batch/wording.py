@@ -29,7 +29,8 @@ _HUGE = re.compile(r"\d{4}")  # a width or precision of 1000 or more
 class Wording:
     """Replace words, then fill the template, then add the prefix.
 
-    Raises ConfigError: a template lacks {caption} or has an unknown field; a control character.
+    Raises ConfigError: the template lacks {caption} or has an unknown field, or a text has a
+        control character.
     """
 
     template: str = "{caption}"  # fields: caption, score
@@ -61,9 +62,9 @@ class Wording:
             raise ConfigError("replace has no word to replace: write OLD=NEW")
 
     def apply(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return a record with new caption and alternatives; its `words` stay the model's.
+        """Return a record with this wording in its caption and alternatives.
 
-        An earlier wording is replaced, not extended.
+        Its `words` are not changed. An earlier wording is replaced, not extended.
         """
         alternatives = [self._word(alternative) for alternative in record["alternatives"]]
         worded = {**self._word(record), "alternatives": alternatives}
@@ -92,7 +93,7 @@ class Wording:
 
 
 def sentence(text: str) -> str:
-    """Return a text with a capital letter and a full stop, as alt texts have; idempotent.
+    """Add a capital letter and a full stop, as in alt texts, unless they are there.
 
     >>> sentence("a dog runs"), sentence("A dog!")
     ('A dog runs.', 'A dog!')

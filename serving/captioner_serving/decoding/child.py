@@ -42,7 +42,7 @@ class Limits:
     """Limits of a photo.
 
     max_pixels: width times height; also limits the memory.
-    seconds: to read and decode it, without waiting for the budget.
+    seconds: the time to read and decode the photo, without the wait for the budget.
     nice: the priority of the process, 0 to 19.
     """
 
@@ -64,7 +64,7 @@ class Line:
         self._is_stopped: Callable[[], bool] = lambda: False
 
     def end_in(self, seconds: float, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Set a deadline: messages then raise TimeoutError, or StoppedError if stopped."""
+        """Set a deadline, after which messages raise TimeoutError; if stopped, StoppedError."""
         self._end, self._is_stopped = time.monotonic() + seconds, is_stopped
 
     def send(self, message: bytes) -> None:
@@ -125,7 +125,7 @@ def _serve(line: Line) -> None:
     # Ctrl-C reaches the whole process group; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
-    # Processes decode in parallel; each thread would take address space, which is limited.
+    # One thread, because threads take address space, which is limited; processes run in parallel.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     with suppress(EOFError, ConnectionError):
         limits = pickle.loads(line.receive(sys.maxsize))
@@ -140,7 +140,7 @@ def _serve(line: Line) -> None:
 def _answer(line: Line, limits: Limits) -> None:
     # SIGALRM ends this process even inside a decoder, if the parent cannot kill it.
     most = math.ceil(limits.seconds) + 5
-    granted = _SMALL  # pixels of the current photo
+    granted = _SMALL  # pixels that may be decoded for the current photo
 
     def admit(pixels: int) -> None:
         nonlocal granted

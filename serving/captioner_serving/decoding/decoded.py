@@ -38,7 +38,7 @@ class Readable(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in errors."""
+        """The name of the photo in errors."""
 
     def read(self) -> bytes:
         """Read the bytes of the image file."""
@@ -56,11 +56,11 @@ class EncodedPhoto(NamedTuple):
 
 
 class Output(Protocol):
-    """What the child makes of a photo. It is pickled."""
+    """A result that the decoding process makes from a photo. Outputs are pickled."""
 
     @property
     def at_least(self) -> int | None:
-        """Pixels of the shorter side that are enough; None: the full size."""
+        """The length of the photo's shorter side that suffices, in pixels; None: the full size."""
 
     @property
     def is_encoded(self) -> bool:
@@ -104,7 +104,7 @@ class Whole:
 
 
 def shrink(photo: Image.Image, longest: int) -> Image.Image:
-    """Return a photo with neither side longer than `longest`; a smaller one unchanged."""
+    """Return a photo with neither side longer than `longest`; a smaller photo is not changed."""
     scale = longest / max(photo.size)
     if scale >= 1:
         return photo
@@ -171,7 +171,7 @@ class Decoded(NamedTuple):
             raise (kind if is_allowed else errors.ImageError)(self.error["detail"])
 
     def prepared(self, *, image: str | None = None) -> PreparedImage:
-        """Return the square for `Captioner.caption_prepared`; `image` is its name in records."""
+        """Return the square for `Captioner.caption_prepared`; `image`: its name in the record."""
         # A bytearray, because torch warns about read-only memory.
         flat = np.frombuffer(bytearray(self.pixels), np.uint8)
         pixels = flat.reshape(self.shape[1], self.shape[0], 3).transpose(2, 0, 1)
@@ -190,11 +190,11 @@ def decode(
     max_pixels: int = MAX_PIXELS,
     admit: Callable[[int], None] | None = None,
 ) -> list[Decoded]:
-    """Read a photo once and make the outputs. After an error all outputs have it.
+    """Read a photo once and make the outputs. If one fails, all results have its error.
 
     Args:
-        photo: to read.
-        outputs: to make.
+        photo: the photo to read.
+        outputs: the outputs to make.
         max_pixels: the limit of width times height.
         admit: called with the number of pixels before they are decoded; may block.
     """

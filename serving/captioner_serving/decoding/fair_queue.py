@@ -1,7 +1,8 @@
 """A fair queue of many clients, a thread pool that serves it, and a shared budget.
 
-Clients take turns, so one heavy client cannot block the others. The client with the least recent
-use is next. A client with much recent use does not get the last free worker.
+Clients take turns, so one heavy client cannot block the others. The next client is the one with the
+fewest running items; among equals, the one that used the least time recently. A client that used
+much time recently does not get the last free worker.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ __all__ = ["Budget", "FairQueue", "FairThreads"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-_HALF_LIFE = 60.0  # seconds, of a client's use
+_HALF_LIFE = 60.0  # seconds after which a client's recorded use counts half
 _HEAVY_USE = 10.0  # seconds of recent use that exclude a client from the last free worker
-_CLIENTS = 1000  # whose use is remembered
+_CLIENTS = 1000  # the number of clients whose use is remembered
 
 
 class FairQueue(Generic[T]):
@@ -39,7 +40,7 @@ class FairQueue(Generic[T]):
         self._workers = workers
         self._waiting: dict[str, deque[T]] = {}
         self._running: Counter[str] = Counter()
-        self._used: dict[str, tuple[float, float]] = {}  # seconds of use, at a time
+        self._used: dict[str, tuple[float, float]] = {}  # seconds of use, and when it was recorded
         self._changed = threading.Condition()
         self._closed = False
 
@@ -53,12 +54,15 @@ class FairQueue(Generic[T]):
             return True
 
     def take(self) -> tuple[T, str] | None:
-        """Wait for an item; call `done` after it. Return None if the queue is closed and empty."""
+        """Wait for an item; return it with its client, or None if the queue is closed and empty.
+
+        Call `done` when the item is finished.
+        """
         with self._changed:
             while (client := self._next()) is None:
                 if self._closed and not self._waiting:
                     return None
-                # Checked again, because a heavy client's use decays.
+                # Check again after a second, because a heavy client's use decays.
                 self._changed.wait(timeout=1.0 if self._waiting else None)
             item = self._waiting[client][0]
             self._remove(item, client)
@@ -76,12 +80,12 @@ class FairQueue(Generic[T]):
         return [item for _, _, item in sorted(turns, key=itemgetter(0, 1))]
 
     def start(self, item: T, client: str) -> None:
-        """Take a particular item; call `done` after it."""
+        """Take this item out of the queue; call `done` when it is finished."""
         with self._changed:
             self._remove(item, client)
 
     def done(self, client: str, seconds: float) -> None:
-        """Record the use of a finished item."""
+        """Record that an item of a client is finished, and the seconds that it took."""
         with self._changed:
             self._running -= Counter([client])
             self._used[client] = self._recent(client) + seconds, time.monotonic()
@@ -119,8 +123,8 @@ class FairThreads(Closing, Generic[T]):
     """A thread pool with a fair queue.
 
     Args:
-        values: one for each thread, passed to its tasks.
-        name: of the threads.
+        values: a value for each thread, which is passed to the thread's tasks.
+        name: the name of the threads.
     """
 
     def __init__(self, values: Sequence[T], *, name: str) -> None:
@@ -166,7 +170,7 @@ class Budget:
     """A shared amount, given out first come, first served, so that large requests are not starved.
 
     Args:
-        total: a larger request gets all of it.
+        total: the whole amount; a request for more gets the whole amount.
     """
 
     def __init__(self, total: int) -> None:

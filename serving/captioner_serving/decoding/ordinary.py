@@ -9,12 +9,12 @@ from captioner.vision.jpeg import START_OF_SCAN, segments
 __all__ = ["is_ordinary"]
 
 _PIXELS = 30_000_000  # phones write 12 to 24 million
-_SEGMENTS = 1000  # before the pixels; cameras write a few
-_BYTES = 4_000_000  # before the pixels; a profile has one to three
+_SEGMENTS = 1000  # segments before the pixels; cameras write a few
+_BYTES = 4_000_000  # bytes before the pixels; a colour profile has 1 to 3 MB
 
 
 def is_ordinary(data: bytes) -> bool:
-    """Whether a file is a baseline JPEG, grey or RGB, with one scan and little metadata.
+    """Return whether a file is a baseline JPEG, grey or RGB, with one scan and little metadata.
 
     Its decoding time depends only on its pixels. A CMYK profile may take seconds to apply.
     """

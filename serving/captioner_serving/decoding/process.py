@@ -41,7 +41,7 @@ _POLL = 0.2  # seconds
 _LARGEST_FILE = 1 << 26  # bytes of an encoded result
 _HEAD = 1 << 20  # bytes of a result without its pixels
 _SIGKILL = 9  # Windows has no such signal
-_KILLS = 3  # of a photo's processes by the system, before the error is lack of memory
+_KILLS = 3  # times that the system may kill the process of a photo before memory counts as short
 # The environment variables that are passed on; no secrets.
 _NEEDED = (
     "LANG",
@@ -62,9 +62,9 @@ class DecodeProcess:
     """Decodes photos one by one in a process, which is replaced when a photo crashes it.
 
     Args:
-        limits: of a photo.
-        budget: of pixels being decoded, shared by several processes.
-        environment: further variables of the process.
+        limits: the limits of each photo.
+        budget: the pixels that may be decoded at once, shared by several processes.
+        environment: further environment variables of the process.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class DecodeProcess:
             "PYTHONPATH": os.pathsep.join(paths),
             "MALLOC_ARENA_MAX": "2",  # arenas of glibc reserve address space
         }
-        if IS_WINDOWS:  # where a child inherits no sockets
+        if IS_WINDOWS:  # a child inherits no sockets
             return _start_with_token(environment, words)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -145,8 +145,8 @@ class DecodeProcess:
         A photo that is too slow, or crashes two processes, gives results with an `error`.
 
         Args:
-            photo: to decode.
-            outputs: to make; one result for each.
+            photo: the photo to decode.
+            outputs: the outputs to make; each has one result.
             is_stopped: polled; the process is killed when it returns True.
 
         Raises CaptionerError: it was stopped, no process can be started, memory is short, or this
@@ -180,7 +180,7 @@ class DecodeProcess:
                     reason = f"{photo.name} crashed the image decoder (status {status})"
                     return failed(ImageTruncatedError(f"{reason}: copy or export it again"))
                 continue
-            kills += 1  # by the system, out of memory
+            kills += 1  # the system killed it, probably because memory is short
             if kills == _KILLS:
                 raise ProcessesKilledError(
                     "the system kills the decoding processes, probably because memory is short: "
@@ -192,7 +192,7 @@ class DecodeProcess:
     def _ask(
         self, photo: Readable, outputs: Sequence[Output], is_stopped: Callable[[], bool]
     ) -> list[Decoded]:
-        """Send a photo and receive the results; a large one waits for the budget."""
+        """Send a photo and receive the results; a large photo waits for the budget."""
         if self._running is None or self._closed:
             raise EOFError
         _, line = self._running
@@ -282,7 +282,7 @@ def _start_with_token(
                 ours.close()
     closed, theirs = socket.socketpair()
     theirs.close()
-    return process, Line(closed)  # at whose end `start` reports the last words
+    return process, Line(closed)  # a closed line: `start` reports the process's last output
 
 
 def closed_error() -> CaptionerError:

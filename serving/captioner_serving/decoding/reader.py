@@ -1,4 +1,4 @@
-"""The decoding pool: untrusted photos to pixels or pictures.
+"""The decoding pool, which turns untrusted photos into pixels or pictures.
 
 A damaged file can crash a decoder written in C, keep it busy for hours, or take all memory. Here
 each photo has a deadline, a memory limit and a pixel budget, in a process that holds nothing else.
@@ -39,7 +39,7 @@ SECONDS = 120.0
 """The default time limit of a photo."""
 
 _LONGEST = 86_400  # seconds; a day
-_STREAM_BYTES = 1 << 28  # of files in memory in a stream
+_STREAM_BYTES = 1 << 28  # bytes of files that a stream holds in memory
 _Photo = TypeVar("_Photo", bound=Readable)
 _Result = TypeVar("_Result")
 _Lanes = list[FairThreads[DecodeProcess]]
@@ -54,10 +54,11 @@ class Reader(Closing):
         transform: how a photo becomes a square.
         workers: the number of processes.
         quick: further processes for ordinary JPEGs (`is_ordinary`), which do not wait for others.
-        fetching: further processes for photos with a `url`, so that slow hosts block no others.
+        fetching: further processes for photos with a `url`, so that slow hosts block no other
+            photos.
         max_pixels: the limit of width times height.
         seconds: the time limit of a photo, for reading and decoding.
-        budget: pixels that are decoded at once by each kind of processes; a larger photo is decoded
+        budget: the pixels that each kind of processes may decode at once; a larger photo is decoded
             alone. None: twice `max_pixels`.
         nice: the priority of the workers, 0 to 19.
         environment: variables that the processes need to read photos; they inherit almost none.
@@ -120,8 +121,9 @@ class Reader(Closing):
         """Decode a photo; see `produce`.
 
         Args:
-            photo: to decode; EncodedPhoto for bytes.
-            longest: pixels of the longer side of the whole photo; None: the encoder's square.
+            photo: the photo to decode; use EncodedPhoto for bytes.
+            longest: return the whole photo, with at most this many pixels on the longer side; None:
+                return the encoder's square.
             client: as for `produce`.
         """
         return self._submit(photo, self._output(longest), client, lambda results: results[0])
@@ -137,13 +139,13 @@ class Reader(Closing):
         """Read a photo once and make the outputs in a child process.
 
         A photo that cannot be decoded gives results with an `error`. The future raises
-        CaptionerError for other reasons: no process can be started, memory is short, or the reader
-        is closed. A future cancelled before its turn costs nothing.
+        CaptionerError if no process can be started, memory is short, or the reader is closed.
+        A future cancelled before its turn costs nothing.
 
         Args:
-            photo: to decode.
-            outputs: to make.
-            client: of the photo; clients take turns (see `FairQueue`).
+            photo: the photo to decode.
+            outputs: the outputs to make.
+            client: the client that sent the photo; clients take turns (see `FairQueue`).
             is_stopped: polled; the process is killed when it returns True.
         """
         return self._submit(photo, outputs, client, lambda results: results, is_stopped)
@@ -177,11 +179,12 @@ class Reader(Closing):
     ) -> Iterator[tuple[_Photo, Decoded]]:
         """Decode photos and yield them in their order.
 
-        An exception of the iterator is raised after the photos before it.
+        If `photos` raises an exception, the earlier photos are yielded before it is raised again.
 
         Args:
-            photos: to decode.
-            ahead: photos that are decoded in advance. The bytes of files in memory are limited too.
+            photos: the photos to decode.
+            ahead: the number of photos that are decoded in advance; fewer if their files take much
+                memory.
         """
         ahead = max(ahead, 2 * self._workers)
         tasks: deque[tuple[_Photo, Future[Decoded]]] = deque()

@@ -51,7 +51,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises:
         ConfigError: the path is a file or a folder that is not empty.
-        OutputError: it cannot be written.
+        OutputError: the folder cannot be written.
     """
     target = expanded(path).absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
@@ -74,9 +74,9 @@ def write_folder(
     """Export a checkpoint into an existing folder.
 
     Args:
-        checkpoint: its file.
-        folder: for the exported files.
-        report: called with the name of each step before it.
+        checkpoint: the file of the checkpoint.
+        folder: the folder for the exported files.
+        report: called with a line of progress before each step.
 
     Raises:
         CheckpointError: the checkpoint cannot be used, or a part of it cannot be exported.

@@ -1,12 +1,13 @@
 """The two graphs of an exported model: the encoder, and a step of beam search.
 
-encoder.onnx    pixels, uint8 (B, 3, size, size)  ->  the state of one hypothesis per image, named,
-                and the features (B, L, D)
+encoder.onnx    pixels, uint8 (B, 3, size, size)  ->  the initial state, with one hypothesis per
+                image, and the features (B, L, D)
 step.onnx       tokens, totals, forbidden, beam and the state  ->  the fields of `Step`; attention,
-                gate and heads if the decoder has them; and the hypotheses' state. Outputs with the
-                name of an input are called next_NAME
+                gate and heads if the decoder has them; and the hypotheses' next state. An output
+                that corresponds to the input NAME is called next_NAME
 
-Both accept any B, K and F; see captioner/generation/step.py.
+Both accept any number of images (B), hypotheses (K) and forbidden words (F); see
+captioner/generation/step.py.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Graphs:
 
 
 class _Encoder(nn.Module):
-    """Squares to the initial state of the decoder."""
+    """Encodes squares, and returns the initial state of the decoder."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
@@ -92,7 +93,7 @@ def export_graphs(
 ) -> Graphs:
     """Write encoder.onnx and step.onnx into a folder; modifies the checkpoint's model.
 
-    `report` is called with the name of each step before it.
+    report: called with a line of progress before each step.
 
     Raises:
         CheckpointError: a part of the model cannot be exported.
@@ -177,7 +178,7 @@ def _export(
 ) -> None:
     """Write a module as a graph.
 
-    Raises CheckpointError: it cannot be exported; it names the part.
+    Raises CheckpointError: the module cannot be exported; the message begins with `part`.
     """
     try:
         with _quietly():

@@ -19,7 +19,7 @@ from captioner.predictor import Captioner
 
 __all__ = ["check_parity"]
 
-_NEAR = 1e-4  # of attention weights, which sum to 1
+_NEAR = 1e-4  # the largest difference of attention weights, which sum to 1
 _SCENES = 6
 
 
@@ -35,9 +35,11 @@ def _load_app(folder: Path) -> ModuleType:
 
 
 def check_parity(checkpoint: Path, folder: Path) -> int:
-    """Compare both on sample photos and drawn scenes; return the number of pictures.
+    """Compare an exported model with its checkpoint; return the number of compared pictures.
 
-    Raises OutputError: they differ; it names the picture and both sentences.
+    The pictures are sample photos and drawn scenes.
+
+    Raises OutputError: the models differ; the detail names the picture and the difference.
     """
     captioner = Captioner.from_pretrained(checkpoint, device="cpu", dtype="float32")
     exported = _load_app(folder).Captioner(folder)

@@ -40,11 +40,12 @@ list of forbidden words.
 
 Licence: {licence}.
 """
-_BEFORE = {"end_logs", "attention", "gate", "heads"}  # outputs for the K hypotheses before
+# The outputs of the step that belong to the K hypotheses before it.
+_BEFORE = {"end_logs", "attention", "gate", "heads"}
 
 
 def write_readme(folder: Path, about: dict[str, Any]) -> None:
-    """Write README.md of a folder with graphs, from what captioner.json holds."""
+    """Write the README.md of an exported folder; `about`: the content of captioner.json."""
     tables = "\n\n".join(_tables(folder))
     names = ("name", "version", "licence")
     text = _TEXT.format(**{name: about[name] for name in names}, tables=tables)
@@ -65,7 +66,7 @@ def _tables(folder: Path) -> Iterator[str]:
 
 
 def _row(node: Any, *, extended: bool = False) -> str:
-    """Describe an input or output; `extended` is for outputs of the step, of K' hypotheses."""
+    """Return the table row of an input or output; `extended`: it is an output of the step."""
     names = ["B", "K'" if extended and node.name not in _BEFORE else "K", "F"]
     sizes = [
         str(size) if isinstance(size, int) else names[at] for at, size in enumerate(node.shape)

@@ -50,7 +50,7 @@ Posted = TypeVar("Posted", bound="RecordFields")
 _Answered = tuple[list[Caption | ImageError], list[dict[str, Any]]]
 
 LINES = "application/x-ndjson"
-"""The media type of a streamed answer, with the place in the queue."""
+"""The media type of a streamed answer, which includes the place in the queue."""
 
 _POLL = 0.2  # seconds between checks of a photo's place
 
@@ -93,7 +93,8 @@ class CaptionFields(BaseModel):
     def settings(self, captioner: Captioner, *, shared: bool = False) -> GenerationConfig:
         """Return the generation settings for a captioner.
 
-        shared: the captioner is not the first, so the style and trust are not for it.
+        shared: the captioner is not the request's first model. The style and the minimum trust
+            apply only to the first.
 
         Raises ConfigError: the captioner has no such style, or no trust.
         """
@@ -107,7 +108,7 @@ class CaptionFields(BaseModel):
 
 
 class RecordFields(BaseModel):
-    """The field of all other forms, besides the image: its record."""
+    """The field of all other forms besides the image: the record of the image."""
 
     record: str = ""
 
@@ -115,7 +116,7 @@ class RecordFields(BaseModel):
 async def _read(
     request: Request, service: CaptionService, fields: type[Fields], *, max_files: int = 1
 ) -> tuple[list[Upload], Fields]:
-    """Read a form, if the queue has room for an image of the client."""
+    """Read a form, after a check that the queue has room for an image of the client."""
     if request.query_params:
         name = next(iter(request.query_params))[:40]
         raise RefusedError(
@@ -161,7 +162,7 @@ async def read_with_record(
 
 
 class _Records(Response):
-    """The records as JSON, without validation."""
+    """An answer with records as JSON; the records are not validated."""
 
     media_type = "application/json"
 
@@ -263,7 +264,7 @@ def _records(
     results: list[Caption | ImageError],
     fields: CaptionFields,
 ) -> list[dict[str, Any]]:
-    """Return the records, by photo, then by model."""
+    """Return the records: all models of the first photo, then all models of the second, ..."""
     records: list[dict[str, Any]] = []
     models = len(results) // len(files)
     for number, result in enumerate(results):
@@ -283,9 +284,9 @@ def _records(
 
 
 async def _stream(work: Coroutine[Any, Any, _Answered], places: Sequence[Place]) -> Response:
-    """Return a stream of JSON lines: the number of photos ahead when it changes, then the records.
+    """Stream JSON lines: the number of photos ahead, whenever it changes; finally the records.
 
-    The photos of a client that disconnects leave the queue.
+    If the client disconnects, its photos leave the queue.
 
     Raises CaptionerError: the queue does not admit the photos.
     """
@@ -315,7 +316,7 @@ async def _stream(work: Coroutine[Any, Any, _Answered], places: Sequence[Place])
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`; cancel it, so that its images leave the queue, if the client disconnects.
+    """Await `work`. If the client disconnects, cancel it, so that its images leave the queue.
 
     Raises CaptionerError: `work` raised it, or the client disconnected.
     """
@@ -351,10 +352,11 @@ async def _disconnected(request: Request) -> None:
 async def effect(request: Request, service: Service) -> Response:
     """Return the record with the `effect` of each word of its caption.
 
-    The effect is how much less likely a word becomes when the area it looked at is hidden.
+    The effect is how much less likely a word becomes when the area with its attention is hidden.
     """
     file, posted, _ = await read_with_record(request, service, RecordFields)
-    service = services_of(request).get(posted.model.name, service)  # of the model that wrote it
+    # The model that wrote the record, if the server still has it.
+    service = services_of(request).get(posted.model.name, service)
     work = service.check_words(file.data, posted, client=client_of(request.scope))
     checked = await while_connected(request, work)
     request_info(request.scope).is_reported = True
@@ -366,7 +368,7 @@ async def effect(request: Request, service: Service) -> Response:
 
 @router.get("/api/health/live", summary="Check that the process answers", tags=["operation"])
 async def live() -> dict[str, str]:
-    """Return that the process is running. Needs no password."""
+    """Answer while the process is running. Needs no password."""
     return {"status": "live"}
 
 
@@ -379,7 +381,7 @@ async def live() -> dict[str, str]:
     tags=["operation"],
 )
 async def health(request: Request, service: Service) -> dict[str, Any]:
-    """Return ready if all models work: each has just captioned, is busy, or captions now."""
+    """Return ready if every model works: it captioned recently, is busy, or can caption now."""
     for model_service in services_of(request).values():
         await model_service.check()
     model = {"name": service.captioner.name, "version": service.captioner.version}
@@ -388,5 +390,5 @@ async def health(request: Request, service: Service) -> dict[str, Any]:
 
 @router.get("/metrics", summary="Prometheus metrics", response_class=Response, tags=["operation"])
 def metrics(service: Service) -> Response:
-    """Return requests, latency, batch sizes, the queue and errors."""
+    """Return metrics of requests, latency, batch sizes, the queue and errors."""
     return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

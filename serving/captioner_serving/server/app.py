@@ -69,11 +69,11 @@ class Application:
     Args:
         captioners: the models, with different names; the first is the default.
         config: addresses and limits.
-        threads: of torch, for the model.
-        credentials: the user and password; None: none.
+        threads: the number of threads that torch uses for the models.
+        credentials: the user and password; None: no password.
         tokens: bearer tokens by name.
         samples: sample photos of the page by name; the first is shown at the start.
-        log: the access log; None: none.
+        log: the access log; None: no log.
         say: called with messages for the terminal.
     """
 

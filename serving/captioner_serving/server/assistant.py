@@ -52,7 +52,7 @@ def check_installed() -> None:
 
 
 def add_assistant_function(blocks: gr.Blocks, service: CaptionService) -> None:
-    """Add the tool of assistants, with the kinds of input that the server allows."""
+    """Add the MCP tool, with the kinds of input that the server allows."""
     config = service.config
 
     async def describe_image(
@@ -164,7 +164,7 @@ def _too_large(most: int) -> ImageTooLargeError:
 
 
 def describe(caption: Caption) -> str:
-    """Return a caption, its doubtful words, and where its words are in the photo, as text."""
+    """Describe a caption as text: its trust, and the trust and place of each word."""
     lines = [f"Caption: {caption.text}."]
     if caption.trust is not None:
         lines.append(f"Probability that the whole caption is right: {caption.trust:.0%}.")
@@ -185,7 +185,10 @@ def describe(caption: Caption) -> str:
 
 
 def place_of(word: Word, box: Box) -> str | None:
-    """Return the name of the ninth of the photo with most attention; None without attention.
+    """Return the part of the photo with most attention to a word, out of 3 x 3 parts.
+
+    Returns "spread over the photo" if every part has less than twice its even share; None if the
+    word has no attention.
 
     >>> import torch
     >>> from captioner.drawing.overlay import WHOLE

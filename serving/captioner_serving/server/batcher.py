@@ -1,4 +1,4 @@
-"""Dynamic batching: the waiting images of one model with the same settings are a batch.
+"""Dynamic batching for one model: waiting images with equal settings form a batch.
 
 A batch starts as soon as the model is free, even with one image; new images wait meanwhile. Clients
 take turns (see `FairQueue`). Images with expensive settings have smaller batches, so one client
@@ -75,8 +75,9 @@ class Batcher:
     Args:
         caption_batch: captions images that have the same settings.
         max_batch: the total cost of a batch, see `JobSettings.cost`.
-        capacity: the total cost of admitted images. One client may use all of it; clients with few
-            images have half as much in addition. A more expensive request needs all of it.
+        capacity: the limit of the total cost of admitted images. One client may use all of it; half
+            as much again is kept for clients with few images. A request that costs more than the
+            capacity is admitted when no other image is.
     """
 
     def __init__(self, caption_batch: CaptionBatch, *, max_batch: int, capacity: int) -> None:
@@ -110,7 +111,7 @@ class Batcher:
 
     @contextmanager
     def admit(self, cost: int, client: str = "") -> Iterator[None]:
-        """Reserve capacity for a client's images of this total cost, during the block.
+        """Reserve capacity for a client during the block; `cost`: the total cost of its images.
 
         Raises:
             BusyError: there is not enough capacity.
@@ -141,8 +142,8 @@ class Batcher:
     ) -> Future[Caption]:
         """Add an admitted image to the queue.
 
-        The future raises what the model raises for this image. If it is cancelled before its batch,
-        the image is skipped. `place` is kept up to date until the batch begins.
+        The future raises what the model raises for this image. If the future is cancelled before
+        its batch begins, the image is skipped. `place` is kept up to date until then.
         """
         job = _Job(image, settings, client, place or Place())
         with self._changed:
@@ -177,7 +178,7 @@ class Batcher:
                 self._seconds_per_cost += 0.2 * (seconds - self._seconds_per_cost)
 
     def _next_batch(self) -> list[_Job]:
-        """Wait for a batch; empty when closed and all is done."""
+        """Wait for the next batch and return it; empty when closed and no image waits."""
         with self._changed:
             while not (batch := self._take()) and not self._ending:
                 self._changed.wait()

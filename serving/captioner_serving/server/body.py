@@ -142,9 +142,9 @@ class BodyLimits:
 class Upload(NamedTuple):
     """A photo of a request.
 
-    name: from the client, for the record; no file of this name is opened.
+    name: the client's file name, copied to the record; no file of this name is opened.
     data: the bytes of the file.
-    url: where to download the photo instead.
+    url: the URL of the photo, if there is no data.
     """
 
     name: str | None
@@ -261,7 +261,9 @@ def _checked(
 
 
 def _boundary(kind: str) -> str:
-    """Return the boundary. Other options are dropped: decoding a charset could take hours.
+    """Return the boundary in a multipart type.
+
+    Its other options are dropped: decoding with the charset of a client could take hours.
 
     Raises RefusedError: there is no valid boundary.
     """

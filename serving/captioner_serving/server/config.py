@@ -33,7 +33,7 @@ class ServerConfig:
     """
 
     host: str = "127.0.0.1"  # this machine only
-    port: Annotated[int, Interval(ge=0, le=65535)] = 7860  # as Gradio; 0: any free one
+    port: Annotated[int, Interval(ge=0, le=65535)] = 7860  # Gradio's default; 0: any free port
     # Bytes of all images of a request; a 48-megapixel phone photo has about 15 MB.
     max_upload: Annotated[int, Ge(1000)] = 20_000_000
     max_batch: Annotated[int, Interval(ge=1, le=1024)] = 16  # images per batch
@@ -65,7 +65,8 @@ class ServerConfig:
     def names(self) -> list[str]:
         """Accepted Host headers, for Starlette's TrustedHostMiddleware.
 
-        They prevent DNS rebinding: a web site could point its own name at a local server.
+        Other names are refused against DNS rebinding, in which a web site points its own name at a
+        local server.
         """
         if not self.is_local and not self.allowed_hosts:
             return ["*"]

@@ -1,6 +1,6 @@
 """Previews and pictures of captions, made in the decoding processes.
 
-They import this module, so it must not import torch.
+The decoding processes import this module, so it must not import torch.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _LONGEST_CALL = 16_000  # bytes: numbers and paths
 
 
 def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
-    """Add the function of gradio_client; it has the fields of the API and returns a record."""
+    """Add the function for gradio_client. It takes the API's fields and returns a record."""
 
     async def record(
         request: gr.Request,
@@ -107,7 +107,7 @@ async def _record(
 
 
 def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
-    """Return an application with the page, which deletes old uploads."""
+    """Return an application that serves the page and deletes old uploads."""
     # Without this, Gradio does not check the paths of files that clients name.
     blocks.has_launched = True
     blocks.delete_cache = int(min(30, config.upload_ttl)), int(config.upload_ttl)
@@ -144,9 +144,9 @@ class GradioGuard:
 
     Args:
         app: the application of Gradio.
-        uploads: its uploads.
-        blocks: with the endpoint.
-        config: limits.
+        uploads: the uploads of gradio_client.
+        blocks: the page, with the endpoint.
+        config: the limits.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class GradioGuard:
         self._function, self._values = endpoint._id, len(endpoint.inputs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on.
+        """Check the request and pass it on.
 
-        Raises CaptionerError: the call is not one of gradio_client, or a limit is reached.
+        Raises CaptionerError: gradio_client makes no such call, or a limit is reached.
         """
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
@@ -174,7 +174,7 @@ class GradioGuard:
         if scope["method"] == "POST" and route == "/gradio_api/upload":
             return await self.app(scope, self._counted(receive, scope, client), send)
         if scope["method"] == "POST":
-            # A call of MCP contains the photo, and its function checks paths and URLs.
+            # An MCP call contains the photo; `describe_image` checks its paths and URLs.
             is_assistant = route == "/gradio_api/mcp"
             call, receive = await self._checked(Request(scope, receive), assistant=is_assistant)
             session = call.get("session_hash")

@@ -29,7 +29,7 @@ class WebPhoto:
     """A photo at an http or https URL.
 
     url: the URL.
-    most: the limit of bytes.
+    most: the largest size of the photo, in bytes.
     trusted_host: a host whose addresses may be private; for tests.
     """
 

@@ -43,7 +43,7 @@ class AccessLog:
     Args:
         app: the next application.
         metrics: counts requests.
-        stream: the access log, with a line of JSON for each request; None: none.
+        stream: the access log, with a line of JSON for each request; None: no log.
         say: called with a message for each failure.
     """
 
@@ -113,7 +113,7 @@ def _one_line(path: str) -> str:
 
 
 class _Answer:
-    """Forwards an answer and records its status; holds back a 500 that is not a problem."""
+    """Forwards an answer and records its status; holds back a 500 without a problem document."""
 
     def __init__(self, send: Send, error_type: str) -> None:
         self._send, self._error_type = send, error_type

@@ -97,7 +97,7 @@ class ShowFields(BaseModel):
 
 @router.post("/api/generate")
 async def generate(request: Request) -> Response:
-    """Answer a prompt; without prompt and image, return that the model is loaded."""
+    """Answer a prompt. Without prompt and image, answer only that the model is loaded."""
     fields = await read_fields(request, GenerateFields)
     if not fields.prompt and not fields.images:
         return _loaded(request, fields, {"response": ""})
@@ -107,7 +107,7 @@ async def generate(request: Request) -> Response:
 
 @router.post("/api/chat")
 async def chat(request: Request) -> Response:
-    """Answer the last turn of a chat; without messages, return that the model is loaded."""
+    """Answer the last turn of a chat. Without messages, answer only that the model is loaded."""
     fields = await read_fields(request, ChatFields)
     if not fields.messages:
         return _loaded(request, fields, _message(""))

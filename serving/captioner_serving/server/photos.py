@@ -32,8 +32,8 @@ class PhotoPool:
     """Decoding processes with a time limit, a memory limit and a fair queue.
 
     Args:
-        captioner: for its limit of pixels.
-        config: whether photos may be URLs.
+        captioner: has the limit of pixels.
+        config: if it allows URLs, there are more processes.
         metrics: records the decoding time.
     """
 
@@ -54,7 +54,7 @@ class PhotoPool:
     async def produce(
         self, photo: Readable, outputs: Sequence[Output], *, client: str
     ) -> list[Decoded]:
-        """Read a photo once and make the outputs. Cancelling the caller stops the process.
+        """Read a photo once and make the outputs. Cancelling the caller stops the decoding.
 
         Raises CaptionerError: the failure is not due to the photo; see Reader.produce.
         """
@@ -76,10 +76,10 @@ class SharedPhoto:
     """A photo that is read and decoded once for all models.
 
     Args:
-        pool: decodes it.
+        pool: decodes the photo.
         photo: the photo.
         configs: the transforms of the models.
-        client: for the fair queue.
+        client: the client's key in the fair queue.
         has_preview: also make a preview.
     """
 

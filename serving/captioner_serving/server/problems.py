@@ -59,7 +59,7 @@ class RefusedError(CaptionerError):
     Args:
         kind: a key of PROBLEMS.
         detail: the problem and its remedy.
-        headers: of the answer.
+        headers: headers of the answer.
     """
 
     def __init__(self, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
@@ -105,7 +105,7 @@ class MemoryShortError(ImageError):
         super().__init__(detail)
 
 
-# The status of other errors; the first match counts.
+# The status of errors that are not a RefusedError; the first match counts.
 _STATUS: tuple[tuple[type[CaptionerError], int], ...] = (
     (PhotoFailedError, 500),
     (MemoryShortError, 503),
@@ -139,8 +139,8 @@ def bad_call(errors: Sequence[Mapping[str, Any]]) -> RefusedError:
 
 
 def http_problem(error: HTTPException) -> JSONResponse:
-    """Return the problem document for an HTTPException of a library."""
-    if error.status_code in (403, 404):  # Gradio does not open all of its paths
+    """Return the problem document for an HTTPException that a library raised."""
+    if error.status_code in (403, 404):  # 403: a path of Gradio's that it does not open
         refusal = RefusedError("no-such-route", "there is no such file: the page is at /")
     elif error.status_code == 503:
         refusal = BusyError(5)

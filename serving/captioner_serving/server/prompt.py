@@ -42,7 +42,7 @@ class Message:
 
     role: "system", "user", "assistant" or "tool".
     text: the text.
-    images: photos in base64, as data URLs or URLs.
+    images: the photos, each in base64, as a data URL or a URL.
     """
 
     role: str
@@ -56,7 +56,7 @@ class Prompt:
 
     model: the name of the model, from the client.
     text: the user's text.
-    images: the user's photos in base64, as data URLs or URLs.
+    images: the user's photos, each in base64, as a data URL or a URL.
     is_json: the answer must be a JSON object.
     """
 
@@ -86,9 +86,10 @@ class Answer:
 
 
 async def read_fields(request: Request, fields: type[Fields]) -> Fields:
-    """Read a JSON body with any Content-Type, if the queue has room for a photo of the client.
+    """Read a JSON body with any Content-Type.
 
-    Raises RefusedError: it is not a JSON object, a field has a wrong type, or the queue is full.
+    Raises RefusedError: the queue is full (checked first), the body is not a JSON object, or a
+        field has a wrong type.
     """
     next(iter(services_of(request).values())).require_room(client_of(request.scope))
     values = parse_object(await request.body())
@@ -99,9 +100,10 @@ async def read_fields(request: Request, fields: type[Fields]) -> Fields:
 
 
 def current_turn(messages: Sequence[Message]) -> tuple[str, tuple[str, ...]]:
-    """Return the text of the user's turn, and its photos; if it has none, the last earlier ones.
+    """Return the text and the photos of the user's last turn.
 
-    A turn may have several messages, such as one with the photo and one with the text.
+    A turn may have several messages, such as one with the photo and one with the text. If it has no
+    photos, those of the last earlier message with photos are returned.
     """
     last = max(
         (at for at, message in enumerate(messages) if message.role == "assistant"), default=-1

@@ -1,4 +1,4 @@
-"""Records over HTTP: with marks for doubt in answers, and posted back by clients."""
+"""Records over HTTP: answers with marks for doubt, and records that clients post back."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def served_record(
 
     Args:
         caption: the caption.
-        name: the client's name of the photo.
+        name: the client's name for the photo.
         attention: include the attention weights.
         minimum_trust: captions with less trust have `review`.
-        preview: of a photo that browsers cannot show.
+        preview: the preview of a photo that browsers cannot show.
     """
     record = caption.record(attention=attention, minimum_trust=minimum_trust) | {"image": name}
     for number, sentence_record in enumerate((record, *record["alternatives"])):
@@ -144,7 +144,7 @@ def read_posted(text: str) -> Caption:
             "bad-request",
             "the record has no caption with words: send one of the `records` of /api/caption",
         )
-    caption = replace(Caption.from_record(record), image=None)  # a path of the client
+    caption = replace(Caption.from_record(record), image=None)  # not the client's path
     if len(caption.words) > _MOST_WORDS:
         raise ConfigError(f"the record has more than {_MOST_WORDS} words")
     for word in caption.words:

@@ -28,7 +28,7 @@ __all__ = [
     "request_info",
 ]
 
-# Names for logs and metrics, whose number must not depend on clients.
+# Names of routes for logs and metrics. Clients must not be able to add names.
 _ROUTES = [
     (name, re.compile(path, re.DOTALL))
     for name, path in {
@@ -120,8 +120,8 @@ class RequestInfo:
     path: without the prefix of a proxy.
     route: the name in the table of routes, or None.
     user: the authenticated user.
-    is_reported: its photos were already reported on the terminal.
-    id: unique; in the answer, its problem document and the log.
+    is_reported: whether the request's photos were already reported on the terminal.
+    id: a unique text, for the answer's headers, the problem document and the log.
     """
 
     path: str
@@ -137,7 +137,7 @@ class RequestInfo:
 
     @property
     def protocol(self) -> Literal["ollama", "openai"] | None:
-        """The protocol whose form an error has; None: RFC 9457."""
+        """The protocol that defines the form of errors; None: RFC 9457."""
         if self.path.startswith("/v1/"):
             return "openai"
         return "ollama" if _OLLAMA.fullmatch(self.path) else None
@@ -173,7 +173,7 @@ class RequestLimits:
 
     Args:
         app: the next application.
-        root_path: the path of the server behind a proxy, which may strip it or not.
+        root_path: the path prefix of the server behind a proxy. Requests work with and without it.
         frame_ancestors: origins that may embed the page.
     """
 
@@ -204,7 +204,7 @@ class RequestLimits:
             "method": "GET" if scope["method"] == "HEAD" else scope["method"],
             "headers": [header for header in scope["headers"] if _is_trusted(header[0])],
             "root_path": self._root_path,
-            "path": self._root_path + path,  # as ASGI has it: the prefix is part of the path
+            "path": self._root_path + path,  # in ASGI, the path includes the prefix
             "captioner": info,
         }
 

@@ -35,10 +35,10 @@ from captioner_serving.server.problems import (
 __all__ = ["CaptionService", "check_sentence"]
 
 _LOGGER = logging.getLogger("captioner.server")
-# The health check, in seconds: a caption this recent counts, a batch may run this long, and a test
-# caption of an idle model may take this long.
+# Limits of the health check, in seconds: the age of a caption that shows that the model works, the
+# time of a running batch, and the time of a test caption.
 _RECENT, _LONGEST_BATCH, _PROBE_TIMEOUT = 5.0, 120.0, 10.0
-_NAME = "the image"  # in messages, instead of the client's name of the file
+_NAME = "the image"  # in messages, instead of the client's file name
 
 
 class CaptionService:
@@ -49,7 +49,7 @@ class CaptionService:
         config: limits of the queue and batches.
         metrics: counts images, batches and errors.
         pool: decodes photos, shared with other models.
-        threads: of torch, for the thread that runs the model.
+        threads: the number of threads that torch uses for the model.
         say: called with messages for the terminal.
     """
 
@@ -67,7 +67,7 @@ class CaptionService:
         self.config = config
         self.metrics = metrics
         self._threads, self._say = threads, say
-        self._succeeded = self._failed = 0.0  # when a batch last did, time.monotonic
+        self._succeeded = self._failed = 0.0  # time.monotonic() of the last such batch
         self._probe: asyncio.Task[None] | None = None
         self._batcher = Batcher(
             self._caption_batch, max_batch=config.max_batch, capacity=config.queue
@@ -120,7 +120,7 @@ class CaptionService:
         client: str,
         has_preview: bool = False,
     ) -> SharedPhoto:
-        """Return a photo for this and other services, which is decoded once."""
+        """Return a photo that is decoded once for this service and other services."""
         if isinstance(photo, bytes):
             photo = EncodedPhoto(_NAME, photo)
         configs = [service.captioner.transform.config for service in (self, *services)]
@@ -142,8 +142,8 @@ class CaptionService:
         Args:
             images: the photos.
             config: beam size, number of captions, style.
-            client: for the fair queue.
-            place: updated with the place of the last image.
+            client: the client's key in the fair queue.
+            place: kept up to date with the queue position of the last image.
             check_attention: measure the effect of each word; see Captioner.caption.
 
         Raises:
@@ -151,7 +151,7 @@ class CaptionService:
             ClosedError: the server is shutting down.
             ConfigError: the model has no such style.
         """
-        # The name of the default style, so that requests with and without it share a batch.
+        # Name the default style, so that requests with and without its name share a batch.
         config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
         start = time.monotonic()
         settings = JobSettings(config, check_attention)
@@ -187,7 +187,7 @@ class CaptionService:
         return result
 
     async def draw(self, image: bytes, drawing: Output, *, client: str = "") -> bytes:
-        """Draw on a photo in the decoding pool. Cancelling the caller stops the process.
+        """Draw on a photo in the decoding pool. Cancelling the caller stops the drawing.
 
         Raises:
             ImageError: the photo cannot be decoded, or drawing takes too long.
@@ -360,7 +360,7 @@ def check_sentence(
 ) -> list[Caption]:
     """Return the caption for each image, with the `effect` of its words; see captioner.deletion.
 
-    Without attention the words have no effect.
+    If the model has no attention, `effect` is None.
     """
     effects_by_image = captioner.word_effects(
         np.stack([image.pixels for image in images]),

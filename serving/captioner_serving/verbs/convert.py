@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         plain=arguments.plain,
     )
     matched = [Path(name) for name in arguments.records]
-    # A pattern such as captions-*.jsonl also matches files of the runs that hold no captions.
+    # A pattern such as captions-*.jsonl also matches the runs' other files, without captions.
     outputs = {str(path).removesuffix(".journal.jsonl") for path in matched}
     auxiliary = {path for output in outputs for path in RunFiles(Path(output)).auxiliary}
     _check(arguments, matched, auxiliary)

@@ -220,7 +220,8 @@ def _serve(application: Application, config: ServerConfig, listener: socket.sock
     server = Server(options)
     server.run(sockets=[listener])
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # Python resets handlers when it exits
+        # When Python exits, it resets handlers, but not SIG_IGN.
+        signal.signal(number, signal.SIG_IGN)
     return server.cut_off
 
 
@@ -233,7 +234,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        reason, _, _ = (error.strerror or str(error)).partition(" (while")  # repeats the address
+        # The part after " (while" repeats the address.
+        reason, _, _ = (error.strerror or str(error)).partition(" (while")
         raise ConfigError(
             f"cannot listen on {host}:{port} ({reason}): "
             "use another --port, or --port 0 for any free one"

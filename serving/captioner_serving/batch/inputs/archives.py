@@ -39,11 +39,11 @@ ARCHIVES = (".tar", ".zip", *COMPRESSED)
 
 _LARGEST_IN_MEMORY = 1 << 28  # bytes of a photo in a compressed archive
 _LARGEST_SPARSE = 1 << 24  # bytes; a sparse file of a kilobyte can claim gigabytes
-# An archive may unpack to the larger of _MOST_TIMES its size and these numbers of bytes. Photos
-# hardly compress, so a larger one is an attack (zip bomb).
+# An archive may unpack to _MOST_TIMES its size, or to these numbers of bytes if they are larger.
+# Photos hardly compress, so an archive that unpacks to more is an attack (zip bomb).
 _MOST_TIMES = 100
-_MOST_UNPACKED = 1 << 32  # of a tar file, including members that are not photos
-_MOST_ZIPPED = _LARGEST_IN_MEMORY  # of a zip file's photos
+_MOST_UNPACKED = 1 << 32  # bytes of a tar file, including members that are not photos
+_MOST_ZIPPED = _LARGEST_IN_MEMORY  # bytes of the photos in a zip file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def tar_stream_photos(file: LinkStream | IO[bytes], name: str) -> Iterator[Photo
 
 
 def _numbered(photos: Iterator[Photo]) -> Iterator[Photo]:
-    """Make names unique: add #2 to the second photo of a name."""
+    """Make names unique: add #2 to the name of the second photo with the same name."""
     seen: set[bytes] = set()
     for photo in photos:
         name, number = photo.name, 1
@@ -154,7 +154,7 @@ def _streamed_photos(packed: LinkStream | IO[bytes], name: str) -> Iterator[Phot
 
 
 def _in_memory(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> Photo:
-    """Read a member that cannot be read in place later, unless it is too large."""
+    """Read a member that cannot be read in place later; return a LostPhoto if it is too large."""
     most = _LARGEST_SPARSE if member.issparse() else _LARGEST_IN_MEMORY
     if reason := _too_large(name, member.size, most):
         return LostPhoto(name=name, reason=reason)
@@ -173,7 +173,7 @@ def _zip_photos(path: str) -> Iterator[Photo]:
             if reason := _too_packed(member, name):
                 yield LostPhoto(name=name, reason=reason)
                 continue
-            # The claimed size is the most that is read; members may share the same bytes.
+            # Claimed sizes suffice, because no more is read. Members may share the same bytes.
             unpacked += member.file_size
             if unpacked > most:
                 raise zipfile.BadZipFile(f"it unpacks to more than {most:,} bytes")
@@ -184,7 +184,8 @@ def _too_packed(member: zipfile.ZipInfo, name: str) -> str | None:
     """Return why a member of a zip file cannot be unpacked in memory, or None."""
     if member.compress_type == zipfile.ZIP_STORED:
         return None
-    if member.compress_type != zipfile.ZIP_DEFLATED:  # zipfile does not bound other methods
+    # zipfile does not limit the output of other methods.
+    if member.compress_type != zipfile.ZIP_DEFLATED:
         return f"{name} has compression method {member.compress_type}, not deflate: unpack it first"
     return _too_large(name, member.file_size, _LARGEST_IN_MEMORY)
 

@@ -20,8 +20,8 @@ Record = dict[str, Any]
 def read_record_table(path: Path) -> Iterator[Record]:
     """Yield a record for each row, with image, caption and score.
 
-    If any row has keywords, all records have `keywords`. The separator, decimal commas, UTF-16 and
-    Windows-1252 of spreadsheets are accepted.
+    If any row has keywords, all records have `keywords`. The formats that spreadsheets save are
+    accepted: other separators, decimal commas, UTF-16 and Windows-1252.
 
     Raises DataError: the file cannot be read, lacks a column, or has a row without image, caption
         or score.

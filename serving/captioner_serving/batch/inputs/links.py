@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 AddressPolicy = Literal["public", "same-host", "any"]
-"""Addresses that an http URL may lead to: public ones; also those of its host; all."""
+"""Addresses that an http URL may lead to; "same-host": public ones, and any of its own host."""
 
 _TRIES = 3
 _SECONDS = 120.0  # time limit of a request, and of each megabyte of an archive
@@ -84,7 +84,7 @@ class LinkStream:
     def read(self, size: int) -> bytes:
         """Read at most `size` bytes; b"" at the end.
 
-        Raises TimeoutError: they did not arrive in time.
+        Raises TimeoutError: the bytes did not arrive in time.
         """
         if not self._piece:
             self._piece = memoryview(_join(self._pieces, _PIECE, end=time.monotonic() + _SECONDS))
@@ -151,7 +151,7 @@ def _open(url: str, policy: AddressPolicy) -> Iterator[Iterator[bytes]]:
 
 
 def _join(pieces: Iterator[bytes], most: int, *, end: float | None = None) -> bytes:
-    """Join pieces until there are `most` bytes or a few more."""
+    """Join pieces until they have at least `most` bytes, or end."""
     data = bytearray()
     for piece in pieces:
         data += piece

@@ -19,7 +19,7 @@ __all__ = ["PrivateAddressError", "PublicTransport", "Transport", "check_address
 # IPv6 prefixes before an IPv4 address in the last 32 bits: ::/96, ::ffff:0:0:0/96 (RFC 2765) and
 # 64:ff9b::/96 (RFC 6052).
 _TRANSLATED = (0, 0xFFFF << 16, 0x64FF9B << 64)
-_LOCALLY = ipaddress.IPv6Network("64:ff9b:1::/48")  # this network's IPv4, RFC 8215
+_LOCALLY = ipaddress.IPv6Network("64:ff9b:1::/48")  # IPv4 addresses of a local network, RFC 8215
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -63,7 +63,7 @@ class PublicTransport(Transport):
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 problem = error  # try the next address
             finally:
-                request.url = url  # redirects are relative to it
+                request.url = url  # redirects are relative to the original URL
         raise problem
 
 
@@ -96,7 +96,7 @@ def stream_url(url: str, transport: Transport, *, timeout: float) -> Iterator[It
 def _public_addresses(request: httpx.Request, *, trusted_host: str | None) -> list[str]:
     """Resolve the host of a request, and check its addresses unless it is `trusted_host`.
 
-    Raises httpx.ConnectError: it has no address, or a private one.
+    Raises httpx.ConnectError: the host has no address, or a private one.
     """
     host = request.url.host
     try:

@@ -63,7 +63,7 @@ class PhotoFile(Photo):
     def read(self) -> bytes:
         """Read the file without changing its access time."""
         try:
-            # With an opener, Python closes the descriptor of a folder.
+            # With an opener, Python closes the descriptor even if the path is a folder.
             with open(self.file, "rb", opener=_open_quietly) as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
@@ -103,9 +103,10 @@ class LostPhoto(Photo):
 
 
 def name_on_disk(name: str, root: str | None) -> str:
-    """Return a name from a list as the file system has it.
+    """Return the name on disk for a name from a list.
 
-    Surrogates are bytes that are not UTF-8: part of a name on disk, or Windows-1252.
+    A surrogate is a byte that is not UTF-8: the name on disk has this byte, or the list is in
+    Windows-1252.
     """
     if name.isascii() or os.path.lexists(os.path.join(root or "", name)):
         return name

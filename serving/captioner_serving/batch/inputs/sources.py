@@ -41,7 +41,7 @@ _NAMED = 10  # links in the summary
 
 
 class LeftOut:
-    """Counts files in folders that are not images, and symbolic links to folders, both skipped.
+    """Counts what is skipped in folders: files that are not images, and symbolic links to folders.
 
     Sidecars, backups of exiftool, and `ignored` files are not counted.
     """
@@ -52,7 +52,7 @@ class LeftOut:
         self._links: set[str] = set()
 
     def add_files(self, folder: str, names: Iterable[str], images: Iterable[str]) -> None:
-        """Count the files `names` of a folder with these images."""
+        """Count files of a folder that are not images; sidecars of its `images` are not counted."""
         real = os.path.realpath(folder)
         owners = {*images, *(os.path.splitext(name)[0] for name in images)}
         for name in names:
@@ -90,11 +90,11 @@ class Inputs:
     lists: files with one path or URL per line.
     column: the column with paths or URLs in tables (CSV, JSONL and Parquet) among the sources.
     root: the base folder of relative paths in lists and tables; None: the current one.
-    null: lists are separated by NUL, not by lines (find -print0).
+    null: NUL, not a line break, ends each name in a list (find -print0).
     recursive: search subfolders.
     schemes: URL schemes that are allowed in lists and tables, besides http, https, s3 and gs.
-    allow_private: allow URLs of private addresses. Otherwise only sources may have one, and none
-        may redirect to one.
+    allow_private: allow URLs of private addresses. Otherwise only `sources` may contain such a URL,
+        and no URL may redirect to another private host.
     """
 
     sources: tuple[str, ...] = ()
@@ -156,7 +156,10 @@ class Inputs:
             raise DataError(there_is_no("file", Path(missing[0])))
 
     def without_folder(self) -> str | None:
-        """Return a source whose photos are not files on disk: an archive or URL; or None."""
+        """Return the first source that is an archive or URL, or None.
+
+        Its photos are not files in a folder.
+        """
         packed = (s for s in self.sources if is_url(s) or s.lower().endswith(ARCHIVES))
         return next(packed, None)
 
@@ -222,7 +225,7 @@ class Inputs:
                 yield PhotoFile(name=name, file=os.path.join(self.root or "", name))
 
     def _remote_photo(self, url: str) -> Photo:
-        """Return the photo at a URL of a list or table, which is not trusted: check its scheme."""
+        """Return the photo at a URL from a list or table; check the scheme, which is untrusted."""
         scheme = url.split("://")[0].lower()
         if "::" in url:  # fsspec would chain file systems
             reason = f"{url}: URLs with :: are not allowed; write an IPv6 address in full"
@@ -294,7 +297,9 @@ def _walk(
 
 
 def _matches(pattern: str, left_out: LeftOut) -> Iterator[str]:
-    """Match like a shell with globstar; ** does not follow symbolic links to folders.
+    """Yield the matches of a pattern, as a shell with globstar does.
+
+    ** does not follow symbolic links to folders.
 
     Raises DataError: there are no matches.
     """

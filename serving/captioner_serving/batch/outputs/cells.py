@@ -1,4 +1,4 @@
-r"""Cells of CSV, escaped against formulas and control characters, and read back exactly.
+r"""Cells of CSV: escape formulas and control characters, and read the texts back exactly.
 
 A formula may begin after any separator, because programs disagree about the separator of a file.
 """
@@ -24,7 +24,7 @@ ADDED_COLUMNS = ("familiarity", "trust", "keywords")
 
 # The first characters of a formula, also in full width as Japanese keyboards write them.
 _SIGN = "[=+@\uff1d\uff0b\uff0d\uff20-]"
-# Invisible characters that may precede it: soft hyphens, joiners, marks, selectors.
+# Invisible characters that may precede a formula: soft hyphens, joiners, marks, selectors.
 _INVISIBLE = "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2060-\u206f"
 _INVISIBLE += "\u3164\ufe00-\ufe0f\ufeff\uffa0"
 _BEGIN = rf'((?:^|[,;|\n])[\s"{_INVISIBLE}]*)'  # the beginning of a cell; tabs are escaped

@@ -17,11 +17,11 @@ _NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
 def image_ids(names: Iterable[str], output: str) -> dict[str, int | str]:
     """Return the id of each photo.
 
-    The id of a stem that is a number or ends with `_` and a number is that number. Other ids are
-    the stem, or the whole name if photos share a stem.
+    If the stem of the name is a number, or ends with `_` and a number, the id is that number.
+    Otherwise the id is the stem, or the whole name if photos share a stem.
 
     Args:
-        names: of the photos.
+        names: the names of the photos.
         output: the name of the file in errors.
 
     Raises OutputError: photos share a number; the detail names all of them.

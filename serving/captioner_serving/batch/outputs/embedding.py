@@ -1,4 +1,4 @@
-"""Description, alt text and keywords inside JPEG files.
+"""Write description, alt text and keywords into JPEG files.
 
 The new file replaces the photo atomically and has the same pixels, dates and owner. Writing twice
 changes nothing.
@@ -23,7 +23,7 @@ from captioner_serving.batch.wording import sentence
 
 __all__ = ["Embedder"]
 
-# Each tag, and an older tag whose text is used if it is missing.
+# The tags of texts, each with an older tag whose text is used if the tag is missing.
 _TEXTS = {"XMP-dc:Description": "IPTC:Caption-Abstract", "XMP-iptcCore:AltTextAccessibility": ""}
 _KEYWORDS, _OLD_KEYWORDS = "XMP-dc:Subject", "IPTC:Keywords"
 _JPEG = b"\xff\xd8\xff"
@@ -32,12 +32,12 @@ _JPEG = b"\xff\xd8\xff"
 class Embedder(Closing):
     """Writes texts into photos, merged with existing texts as in XMP sidecars.
 
-    The original is kept as photo.jpg_original, which `exiftool -restore_original` restores. An
-    existing one is older and is not overwritten.
+    The original is kept as photo.jpg_original, which `exiftool -restore_original` restores. If
+    photo.jpg_original exists, it is older and is not overwritten.
 
     Attributes:
-        kept: photos that needed no change.
-        replaced: photos that were written.
+        kept: the number of photos that needed no change.
+        replaced: the number of photos that were written.
     """
 
     def __init__(self, config: BatchConfig, write: Write) -> None:

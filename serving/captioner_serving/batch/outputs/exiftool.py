@@ -83,7 +83,7 @@ class ExifTool(Closing):
     def write(self, photo: bytes, changes: Sequence[tuple[str, str]]) -> bytes:
         """Return a JPEG file with changed texts.
 
-        changes: pairs of a tag with its operator, such as "XMP-dc:Subject+=", and a value.
+        changes: pairs of tag with operator and value, such as ("XMP-dc:Subject+=", "dog").
 
         Raises ExifToolError: the file cannot be written.
         """
@@ -156,7 +156,7 @@ def _program() -> str:
 
 
 def _escape(value: str) -> str:
-    """Escape a value for -E, on one line."""
+    """Escape a value for exiftool's option -E, on one line."""
     return html.escape(value).replace("\r", "&#xd;").replace("\n", "&#xa;")
 
 

@@ -27,9 +27,9 @@ _LARGEST = 1 << 30  # bytes of an existing map, which is read into memory
 
 
 class MapWriter:
-    """Draws the overlay of each photo (the word with the highest gate), or its contact sheet.
+    """Draws the map of a photo: the overlay of the word with the highest gate, or a contact sheet.
 
-    The folder mirrors those of the photos: the map of a/b.jpg is DIR/a/b.jpg.png.
+    The folders of maps mirror those of photos: the map of a/b.jpg is DIR/a/b.jpg.png.
     """
 
     def __init__(self, config: BatchConfig, write: Write) -> None:
@@ -39,7 +39,7 @@ class MapWriter:
         self._photos: dict[Path, str] = {}
 
     def write(self, photo: Photo, caption: Caption, open_photo: Callable[[], Image.Image]) -> None:
-        """Draw the map of one photo, and overwrite an older one.
+        """Draw the map of one photo; overwrite an older map of it.
 
         Raises OutputError: the map cannot be written, the photo cannot be read again, or the path
             is in the folder of the photo, a symbolic link, or the map of another photo.

@@ -30,7 +30,7 @@ __all__ = [
 
 Record = dict[str, Any]
 
-_ROWS = 10_000  # of Parquet written together
+_ROWS = 10_000  # rows of Parquet that are written together
 
 
 def check_output(output: str) -> None:
@@ -59,10 +59,10 @@ def write_records(
     """Write records in the format of a suffix.
 
     Args:
-        file: an open file; its `name` is used to write it.
+        file: an open file; only its `name` is used, to write to its path.
         suffix: .jsonl, .csv, .parquet or .json.
         records: of captioned photos.
-        plain: do not add a capital letter and a full stop in .csv. Other formats never have them.
+        plain: add no capital letter and no full stop in .csv. Other formats never get them.
 
     Raises:
         OutputError: photos share a COCO id.
@@ -90,7 +90,10 @@ def _write_lines(path: Path, records: Iterator[Record]) -> None:
 
 
 def _write_csv(path: Path, records: Iterator[Record]) -> None:
-    """Write one row per photo; alternatives are lines of a cell. Names keep their bytes."""
+    """Write one row per photo; its alternatives are the lines of one cell.
+
+    Bytes of a name that are not UTF-8 are written unchanged.
+    """
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.DictWriter(file, [*COLUMNS, *ADDED_COLUMNS])
         writer.writeheader()
@@ -110,7 +113,7 @@ def _as_sentences(record: Record) -> Record:
 
 
 def _write_parquet(path: Path, records: Iterator[Record]) -> None:
-    r"""Write a table for Arrow; bytes of a name that are not UTF-8 are written as \xNN."""
+    r"""Write a Parquet file; bytes of a name that are not UTF-8 are written as \xNN."""
     import pyarrow
     from pyarrow import parquet
 
@@ -144,7 +147,7 @@ _WRITERS: dict[str, Callable[[Path, Iterator[Record]], None]] = {
 
 
 def read_captions(path: Path) -> Iterator[Record | None]:
-    """Yield the records in a .jsonl; None for a photo that failed.
+    """Yield the records in a .jsonl file; None for a photo that failed.
 
     Raises DataError: the file cannot be read, or a line is not a record.
     """

@@ -21,14 +21,15 @@ _SORT_KEY = np.dtype([("trusted", bool), ("right", float), ("score", float), ("s
 def sort_review(path: Path, *, part: str) -> None:
     """Sort the lines of a review, and replace the file.
 
-    Captions without trust and of unfamiliar photos come first, then captions by their expected
-    number of wrong words, then by score.
+    Captions without trust, and captions of unfamiliar photos, come before all others. In both
+    groups the captions with the most expected wrong words come first, then those with the lowest
+    score.
 
     Args:
         path: the review.
         part: the name of the temporary file.
 
-    Raises OutputError: it cannot be written, or a line is not a record.
+    Raises OutputError: the review cannot be written, or a line is not a record.
     """
     lines = np.fromiter(_sort_keys(path), dtype=_SORT_KEY)
     order = np.lexsort((lines["score"], lines["right"], lines["trusted"]))

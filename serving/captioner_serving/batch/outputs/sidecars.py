@@ -35,18 +35,18 @@ _PHOTO = re.compile(
 
 
 class SidecarWriter:
-    """Writes PHOTO's sidecar: photo.jpg -> photo.txt, photo.caption, photo.json or photo.xmp.
+    """Writes the sidecar of a photo: photo.txt, .caption, .json or .xmp for photo.jpg.
 
-    If the record has keywords, photo.txt has the keywords, separated by commas, instead of the
-    caption, and photo.xmp has both.
+    If the record has keywords, photo.txt contains them, separated by commas, instead of the
+    caption. photo.xmp contains the caption and the keywords.
 
     An existing photo.jpg.xmp (the name that darktable uses) is updated. Photos that share a stem
     (photo.jpg, photo.png) have sidecars with longer names, such as photo.jpg.txt.
 
     Attributes:
-        kept: existing sidecars that were not changed.
-        replaced: texts that `existing="overwrite"` replaced.
-        renamed: sidecars with a longer name.
+        kept: the number of existing sidecars that were not changed.
+        replaced: the number of sidecars that `existing="overwrite"` replaced.
+        renamed: the number of sidecars with a longer name.
     """
 
     def __init__(self, config: BatchConfig, write: Write) -> None:
@@ -147,7 +147,7 @@ def find_photo(name: str, root: str | None) -> PhotoFile:
 
 
 class _Folder:
-    """The names in a folder that share a stem, listed once."""
+    """The names in a folder, grouped by stem. The folder is listed once."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Write sidecars and maps, with a log from which --restart deletes them."""
+"""Write sidecars and maps, and log them; --restart deletes the logged files."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class WrittenFiles:
         """Write a file.
 
         Args:
-            path: of the file.
-            new: its new content.
-            old: its present content; None if it does not exist.
+            path: the path of the file.
+            new: the new content.
+            old: the present content; None if the file does not exist.
             keep_stat: see captioner.files.replace_file.
         """
         self._append(path, new, old)
@@ -66,7 +66,7 @@ class WrittenFiles:
     def remove_parts(self, review: str | None = None) -> None:
         """Remove the temporary files of a killed run, beside its output, its review or a photo.
 
-        review: of that run, relative to the folder of the output.
+        review: the review of that run, relative to the folder of the output.
         """
         output, folder = self._files.output, self._files.folder
         last = next(self._last_first(), {"path": output})
@@ -81,7 +81,7 @@ class WrittenFiles:
         Files that existed before the run, or that were changed since, are kept.
         """
         self.close()
-        replaced: dict[str, str] = {}  # digests of earlier contents of files that match the log
+        replaced: dict[str, str] = {}  # by path: the digest before the last matching line
         for line in self._last_first():
             path = Path(line["path"])
             if line["path"] in replaced:
@@ -111,14 +111,14 @@ class WrittenFiles:
             write_all(self._log, json.dumps(line).encode() + b"\n")
 
     def _last_first(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines from last to first, without reading the whole file into memory."""
+        """Yield the lines of the log from last to first, without holding all in memory."""
         if not self._files.written.exists():
             return
         with self._files.written.open("rb") as file:
             starts = [0, *(file.tell() for _ in iter(file.readline, b""))]
             for start in reversed(starts):
                 file.seek(start)
-                with suppress(ValueError):  # torn: the file was not written
+                with suppress(ValueError):  # a torn line: its file was not written
                     yield json.loads(file.readline())
 
 

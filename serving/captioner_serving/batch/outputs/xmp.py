@@ -54,9 +54,9 @@ def merge_xmp(
     Args:
         old: the present sidecar; None if there is none.
         caption: the text.
-        keywords: to add, whatever `existing` is; existing keywords are kept.
-        language: of the caption, an RFC 3066 tag.
-        existing: how an existing text is treated; "skip" keeps it, and fills in missing
+        keywords: the keywords to add, for every value of `existing`; existing keywords are kept.
+        language: the language of the caption, an RFC 3066 tag.
+        existing: how an existing text is treated; "skip" keeps it, but fills in missing
             properties.
         path: the name of the file in errors.
 
@@ -80,7 +80,7 @@ def merge_xmp(
     if rdf is None:
         raise OutputError(f"{path} is not XMP; it was not changed: move or remove it")
     before = _serialize(root)
-    # Descriptions can be nested; those of the photo are children of RDF.
+    # Descriptions can be nested; those that describe the photo are children of rdf:RDF.
     descriptions = rdf.findall(_tag("rdf:Description"))
     if not descriptions:
         descriptions = [_add(rdf, "rdf:Description")]
@@ -103,7 +103,7 @@ def merge_xmp(
 
 
 def _fill(element: Any, caption: str, *, language: str, existing: Existing, path: str) -> None:
-    """Merge the caption into a property, in its language and as default."""
+    """Merge the caption into a property: into the text of its language, and the default text."""
     alternatives = element.find(_tag("rdf:Alt"))
     items = [] if alternatives is None else alternatives.findall(_tag("rdf:li"))
     children = [*element.iterchildren(etree.Element)]
@@ -135,12 +135,13 @@ def merge_languages(
     """Merge a caption into a text with several languages; return the texts to set, by language.
 
     "en-US" and "en" count as the same language. A default that repeats the text of another language
-    belongs to that language. Any other default is the text of this language if it has none.
+    belongs to that language. Any other default counts as the text of the caption's language, if
+    there is no text with that tag.
 
     Args:
         texts: the present texts by lower-case language; the default has "x-default".
         caption: the new text.
-        language: of the caption.
+        language: the language of the caption.
         existing: see merge_xmp.
     """
     tag, default = _in_language(texts, language.lower()), texts.get(_DEFAULT)

@@ -30,7 +30,7 @@ function innerOf(size, width, height) {
   return [(size - across) >> 1, (size - down) >> 1, across, down];
 }
 
-// uint8 (3, size, size) of a bitmap.
+// The square of a bitmap, uint8 (3, size, size).
 export function squareOf(bitmap, transform) {
   const { width, height } = bitmap, { mode, size, mean } = transform;
   const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
@@ -63,7 +63,7 @@ export function squareOf(bitmap, transform) {
   return square;
 }
 
-// For each pixel along one side: the first source pixel that contributes, and the shares of it and those after it.
+// For each pixel along one side: the first source pixel that contributes, and the shares of this and the next pixels.
 function taps(length, pixels, start, stop) {
   const step = (stop - start) / length;
   const reach = Math.max(step, 1);

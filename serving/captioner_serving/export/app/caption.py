@@ -38,7 +38,7 @@ __all__ = ["Captioner", "Sentence", "main"]
 PAD, START, END, UNK = range(4)
 MOST_PIXELS = 200_000_000
 
-TURNS = {  # by EXIF's orientation
+TURNS = {  # the transposition for each EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -59,7 +59,7 @@ UNSPACED = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Sentence:
-    """A hypothesis: its tokens with their log-probabilities, attention (L,) and gates."""
+    """A hypothesis: tokens, and the log-probability, attention (L,) and gate of each token."""
 
     tokens: tuple[int, ...] = ()
     logs: tuple[float, ...] = ()
@@ -69,11 +69,11 @@ class Sentence:
 
 
 class Captioner:
-    """The exported model of a folder.
+    """The model in an exported folder.
 
     Args:
-        folder: with captioner.json and the two .onnx files.
-        threads: of onnxruntime; 0: one per core.
+        folder: the exported folder, with captioner.json and two .onnx files.
+        threads: the number of threads of onnxruntime; 0: one per core.
     """
 
     def __init__(self, folder: str | Path = Path(__file__).parent, *, threads: int = 0) -> None:
@@ -101,7 +101,7 @@ class Captioner:
     # --- from the photo to the encoder's square ---------------------------------------------------
 
     def open(self, photo: Any) -> Image.Image:
-        """Open a photo (a path or a binary file): upright by EXIF, in sRGB, over white."""
+        """Open a photo (a path or a binary file), rotated by EXIF, in sRGB and on white."""
         with Image.open(photo) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"it has more than {MOST_PIXELS:,} pixels")
@@ -128,7 +128,7 @@ class Captioner:
         return picture if turn is None else picture.transpose(turn)
 
     def square(self, image: Image.Image) -> Image.Image:
-        """Return the encoder's square of an RGB image."""
+        """Return the square that the encoder gets for an RGB image."""
         transform = self.about["transform"]
         side, (width, height) = transform["size"], image.size
         left, top, right, bottom = self.box(width, height)
@@ -146,7 +146,10 @@ class Captioner:
         return square
 
     def box(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """Return the part of a photo that the square shows, in fractions of its sides."""
+        """Return the part of a photo that the square shows: left, top, right, bottom.
+
+        In fractions of the photo's width and height.
+        """
         transform = self.about["transform"]
         side = transform["size"]
         if transform["mode"] == "squash":
@@ -177,7 +180,10 @@ class Captioner:
         attention: bool = True,
         image: str | None = None,
     ) -> dict[str, Any]:
-        """Return the record of a photo (a path or a binary file), as `captioner caption --json`."""
+        """Caption a photo (a path or a binary file).
+
+        Returns the same record as `captioner caption --json`.
+        """
         opened = self.open(photo)
         beam = max(self.settings["beam_size"], captions) if beam_size is None else beam_size
         if not 1 <= captions <= beam:
@@ -214,14 +220,14 @@ class Captioner:
         }
 
     def encode(self, pixels: Any) -> dict[str, Any]:
-        """Encode a square, uint8 (1, 3, size, size): the decoder's state, and `features`."""
+        """Encode a square, uint8 (1, 3, size, size). Returns the decoder's state and `features`."""
         names = [*self.about["state"], "features"]
         return dict(zip(names, self.encoder.run(names, {"pixels": pixels}), strict=True))
 
     def search(
         self, encoded: dict[str, Any], beam: int, captions: int, style: str | None
     ) -> list[Sentence]:
-        """Return the best sentences of an encoded square, found by beam search."""
+        """Return the best sentences for an encoded square, found by beam search."""
         settings, most = self.settings, self.settings["maximum_length"]
         penalty = settings["length_penalty"]
         is_ranked = bool(self.rows) and settings["consensus"] and beam > 1
@@ -249,7 +255,8 @@ class Captioner:
                 self._extend(paths[k], step_output, k, int(token), float(log))
                 for k, token, log in zip(parents, tokens[0], step_output["logs"][0], strict=True)
             ]
-            # The upper bound: all further words have probability 1, up to the maximum length.
+            # The best possible score: every further word, up to the maximum length, has
+            # probability 1.
             if totals[0, 0] / np.float32((most + 1) ** penalty) <= pool[-1].score:
                 break
         sentences = [sentence for sentence in pool if sentence.tokens]
@@ -259,7 +266,7 @@ class Captioner:
         return sentences[:captions]
 
     def _expect(self, mean: Any, tokens: tuple[int, ...]) -> float:
-        """Return the expected CIDEr of a sentence for a photo with this mean of the grid."""
+        """Return the expected CIDEr of a sentence; `mean`: the mean of the photo's features."""
         stored = self.consensus
         total = 0.0
         for order in (1, 2):
@@ -346,10 +353,12 @@ class Captioner:
         return records
 
     def overlay(self, photo: Any, record: dict[str, Any], word: str | None = None) -> Image.Image:
-        """Draw a word's attention over the photo; None: the word that depends most on it.
+        """Draw the attention of a word over the photo.
 
-        Heat is the logarithm of attention over its even share: 0 up to the even share, full from
-        `full_heat` times as much.
+        word: None chooses the word that depends most on the photo.
+
+        Heat is the logarithm of the attention divided by the even share (1 / number of cells). It
+        is 0 up to the even share, and full from `full_heat` times the even share.
         """
         drawing = self.about["drawing"]
         attention = self._find(record, word)["attention"]
@@ -392,7 +401,7 @@ class Captioner:
 
 
 def _read_tensors(path: Path, *, prefix: str) -> dict[str, Any]:
-    """Read the tensors of a safetensors file whose names start with a prefix."""
+    """Read the tensors whose names start with a prefix from a safetensors file."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     tensors = {}
@@ -405,7 +414,7 @@ def _read_tensors(path: Path, *, prefix: str) -> dict[str, Any]:
 
 
 def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
-    """Convert to sRGB by an embedded profile; a damaged one is ignored."""
+    """Convert to sRGB with the embedded profile; a damaged profile is ignored."""
     plain = image.convert("RGB")
     if not profile:
         return plain
@@ -421,11 +430,11 @@ def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
         return plain
     extrema: Any = ImageChops.difference(picture, plain).getextrema()
     largest = max(high for _, high in extrema)
-    return picture if largest > 1 else plain  # an sRGB profile only rounds
+    return picture if largest > 1 else plain  # up to 1: rounding, because the profile is sRGB
 
 
 def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:
-    """Return the pixels of one axis that a box covers, and their span of the grid in cells."""
+    """Return the pixels that a box covers along one axis, and the grid cells that they span."""
     first, end = (min(max(math.ceil(edge * pixels - 0.5), 0), pixels) for edge in (low, high))
     start, stop = ((edge / pixels - low) / (high - low) * cells for edge in (first, end))
     return first, end, max(start, 0.0), min(stop, float(cells))

@@ -21,7 +21,7 @@ function bicubic(x) {
   return x < 2 ? ((-0.5 * x + 2.5) * x - 4) * x + 2 : 0;
 }
 
-// For each pixel of a span: the first cell that contributes, and the shares of it and the cells after it.
+// For each pixel of a span: the first cell that contributes, and the shares of this and the next cells.
 function taps({ length, start, stop }, cells, smooth) {
   const step = (stop - start) / length, stretch = Math.max(step, 1);
   return Array.from({ length }, (_, pixel) => {
@@ -59,8 +59,8 @@ export function colorAt(palette, level) {
   return [0, 2, 4].map((digit) => parseInt(palette.slice(6 * level + digit, 6 * level + digit + 2), 16));
 }
 
-// overlay.blend as an overlay: red, green, blue and opacity for each level of heat, without the shade
-// of the photo.
+// overlay.blend as a layer above the photo: red, green, blue and opacity for each level of heat. The
+// photo's grey is not part of it.
 function inks({ colors, strength }, { palettes, opacity_gain }) {
   return Float32Array.from(Array.from({ length: 256 }, (_, level) => {
     if (colors === "spotlight") return [255, 255, 255, 255 * (1 - level / 255) ** 2 * strength * (2 - strength)];

@@ -22,15 +22,15 @@ export function start(element, props) {
   // The photos, oldest first:
   //   key                     the key in the album
   //   name, file, sample, url the photo: a file, a sample or a URL
-  //   settings                of its request
+  //   settings                the settings of its request
   //   records, record         one record per model, and the one that is open; or `problem`
   //   sentence, head          what the visitor has selected
   //   text, aside             the visitor's text, and a text that Decorative or Undo has replaced
   //   looked, accepted        whether the photo was opened and accepted
   //   stored                  whether the album has all of it
-  //   job, phase              of a photo without record and problem: cancels the request; its progress
+  //   job, phase              while it is captioned: an AbortController, and the progress
   let visits = [];
-  let visit = null;     // the open one; the first sample is not in the list until it is changed
+  let visit = null;     // the open photo; the first sample is not in `visits` until it is changed
   let checking = null;  // cancels a check of words
   let removed = null;   // the last removed photo and its position, for Undo
 
@@ -296,7 +296,7 @@ export function start(element, props) {
   allAgain.onclick = againWithAll;
 }
 
-// The changes that caption a photo again with these settings.
+// Cancel the request of a photo. Returns the fields to assign, so that it is captioned with these settings.
 function renewed(mine, settings) {
   mine.job?.abort();
   return { job: null, record: undefined, records: undefined, problem: undefined, sentence: 0, head: null, accepted: undefined, settings: { ...settings } };

@@ -52,7 +52,7 @@ function formOf(file, fields) {
 }
 
 // Caption a photo, a file or a URL. Returns the records, one per model. `follow` is called with { sent: 0..1 }, then with
-// { ahead: n } while n photos come first. fetch() cannot report the progress of an upload.
+// { ahead: n } while n photos come first. Not with fetch(), which cannot report the progress of an upload.
 export function caption({ name, file, url }, settings, { signal, follow }) {
   return new Promise((done, failed) => {
     const request = new XMLHttpRequest();

@@ -54,7 +54,7 @@ export class Strip {
 
   focus(key) { this.items.get(key)?.firstChild.focus(); }
 
-  // Offer to undo the removal of a photo; null: no longer.
+  // Offer to undo the removal of the photo `name`; null: stop offering it.
   offerUndo(name) {
     const line = this.root.querySelector(".removed"), undo = document.createElement("button");
     Object.assign(undo, { type: "button", className: "control", textContent: "Undo", onclick: this.onUndo });

@@ -63,7 +63,7 @@ export class Viewer {
     this.heat.show(words.length - 1);
   }
 
-  // problem: { title, detail }. again: retries; null if that cannot help. dismiss: removes the photo.
+  // problem: { title, detail }. again(): retries; null if a retry cannot help. dismiss(): removes the photo.
   fail({ title, detail }, again, dismiss = null) {
     this.#become("failed");
     const heading = document.createElement("strong"), bar = document.createElement("p");
