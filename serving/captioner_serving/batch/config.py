@@ -22,7 +22,7 @@ Maps = Literal["overlay", "sheet"]
 
 # RFC 3066; x-default is not a language.
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
-# Fields that may change between two runs with one output, and fields that are in `generation`.
+# Fields that may differ between runs with one output, and fields that `generation` contains.
 _FREE = ("retry_errors", "restart", "batch_size", "workers", "max_pixels", "backup")
 _GENERATION = ("beam_size", "captions", "style")
 

@@ -50,7 +50,7 @@ class Journal(Closing):
     Attributes:
         done: digests of the names of photos to skip.
         failed: the digests in `done` whose photos failed.
-        counts: photos in each JSON Lines file.
+        counts: the number of photos in each JSON Lines file.
         written: writes sidecars and maps, and logs them.
 
     Args:

@@ -64,7 +64,10 @@ class Line:
         self._is_stopped: Callable[[], bool] = lambda: False
 
     def end_in(self, seconds: float, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Set a deadline, after which messages raise TimeoutError; if stopped, StoppedError."""
+        """Set a deadline. After it, messages raise TimeoutError.
+
+        When `is_stopped` returns True, messages raise StoppedError.
+        """
         self._end, self._is_stopped = time.monotonic() + seconds, is_stopped
 
     def send(self, message: bytes) -> None:

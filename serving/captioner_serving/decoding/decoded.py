@@ -148,7 +148,7 @@ class Decoded(NamedTuple):
         Returns:
             The result without pixels, and the number of bytes of the pixels.
 
-        Raises ValueError, TypeError, KeyError, OverflowError: it is invalid.
+        Raises ValueError, TypeError, KeyError, OverflowError: the head is invalid.
         """
         (width, height), (across, down) = head["size"], head["shape"]
         count, content, box = head["pixels"], bytes.fromhex(head["content"]), Box(*head["box"])
@@ -171,7 +171,10 @@ class Decoded(NamedTuple):
             raise (kind if is_allowed else errors.ImageError)(self.error["detail"])
 
     def prepared(self, *, image: str | None = None) -> PreparedImage:
-        """Return the square for `Captioner.caption_prepared`; `image`: its name in the record."""
+        """Return the square for `Captioner.caption_prepared`.
+
+        image: the photo's name in the record.
+        """
         # A bytearray, because torch warns about read-only memory.
         flat = np.frombuffer(bytearray(self.pixels), np.uint8)
         pixels = flat.reshape(self.shape[1], self.shape[0], 3).transpose(2, 0, 1)

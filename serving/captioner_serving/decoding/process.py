@@ -255,7 +255,7 @@ class DecodeProcess:
 def _start_with_token(
     environment: Mapping[str, str], words: int
 ) -> tuple[subprocess.Popen[bytes], Line]:
-    """Start a process that connects to a port of this machine, and proves itself by a token."""
+    """Start a process that connects to a local port and authenticates with a token."""
     token = secrets.token_bytes(32)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(_POLL)

@@ -53,7 +53,8 @@ class Reader(Closing):
     Args:
         transform: how a photo becomes a square.
         workers: the number of processes.
-        quick: further processes for ordinary JPEGs (`is_ordinary`), which do not wait for others.
+        quick: further processes for ordinary JPEGs (`is_ordinary`), so that these do not wait for
+            other photos.
         fetching: further processes for photos with a `url`, so that slow hosts block no other
             photos.
         max_pixels: the limit of width times height.
@@ -94,7 +95,7 @@ class Reader(Closing):
         """Start the processes now, in the background."""
         for lane in self._lanes():
             for _ in lane.values:
-                lane.submit(DecodeProcess.start)  # an error is raised by the first photo
+                lane.submit(DecodeProcess.start)  # if this fails, the first photo raises the error
 
     def _lanes(self) -> _Lanes:
         """Return the three pools: for all photos, ordinary JPEGs, and photos with a `url`."""

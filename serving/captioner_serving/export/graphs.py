@@ -41,7 +41,7 @@ _IMAGES, _HYPOTHESES, _WORDS, _BEAM = 2, 3, 4, 5  # sizes of the example input
 
 @dataclass(frozen=True, kw_only=True)
 class Graphs:
-    """The names of an exported model's state, and the size of its grid."""
+    """The names of the state tensors of an exported model, and the size of its grid."""
 
     state: tuple[str, ...]
     rows: int

@@ -1,7 +1,7 @@
 """MCP for assistants: the tool `describe_image`, served by Gradio's MCP server.
 
-Everything else that Gradio's MCP server offers is removed, because its client downloads URLs and
-connects to the host that a request names.
+Everything else that Gradio's MCP server offers is removed, because it would download URLs and
+connect to the host that a request names.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def describe(caption: Caption) -> str:
 
 
 def place_of(word: Word, box: Box) -> str | None:
-    """Return the part of the photo with most attention to a word, out of 3 x 3 parts.
+    """Return the name of the part, out of 3 x 3, with most of a word's attention.
 
     Returns "spread over the photo" if every part has less than twice its even share; None if the
     word has no attention.

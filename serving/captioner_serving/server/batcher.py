@@ -1,8 +1,8 @@
 """Dynamic batching for one model: waiting images with equal settings form a batch.
 
-A batch starts as soon as the model is free, even with one image; new images wait meanwhile. Clients
-take turns (see `FairQueue`). Images with expensive settings have smaller batches, so one client
-cannot block the others.
+A batch starts as soon as the model is free, even with one image. While it runs, new images wait.
+Clients take turns (see `FairQueue`). Images with expensive settings have smaller batches, so one
+client cannot block the others.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class Batcher:
 
     Args:
         caption_batch: captions images that have the same settings.
-        max_batch: the total cost of a batch, see `JobSettings.cost`.
-        capacity: the limit of the total cost of admitted images. One client may use all of it; half
-            as much again is kept for clients with few images. A request that costs more than the
-            capacity is admitted when no other image is.
+        max_batch: the largest total cost of a batch, see `JobSettings.cost`.
+        capacity: the largest total cost of admitted images. One client may use all of it; half as
+            much in addition is kept for clients with few images. A request that costs more than the
+            capacity is admitted only when the queue is empty.
     """
 
     def __init__(self, caption_batch: CaptionBatch, *, max_batch: int, capacity: int) -> None:

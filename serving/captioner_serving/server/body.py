@@ -104,7 +104,7 @@ class BodyLimits:
             detail = f"send a {info.method} request; /docs has the documentation"
             raise RefusedError("wrong-method", detail, {"Allow": info.method})
         if length and "transfer-encoding" in headers:
-            # A proxy may have used the other one (request smuggling).
+            # A proxy may have used the other header (request smuggling).
             detail = "Content-Length and Transfer-Encoding are both set: send only one"
             raise RefusedError("bad-request", detail, {"Connection": "close"})
         if length.isdecimal() and int(length) > self._config.max_upload + _SLACK:

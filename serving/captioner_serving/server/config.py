@@ -65,7 +65,7 @@ class ServerConfig:
     def names(self) -> list[str]:
         """Accepted Host headers, for Starlette's TrustedHostMiddleware.
 
-        Other names are refused against DNS rebinding, in which a web site points its own name at a
+        Refusing other names prevents DNS rebinding, in which a web site points its own name at a
         local server.
         """
         if not self.is_local and not self.allowed_hosts:

@@ -35,7 +35,7 @@ from captioner_serving.server.uploads import Results, Uploads
 __all__ = ["GradioGuard", "add_endpoint", "mount"]
 
 _NAME = "caption"
-_LONGEST_CALL = 16_000  # bytes: numbers and paths
+_LONGEST_CALL = 16_000  # bytes; a call contains only numbers and paths
 
 
 def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
@@ -79,7 +79,7 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
             gr.Textbox(None, label="style"),  # None: the checkpoint's
             gr.Number(None, label="minimum_trust"),
         ]
-        # preprocess=False: the function opens the file, not Gradio.
+        # preprocess=False: the function, not Gradio, opens the file.
         gr.Button("Caption").click(
             record, inputs, gr.JSON(label="record"), preprocess=False, api_name=_NAME
         )

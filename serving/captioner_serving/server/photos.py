@@ -32,7 +32,7 @@ class PhotoPool:
     """Decoding processes with a time limit, a memory limit and a fair queue.
 
     Args:
-        captioner: has the limit of pixels.
+        captioner: its `max_pixels` is the limit of a photo.
         config: if it allows URLs, there are more processes.
         metrics: records the decoding time.
     """

@@ -39,7 +39,7 @@ class DrawingFields(RecordFields):
 
 
 class OverlayFields(DrawingFields):
-    """The fields of an overlay; `word` is a position from 1, None: the most visual word."""
+    """The fields of an overlay. `word`: a position from 1; None: the most visual word."""
 
     word: Annotated[int, Field(ge=1)] | None = None
 

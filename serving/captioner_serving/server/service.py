@@ -239,7 +239,8 @@ class CaptionService:
 
         An idle model makes a test caption, unless it has captioned recently.
 
-        Raises RefusedError: the model does not answer, a batch takes minutes, or it is closed.
+        Raises RefusedError: the model does not answer, a batch takes minutes, or the service is
+            closed.
         """
         if self._batcher.closed:
             raise ClosedError

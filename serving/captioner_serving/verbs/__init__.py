@@ -1,1 +1,1 @@
-"""The verbs of the `captioner` command that serve."""
+"""The verbs `batch`, `convert`, `export` and `serve` of the `captioner` command."""

@@ -137,7 +137,7 @@ def _load(
     names = arguments.checkpoint or [bundled_checkpoint()]
     checkpoints = [checkpoint_file(name) for name in names]
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # in this thread; the model's thread gets all of them
+    torch.set_num_threads(1)  # in this thread; the model's thread uses all `threads`
     captioners = [
         Captioner.from_pretrained(
             checkpoint,

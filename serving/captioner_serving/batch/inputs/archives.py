@@ -173,7 +173,7 @@ def _zip_photos(path: str) -> Iterator[Photo]:
             if reason := _too_packed(member, name):
                 yield LostPhoto(name=name, reason=reason)
                 continue
-            # Claimed sizes suffice, because no more is read. Members may share the same bytes.
+            # Add up the claimed sizes: no more is read of a member, and members may share bytes.
             unpacked += member.file_size
             if unpacked > most:
                 raise zipfile.BadZipFile(f"it unpacks to more than {most:,} bytes")

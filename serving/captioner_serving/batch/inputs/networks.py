@@ -124,7 +124,7 @@ def check_address(host: str, text: str) -> None:
         # The system reads 2130706433, 127.1 and 0177.0.0.1 as 127.0.0.1.
         if text.replace(".", "").isdigit():
             raise PrivateAddressError(f"{text} is not a complete IPv4 address") from None
-        return  # a name
+        return  # a host name, not an address
     if not _is_public(address):
         raise PrivateAddressError(
             f"it leads to {host}, which has the private address {address}; if you trust the URL, "

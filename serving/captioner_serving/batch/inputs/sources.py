@@ -85,8 +85,8 @@ class LeftOut:
 class Inputs:
     """The photos to caption.
 
-    sources: files, folders, globs, archives, URLs; "-" for a list on standard input; tables, with
-        `column`.
+    sources: files, folders, globs, archives, URLs, tables (with `column`), and "-" for a list on
+        standard input.
     lists: files with one path or URL per line.
     column: the column with paths or URLs in tables (CSV, JSONL and Parquet) among the sources.
     root: the base folder of relative paths in lists and tables; None: the current one.
@@ -126,7 +126,7 @@ class Inputs:
     def check(self) -> None:
         """Check that the inputs exist.
 
-        A missing photo or archive is an error of that photo only, unless all inputs are missing.
+        A missing photo or archive only gets an error record, unless all inputs are missing.
 
         Raises DataError: a folder, list or table does not exist, a pattern has no matches, or all
             inputs are missing.
