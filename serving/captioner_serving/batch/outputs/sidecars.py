@@ -79,7 +79,7 @@ class SidecarWriter:
         self.replaced += self._config.existing == "overwrite" and bool((old or b"").strip())
 
     def _path(self, photo: str) -> str:
-        """Return the sidecar's path, made from the photo's stem, or its name if the stem is shared."""
+        """Return the sidecar's path, with the photo's stem, or its name if photos share a stem."""
         kind = self._config.sidecar
         if kind == "xmp" and os.path.lexists(f"{photo}.xmp"):
             return f"{photo}.xmp"
