@@ -146,10 +146,7 @@ class Captioner:
         return square
 
     def box(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """Return the part of a photo that the square shows: left, top, right, bottom.
-
-        In fractions of the photo's width and height.
-        """
+        """Return the part of a photo in the square: left, top, right, bottom as fractions."""
         transform = self.about["transform"]
         side = transform["size"]
         if transform["mode"] == "squash":
@@ -180,10 +177,7 @@ class Captioner:
         attention: bool = True,
         image: str | None = None,
     ) -> dict[str, Any]:
-        """Caption a photo (a path or a binary file).
-
-        Returns the same record as `captioner caption --json`.
-        """
+        """Caption a photo (a path or a binary file). The record: see `captioner caption --json`."""
         opened = self.open(photo)
         beam = max(self.settings["beam_size"], captions) if beam_size is None else beam_size
         if not 1 <= captions <= beam:
@@ -255,8 +249,7 @@ class Captioner:
                 self._extend(paths[k], step_output, k, int(token), float(log))
                 for k, token, log in zip(parents, tokens[0], step_output["logs"][0], strict=True)
             ]
-            # The best possible score: every further word, up to the maximum length, has
-            # probability 1.
+            # The upper bound: all further words, up to the maximum length, have probability 1.
             if totals[0, 0] / np.float32((most + 1) ** penalty) <= pool[-1].score:
                 break
         sentences = [sentence for sentence in pool if sentence.tokens]
