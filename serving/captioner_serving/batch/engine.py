@@ -38,7 +38,7 @@ _CPU_BATCH = 32  # larger batches do not fit the caches, smaller ones do not use
 _GPU_SHARE = 0.5  # the part of the free memory that a batch may use
 _GPU_LARGEST = 512
 _CARRIED = 1 << 27  # bytes of photos from compressed archives in a batch
-_FAILING = 8  # batch sizes of photos after which a batch ends, even if most of them failed
+_FAILING = 8  # a batch has at most this many times its size of photos, including failed ones
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ class Batcher:
         max_batch: the largest total cost of a batch, see `JobSettings.cost`.
         capacity: the largest total cost of admitted images. One client may use all of it; half as
             much in addition is kept for clients with few images. A request that costs more than the
-            capacity is admitted only when the queue is empty.
+            capacity is admitted only if no other request is.
     """
 
     def __init__(self, caption_batch: CaptionBatch, *, max_batch: int, capacity: int) -> None:

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 AddressPolicy = Literal["public", "same-host", "any"]
-"""Addresses that an http URL may lead to; "same-host": public ones, and any of its own host."""
+"""Addresses that an http URL may lead to. "same-host": public ones, and any of the URL's host."""
 
 _TRIES = 3
 _SECONDS = 120.0  # time limit of a request, and of each megabyte of an archive
