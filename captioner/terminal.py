@@ -51,7 +51,7 @@ def probability(text: str) -> float:
 def add_keywords(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add `--keywords`, whose value is the least trust of a keyword."""
     parser.add_argument("--keywords", nargs="?", const=KEYWORD_TRUST, type=probability, metavar="P",
-        help=f"add the words with this trust or more; {KEYWORD_TRUST}")  # fmt: skip
+        help=f"add words with a trust of at least P (default: {KEYWORD_TRUST})")  # fmt: skip
 
 
 def json_line(

@@ -110,7 +110,9 @@ def _class_in(folder: Path) -> str:
     kind = str((config.get("architectures") or [config.get("model_type")])[0])
     if kind not in FAMILIES or config.get("num_image_with_embedding"):
         kind = "GIT video" if kind in FAMILIES else kind
-        raise CheckpointFormatError(f"it is a {kind} model; supported are {', '.join(FAMILIES)}")
+        raise CheckpointFormatError(
+            f"{kind} models are not supported; use one of {', '.join(FAMILIES)}"
+        )
     return kind
 
 

@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = pictures.add_argument
     add("--sheet", metavar="FILE", help="the attention of every word on one sheet")
     add("--overlay", metavar="FILE", help="the attention of one word, at the photo's size")
-    add("--word", metavar="WORD", help="of --overlay and --show: a word, or its position from "
-        "1; default: the word that depends most on the photo")  # fmt: skip
+    add("--word", metavar="WORD", help="word to draw with --overlay or --show, or its "
+        "position from 1; default: the word that depends most on the photo")  # fmt: skip
     add("--animation", metavar="FILE", help="the attention of the words in turn: .gif or .webp")
     add("--open", action="store_true", help="open the sheet in the default viewer")
     add("--show", action="store_true", help="draw one word's attention in the terminal")
@@ -76,13 +76,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--beam-size", type=int, metavar="N",
         help=f"1 to {MAX_BEAM_SIZE}; default: the checkpoint's, 5 in the bundled one")  # fmt: skip
     add("--captions", type=int, default=1, metavar="N", help="the N best captions")
-    add("--style", metavar="NAME", help="of a model with several styles; default: the checkpoint's")
+    add(
+        "--style",
+        metavar="NAME",
+        help="caption style, for models with several; default: the checkpoint's",
+    )
     add("--checkpoint", metavar="MODEL",
         help="file, run folder or USER/MODEL (Hub); default: bundled")  # fmt: skip
     add("--max-pixels", type=int, default=MAX_PIXELS, metavar="N",
         help=f"larger photos are refused; default: {MAX_PIXELS:,}")  # fmt: skip
     add("--minimum-trust", type=probability, metavar="P",
-        help="drop captions with less trust, 0 to 1")  # fmt: skip
+        help="drop captions with a trust below P (0 to 1)")  # fmt: skip
     add_machine_arguments(model)
 
 

@@ -269,7 +269,9 @@ def test_the_command_captions(
 def test_what_cannot_be_loaded_is_explained(tmp_path: Path, monkeypatch: Any) -> None:
     gpt2 = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)
     transformers.GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "text")
-    with pytest.raises(CheckpointFormatError, match=r"GPT2LMHeadModel model; supported are Blip"):
+    with pytest.raises(
+        CheckpointFormatError, match=r"GPT2LMHeadModel models are not supported; use one of Blip"
+    ):
         Captioner.from_pretrained(f"hf:{tmp_path / 'text'}")
     pickled = save_tiny("git", tmp_path / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--list", action="append", default=[], dest="lists", metavar="FILE",
         help="paths or URLs, one per line")  # fmt: skip
     add("--null", action="store_true", help="lists are separated by NUL, not by lines")
-    add("--column", metavar="NAME", help="column of a table that has the paths")
+    add("--column", metavar="NAME", help="the table's column of paths")
     add("--root", metavar="DIR", help="base of relative paths in lists and tables")
     add("--allow-scheme", action="append", default=[], dest="schemes", metavar="NAME",
         help="allow URLs of this scheme besides http, https, s3, gs")  # fmt: skip
@@ -59,12 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="add each word's effect to the records (slower)",
     )
-    add("--min-score", type=float, metavar="S", help="captions with a lower score go to --review")
+    add("--min-score", type=float, metavar="S", help="captions with a score below S go to --review")
     add(
         "--minimum-trust",
         type=probability,
         metavar="P",
-        help="captions with less trust go to --review",
+        help="captions with a trust below P go to --review",
     )
     add("--review", metavar="FILE", help="file of captions to review (.jsonl)")
     add_keywords(outputs)
@@ -76,13 +76,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model and speed")
     add = model.add_argument
     add("--beam-size", type=int, metavar="N", help="default: the checkpoint's, 5")
-    add("--style", metavar="NAME", help="of a model with several styles")
+    add("--style", metavar="NAME", help="caption style, for models with several")
     add("--checkpoint", metavar="MODEL",
         help="file, run folder or USER/MODEL (Hub); default: bundled")  # fmt: skip
     add_machine_arguments(model)
-    add("--batch-size", type=int, metavar="N", help="photos per batch; default: by device")
+    add(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="photos per batch; default: depends on the device",
+    )
     add("--workers", type=int, metavar="N", help="decoding processes; default: one per core")
-    add("--max-pixels", type=int, metavar="N", help="larger photos are refused")
+    add("--max-pixels", type=int, metavar="N", help="refuse photos with more pixels")
     add("--ray", nargs="?", const="auto", metavar="ADDRESS", help="run on a Ray cluster")
     add("--quiet", action="store_true", help="print failures only")
 

@@ -40,30 +40,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
     add("--host", help="default: 127.0.0.1 (this machine only)")
-    add("--port", type=int, help="default: 7860; 0: any free one")
+    add("--port", type=int, help="default: 7860; 0: any free port")
     add("--checkpoint", action="append", metavar="MODEL",
-        help="file, run folder or USER/MODEL of the Hub (bundled); two are compared")  # fmt: skip
+        help="file, run folder or USER/MODEL (Hub); default: bundled; "
+        "may be repeated, to compare models")  # fmt: skip
     add_machine_arguments(parser)
     add("--upload-ttl", type=float, metavar="S",
-        help="seconds that uploads of gradio_client are kept (540)")  # fmt: skip
+        help="seconds that uploads of gradio_client are kept; default: 540")  # fmt: skip
     add("--log", metavar="FILE", help="access log, one JSON line per request; -: standard error")
     add = parser.add_argument_group("limits").add_argument
     add("--max-upload", metavar="SIZE", help="largest request; default: 20MB")
     add("--max-pixels", type=int, metavar="N",
-        help="larger photos are refused; default: 100 million")  # fmt: skip
-    add("--max-batch", type=int, metavar="N", help="images per batch (16)")
-    add("--queue", type=int, metavar="N", help="waiting images; more get status 503 (64)")
-    add("--max-bodies", metavar="SIZE", help="all requests together; default: ten uploads")
-    add("--max-connections", type=int, metavar="N", help="open connections (500)")
+        help="refuse photos with more pixels; default: 100 million")  # fmt: skip
+    add("--max-batch", type=int, metavar="N", help="images per batch; default: 16")
+    add("--queue", type=int, metavar="N", help="waiting images; more get status 503; default: 64")
+    add("--max-bodies", metavar="SIZE", help="size of all requests together; default: ten uploads")
+    add("--max-connections", type=int, metavar="N", help="open connections; default: 500")
     add("--body-timeout", type=float, metavar="S",
-        help="seconds to receive a request's body; more for large ones (15)")  # fmt: skip
+        help="seconds to receive a request's body, more for large ones; default: 15")  # fmt: skip
     add = parser.add_argument_group("access").add_argument
-    add("--auth-file", metavar="FILE", help="require the USER:PASSWORD in this file")
+    add(
+        "--auth-file",
+        metavar="FILE",
+        help="require the user and password of this file, USER:PASSWORD",
+    )
     add("--token-file", metavar="FILE",
         help="accept bearer tokens, one NAME:TOKEN per line")  # fmt: skip
     add("--allowed-host", action="append", dest="allowed_hosts", metavar="NAME",
         help="accept this Host header too; may be repeated")  # fmt: skip
-    add("--root-path", metavar="PATH", help="path of the server behind a proxy, such as /captioner")
+    add("--root-path", metavar="PATH", help="path prefix behind a proxy, such as /captioner")
     add("--frame-ancestor", action="append", default=[], dest="frame_ancestors", metavar="ORIGIN",
         help="allow this origin to embed the page; may be repeated")  # fmt: skip
     add("--allow-origin", action="append", dest="allowed_origins", metavar="ORIGIN",
@@ -75,7 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mcp-folder", metavar="FOLDER",
         help="folder whose photos assistants may name by path")  # fmt: skip
     add("--trusted-proxy", action="append", default=[], dest="trusted_proxies", metavar="ADDRESS",
-        help="trust X-Forwarded-For and -Proto of this proxy; may be repeated")  # fmt: skip
+        help="trust X-Forwarded-For and X-Forwarded-Proto of this proxy; "
+        "may be repeated")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -23,11 +23,24 @@ __all__ = [
 def add_sidecars(group: argparse._ArgumentGroup) -> None:
     """Add the options for sidecars."""
     add = group.add_argument
-    add("--sidecar", metavar="KIND", help="write beside each photo: txt, caption, json or xmp")
-    add("--embed", action="store_true", help="write into the JPEG files too (needs exiftool)")
-    add("--no-backup", action="store_false", dest="backup", help="of --embed: no PHOTO_original")
+    add(
+        "--sidecar",
+        metavar="KIND",
+        help="file beside each photo: txt, caption, json or xmp",
+    )
+    add(
+        "--embed",
+        action="store_true",
+        help="write the texts into the JPEG files too (needs exiftool)",
+    )
+    add(
+        "--no-backup",
+        action="store_false",
+        dest="backup",
+        help="with --embed: no copy PHOTO_original",
+    )
     add("--existing", default="skip", metavar="HOW",
-        help="existing texts: skip, overwrite, prepend, append")  # fmt: skip
+        help="if a text exists: skip, overwrite, prepend or append; default: skip")  # fmt: skip
     add(
         "--language",
         default="en",
@@ -46,7 +59,7 @@ def add_wording(group: argparse._ArgumentGroup) -> None:
         help="text around the caption: 'Photo of {caption}.'",
     )
     add("--prefix", default="", metavar="TEXT", help="text before each caption")
-    add("--plain", action="store_true", help="no capital letter and full stop in XMP and CSV")
+    add("--plain", action="store_true", help="no capital letter or full stop in XMP and CSV")
     add("--replace", action="append", default=[], metavar="OLD=NEW", help="replace whole words")
 
 

@@ -174,7 +174,8 @@ def check_comparable(report: Mapping[str, Any], other: Mapping[str, Any]) -> Non
     if ours["hash"] != theirs["hash"]:
         raise DataError(
             f"the reports use CIDEr document frequencies of {ours['images']:,} and of "
-            f"{theirs['images']:,} images: give both the captions of the whole split with --corpus"
+            f"{theirs['images']:,} images: evaluate both again, with the "
+            "captions of the whole split as --corpus"
         )
 
 

@@ -234,8 +234,9 @@ KINDS: Final = {
         read=_folder,
         metavar="FOLDER",
         several=True,
-        help="photos, each with a .txt or .caption file (one caption per line), or with a table "
-        "of captions; or with Parquet files or WebDataset shards; or tar or zip files",
+        help="folder with photos and a .txt or .caption file for each (one caption per line), with "
+        "photos and a table of captions, with Parquet files or with WebDataset shards; or tar or "
+        "zip files of photos",
         has_images=False,
     ),
     "csv": Kind(
@@ -248,7 +249,7 @@ KINDS: Final = {
         several=True,
         read=_caption_files,
         has_columns=True,
-        help="with a header or without",
+        help="text tables, with or without a header",
     ),
     "xlsx": Kind(
         summary="the first sheet of a workbook, one row per caption",
@@ -293,8 +294,8 @@ KINDS: Final = {
         examples=("flickr8k downloads --to ~/flickr8k",),
         read=_flickr8k,
         metavar="FOLDER",
-        help="images (unpacked or not) with dataset_flickr8k.json, or with Flickr8k.token.txt and "
-        "Flickr_8k.*Images.txt, or with Kaggle's captions.txt",
+        help="folder with the images (or their zip file), and with dataset_flickr8k.json, "
+        "Flickr8k.token.txt and Flickr_8k.*Images.txt, or Kaggle's captions.txt",
         has_images=False,
     ),
 }

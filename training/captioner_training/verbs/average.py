@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shares", nargs="+", type=float, metavar="N",
         help="relative weight of each checkpoint; default: equal")  # fmt: skip
     add("--version", metavar="TEXT",
-        help="version in records; default: that of the first")  # fmt: skip
+        help="version for records; default: the first checkpoint's")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

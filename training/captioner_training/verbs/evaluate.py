@@ -32,7 +32,7 @@ EXAMPLES = """examples:
   captioner evaluate ~/coco --report report
   captioner evaluate ~/coco --compare bundled hf:OWNER/MODEL --deletion --calibration
 
-Prints a table of scores with 95 % bootstrap intervals over images. They use lower-case Treebank
+Prints a table of scores with 95 % bootstrap intervals over images. The scores use lower-case Treebank
 tokens without punctuation and cannot be compared with published scores; --official adds scores on
 COCO's tokens, and METEOR."""
 
@@ -64,28 +64,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", metavar="MODEL",
         help="file, run folder or USER/MODEL (Hub); default: bundled")
     add("--beam-size", type=int, metavar="N",
-        help="default: that of the checkpoint (bundled: 5)")
-    add("--style", metavar="NAME", help="style of captions; default: that of the checkpoint")
+        help="default: the checkpoint's, 5 in the bundled one")
+    add("--style", metavar="NAME", help="caption style; default: the checkpoint's")
     file("--score",
          help="score the captions of this file (COCO results or caption records), not a checkpoint")
     file("--corpus",
          help="COCO captions of the whole split, for document frequencies if DIR is a part of it")
     add("--official", action="store_true",
         help="add scores on COCO's tokens, and METEOR (needs Java)")
-    file("--training", help="COCO captions of the training split: count new captions")
+    file("--training",
+         help="COCO captions of the training split, to count captions that are not in it")
     file("--boxes",
-         help="COCO boxes of objects: measure attention on them, and absent objects in captions")
+         help="COCO boxes of objects, to measure attention on objects and to find absent objects "
+              "in captions")
     add("--calibration", action="store_true", help="measure the calibration of word probabilities")
     add("--deletion", action="store_true",
         help="measure how word probabilities fall without the attended cells")
-    file("--unlike", metavar="DIR", help="other pictures: measure whether they are unfamiliar")
+    file("--unlike", metavar="DIR",
+         help="folder of other pictures, to measure whether they are unfamiliar")
     add("--json", action="store_true", help="print all numbers as JSON")
-    file("--predictions", help="write the captions to this file; .json: as COCO results")
+    file("--predictions",
+         help="write the captions to this file, as COCO results if it ends in .json")
     file("--save", help="write a copy of the checkpoint with these scores and its trust")
     add("--version", metavar="TEXT", help="version of the copy; default: unchanged")
     file("--report", metavar="DIR", help="write report.html and report.json to this folder")
     add("--compare", nargs="+", default=[], metavar="MODEL",
-        help="other checkpoints or report.json files: add their scores and the differences")
+        help="other checkpoints or report.json files, to add their scores and the differences")
     add("--open", action="store_true", help="open the report in a browser")
     # fmt: on
     add_machine_arguments(parser)

@@ -61,7 +61,7 @@ def _add_coco(parser: argparse.ArgumentParser) -> None:
     add("--split", choices=("karpathy", "official"), default="karpathy",
         help="karpathy (default): 113,287, 5,000 and 5,000 images, as in most papers; official: "
         "COCO's own train and val")  # fmt: skip
-    add("--mirror", metavar="URL", help="download the same files from here")
+    add("--mirror", metavar="URL", help="download the files from this address instead")
     add("--keep-downloads", action="store_true", help="keep the downloaded zip files")
 
 
@@ -73,17 +73,18 @@ def _add_source(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     if kind.has_columns:
         add("--image-column", metavar="NAME", help="column of file names; default: detected")
         add("--caption-column", metavar="NAME", action="append", default=[],
-            help="captions or lists of them; may be repeated; default: detected")  # fmt: skip
+            help="column of captions or of lists of captions; may be repeated; "
+            "default: detected")  # fmt: skip
         add("--split-column", metavar="NAME", help="default: detected, if there is one")
     if kind.has_images:
         add("--images", nargs="+", default=[], metavar="PLACE",
             help="folders, tar or zip files, or globs of them; default: "
             "the folder of FILE")  # fmt: skip
-    group = parser.add_argument_group("splits of images for which the data set has none")
+    group = parser.add_argument_group("splits of images without a split")
     add = group.add_argument
-    add("--val", type=float, metavar="FRACTION", help="share of val; default: 0.1")
+    add("--val", type=float, metavar="FRACTION", help="share of images for val; default: 0.1")
     add("--test", type=float, metavar="FRACTION",
-        help="share of test; default: 0.1 from 200 images up, else 0")  # fmt: skip
+        help="share of images for test; default: 0.1 with 200 or more images, else 0")  # fmt: skip
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

@@ -24,16 +24,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a run folder or a file")
-    add("repository", metavar="USER/MODEL", help="created if it does not exist")
+    add(
+        "repository",
+        metavar="USER/MODEL",
+        help="name of the repository, created if it does not exist",
+    )
     add("--private", action="store_true", help="make a private repository")
     add("--revision", metavar="BRANCH", help="upload to this branch; default: main")
     add("--dry-run", action="store_true", help="print the card and list the files, upload nothing")
     card = parser.add_argument_group("model card")
     add = card.add_argument
-    add("--license", metavar="ID", help="of the model, as the Hub writes it: mit, cc-by-4.0, other")
+    add(
+        "--license",
+        metavar="ID",
+        help="licence, as the Hub writes it: mit, cc-by-4.0, other",
+    )
     add("--data", metavar="TEXT", help="names of the training data; default: the recipe's folders")
     add("--report", action="append", default=[], type=Path, metavar="FILE",
-        help="scores: a report.json of `captioner evaluate`; may be repeated")  # fmt: skip
+        help="report.json of `captioner evaluate` with scores; may be repeated")  # fmt: skip
     add("--replace-card", action="store_true", help="replace an existing card")
 
 

@@ -455,11 +455,11 @@ def main() -> int:
     add(
         "--word",
         metavar="WORD",
-        help="of --overlay; default: the word that depends most on the photo",
+        help="word to draw with --overlay; default: the one that depends most on the photo",
     )
     add("--beam-size", type=int, metavar="N")
     add("--captions", type=int, default=1, metavar="N", help="the N best captions")
-    add("--style", metavar="NAME", help="of a model with several styles")
+    add("--style", metavar="NAME", help="caption style, for models with several")
     arguments = parser.parse_args()
     if arguments.overlay and len(arguments.photos) > 1:
         parser.error("--overlay is for one photo")
