@@ -32,9 +32,9 @@ EXAMPLES = """examples:
   captioner evaluate ~/coco --report report
   captioner evaluate ~/coco --compare bundled hf:OWNER/MODEL --deletion --calibration
 
-Prints a table of scores with 95 % bootstrap intervals over images. The scores use lower-case Treebank
-tokens without punctuation and cannot be compared with published scores; --official adds scores on
-COCO's tokens, and METEOR."""
+Prints a table of scores with 95 % bootstrap intervals over images. The scores use lower-case
+Treebank tokens without punctuation and cannot be compared with published scores; --official adds
+scores on COCO's tokens, and METEOR."""
 
 _OF_A_CHECKPOINT = (
     "calibration",
