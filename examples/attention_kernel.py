@@ -1,18 +1,17 @@
-"""Attention as a kernel: a curve through noisy points, three ways.
+"""Attention as kernel regression: fit a curve to noisy points in three ways.
 
-The points are y = 2 sin(x) + x^0.8 with noise. To guess y at a new x, average the y that are known:
+The points are y = 2 sin(x) + x^0.8 plus noise. The prediction at a new x is a weighted mean of the
+known y. The weights are one of:
 
-- all alike: attention without a score, a flat line;
-- the near ones more: with the score -(x - x_i)^2 w / 2, the softmax of the scores is a Gaussian
-  kernel of width sigma = 1 / sqrt(w), and the average is the regression of Nadaraya and Watson
-  (1964);
-- with a w that is learned: each known point is guessed from the others, and log w follows the slope
-  of the error until it stands still.
+- uniform: attention without a score, which predicts a flat line;
+- larger for near points: with the score -(x - x_i)^2 w / 2, the softmax of the scores is a Gaussian
+  kernel of width sigma = 1 / sqrt(w), and the mean is the regression of Nadaraya and Watson (1964);
+- the same with a learned w: each known point is predicted from the other points, and log w is
+  optimised until the error does not change.
 
-A kernel of a fixed width stays as wrong as it is wide, however many points are known. A learned one
-gets sharper with every point. The theory of kernel regression says that sigma falls as N^(-1/5) and
-the error as N^(-4/5), away from the ends; the medians here, from 25 points to 1,600, fall as
-N^(-0.38) and N^(-0.84).
+With a fixed width, the error does not vanish, however many points are known. A learned width gets
+smaller with more points. In theory, sigma falls as N^(-1/5) and the error as N^(-4/5), away from
+the ends. The medians here, from 25 to 1,600 points, fall as N^(-0.38) and N^(-0.84).
 
     python examples/attention_kernel.py --out FOLDER       # some seconds
 """
@@ -32,27 +31,27 @@ try:
 except ImportError:
     raise SystemExit("this example draws: pip install matplotlib") from None
 
-POINTS = 200  # in the panels above; those below have from 25 to 1600
+POINTS = 200  # for the curves and maps; the plots of the error have 25 to 1,600
 NOISE = 0.5
 
 
 def truth(x: Tensor) -> Tensor:
-    """Give the curve that the points lie about."""
+    """Return the curve without noise."""
     return 2 * x.sin() + x**0.8
 
 
 def draw_points(count: int) -> tuple[Tensor, Tensor]:
-    """Draw known points: their places (L,), in order, and heights (L,)."""
+    """Draw known points at random: x (L,), sorted, and y (L,)."""
     places = (5 * torch.rand(count)).sort().values
     return places, truth(places) + NOISE * torch.randn(count)
 
 
 class Kernel(nn.Module):
-    """Attention whose score is a distance. Query and keys are places, the values heights."""
+    """Attention whose score is a negative squared distance; queries and keys are x, values y."""
 
     def __init__(self, w: float) -> None:
         super().__init__()
-        self.log_w = nn.Parameter(torch.tensor(w).log())  # 0 of w is minus infinity: all alike
+        self.log_w = nn.Parameter(torch.tensor(w).log())  # -inf for w = 0: uniform weights
 
     @property
     def sigma(self) -> float:
@@ -62,7 +61,7 @@ class Kernel(nn.Module):
     def forward(
         self, x: Tensor, places: Tensor, heights: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Guess the heights at x (K,) from L known points: (K,), and the weights (K, L)."""
+        """Predict y (K,) at x (K,) from L known points; also return the weights (K, L)."""
         scores = -((x[:, None] - places) ** 2) * self.log_w.exp() / 2
         weights = masked_softmax(scores, mask)
         guess = average(weights[None, :, None], heights[None, :, None])
@@ -70,7 +69,7 @@ class Kernel(nn.Module):
 
 
 def fit(places: Tensor, heights: Tensor) -> Kernel:
-    """Learn a width: guess each known point from the others until the error stands still."""
+    """Learn w by predicting each known point from the other points."""
     kernel = Kernel(1.0)
     others = ~torch.eye(len(places), dtype=torch.bool)
     optimizer = torch.optim.LBFGS(
@@ -90,13 +89,13 @@ def fit(places: Tensor, heights: Tensor) -> Kernel:
 
 @torch.no_grad()
 def error(kernel: Kernel, places: Tensor, heights: Tensor) -> float:
-    """Give the mean squared distance from the curve."""
+    """Return the mean squared error against the curve without noise."""
     x = torch.linspace(0, 5, 400)
     return (kernel(x, places, heights)[0] - truth(x)).square().mean().item()
 
 
 def converge(seeds: int = 5) -> dict[int, tuple[float, float, float]]:
-    """Give the medians of both errors, w = 1 and learned, and of sigma, by the number of points."""
+    """Return medians by the number of points: error with w = 1, error with learned w, sigma."""
     medians = {}
     for count in (25, 50, 100, 200, 400, 800, 1600):
         rows = []
@@ -117,7 +116,7 @@ def draw(
     medians: dict[int, tuple[float, float, float]],
     path: Path,
 ) -> None:
-    """Draw the three curves over their attention, and how error and width fall with N."""
+    """Draw the three curves, their attention, and the fall of error and sigma with N."""
     x = torch.linspace(0, 5, 100)
     known, line = places.numpy(), x.numpy()
     figure = Figure(figsize=(14, 6), layout="constrained")
@@ -151,7 +150,7 @@ def draw(
 
 
 def run(out: Path) -> dict[str, float]:
-    """Fit the three, draw them, and say how far each is from the curve (mean squared error)."""
+    """Fit and draw the three curves; return their mean squared errors."""
     torch.manual_seed(1)
     places, heights = draw_points(POINTS)
     learned = fit(places, heights)
@@ -173,6 +172,6 @@ def run(out: Path) -> dict[str, float]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(), help="where the figure goes")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder of the figure")
     for key, value in run(parser.parse_args().out).items():
         print(f"{key}: {value:.4f}")

@@ -1,17 +1,17 @@
-"""A small translator: a whole transformer, encoder and decoder, from captioner's parts.
+"""A small translator: a complete transformer, encoder and decoder, made of captioner's parts.
 
-It is that of Vaswani et al. (2017), and learns a language that this file makes up. A sentence such
-as
+The model is that of Vaswani et al. (2017) with the norm before each part. It translates into an
+invented language. In the translation of
 
     the small dogs see a red bird
 
-is, in that language, said verb last, with adjectives behind their nouns; and adjective, article and
-verb agree with their nouns, which have a gender (-a or -o) and a number (-s):
+the verb comes last and adjectives follow their nouns. Articles, adjectives and verbs agree with the
+nouns, which have a gender (-a or -o) and a number (-s):
 
     los canos piccos una ava russa vidan        (the dogs small, a bird red, see)
 
-The translator has never seen most of the sentences that can be said. It gets new ones right word by
-word only if it finds out which word goes with which, and that is what its heads show.
+Training covers only a small part of all possible sentences. To translate the others, the model has
+to learn which words belong together; the heads show this.
 
     python examples/small_translator.py --out FOLDER       # two minutes on one core
 """
@@ -35,7 +35,7 @@ try:
 except ImportError:
     raise SystemExit("this example draws: pip install matplotlib") from None
 
-# English noun: its stem and its gender.
+# Stem and gender of the translation, by English noun.
 NOUNS = {
     "dog": ("can", "o"), "cat": ("gatt", "o"), "bird": ("av", "a"), "fish": ("pesc", "o"),
     "horse": ("cavall", "o"), "cow": ("vacc", "a"), "bee": ("ap", "a"), "ant": ("formic", "a"),
@@ -49,7 +49,7 @@ PAD, BEGIN, END = 0, 1, 2
 
 
 def say(article: str, adjective: str | None, noun: str, *, plural: bool) -> tuple[str, str]:
-    """Say who in both languages."""
+    """Return a noun phrase in both languages."""
     stem, gender = NOUNS[noun]
     ending = gender + ("s" if plural else "")
     english = [article if not (plural and article == "a") else "some"]
@@ -61,7 +61,7 @@ def say(article: str, adjective: str | None, noun: str, *, plural: bool) -> tupl
 
 
 def all_pairs() -> list[tuple[str, str]]:
-    """Every sentence that can be said, with its translation."""
+    """Return all possible sentences with their translations."""
     adjectives = [None, *ADJECTIVES]
     someone = [
         (*say(article, adjective, noun, plural=plural), plural)
@@ -78,7 +78,7 @@ def all_pairs() -> list[tuple[str, str]]:
 
 
 class Words:
-    """The words of a language and their numbers."""
+    """The vocabulary of a language."""
 
     def __init__(self, sentences: list[str]) -> None:
         known = sorted({word for sentence in sentences for word in sentence.split()})
@@ -86,19 +86,19 @@ class Words:
         self.numbers = {word: number for number, word in enumerate(self.words)}
 
     def encode(self, sentences: list[str]) -> Tensor:
-        """Give <begin> words <end>, filled up with <pad>: (B, L)."""
+        """Return the tokens (B, L): <begin>, the words, <end>, and <pad>."""
         rows = [[BEGIN, *(self.numbers[word] for word in s.split()), END] for s in sentences]
         length = max(map(len, rows))
         return torch.tensor([row + [PAD] * (length - len(row)) for row in rows])
 
     def decode(self, row: list[int]) -> str:
-        """Give the words up to <end>."""
+        """Return the words up to <end>."""
         stop = row.index(END) if END in row else len(row)
         return " ".join(self.words[number] for number in row[:stop])
 
 
 def attention() -> Attention:
-    """Scaled dot-product attention with several heads."""
+    """Return scaled dot-product attention with several heads."""
     return Attention(
         score="scaled_dot",
         query_dim=WIDTH,
@@ -110,7 +110,7 @@ def attention() -> Attention:
 
 
 class Part(nn.Module):
-    """Layer norm, something, and the way around it."""
+    """Layer norm, attention and a linear map, with a residual connection."""
 
     def __init__(self, inside: nn.Module) -> None:
         super().__init__()
@@ -118,15 +118,15 @@ class Part(nn.Module):
         self.output = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, words: Tensor, seen: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Attend from words (B, T, n) to themselves or to what is seen (B, L, n), and add."""
+        """Attend from words (B, T, n) to `seen` (B, L, n), or to the words if `seen` is None."""
         queries = self.norm(words)
         grid = self.inside.project(queries if seen is None else seen)
-        context, self.weights = self.inside(queries, grid, mask)  # kept, to be drawn
+        context, self.weights = self.inside(queries, grid, mask)  # kept for `draw`
         return words + self.output(context)
 
 
 class Think(nn.Module):
-    """Two matrices with a ReLU between, for each word by itself, and the way around them."""
+    """Layer norm and two linear maps with a ReLU for each word, with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,12 +135,12 @@ class Think(nn.Module):
         )
 
     def forward(self, words: Tensor) -> Tensor:
-        """Change words (B, T, n)."""
+        """Transform words (B, T, n)."""
         return words + self.inside(words)
 
 
 class Translator(nn.Module):
-    """An encoder over English, and a decoder that writes the other language."""
+    """An encoder for English and a decoder for the other language."""
 
     def __init__(self, english: int, foreign: int) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Translator(nn.Module):
         self.norm, self.output = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, foreign)
 
     def encode(self, sentences: Tensor) -> Tensor:
-        """Read English (B, L): (B, L, n)."""
+        """Encode English tokens (B, L) as (B, L, n)."""
         visible = (sentences != PAD)[:, None]
         words = self.positions(self.english(sentences))
         for look, think in zip(self.read, self.read_think, strict=True):
@@ -162,7 +162,7 @@ class Translator(nn.Module):
         return words
 
     def forward(self, sentences: Tensor, before: Tensor) -> Tensor:
-        """Score the word after each of `before` (B, T): (B, T, foreign words)."""
+        """Score the word after each word of `before` (B, T); returns (B, T, foreign words)."""
         visible, seen = (sentences != PAD)[:, None], self.encode(sentences)
         words = self.positions(self.foreign(before))
         mask = causal(before.shape[1], before.shape[1])
@@ -172,7 +172,7 @@ class Translator(nn.Module):
 
     @torch.no_grad()
     def translate(self, sentences: Tensor, *, longest: int = 10) -> Tensor:
-        """Write the likeliest word after the likeliest word: (B, T)."""
+        """Decode greedily; return the tokens (B, T)."""
         written = torch.full((len(sentences), 1), BEGIN)
         for _ in range(longest):
             following = self(sentences, written)[:, -1:].argmax(-1)
@@ -181,7 +181,7 @@ class Translator(nn.Module):
 
 
 def train(model: Translator, english: Tensor, foreign: Tensor, *, steps: int) -> None:
-    """Teacher forcing, with batches of 128 pairs."""
+    """Train with teacher forcing, in batches of 128 pairs."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     for _ in range(steps):
@@ -201,7 +201,7 @@ def train(model: Translator, english: Tensor, foreign: Tensor, *, steps: int) ->
 
 @torch.no_grad()
 def draw(model: Translator, sentence: str, languages: tuple[Words, Words], path: Path) -> str:
-    """Draw where each head of the last layer looks while it translates; return the translation."""
+    """Draw the attention of each head of the last layer; return the translation."""
     english, foreign = languages
     row = english.encode([sentence])
     written = model.translate(row)
@@ -224,7 +224,7 @@ def draw(model: Translator, sentence: str, languages: tuple[Words, Words], path:
 
 
 def run(out: Path, *, steps: int = 1200) -> dict[str, float | str]:
-    """Train on a part of the language, and say how many unseen sentences come out exactly right."""
+    """Train on some sentences; return the share of unseen sentences that are translated exactly."""
     torch.manual_seed(1)
     pairs = all_pairs()
     random.Random(1).shuffle(pairs)
@@ -253,6 +253,6 @@ def run(out: Path, *, steps: int = 1200) -> dict[str, float | str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(), help="where the figure goes")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder of the figure")
     for key, value in run(parser.parse_args().out).items():
         print(f"{key}: {value}")

@@ -1,16 +1,17 @@
-"""Reversing strings: what a sequence-to-sequence model gains by attention.
+"""Reverse strings with a sequence-to-sequence model, with and without attention.
 
-An LSTM reads a string of the letters a, b, c, d; another writes it backwards. Without attention,
-all of the string has to fit into the state between the two: long strings do not. With attention,
-each step of the writer compares its state with the reader's at every letter (a dot product: both
-are of one size) and writes from what it finds there (Luong et al. 2015). It learns by itself to
-look at the last letter first: its weights are the anti-diagonal.
+One LSTM reads a string of the letters a, b, c, d, and another LSTM writes it backwards. Without
+attention, the state between them has to hold the whole string, which fails for long strings. With
+attention, each step of the writer compares its state with the reader's state at every letter (dot
+product) and uses the weighted mean of these states (Luong et al. 2015). The model learns to attend
+to the last letter first, so its weights form the anti-diagonal.
 
     python examples/string_reversal.py --out FOLDER        # two minutes on one core
-    python examples/string_reversal.py --forward           # the reader reads from the left alone
+    python examples/string_reversal.py --forward           # the reader reads only forwards
 
-Reading from both sides 78.7 % of the letters are right without attention and 99.9 % with it; from
-the left alone, where the last letters are freshest, 84.2 % and 99.1 %.
+If the reader reads in both directions, 78.7 % of the letters are right without attention and 99.9 %
+with attention. If it reads only forwards, and so saw the last letters most recently, 84.2 % and
+99.1 % are right.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ except ImportError:
     raise SystemExit("this example draws: pip install matplotlib") from None
 
 LETTERS = "abcd"
-BEGIN = len(LETTERS)  # what the writer reads before its first letter
-LENGTH = 30  # of the longest string
-SIZE = 64  # of the states
+BEGIN = len(LETTERS)  # the start token of the writer
+LENGTH = 30  # the longest string
+SIZE = 64  # numbers of a state
 
 
 class Reverser(nn.Module):
     """Two LSTMs, with or without attention between them.
 
-    The reader reads from both sides, with half of the size for each, or forward alone. Then
-    the state after a letter knows the letters before as well, and attention may settle one off.
+    The reader has two directions with half of the size each, or only the forward direction. In
+    the second case a state also depends on the letters before it, so the attention may be shifted
+    by one letter.
     """
 
     def __init__(self, *, attends: bool, forward: bool = False) -> None:
@@ -56,12 +58,12 @@ class Reverser(nn.Module):
         self.output = nn.Linear(SIZE, len(LETTERS))
 
     def forward(self, strings: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Read strings (B, L) and write after each letter of `before` (B, T).
+        """Read strings (B, L) and score the letter after each letter of `before` (B, T).
 
-        Returns the scores of the letters (B, T, 4), and where each looked (B, T, L).
+        Returns the scores (B, T, 4) and the attention (B, T, L).
         """
         read, ends = self.reader(self.embedding(strings))
-        # The last state of each direction (2, B, S/2), side by side, is where the writer begins.
+        # The writer starts with the last states of both directions (2, B, S/2), concatenated.
         state = tuple(end.transpose(0, 1).reshape(1, len(strings), SIZE) for end in ends)
         written, _ = self.writer(self.embedding(before), state)
         context, weights = self.attention(written, self.attention.project(read))
@@ -70,7 +72,7 @@ class Reverser(nn.Module):
 
     @torch.no_grad()
     def reverse(self, strings: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one letter after the other, each read again: letters (B, L), weights (B, L, L)."""
+        """Decode greedily; return the letters (B, L) and the attention (B, L, L)."""
         before = torch.full((len(strings), 1), BEGIN)
         for _ in range(strings.shape[1]):
             scores, weights = self(strings, before)
@@ -79,13 +81,13 @@ class Reverser(nn.Module):
 
 
 def train(*, attends: bool, forward: bool, steps: int) -> Reverser:
-    """Train on random strings; no string is shown on purpose a second time."""
+    """Train on random strings, drawn anew at every step."""
     torch.manual_seed(1)
     model = Reverser(attends=attends, forward=forward)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
     for _ in range(steps):
-        # All strings of a batch are of one length, so that there is nothing to pad.
+        # The strings of a batch have the same length, so they need no padding.
         length = int(torch.randint(1, LENGTH + 1, ()))
         strings = torch.randint(len(LETTERS), (128, length))
         right = strings.flip(1)
@@ -101,7 +103,7 @@ def train(*, attends: bool, forward: bool, steps: int) -> Reverser:
 
 
 def accuracy(model: Reverser) -> Tensor:
-    """The share of right letters in 50 new strings of each length, from 1: (LENGTH,)."""
+    """Return the share of right letters in 50 test strings of each length from 1, (LENGTH,)."""
     torch.manual_seed(2)
     shares = []
     for length in range(1, LENGTH + 1):
@@ -111,13 +113,13 @@ def accuracy(model: Reverser) -> Tensor:
 
 
 def share(by_length: Tensor) -> float:
-    """The share of right letters over strings of all lengths, of which long ones have more."""
+    """Return the share of right letters over all strings, weighted by their length."""
     lengths = torch.arange(1, LENGTH + 1)
     return ((by_length * lengths).sum() / lengths.sum()).item()
 
 
 def draw(model: Reverser, text: str, accuracies: dict[str, Tensor], path: Path) -> Tensor:
-    """Draw where each letter looked, and how many are right; return the weights (written, read)."""
+    """Draw the attention for a string and the accuracies; return the attention (written, read)."""
     strings = torch.tensor([[LETTERS.index(letter) for letter in text]])
     letters, weights = model.reverse(strings)
     figure = Figure(figsize=(10, 4.5), layout="constrained")
@@ -144,7 +146,7 @@ def draw(model: Reverser, text: str, accuracies: dict[str, Tensor], path: Path) 
 
 
 def run(out: Path, *, forward: bool = False, steps: int = 2000) -> tuple[dict[str, Tensor], Tensor]:
-    """Train both and draw them; return the letters right by length, and the second's weights."""
+    """Train and draw both models; return the accuracies and the attention of the second one."""
     models = {
         "without": train(attends=False, forward=forward, steps=steps),
         "with": train(attends=True, forward=forward, steps=steps),
@@ -156,8 +158,8 @@ def run(out: Path, *, forward: bool = False, steps: int = 2000) -> tuple[dict[st
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(), help="where the figure goes")
-    parser.add_argument("--forward", action="store_true", help="read from the left alone")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder of the figure")
+    parser.add_argument("--forward", action="store_true", help="read only forwards")
     arguments = parser.parse_args()
     for name, by_length in run(arguments.out, forward=arguments.forward)[0].items():
         print(f"letters right {name} attention: {share(by_length):.1%}")

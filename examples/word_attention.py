@@ -1,8 +1,8 @@
-"""Where words look among words: the self-attention of a transformer's decoder, head by head.
+"""Draw the self-attention between words in a transformer decoder, for each head.
 
-Any checkpoint whose decoder is a transformer will do, as `captioner train` makes one with
-`--decoder.kind transformer --decoder.score scaled_dot --decoder.heads 4`. A row is a word as it was
-said, its columns what had been said before it; no row sees what comes after it.
+It needs a checkpoint with a transformer decoder, which `captioner train` makes with
+`--decoder.kind transformer --decoder.score scaled_dot --decoder.heads 4`. A row is a word of
+the caption, and its columns are the words before it. A word cannot attend to later words.
 
     python examples/word_attention.py CHECKPOINT PHOTO --out FOLDER       # some seconds
 """
@@ -27,7 +27,7 @@ except ImportError:
 def look_back(captioner: Captioner, photo: str) -> tuple[list[str], torch.Tensor]:
     """Caption a photo; return its T words, and maps (heads, T, T) of the last decoder layer.
 
-    Row t is of word t. Column 1 is the start of the sentence, column 2 its first word, and so on.
+    Row t is for word t. Column 1 is the start token, column 2 the first word, and so on.
     """
     words = [word.text for word in captioner.caption(photo).words]
     tokens = [captioner.vocabulary.start(), *captioner.vocabulary.encode(words)][:-1]
@@ -60,7 +60,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("photo")
-    parser.add_argument("--out", type=Path, default=Path(), help="where the figure goes")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder of the figure")
     arguments = parser.parse_args()
     captioner = Captioner.from_pretrained(arguments.checkpoint)
     words, maps = look_back(captioner, arguments.photo)

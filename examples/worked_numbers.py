@@ -1,13 +1,13 @@
-"""Attention with a pencil: softmax(Q K^T / sqrt(d)) V, number by number.
+"""Attention by hand: softmax(Q K^T / sqrt(d)) V, number by number.
 
-Plain torch, and nothing of captioner but the encodings of places. Four parts:
+In plain torch; only the position codes come from captioner. Four parts:
 
-1. One head: three words ask three words. Scores, softmax over each row, weighted mean.
-2. Two heads of the same numbers: each has half of the columns, and looks elsewhere.
-3. Masks: the same four by four scores, seen in full, by near neighbours, and never ahead.
-4. Places: the bits of a place, its sines, and how alike the codes of two places are. The longest
-   wavelength is 10,000 times 2 pi, as Vaswani et al. have it; lecture notes that write 1,000 have
-   codes that are less alike (a mean cosine of .52 in place of .64), yet not orthogonal either.
+1. One head: three queries and three keys. Scores, softmax over each row, weighted mean.
+2. Two heads on the same numbers: each has half of the columns, and other weights.
+3. Masks: the same 4 x 4 scores with a full, a local and a causal mask.
+4. Positions: codes of bits, codes of sines, and the cosine between the codes of two positions. The
+   longest wavelength is 10,000 times 2 pi, as in Vaswani et al. Some lecture notes have 1,000. That
+   makes the codes less similar (mean cosine .52 instead of .64), but not orthogonal.
 
     python examples/worked_numbers.py --out FOLDER         # a second
 """
@@ -32,15 +32,15 @@ except ImportError:
 QUERIES = torch.tensor([[1.0, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0, 1]])
 KEYS = torch.tensor([[2.0, 2, 0, 0], [0, 0, 2, 2], [0, 0, 0, 0]])
 VALUES = torch.tensor([[1.0, 0, 0, 10], [0, 1, 0, 20], [0, 0, 1, 30]])
-# Four words; e^0 = 1 and e^(ln 2) = 2 make weights that are plain fractions.
+# Four words. Since e^0 = 1 and e^(ln 2) = 2, the weights are simple fractions.
 SCORES = math.log(2) * torch.tensor([[0.0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 1], [1, 0, 0, 1]])
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Look: queries (T, d), keys (L, d), values (L, v) -> scores, weights (T, L), contexts (T, v).
+    """Attend: queries (T, d), keys (L, d), values (L, v) -> scores, weights (T, L), means (T, v).
 
-    Q K^T has the dot product of query t and key l in row t, column l. The softmax is over a row: a
-    query spreads a whole 1 over the keys.
+    Row t, column l of Q K^T is the dot product of query t and key l. The softmax is over a row, so
+    the weights of a query sum to 1.
     """
     scores = queries @ keys.T / math.sqrt(queries.shape[-1])
     weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
@@ -48,28 +48,28 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
 
 
 def attend_by_heads(queries: Tensor, keys: Tensor, values: Tensor, *, heads: int) -> list[Tensor]:
-    """Cut the columns into heads, look with each: the weights (T, L) of every head.
+    """Split the columns into heads and return the weights (T, L) of each head.
 
-    A head has d / H numbers of a query, and so the root of d / H under its scores.
+    A head has d / H columns, so its scores are divided by sqrt(d / H).
     """
     parts = (each.chunk(heads, dim=-1) for each in (queries, keys, values))
     return [attend(*part)[1] for part in zip(*parts, strict=True)]
 
 
 def mask_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Take the softmax of each row over the keys that its query may see: (T, L).
+    """Take the softmax of each row over the keys that the mask allows, (T, L).
 
-    What it may not see has a score of minus infinity, and e to that is 0. A row that may see
-    nothing would be 0 / 0; its weights are zero.
+    Masked keys get a score of minus infinity, whose exponential is 0. A row without any key would
+    be 0 / 0; its weights are zero.
     """
     shares = scores.masked_fill(~mask, -math.inf).exp()
     return shares / shares.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(shares.dtype).tiny)
 
 
 def masks(words: int) -> dict[str, Tensor]:
-    """Give the three masks by name, (T, T): true where a query (row) may see a key (column)."""
+    """Return three masks (T, T) by name; true if a query (row) may use a key (column)."""
     place = torch.arange(words)
-    apart = place - place[:, None]  # how far the key is ahead of the query
+    apart = place - place[:, None]  # position of the key minus position of the query
     return {
         "full": torch.ones(words, words, dtype=torch.bool),
         "local": apart.abs() <= 1,
@@ -78,13 +78,13 @@ def masks(words: int) -> dict[str, Tensor]:
 
 
 def cosines(codes: Tensor) -> Tensor:
-    """Compare the codes (n, dim) of n places: their cosines (n, n)."""
+    """Return the cosines (n, n) between the codes (n, dim) of n positions."""
     unit = codes / codes.norm(dim=-1, keepdim=True)
     return unit @ unit.T
 
 
 def draw(path: Path) -> None:
-    """Draw the heads, the masks and the places on one sheet."""
+    """Draw heads, masks and positions in one figure."""
     figure = Figure(figsize=(17, 7), layout="constrained")
     axes = figure.subplots(2, 5)
     _, weights, _ = attend(QUERIES, KEYS, VALUES)
@@ -125,13 +125,13 @@ def tell() -> None:
     scores, weights, contexts = attend(QUERIES, KEYS, VALUES)
     print("1. One head, d = 4, sqrt(d) = 2")
     print(f"Q K^T =\n{QUERIES @ KEYS.T}\nscores = Q K^T / 2 =\n{scores}")
-    print("row 1: e^2, e^0, e^0 = 7.389, 1, 1, their sum 9.389: weights .787, .107, .107")
+    print("row 1: e^2, e^0, e^0 = 7.389, 1, 1; sum 9.389; weights .787, .107, .107")
     print(f"weights =\n{weights}\ncontexts = weights V =\n{contexts}\n")
     print("2. Two heads: columns 1-2 and 3-4, sqrt(d / 2) = 1.414")
     for number, head in enumerate(attend_by_heads(QUERIES, KEYS, VALUES, heads=2), 1):
         print(f"weights of head {number} =\n{head}")
-    print("Query 1 is all in head 1, query 2 all in head 2; each spreads the other head evenly.\n")
-    print("3. Masks over four words: scores are 0 or ln 2, so that a share is 1 or 2")
+    print("Query 1 is zero in head 2, and query 2 in head 1, so the weights there are uniform.\n")
+    print("3. Masks for four words: scores are 0 or ln 2, their exponentials 1 or 2")
     for name, mask in masks(4).items():
         print(f"{name}:\n{mask_softmax(SCORES, mask)}")
     print("\n4. Places")
@@ -142,16 +142,14 @@ def tell() -> None:
     print(
         f"{alike[0, 1]:.2f} for neighbours, never below {apart.min():.2f}: they are not orthogonal,"
     )
-    print(
-        "for the slow waves are nearly the same everywhere. What counts is that the cosine depends"
-    )
+    print("because the slow waves are nearly the same everywhere. The cosine depends only on the")
     near, far = alike[3, 8], alike[40, 45]
-    print(f"on the distance alone: {near:.4f} from 3 to 8, {far:.4f} from 40 to 45.")
+    print(f"distance: {near:.4f} from 3 to 8, {far:.4f} from 40 to 45.")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(), help="where the figure goes")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder of the figure")
     out = parser.parse_args().out
     tell()
     draw(out / "worked_numbers.png")
