@@ -31,7 +31,7 @@ def add_sidecars(group: argparse._ArgumentGroup) -> None:
     add(
         "--embed",
         action="store_true",
-        help="write the texts into the JPEG files too (needs exiftool)",
+        help="write texts into the JPEG files too (needs exiftool)",
     )
     add(
         "--no-backup",
@@ -40,7 +40,7 @@ def add_sidecars(group: argparse._ArgumentGroup) -> None:
         help="with --embed: no copy PHOTO_original",
     )
     add("--existing", default="skip", metavar="HOW",
-        help="if a text exists: skip, overwrite, prepend or append; default: skip")  # fmt: skip
+        help="if a text exists: skip, overwrite, prepend or append")  # fmt: skip
     add(
         "--language",
         default="en",
