@@ -51,8 +51,9 @@ VARIANTS = (
     "top_down",
     "transformer",
 )
-"""SCORE-QUERY of the LSTM (`heads` is scaled_dot with four heads), `additive` with positions of the
-cells, and the other decoders."""
+"""Names of the variants: SCORE-QUERY for the LSTM decoder (`heads` is scaled_dot with four heads),
+POSITIONS-previous for its additive attention with positions of the cells, and the other decoders.
+"""
 
 _HEADS = 4
 _STEP = 4  # sine positions over two axes need a transformer width in multiples of four
@@ -61,7 +62,7 @@ COLUMNS = {"BLEU-4": 1, "CIDEr": 1, "pointing": 1, "deletion effect": 3}
 """The measures in the table, with their number of digits."""
 
 Measures = dict[str, dict[str, float]]
-"""The measures of a run: `value`, and `low` and `high` of its 95 % interval over images."""
+"""The measures of a run by name: a `value`, and `low` and `high` if it has a 95 % interval."""
 
 
 def decoder_variants(
@@ -69,13 +70,13 @@ def decoder_variants(
 ) -> dict[str, DecoderConfig]:
     """Return the configuration of every variant, by its name in VARIANTS.
 
-    Values have the size of the hidden state, which `dot` and several heads need. The transformer
-    has about as many parameters as `additive-previous`.
+    Attention values have the size of the hidden state, which `dot` and several heads need. The
+    transformer has about as many parameters as `additive-previous`.
 
     Args:
-        base: sizes and dropout.
-        grid_dim: D, the features of a grid cell.
-        vocabulary_size: words and special tokens.
+        base: the configuration whose sizes and dropout all variants have.
+        grid_dim: D, the number of features of a grid cell.
+        vocabulary_size: number of words and special tokens.
 
     Raises ConfigError: the sizes do not allow one of the variants.
     """
@@ -144,17 +145,18 @@ class Ablation:
     """The runs of one recipe in one folder. All processes train; the main one measures.
 
     Args:
-        recipe: of every run, except for its decoder and seed.
-        out: has a folder for each run, and one for the data and grids that they share.
+        recipe: the recipe of every run; its decoder and seed are replaced.
+        out: the output folder, with a folder for each run, and one for shared data and grids.
         processes: the processes of the runs.
-        train: trains one run: `captioner_training.train` with its `validate`.
+        train: trains one run, such as captioner_training.train.train with `validate` bound.
         variants: names of the variants to compare.
         seeds: every variant is trained once per seed.
         deletion: number of images for the deletion test, the slowest measure.
 
     Raises:
-        ConfigError: unknown variant, no seed, no image for the deletion test, a recipe that starts
-            from a whole model, or sizes that do not allow a variant.
+        ConfigError: a variant is unknown, a seed is repeated or missing, there is no image for the
+            deletion test, the recipe starts from a whole model, or its sizes do not allow a
+            variant.
         DataError: the data cannot be read.
     """
 
@@ -196,7 +198,7 @@ class Ablation:
 
         Raises:
             CaptionerError: from training and evaluation.
-            KeyboardInterrupt: the same call resumes.
+            KeyboardInterrupt: the run was interrupted; the same call resumes it.
         """
         runs: dict[str, list[Measures]] = {name: [] for name in self.variants}
         for seed in self.seeds:
@@ -280,7 +282,7 @@ class Ablation:
 
 
 def _precision(recipe: Recipe, out: Path, device: torch.device) -> Any:
-    """Return the precision of all runs: that of finished ones, or what suits the device."""
+    """Return the precision for all runs: that of earlier runs, or else the best for the device."""
     if recipe.precision != "auto":
         return recipe.precision
     existing = [read_json(path) or {} for path in sorted(out.glob("*/recipe.json"))]

@@ -55,8 +55,8 @@ _ENGLISH = 0.15  # English captions have at least this share of function words
 def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
     """Write best.trust.safetensors, `gain` in finished.json, and report.html of a finished run.
 
-    CIDEr is that of `captioner evaluate`: of the saved checkpoint with its consensus. If one part
-    fails, the error is printed and the others follow.
+    CIDEr is measured as in `captioner evaluate`, on the saved checkpoint with its consensus. If one
+    part fails, its error is printed and the other parts are still written.
     """
     if not (out / "report.html").exists():
         _Conclusion(recipe=recipe, out=out, device=device).run()
@@ -182,13 +182,14 @@ def write_trust(
     """Fit trust, familiarity and consensus of a checkpoint and write them beside it.
 
     Args:
-        captioner: the checkpoint without trust. Its consensus is replaced.
-        checkpoint: its file, or "hf:" and a Hugging Face model.
-        train: photos it was trained on.
-        held_out: photos it was not trained on. Every second one is used for fitting.
+        captioner: the checkpoint, loaded without its trust. Its consensus is replaced.
+        checkpoint: the path of the checkpoint, or "hf:" and the name of a Hugging Face model.
+        train: photos that the model was trained on.
+        held_out: photos that it was not trained on. Every second one is used for fitting; the
+            quality of trust is measured on the rest.
 
     Returns:
-        Messages: the quality of trust on the other photos, and parts that were not fitted.
+        Messages about the quality of trust, and about parts that were not fitted.
 
     Raises:
         DataError: too few content words in the captions, or photos that look alike.
@@ -207,7 +208,7 @@ def write_trust(
         ]
     split = CaptionedSplit(captioner, held_out)
     vocabulary = captioner.vocabulary
-    if not is_ours:  # its vocabulary has the words of its captions so far; add the references'
+    if not is_ours:  # its vocabulary has only words of captions so far; add those of references
         for image in train:
             for words in image.words:
                 vocabulary.encode(words)
@@ -234,7 +235,10 @@ def write_trust(
 
 
 def _bundled_consensus(checkpoint: Checkpoint) -> Consensus | None:
-    """Return the bundled model's consensus if it fits: same encoder, transform and first words."""
+    """Return the bundled model's consensus, or None if it does not fit the checkpoint.
+
+    It fits if the encoders and transforms are equal and the vocabulary starts with its words.
+    """
     try:
         path = bundled_checkpoint()
         trust, bundled = Trust.beside(path), load_checkpoint(path)

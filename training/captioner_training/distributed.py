@@ -25,13 +25,14 @@ Value = TypeVar("Value")
 
 _POLL_INTERVAL = 0.05  # seconds
 _EXIT_DELAY = 10  # seconds
-_TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # besides WORLD_SIZE
+# The variables that torchrun sets besides WORLD_SIZE.
+_TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def exit_silently() -> NoReturn:
     """Exit without a message after another process failed.
 
-    The delay lets that process print its error: torchrun kills all when the first one exits.
+    The delay lets that process print its error: torchrun kills all processes when one exits.
     """
     time.sleep(_EXIT_DELAY)
     raise SystemExit(1)
@@ -39,7 +40,7 @@ def exit_silently() -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """The `world` processes of a run, as one of them sees them.
+    """The processes of a run: this one has number `rank` of `world`.
 
     All processes must call a method together. With one process, methods do not communicate.
     """
@@ -57,7 +58,7 @@ class Processes:
 
     @property
     def no_bar(self) -> bool | None:
-        """The `disable` of tqdm: bars only in the main process, and only on a terminal."""
+        """The value for tqdm's `disable`: bars only in the main process and on a terminal."""
         return None if self.main else True
 
     @property
@@ -98,8 +99,8 @@ class Processes:
     def main_first(self, work: Callable[[], Value]) -> Value:
         """Call a function in the main process, then in the others.
 
-        They wait for each other without a timeout. If the main process raises a CaptionerError, the
-        others exit silently.
+        The processes wait for each other without a timeout. If the main process raises a
+        CaptionerError, the others exit silently.
         """
         result = self.main_alone(work)
         try:
@@ -108,7 +109,10 @@ class Processes:
             self._wait_long()
 
     def main_alone(self, work: Callable[[], Value]) -> Value | None:
-        """Call a function in the main process only, as in `main_first`; others return None."""
+        """Call a function in the main process only; the others wait and return None.
+
+        Timeouts and errors are as in `main_first`.
+        """
         result, problem = None, None
         if self.main:
             try:

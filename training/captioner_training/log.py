@@ -44,7 +44,8 @@ _INTERVAL = 10.0  # seconds between two messages about steps if no bar is shown
 class Clock:
     """Measures the speed of an epoch since it began or was resumed.
 
-    `captions` has the number of captions of each image. All `processes` do equal work.
+    `captions` is the number of captions of each image. The counts of this process are multiplied by
+    `processes`, because all processes do equal work.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Clock:
         self._started += time.perf_counter() - began
 
     def stop(self) -> None:
-        """Stop the clock: validation and saving do not count."""
+        """Stop the clock before validation and saving, which do not count."""
         self._stopped = time.perf_counter()
 
     def timing(self) -> dict[str, float]:
@@ -142,7 +143,7 @@ class Log(Closing):
         with writing(self.path):
             keep = progress.log_bytes
             self._file = self.path.open("r+b" if keep and self.path.exists() else "w+b")
-            keep = self._file.read(keep).rfind(b"\n") + 1  # the file may be shorter than saved
+            keep = self._file.read(keep).rfind(b"\n") + 1  # the file may be shorter than log_bytes
             self._file.truncate(keep)
             self._file.seek(keep)
 
@@ -220,7 +221,7 @@ class Log(Closing):
             )
 
     def stop(self, states: Sequence[Path]) -> None:
-        """Print which of the states, newest first, the run will resume from."""
+        """Print the state that the run will resume from: the first of `states`, if any."""
         if states:
             self.print(
                 f"stopped after step {self.progress.total:,}: the same command resumes from "
@@ -242,14 +243,14 @@ class Log(Closing):
             yield
 
     def is_due(self, stage: StageState) -> bool:
-        """Whether the last step is logged."""
+        """Whether the step just taken is one to log."""
         every = min(self.recipe.log_every, max(1, stage.steps // _LINES))
         return self.progress.taken % every == 0
 
     def step(self, values: Mapping[str, Tensor], stage: StageState, clock: Clock) -> None:
         """Advance the bar, and log the step if it is due.
 
-        Raises GenerationError: the step is logged, and its values are NaN or infinite.
+        Raises GenerationError: the step is due, and one of its values is NaN or infinite.
         """
         if self._bar is not None:
             self._bar.update()
@@ -287,7 +288,10 @@ class Log(Closing):
         self, means: Mapping[str, float], scores: Mapping[str, float],
         captioned: Sequence[Captioned], *, stage: StageState, clock: Clock,
     ) -> None:  # fmt: skip
-        """Log the last epoch and print its scores; `means` are those of its steps."""
+        """Log the epoch that just ended and print its scores.
+
+        means: the mean of each training value over the epoch's steps.
+        """
         timing, progress = clock.timing(), self.progress
         place = self._place(progress.epoch)
         record = {"event": "epoch", **place, **means, "validation": scores, "timing": timing}

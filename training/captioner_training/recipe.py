@@ -1,7 +1,7 @@
 """Recipes: everything that decides a training run.
 
-The text under a field is its reason; `captioner train --fields` prints them all. recipe_file.py
-reads recipes from YAML and from the command line.
+The text under a field describes it; `captioner train --fields` prints all of these texts.
+recipe_file.py reads recipes from YAML and from the command line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 ANY_STYLE = "any"
-"""The style of DataConfig.any_style."""
+"""The name of the style that DataConfig.any_style adds."""
 
 Scenes = Annotated[int, Interval(ge=1, le=1_000_000)]
 _CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -49,7 +49,7 @@ def _refuse(problems: Iterator[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class Source:
-    """A split in COCO's captions format, by the names of its files below DataConfig.root."""
+    """A split in COCO's captions format, given by its files; paths are below DataConfig.root."""
 
     captions: str
     """The JSON file."""

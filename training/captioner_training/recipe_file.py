@@ -31,7 +31,8 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
         overrides: values of single fields by their dotted names, with stages counted from 1:
             {"stages.1.epochs": "3"}.
 
-    Raises ConfigError: the recipe does not exist, is not YAML, or has invalid fields (all named).
+    Raises ConfigError: the recipe does not exist, is not YAML, or has invalid fields. The message
+    names all of them.
     """
     source = _source(name)
     values = _parse(recipe_text(name), f"recipe {source}")
@@ -62,7 +63,7 @@ def _register_score(values: Mapping[str, Any]) -> None:
 
 
 def recipe_text(name: str) -> str:
-    """Return the text of a recipe. Raises ConfigError: there is none, or it cannot be read."""
+    """Return the text of a recipe. Raises ConfigError: it does not exist or cannot be read."""
     source = _source(name)
     try:
         return source.read_text(encoding="utf-8")
@@ -89,11 +90,11 @@ def _source(name: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader without anchors, aliases and tags, which can expand to any size.
+    """A YAML loader that refuses anchors, aliases and tags, because aliases can expand to any size.
 
     Numbers, booleans and dates stay strings: pydantic converts them to the type of their field.
 
-    Raises YAMLError: also for a key that occurs twice.
+    Raises YAMLError: the YAML is invalid, or a key occurs twice.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
@@ -150,7 +151,7 @@ def _set(values: dict[str, Any], key: str, text: str) -> str | None:
             target = target[part]
     if not isinstance(target, dict):
         return "there is no such field"
-    # Only lists, mappings and null are YAML: a path may contain " #", or be called 2024.
+    # Only lists, mappings and null are parsed as YAML: a path may contain " #", or be called 2024.
     is_yaml = text[:1] in ("[", "{") or text == "null"
     try:
         target[last] = _parse(text, "its value") if is_yaml else text

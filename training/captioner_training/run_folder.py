@@ -31,25 +31,25 @@ _FREE = (
     "data.root", "data.workers", "save_every_minutes", "save_every_steps", "keep_states",
     "keep_epochs", "keep_files",
 )  # fmt: skip
-# May exist when a run begins.
+# Files and folders that may exist when a run begins.
 _BEFORE_A_RUN = {"lock", "cache", "scenes", "tensorboard", "wandb", "wandb-run"}
-_RENAMED = {"own": "finetune", "own-language": "new-language"}  # recipes of runs of 0.1
+_RENAMED = {"own": "finetune", "own-language": "new-language"}  # names of recipes in 0.1
 
 
 class RunFolder:
-    """The folder of a run: empty, or with a run of this recipe, which is resumed.
+    """The folder of a run: either empty, or with a run of this recipe to resume.
 
     A run that failed before its first checkpoint can be restarted with any recipe. A finished run
     continues if the last stage of the recipe has more epochs. Only the main process writes.
 
     Args:
-        recipe: of the run.
+        recipe: the recipe of the run.
         out: the folder.
         fast: whether the hardware is fast in bfloat16.
 
     Attributes:
-        recipe: of the run. A precision of `auto` is replaced by that of the run to resume, or by
-            what suits the hardware.
+        recipe: the recipe of the run. If its precision is `auto`, it is replaced by the precision
+            of the run to resume, or else by the best one for the hardware.
         finished: whether the run is finished.
         extends: whether a finished run continues with more epochs.
 
@@ -69,7 +69,7 @@ class RunFolder:
         if recipe.precision == "auto":
             recipe = replace(recipe, precision=precision)
         self.recipe = recipe
-        failed_run: set[str] = set()  # files of a run without a checkpoint: overwritten
+        failed_run: set[str] = set()  # files of a run without a checkpoint, to be overwritten
         with suppress(ValidationError, ConfigError):
             existing = plain(TypeAdapter(Recipe).validate_python(existing))  # adds defaults
             failed_run = {self._recipe_file.name, "log.jsonl"}
@@ -99,11 +99,11 @@ class RunFolder:
             )
 
     def load(self, *, digest: str) -> dict[str, Any] | None:
-        """Read the newest valid state; None if there is none, or the run is finished.
+        """Return the newest readable state; None if there are no states or the run is finished.
 
         Raises:
             ConfigError: the run started with other data.
-            DataError: there are states, but none can be read.
+            DataError: there are states, but none of them can be read.
         """
         over = self.finished or self.extends
         state = (read_json(self._finished_file) or {}) if over else self._newest()
@@ -192,7 +192,7 @@ class RunFolder:
     def save(self, state: Mapping[str, Any], *, digest: str) -> None:
         """Write a state atomically.
 
-        Raises OutputError: it cannot be written; earlier states are kept.
+        Raises OutputError: the state cannot be written. Earlier states are kept.
         """
         path = self.out / "state" / f"step-{state['progress']['total']:09d}.pt"
         try:
@@ -228,8 +228,9 @@ class RunFolder:
 def _room(recipe: Recipe, model: CaptionModel, *, images: int) -> dict[str, int]:
     """Return the bytes that a run writes.
 
-    A state has all weights; of the trained ones also the average, the best, and two moments. One
-    state more than are kept: the new one is written before the oldest is deleted.
+    A state has all weights, and of each trained weight also the average, the best value and two
+    moments. There may be one state more than `keep_states`, because the new one is written before
+    the oldest is deleted.
     """
     encoder = model.encoder
     side = recipe.transform.size // encoder.config.stride
@@ -281,7 +282,7 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the operating system's reason behind an exception of torch."""
+    """Return the operating system's reason for an exception raised by torch."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

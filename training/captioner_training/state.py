@@ -1,4 +1,4 @@
-"""The state of a run: everything that it needs to resume exactly."""
+"""The state of a run: everything that is needed to resume it exactly."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _ROUNDING = 1e-5  # nats per token: smaller differences of cross-entropy are rou
 class Progress:
     """Counters and scores of a run, as of the last step.
 
-    A score is the CIDEr on validation, and minus the cross-entropy for epochs of equal CIDEr: on a
-    few photos CIDEr is often 0.
+    A score is a pair: the CIDEr on validation, and minus the cross-entropy. The second decides
+    between epochs of equal CIDEr, because on a few photos CIDEr is often 0.
     """
 
     stage: int = 0  # stage, epoch and step count from 0; messages count from 1
-    epoch: int = 0  # of the stage
-    step: int = 0  # of the epoch
-    taken: int = 0  # steps of the stage
-    total: int = 0  # steps of the run
+    epoch: int = 0  # epoch of the stage
+    step: int = 0  # step of the epoch
+    taken: int = 0  # steps taken in the stage
+    total: int = 0  # steps taken in the run
     best: tuple[float, float] = (-1.0, 0.0)  # highest score of the run
-    best_at: tuple[int, int] | None = None  # its stage and epoch, from 1; None: the initial model
+    best_at: tuple[int, int] | None = None  # stage and epoch of `best`, from 1; None: before them
     initial_score: float | None = None  # CIDEr of the checkpoint that the run started from
     stage_best: tuple[float, float] = (-1.0, 0.0)  # highest score of the stage
     stale: int = 0  # epochs since stage_best
-    stage_epochs: int = 0  # of the last finished stage
+    stage_epochs: int = 0  # number of epochs of the last finished stage
     log_bytes: int = 0  # length of the log
 
 
@@ -50,7 +50,7 @@ class StageState:
     Attributes:
         config: the stage in the recipe.
         scaler: scales losses for float16; disabled otherwise.
-        sums: sums over this process's steps of the epoch, by name.
+        sums: sum of each training value over this process's steps of the epoch, by name.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class StageState:
 
 
 def _is_better(score: tuple[float, float], best: tuple[float, float]) -> bool:
-    """Whether CIDEr is higher, or equal and cross-entropy lower by more than rounding."""
+    """Whether CIDEr is higher, or is equal and cross-entropy is lower by more than rounding."""
     return score > (best[0], best[1] + _ROUNDING)
 
 
@@ -152,7 +152,7 @@ class TrainState:
     Attributes:
         progress: counters and scores.
         stage: the current stage; None between two stages.
-        conditions_before: see Processes.conditions; of the run that is resumed.
+        conditions_before: the Processes.conditions of the run that is resumed; None: a new run.
     """
 
     def __init__(self, model: CaptionModel, *, processes: Processes) -> None:
@@ -160,10 +160,10 @@ class TrainState:
         self.progress = Progress()
         self.stage: StageState | None = None
         self.conditions_before: str | None = None
-        self._loaded: Mapping[str, Any] | None = None  # until its stage begins
+        self._loaded: Mapping[str, Any] | None = None  # state to restore when its stage begins
 
     def begin_stage(self, recipe: Recipe, *, steps: int) -> StageState:
-        """Begin a stage, or continue the one of `load_state_dict`."""
+        """Begin a stage, or continue the stage of the state that was loaded."""
         stage = self.stage = StageState(self.model, self.progress, recipe, steps=steps)
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
@@ -202,7 +202,7 @@ class TrainState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; `begin_stage` restores its stage."""
+        """Restore progress and weights; `begin_stage` later restores the stage."""
         self.progress = Progress(**state["progress"])
         self.model.load_state_dict(state["model"])
         self.conditions_before = state["conditions"]

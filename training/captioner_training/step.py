@@ -61,7 +61,7 @@ class TrainStep:
     """The training step of a stage. At most one objective samples captions.
 
     Attributes:
-        loss: not compiled, not wrapped for several processes.
+        loss: the loss module, neither compiled nor wrapped for several processes.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class TrainStep:
             transform=Transform(recipe.transform),
             dense=self._compile or processes.device.type != "cpu",
         ).to(processes.device)
-        self._built: nn.Module | None = None  # compiled and wrapped, with the first batch
+        self._built: nn.Module | None = None  # compiled and wrapped when the first batch arrives
         stage.model.train(self._sampling is None)
 
     def __call__(self, parts: Sequence[Batch]) -> dict[str, Tensor]:
         """Take one optimizer step on this process's share of a batch.
 
         Args:
-            parts: of the share; their gradients are added.
+            parts: the share in parts, which are computed one after the other to save memory.
 
         Returns:
             Scalars on the device: `loss`, its terms `loss/NAME`, `cross_entropy` in nats per token,
@@ -126,7 +126,7 @@ class TrainStep:
         stage.optimizer.zero_grad(set_to_none=True)
         stage.scheduler.step()
         stage.average.update()
-        if scaler.is_enabled():  # it skips steps whose gradients overflow
+        if scaler.is_enabled():  # the scaler skips steps whose gradients overflow
             norm = norm.nan_to_num(0, posinf=0)
         return {**sums, "gradient_norm": norm / self.processes.world}
 
@@ -163,13 +163,13 @@ class TrainStep:
         return Counts(*self.processes.sum(counts).unbind())
 
     def _build(self, inputs: tuple[Any, ...]) -> nn.Module:
-        """Compile the loss if the recipe says so, and wrap it for several processes."""
+        """Compile the loss if `compile` is on, and wrap it if there are several processes."""
         loss: nn.Module = self.loss
         if self._compile:
             loss = self._compiled(inputs)
         if self.processes.world > 1:
-            # BatchNorm's statistics are fixed, so buffers need no synchronization. The option was
-            # renamed in torch.
+            # BatchNorm's statistics are fixed, so buffers need no synchronization. torch has
+            # renamed the option.
             options = inspect.signature(DistributedDataParallel).parameters
             name = "forward_sync_buffers"
             buffers: dict[str, Any] = {name if name in options else "broadcast_buffers": False}
@@ -198,7 +198,7 @@ class TrainStep:
 class CaptionLoss(nn.Module):
     """The sum of the objectives for a part of a batch, as one module for torch.compile and DDP.
 
-    `dense` is as in TeacherForcedOutput.
+    dense: see TeacherForcedOutput.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class CaptionLoss(nn.Module):
             images: pixels (B, 3, S, S) uint8, or grids (B, L, D), on the device.
             data: captions of the data.
             sampled: captions that the model sampled, in a self-critical stage.
-            share: share of input words to replace by predictions, a scalar.
+            share: scalar, the share of input words to replace by predictions; None: no words.
 
         Returns:
             `loss`, its terms `loss/NAME`, and `cross_entropy` in nats per token: of the data's
@@ -248,7 +248,7 @@ class CaptionLoss(nn.Module):
         return {"loss": total, **named, "cross_entropy": of_data.cross_entropy()}
 
     def encode(self, images: Tensor) -> Tensor:
-        """Encode pixels (B, 3, S, S) uint8 to features (B, L, D); cached grids are features."""
+        """Encode pixels (B, 3, S, S) uint8 to features (B, L, D); cached grids already are."""
         if images.dtype != torch.uint8:
             return images.float()
         pixels = self.transform.normalize(images).contiguous(memory_format=torch.channels_last)
@@ -266,10 +266,11 @@ class CaptionLoss(nn.Module):
 
     @torch.no_grad()
     def _mix(self, features: Tensor, inputs: Tensor, share: Tensor) -> Tensor:
-        """Replace a share of the words (B, K, T) by predictions: scheduled sampling.
+        """Replace a share of the words (B, K, T) by predictions.
 
-        Bengio et al. 2015. All predictions come from one pass over the data's caption (Duckworth et
-        al. 2019, "Parallel Scheduled Sampling"). The start token, the end and padding stay.
+        This is scheduled sampling (Bengio et al. 2015). All predictions come from one pass over the
+        data's captions (Duckworth et al. 2019, "Parallel Scheduled Sampling"). <start>, <end> and
+        <pad> are not replaced.
         """
         if inputs.shape[-1] < 2:
             return inputs

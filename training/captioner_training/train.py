@@ -59,12 +59,12 @@ def train(
 ) -> Path:
     """Run a recipe, or resume its run, and return the path of the best checkpoint.
 
-    Writes into `out`: best.safetensors (highest CIDEr on validation, at equal CIDEr the lowest
-    cross-entropy), last.safetensors, log.jsonl, recipe.json, and finished.json at the end. Before
-    the end also state/, from which the same call resumes, and cache/ with grids.
+    Writes into `out`: best.safetensors (the highest CIDEr on validation; if equal, the lowest
+    cross-entropy), last.safetensors, log.jsonl, recipe.json, and finished.json at the end. Until
+    then, `out` also has state/, from which the same call resumes, and cache/, the encoded images.
 
     Args:
-        recipe: of the run.
+        recipe: the recipe to run.
         out: folder of the run.
         processes: the processes of the run.
         validate: scores the model after each epoch.
@@ -72,8 +72,9 @@ def train(
         tracker: receives the scalars of the log.
 
     Raises:
-        ConfigError: invalid recipe, or `out` has other files.
-        CaptionerError: data, weights or output do not fit the recipe.
+        ConfigError: the recipe is invalid, or `out` has unrelated files or another recipe's run.
+        CaptionerError: data or weights cannot be read or do not fit the recipe, or `out` cannot be
+            written.
         KeyboardInterrupt: after Ctrl-C or SIGTERM; a state is saved first.
     """
     with ExitStack() as stack:
@@ -110,7 +111,7 @@ class Run:
 
     Attributes:
         digest: hash of the data.
-        captions: of the training images, on the device.
+        captions: the tokens of the training captions, on the device.
         origin: the checkpoint that the model started from.
         objectives: the losses of each stage, by name.
     """
@@ -139,7 +140,7 @@ class Run:
         validate: Validate,
         tracker: Tracker | None,
     ) -> Run | None:
-        """Read and build everything that a run needs; None if it is finished."""
+        """Read and build everything that a run needs. Returns None if the run is finished."""
         recipe, device = folder.recipe, processes.device
         torch.manual_seed(recipe.seed)
         encoder, origin = load_encoder(recipe), load_origin(recipe)
@@ -318,7 +319,7 @@ class Run:
         )
 
     def _score_origin(self, origin: Checkpoint) -> None:
-        """Score the model that the run starts from; it is the best until an epoch is better."""
+        """Score the initial model, and keep it as the best until an epoch is better."""
         scores = self.validation.score_origin(origin)
         progress = self.state.progress
         progress.initial_score = scores["CIDEr"]

@@ -42,7 +42,7 @@ class ImageFormat:
     """Size and quality of stored images."""
 
     short_side: int = 256  # pixels; smaller images keep their size
-    quality: int = 90  # of JPEG
+    quality: int = 90  # JPEG quality
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,20 +84,20 @@ class IndexRow:
     key: str  # KEY.jpg and KEY.json in the shard
     id: int | str  # from the source; unique in its split
     file_name: str  # from the source
-    width: int  # of the upright original in pixels
+    width: int  # pixels of the upright original
     height: int
     captions: tuple[str, ...]
     shard: int  # position in Split.shards
-    offset: int  # of the JPEG in the shard
-    size: int  # of the JPEG in bytes
-    licence: str | None = None  # of the photo, if known
+    offset: int  # start of the JPEG in the shard
+    size: int  # bytes of the JPEG
+    licence: str | None = None  # licence of the photo, if known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The content of manifest.json."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore")  # later versions
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore")  # of later versions
 
     name: str
     fingerprint: str  # hash of everything that was prepared
@@ -111,7 +111,7 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """A hash of the stored images; equal for copies."""
+        """A hash of the shards; copies of a data set have the same hash."""
         hashes = [shard.sha256 for split in self.splits.values() for shard in split.shards]
         return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
@@ -144,7 +144,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        """Read the manifest of a data set. Raises DataError: a file has another size."""
+        """Read the manifest of a data set and check the sizes of its files. Raises DataError."""
         manifest = cls.read(folder / MANIFEST)
         for stored in manifest.files:
             path = folder / stored.file
@@ -160,7 +160,7 @@ class Manifest:
         return manifest
 
     def rows(self, folder: Path, split: str) -> Iterator[IndexRow]:
-        """Read the index of a split. Raises DataError: there is none, or it has changed."""
+        """Read the index of a split. Raises DataError: no such split, or the index has changed."""
         if split not in self.splits:
             remedy = ""
             if split == "val":

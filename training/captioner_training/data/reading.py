@@ -1,4 +1,4 @@
-"""Read captioned images: of a prepared data set, in COCO's format, or of a whole recipe."""
+"""Read captioned images from a prepared data set, from COCO's format, or for a whole recipe."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def read_dataset(folder: Path, *, split: str, words: Words = tokenize) -> list[C
     """Read a split of a data set.
 
     Args:
-        folder: from `captioner prepare`; or with captions_SPLIT.json in COCO's captions format, and
-            the images in SPLIT*.tar or in a folder SPLIT.
-        split: its name.
+        folder: a folder that `captioner prepare` wrote, or a folder with captions_SPLIT.json in
+            COCO's captions format and the images in SPLIT*.tar or in a folder SPLIT.
+        split: name of the split.
         words: splits captions into words.
 
-    Raises DataError: no data set, no such split, or files are missing or damaged.
+    Raises DataError: the folder has no data set or no such split, or files are missing or damaged.
     """
     if is_unfinished(folder):
         raise DataError(f"{folder} is not finished: run the same `captioner prepare` again")
@@ -73,7 +73,7 @@ def _captioned(
             id=row.id,
             store=store,
             captions=row.captions,
-            # Interned to save memory: COCO's millions of words are few different ones.
+            # Interned to save memory, because most words occur many times.
             words=tuple(tuple(map(sys.intern, words(text))) for text in row.captions),
         )
         for row in rows
@@ -139,16 +139,16 @@ def read_corpus(
     """Read the data sets of a recipe, or draw its scenes into `out`.
 
     Args:
-        recipe: of the run; a dry run reads as many images as its steps take.
-        out: the folder of the run.
+        recipe: the recipe of the run. In a dry run, only as many images as its steps take are used.
+        out: the folder that scenes are drawn into.
         origin: the vocabulary of the checkpoint that the run starts from. Its words keep their
             numbers.
-        quiet: without the progress of drawing scenes.
+        quiet: do not show the progress of drawing scenes.
 
     Raises:
-        ConfigError: the style of generation is not in the data.
-        DataError: a data set cannot be read, has a single training photo, or no word that is
-            frequent enough.
+        ConfigError: the data has no style generation.style.
+        DataError: a data set cannot be read, there is only one training photo, no word is frequent
+            enough, or the captions have no spaces between words and need another tokenizer.
     """
     data = recipe.data
     if data.scenes is None:
@@ -186,7 +186,10 @@ def _vocabulary(
     *,
     origin: Vocabulary | None,
 ) -> Vocabulary:
-    """Return the words and styles of `origin`, then new ones of the data. Raises DataError."""
+    """Return the words and styles of `origin`, followed by new ones of the data.
+
+    Raises DataError: no word is frequent enough, or the captions need another tokenizer.
+    """
     sample = (caption for image in train[:_SAMPLE] for caption in image.captions)
     if data.tokenizer == "words" and has_no_spaces(sample):
         remedy = "set --data.tokenizer characters"
@@ -233,7 +236,7 @@ def read_test(recipe: Recipe, vocabulary: Vocabulary) -> list[CaptionedImage]:
 def _with_style(
     images: Sequence[CaptionedImage], vocabulary: Vocabulary, *, default: str
 ) -> list[CaptionedImage]:
-    """Give images whose style the model does not have the default style."""
+    """Give the default style to images whose style is not in the vocabulary."""
     return [
         image if image.style in vocabulary.styles else replace(image, style=default)
         for image in images

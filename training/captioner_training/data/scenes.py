@@ -1,8 +1,8 @@
 """Drawn scenes with exact captions and boxes, for the recipe smoke and for tests.
 
-A scene has a large and a small shape. Its caption starts with the large one, "a large red circle
-above a small blue square". Only one caption is right, so exact match is a score, and the boxes show
-where attention should be. The same seed draws the same bytes.
+A scene has a large and a small shape. Its caption starts with the large one: "a large red circle
+above a small blue square". Only this caption is right, so exact matches can be counted. The boxes
+show where attention should be. The same seed draws the same bytes.
 
     write_scenes(Path("scenes"), splits={"train": 3000, "val": 300})
 """
@@ -38,7 +38,7 @@ Point = tuple[float, float]
 
 
 def _spokes(count: int, *radii: float) -> list[Point]:
-    """Return points around the origin, the first straight up, with alternating radii."""
+    """Return points around the origin with alternating radii; the first is straight above it."""
     at = [(radii[i % len(radii)], 2 * math.pi * i / count) for i in range(count)]
     return [(r * math.sin(a), -r * math.cos(a)) for r, a in at]
 
@@ -60,7 +60,7 @@ _OUTLINES: Final[Mapping[str, list[Point]]] = {
     "heart": [_heart(2 * math.pi * i / 60) for i in range(60)],
     "cross": _CROSS + [(-x, -y) for x, y in _CROSS],
 }
-# Hue in degrees, saturation, value. With jitter they stay apart from each other and from the
+# Hue in degrees, saturation, value. Even with jitter, colours differ from each other and from the
 # backgrounds.
 _TONES: Final[Mapping[str, tuple[float, float, float]]] = {
     "red": (357, 0.86, 0.84),
@@ -158,7 +158,7 @@ def _centers(relation: str, first: Point, second: Point, rng: Random) -> tuple[P
     low, high = before[along] / 2 + _MARGIN, 1 - after[along] / 2 - _MARGIN
     distance = rng.uniform((first[along] + second[along]) / 2 + _GAP, high - low)
     start = rng.uniform(low, high - distance)
-    at, to = (start, start + distance)[::sign]  # along: of the first, of the second
+    at, to = (start, start + distance)[::sign]  # the first and second centre along the axis
     edge = first[across] / 2 + _MARGIN, second[across] / 2 + _MARGIN
     aside = rng.uniform(max(edge), 1 - max(edge))
     reach = _SIDEWAYS * distance
@@ -209,11 +209,12 @@ def write_scenes(
     side: int = _SIDE,
     advance: Callable[[int], object] = lambda _: None,
 ) -> None:
-    """Write scenes in COCO's format. `advance` counts finished scenes.
+    """Write scenes in COCO's format.
 
     Each split has SPLIT-00.tar (JPEG files), boxes_SPLIT.json (COCO instances; the categories are
     the shapes) and captions_SPLIT.json (COCO captions). With the same version of Pillow, the same
-    arguments write the same bytes. `splits` has the number of scenes by name of split.
+    arguments write the same bytes. `splits` is the number of scenes of each split by its name.
+    `advance` is called with 1 after each scene.
 
     Raises OutputError: the folder cannot be written.
     """
@@ -263,7 +264,7 @@ def _add(tar: tarfile.TarFile, name: str, image: Image.Image) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file unless its content is the same: cached grids depend on its time."""
+    """Write a file unless its content is the same. A new file would invalidate cached grids."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and path.read_bytes() == content:

@@ -43,9 +43,10 @@ class EvaluationInputs:
 
     source: the checkpoint, or captions read from a file.
     images: the split; empty if only captions are scored.
-    split: the same images for scoring.
-    boxes: relative to the area that the model sees, or to the whole photo without a model.
-    corpus: the whole split if the images are a part of it.
+    split: ids, names and references of the images, for scoring.
+    boxes: boxes of objects, relative to the area that the model sees; without a model, relative to
+        the whole photo.
+    corpus: the whole split, if the images are only a part of it.
     training: the training split.
     others: reports and checkpoints to compare with.
     """
@@ -91,7 +92,7 @@ class _ErrorCollector:
         return None
 
     def combined(self) -> CaptionerError:
-        """Return the only error, or one error with the messages of all."""
+        """Return the only error, or one error with all messages."""
         if len(self.errors) == 1:
             return self.errors[0]
         return DataError("\n".join(error.detail for error in self.errors))
@@ -101,7 +102,7 @@ def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> E
     """Read all inputs except photos, and check that the outputs can be written.
 
     Args:
-        arguments: of the command.
+        arguments: the parsed arguments of the command.
         read: the paths that the command reads, starting with the data.
 
     Raises:

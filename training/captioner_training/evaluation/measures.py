@@ -48,9 +48,9 @@ class CaptionedSplit:
         images: the split.
         calibration: measure the calibration of next-word probabilities.
         deletion: run the deletion test.
-        beam_size: None: the checkpoint's default.
-        style: of the captions; None: the checkpoint's default.
-        corpus: the whole split if the images are a part of it.
+        beam_size: number of hypotheses; None: the checkpoint's default.
+        style: style of the captions; None: the checkpoint's default.
+        corpus: the whole split, if the images are only a part of it.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CaptionedSplit:
         self.captioner = captioner
         self.config = captioner.generation.for_request(beam_size=beam_size, style=style)
         self.style = captioner.vocabulary.style(self.config.style)
-        self._pooled: list[NDArray[np.float32]] = []  # the grids of each batch
+        self._pooled: list[NDArray[np.float32]] = []  # the pooled grids of each batch
         self._measures: dict[str, Calibration | DeletionTest | EffectMeans] = {}
         self._failed: dict[str, CaptionerError] = {}
         images = [replace(image, style=self.config.style) for image in images]
@@ -184,10 +184,10 @@ class CaptionedSplit:
         """Return the measures that the options ask for.
 
         Args:
-            official: scores on COCO's tokens.
-            training: the training split.
-            boxes: of the images.
-            unlike: a folder of other pictures.
+            official: add scores on COCO's tokens.
+            training: the training split, to count captions that do not occur in it.
+            boxes: boxes of the objects in the images, to measure attention on them.
+            unlike: a folder of other pictures, to measure whether they are unfamiliar.
             predictions: the file to write the captions to.
         """
         parts = self.set.parts(official=official, training=training, boxes=boxes)
@@ -228,7 +228,7 @@ class CaptionedSplit:
         return self.set.rows(**columns)
 
     def _measure(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
-        """Measure a batch. A measure that fails is dropped; the others continue."""
+        """Measure a batch. A measure that fails is skipped from then on; the others continue."""
         self._pooled.append(pool(grid.features).cpu().numpy())
         for name, measure in self._measures.items():
             if name not in self._failed and not isinstance(measure, EffectMeans):

@@ -32,7 +32,7 @@ _TAIL_NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """An image to score a caption of: its id, its file name and its references as written."""
+    """An image whose caption is scored: its id, file name and references as written."""
 
     id: int | str
     name: str
@@ -43,7 +43,7 @@ class Target:
 class Predictions:
     """Captions read from a file.
 
-    captions: one per image, in the order of the split; None where the file has none.
+    captions: one per image, in the order of the split; None if the file has no caption of it.
     problems: sentences about entries of the file.
     """
 
@@ -52,7 +52,7 @@ class Predictions:
 
 
 def targets(images: Sequence[CaptionedImage]) -> list[Target]:
-    """Return the part of a split that scoring needs."""
+    """Return the ids, names and references of a split, which are all that scoring needs."""
     return [Target(id=image.id, name=image.name, references=image.captions) for image in images]
 
 
@@ -70,7 +70,7 @@ def read_targets(path: Path) -> list[Target]:
 
 
 def read_whole_split(path: Path, split: Sequence[Target]) -> list[Target]:
-    """Read the whole split that contains these images.
+    """Read the whole split that the images of `split` are a part of.
 
     Raises DataError: the file cannot be read, or lacks some of the images.
     """
@@ -88,11 +88,11 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
     """Read captions that another program made.
 
     Args:
-        path: COCO results, a JSON list of {"image_id": 7, "caption": "..."}, or caption records,
-            a JSON object per line with "image" and "caption". An `image_id` is the image's id, as
-            a number or as text, or the stem of its file name, or the number which that stem ends
-            with. An `image` is a path that shares its last parts with the image's name. A name
-            that fits several images is skipped and reported.
+        path: a file of COCO results, a JSON list of {"image_id": 7, "caption": "..."}; or of
+            caption records, one JSON object per line with "image" and "caption". `image_id` may be
+            the image's id (a number or text), the stem of its file name, or the number at the end
+            of that stem. `image` is a path whose last parts equal those of the image's name. An
+            entry that fits several images is skipped and reported.
         images: the split.
 
     Raises DataError: the file cannot be read, has neither format, or names no image of the split.
@@ -166,7 +166,7 @@ class _Names:
         }
 
     def places(self, name: str, *, by_id: bool) -> Sequence[int]:
-        """Return the places of the images that a name fits: one, none or several."""
+        """Return the positions in the split of the images that a name fits."""
         if by_id:
             keys = (name, name, str(int(name)) if name.isdecimal() else "")
             for index, key in zip(self._by_id, keys, strict=True):
@@ -181,7 +181,7 @@ class _Names:
 
 
 def _index(names: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
-    """Return the places of each name; an empty name has none."""
+    """Return the positions of each name. Empty names are left out."""
     places: dict[str, list[int]] = defaultdict(list)
     for place, name in names:
         if name and place not in places[name]:
@@ -259,7 +259,7 @@ def write_predictions(
 def check_replaceable(path: Path) -> None:
     """Refuse to overwrite a file that `write_predictions` did not write.
 
-    Raises OutputError: the file is something else.
+    Raises OutputError: the file has other content.
     """
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return

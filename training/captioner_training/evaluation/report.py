@@ -36,10 +36,13 @@ _NOT_COMPARED = ("per_image", "comparisons", "comparison")  # the last is of ver
 class ImageRow:
     """The row of one image in a report. None: not measured.
 
-    cider, rouge_l: in percent; score: mean log-probability; familiarity, trust: 0 to 1; invented:
-    categories that the caption names and no reference does; cross_entropy: of the references, in
-    nats per token; reference_tokens: their number of tokens; others: the caption and its CIDEr in
-    each report that this one is compared with.
+    cider, rouge_l: in percent.
+    score: mean log-probability of the caption.
+    familiarity, trust: from 0 to 1.
+    invented: COCO categories that the caption names and no reference names.
+    cross_entropy: cross-entropy of the references in nats per token.
+    reference_tokens: number of tokens of the references.
+    others: the image's caption and its CIDEr in each report that this one is compared with.
     """
 
     id: int | str
@@ -57,7 +60,7 @@ class ImageRow:
     others: tuple[tuple[str, float], ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """Return the row as it stands in report.json."""
+        """Return the row in the form of report.json."""
         values = {key: value for key, value in asdict(self).items() if value is not None}
         others = [{"caption": caption, "CIDEr": cider} for caption, cider in values.pop("others")]
         values |= {"others": others} if others else {}
@@ -78,7 +81,7 @@ def describe_data(
     Args:
         data: the folder or file of the split.
         split: the images.
-        name: of the split; None if `data` is a file.
+        name: name of the split; None if `data` is a file.
         corpus: the whole split, for CIDEr's document frequencies; None: `split`.
         scored: the number of images with a caption; None: all.
     """
@@ -120,7 +123,7 @@ def hash_split(images: Sequence[Target]) -> str:
 
 
 def measure_parts(report: dict[str, object], parts: Mapping[str, Callable[[], object]]) -> bool:
-    """Add parts to a report, failed ones as an error. Return whether one failed."""
+    """Measure parts and add them to a report, or their errors. Return whether one failed."""
     failed = False
     for name, part in parts.items():
         try:
@@ -144,7 +147,7 @@ def as_json(value: Any) -> Any:
 def read_report(path: Path) -> dict[str, Any]:
     """Read the report.json of an evaluation.
 
-    Raises DataError: the file cannot be read or is something else.
+    Raises DataError: the file cannot be read or has other content.
     """
     report = read_json(path, name=str(path))
     keys = {"split", "document_frequencies", "per_image"}
@@ -185,9 +188,12 @@ def compare_reports(
     """Compare the scores of a report with those of another, image by image.
 
     Returns:
-        `CIDEr` and `ROUGE-L`: the mean difference over images, with `intervals`; `cross_entropy`:
-        the difference in nats per token, if both reports measured it on the same vocabulary and
-        tokens; `with`: the checkpoint or file of the other report; `report`: its parts.
+        `CIDEr`, `ROUGE-L`: mean difference over images.
+        `cross_entropy`: difference in nats per token, if both reports measured it on the same
+            vocabulary and tokens.
+        `intervals`: of these differences.
+        `with`: checkpoint or predictions file of the other report.
+        `report`: the other report, without its rows and comparisons.
 
     Raises DataError: see check_comparable.
     """
@@ -220,10 +226,10 @@ def _compare_cross_entropy(
     pairs: Sequence[tuple[ImageRow, Mapping[str, Any]]],
     other: Mapping[str, Any],
 ) -> Table | None:
-    """Return the table of the difference in nats per token, or None if it cannot be compared.
+    """Return the table of differences in nats per token, or None if they are not comparable.
 
-    Comparable models have the same vocabulary, because a rare word costs more nats than <unk>, and
-    truncate references at the same length.
+    They are comparable if both models truncate references at the same length and have the same
+    vocabulary: a rare word costs more nats than <unk>.
     """
     ours, theirs = (part.get("calibration", {}).get("vocabulary_hash") for part in (report, other))
     if ours is None or ours != theirs:

@@ -1,6 +1,6 @@
 """Score captions against references: BLEU, ROUGE-L and CIDEr-D on given tokens, and METEOR.
 
-On the same tokens the scores equal those of pycocoevalcap. They are counted image by image for the
+On the same tokens the scores equal those of pycocoevalcap. Counts are kept for each image, for the
 bootstrap. Only METEOR and COCO's tokens need Java and the extra `eval`; see java.py.
 """
 
@@ -64,7 +64,7 @@ def score_tables(
     """Return the tables of BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D, in percent.
 
     Args:
-        references: of each image.
+        references: the tokenized references of each image.
         captions: the words of each image's caption.
         corpus: the references for CIDEr's document frequencies; None: `references`.
     """
@@ -89,7 +89,7 @@ def bleu_tables(references: References, captions: Sequence[Words]) -> Tables:
 def _bleu_counts(references: Sequence[Words], caption: Words) -> list[int]:
     """Count clipped matches and n-grams by order, and the words of caption and reference.
 
-    The reference is the one nearest in length, or the shorter of two.
+    The reference is the one nearest in length; of two equally near ones, the shorter.
     """
     matches, count = [], []
     for order in _ORDERS:
@@ -136,11 +136,11 @@ def common_words(reference: Words, caption: Words) -> int:
 def human_tables(
     references: References, score: Callable[[References, Sequence[Words]], Tables]
 ) -> Tables:
-    """Score each reference of an image against the others, as human captions.
+    """Score human captions: each reference of an image against the image's other references.
 
     Images with a single reference are skipped. Human captions have one reference fewer than the
-    model's, which costs some BLEU. All images have the same weight: references of an image with
-    fewer of them are counted more often.
+    model's, which costs some BLEU. All images have the same weight: if an image has fewer
+    references than others, its references are counted more often.
     """
     images = [captions for captions in references if len(captions) > 1]
     if not images:
@@ -172,8 +172,8 @@ def official_scores(
         corpus: the references for CIDEr's document frequencies; None: `references`.
 
     Returns:
-        The scores, their `intervals`, and `human`, see human_tables. If METEOR fails, its score is
-        an `error`.
+        The scores, their `intervals`, and under `human` the scores of human_tables. If METEOR
+        fails, it has an `error` in place of its score.
 
     Raises:
         MissingExtraError, DataError: pycocoevalcap or Java is missing, or the tokenizer failed.
@@ -216,9 +216,10 @@ def model_facts(captioned: Sequence[Captioned]) -> dict[str, float]:
     """Return statistics of the captions and their attention.
 
     Returns:
-        `different`, the number of distinct captions; `exact`, the share that equals a reference, in
-        percent; `words`, the mean length; `attention_distance`, see word_distance, averaged over
-        captions of at least two words.
+        `different`: the number of distinct captions.
+        `exact`: the percentage of captions that equal a reference.
+        `words`: the mean number of words.
+        `attention_distance`: the mean of word_distance over captions of at least two words.
     """
     words = [tuple(caption.words) for caption in captioned]
     exact = sum(tuple(caption.words) in caption.image.words for caption in captioned)

@@ -52,8 +52,8 @@ def caption_split(
         checkpoint: model, vocabulary and generation settings.
         images: the split.
         autocast: the precision of the model.
-        workers: processes that decode images.
-        no_bar: `disable` of tqdm; None: no bar without a terminal.
+        workers: number of processes that decode images.
+        no_bar: tqdm's `disable`; None: show the bar only on a terminal.
         grids: cached grids, and the index of each image in them; None: encode the photos.
         after_batch: called with the grids and captions of each batch.
         consensus: ranks the sentences of a beam; see captioner.generation.generate.
@@ -134,18 +134,18 @@ def validate(
     grids: CachedGrids | None = None,
     together: Callable[[], None] | None = None,
 ) -> tuple[dict[str, float], list[Captioned]]:
-    """Caption a split, each process its share, and return the scores and all captions.
+    """Caption a split in all processes, and return the scores and all captions.
 
     The scores are those of score_split, `cross_entropy` of the references in nats per token, and
-    `pointing` if there are boxes. They are the same in every process.
+    `pointing` if there are boxes. Every process returns the same scores.
 
     Args:
         checkpoint: the model to score.
         images: the split.
-        data: of the run.
+        data: the data configuration of the run.
         autocast: the precision of the model.
-        processes: of the run.
-        boxes: of drawn scenes; see scene_pointing.
+        processes: the processes of the run. Each one captions its share of the images.
+        boxes: file with the boxes of drawn scenes; see scene_pointing.
         grids: cached grids of the images; None: encode the photos.
         together: called after full batches, equally often in every process.
     """
@@ -203,15 +203,15 @@ def _gather(
 
 
 def scene_pointing(captioned: Sequence[Captioned], *, boxes: Path, transform: Transform) -> float:
-    """Return the share, in percent, of objects whose word points at them.
+    """Return the percentage of objects that the attention of their word points at.
 
-    The words for shapes in a caption belong to the objects of the scene in the same order. A wrong
-    shape counts as a miss.
+    The first shape that a caption names is compared with the first object of the scene, the second
+    with the second. A wrong shape counts as a miss.
 
     Args:
-        captioned: scenes.
-        boxes: of their objects, in COCO's instances format.
-        transform: of the model, to place the boxes on the grid.
+        captioned: captioned scenes.
+        boxes: file with the boxes of the objects, in COCO's instances format.
+        transform: the model's transform, to place the boxes on the grid.
 
     Raises DataError: the boxes cannot be read.
     """

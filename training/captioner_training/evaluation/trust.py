@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 FEWEST_PHOTOS = 100
-"""Training photos, and held-out photos, that fitting needs."""
+"""Least number of training photos, and of held-out photos, for fitting."""
 
 _RIDGE = 0.08  # strength of the regularisation per photo
 _FEWEST_WORDS = 100
@@ -64,14 +64,14 @@ _SHARES = tuple(share / 20 for share in range(1, 21))
 def fit_word_features(
     pooled: NDArray[np.float32], images: Sequence[CaptionedImage], vocabulary: Vocabulary
 ) -> WordFeatures:
-    """Fit the probability that a reference of a photo has each kind of word.
+    """Fit, for each kind of word, the probability that a reference of a photo contains it.
 
     Words with the same stem are one kind. A synonym in a reference counts too.
 
     Args:
         pooled: (N, D + 1), pooled grids of training photos; see captioner.trust.familiarity.pool.
-        images: these photos with their references.
-        vocabulary: of the model.
+        images: the same photos with their references.
+        vocabulary: the vocabulary of the model.
 
     Raises DataError: the photos are too similar.
     """
@@ -102,7 +102,7 @@ def fit_word_features(
 def _reference_shares(
     images: Sequence[CaptionedImage], columns: Mapping[str, int]
 ) -> NDArray[np.float32]:
-    """Return the share (N, C) of each photo's references with each stem or a synonym of it."""
+    """Return (N, C): the share of a photo's references that contain a stem or a synonym of it."""
     columns_of: dict[str, set[int]] = defaultdict(set)  # columns of each stem in a reference
     for kind, at in columns.items():
         for synonym in synonyms(kind):
@@ -136,9 +136,9 @@ def fit_trust(
     Args:
         captioned: held-out photos with the captions of the model.
         pooled: (N, D + 1), their pooled grids.
-        word_features: of the model.
-        familiarity: of the model.
-        weights: see captioner.trust.digest_weights.
+        word_features: from fit_word_features.
+        familiarity: statistics of the training photos.
+        weights: hash of the model's weights; see captioner.trust.digest_weights.
         consensus: the consensus that chose the captions.
         words: see Trust.
 
@@ -182,8 +182,8 @@ def fit_logistic(clues: Floats, right: Sequence[bool]) -> Floats:
     An L2 penalty on standardised clues keeps trust finite if all words are right.
 
     Args:
-        clues: (N, P).
-        right: (N,).
+        clues: (N, P), the inputs.
+        right: (N,), the outcomes.
 
     Returns:
         (1 + P,), the constant and the slopes.
@@ -201,7 +201,7 @@ def fit_logistic(clues: Floats, right: Sequence[bool]) -> Floats:
 
 
 class _Predictions(NamedTuple):
-    """N words or captions: trust, another score, whether they are right, index of the image."""
+    """N words or captions: trust, another score, whether each is right, and its image's index."""
 
     trust: Floats
     score: Floats
@@ -235,10 +235,12 @@ def measure_trust(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -
         judged: the trust in its captions.
 
     Returns:
-        `words`, `captions` (right if all words are) and `objects` (COCO categories; right if a
-        reference names the category): count, share of right ones, AUROC of trust and of the
-        probability or score, calibration error; `marks`, see measure_marks; `people`, the share of
-        right words in references, judged by the other references; `review`, see review_curve.
+        `words`, `captions`, `objects`: for each, the count, the percentage that is right, the AUROC
+            of trust and of the probability or score, and the calibration error. A caption is right
+            if all its words are. An object (COCO category) is right if a reference names it.
+        `marks`: see measure_marks.
+        `people`: the percentage of right words in a reference, judged by the image's other ones.
+        `review`: see review_curve.
     """
     words, captions, objects = [], [], []
     expected, wrong = [], []
@@ -281,10 +283,11 @@ def measure_marks(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -
     """Measure whether the words marked as doubtful are wrong.
 
     Returns:
-        In percent with `intervals`: `wrong`, the share of marked words that are wrong; `flawed`,
-        the share of captions with a wrong word in which a wrong word is marked; `right`, the share
-        of captions without a wrong word in which a word is marked. `per_right`, marks per caption
-        without a wrong word.
+        `wrong`: the percentage of marked words that are wrong.
+        `flawed`: among captions with a wrong word, the percentage in which a wrong word is marked.
+        `right`: among captions without a wrong word, the percentage in which a word is marked.
+        `per_right`: the number of marks per caption without a wrong word.
+        `intervals`: of these values.
     """
     counts = np.zeros((len(captioned), 7))
     for row, caption, judgement in zip(counts, captioned, judged, strict=True):
@@ -313,16 +316,17 @@ def measure_marks(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -
 def review_curve(expected: Floats, score: Floats, wrong: Floats) -> list[dict[str, float]]:
     """Return the share of wrong words found by reviewing a share of the captions.
 
-    A risk-coverage curve (El-Yaniv and Wiener 2010). A random order finds the share `reviewed`.
+    This is a risk-coverage curve (El-Yaniv and Wiener 2010). In a random order, the share found
+    would equal the share reviewed.
 
     Args:
         expected: (N,), the expected number of wrong words of each caption, from their trust.
-        score: (N,), of the captions.
+        score: (N,), the scores of the captions.
         wrong: (N,), the actual number of wrong words.
 
     Returns:
-        For each share `reviewed`: the shares of wrong words found in the order of trust (`found`),
-        of the score (`by_score`) and in the best order (`ideal`).
+        One dictionary per share `reviewed`: the share of wrong words found when captions are
+        reviewed in order of trust (`found`), of score (`by_score`), or in the best order (`ideal`).
     """
     orders = {"found": -expected, "by_score": score, "ideal": -wrong}
     curves = {

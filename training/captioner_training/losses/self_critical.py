@@ -30,14 +30,14 @@ from captioner_training.recipe import Recipe, SelfCritical
 
 __all__ = ["SelfCriticalCaptions", "advantages", "sample_captions"]
 
-_END = "<end>"  # counts as a word in rewards; otherwise captions learn to stop in the middle
+_END = "<end>"  # counts as a word in rewards; otherwise the model learns to stop too early
 
 
 class SelfCriticalCaptions(SamplingObjective):
     """The self-critical loss.
 
-    `references` are the captions of each training image, as words; they also give the document
-    frequencies. `maximum_length` in words applies unless `config` has one.
+    `references` are the captions of each training image, as words; the document frequencies are
+    counted on them. `maximum_length`, in words, is used if `config` has none.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SelfCriticalCaptions(SamplingObjective):
 
     @torch.no_grad()
     def sample(self, decoder: Decoder, features: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        """Sample captions for the grids (B, L, D) of a batch, from the batch's start tokens."""
+        """Sample captions for the grids (B, L, D) of a batch, beginning with its start tokens."""
         sample = partial(
             sample_captions,
             decoder,
@@ -85,7 +85,7 @@ class SelfCriticalCaptions(SamplingObjective):
         return tokens, advantages(rewards, greedy), rewards.sum()
 
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
-        """Return the mean of -A log p over tokens, with p as in sampling.
+        """Return the mean of -A log p over tokens: A is the advantage, p the sampling probability.
 
         Tokens that cannot be sampled are masked; otherwise probability mass leaks to them.
         """
@@ -110,7 +110,7 @@ class _Reward(NamedTuple):
 
     Attributes:
         numbers: (V,), the word number in `cider` of every token, -1 for <pad>.
-        references: (N, R, T), of the training images, from `cider.number`.
+        references: (N, R, T), the references of the training images as word numbers in `cider`.
     """
 
     cider: CiderD
@@ -139,8 +139,8 @@ class _Reward(NamedTuple):
 def advantages(rewards: Tensor, greedy: Tensor | None) -> Tensor:
     """Subtract the baseline from the rewards (B, K).
 
-    The baseline is the reward (B, 1) of the greedy captions, or without it the mean of the image's
-    other samples.
+    The baseline is the reward (B, 1) of the greedy captions; if `greedy` is None, it is the mean
+    of the image's other samples.
     """
     if greedy is not None:
         return rewards - greedy
@@ -163,12 +163,12 @@ def sample_captions(
     """Sample captions from the model's probabilities.
 
     Args:
-        decoder: of the model.
+        decoder: the model's decoder.
         features: grids (B, L, D).
         count: K, captions per grid.
         starts: (B,), the start token of each grid's captions.
         silent: tokens that are never sampled.
-        maximum_length: in words.
+        maximum_length: largest number of words.
         greedy: take the likeliest word at each step instead of sampling.
         temperature: below 1 sharpens the probabilities.
 

@@ -65,7 +65,7 @@ class Options:
     workers: int = 1
     skip_bad: bool = False
     force: bool = False  # replace another prepared data set
-    name: str | None = None  # of the data set; None: from its source
+    name: str | None = None  # name of the data set; None: the name of its source
     licence: str | None = None
 
     def __post_init__(self) -> None:
@@ -98,11 +98,11 @@ def find_finished(
 ) -> Manifest | None:
     """Return the manifest if the folder already has this data set, else None.
 
-    Data sets are compared by their fingerprint, or by their source if that is not known yet.
+    Data sets are compared by their fingerprint, or by their source while `fingerprint` is None.
 
     Raises:
         OutputError: the folder has another data set, and --force was not given.
-        DataError: its manifest is invalid, or its files do not match.
+        DataError: the folder's manifest is invalid, or its files do not match the manifest.
     """
     if not is_prepared(options.to):
         return None
@@ -133,7 +133,7 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
     """Prepare a data set, or resume after an interruption.
 
     Raises:
-        DataError: the data has problems and --skip-bad was not given, or has no images.
+        DataError: the data has problems and --skip-bad was not given, or no usable image is left.
         OutputError: the folder has another data set, or cannot be written.
     """
     plans = list(_plans(data.images, options))
@@ -240,8 +240,8 @@ def _write_indexes(plans: Sequence[Plan], work: Path) -> dict[str, Split]:
 def _publish(manifest: Manifest, *, to: Path, work: Path) -> None:
     """Remove the files of an earlier data set and move the new ones into place, manifest last.
 
-    DIR/.prepare/manifest.json always lists which files in DIR belong to a data set, the old one or
-    the new one, so that the next run after an interruption can replace them.
+    Meanwhile DIR/.prepare/manifest.json lists the files in DIR that belong to the old or the new
+    data set. If the move is interrupted, the next run can therefore replace them.
 
     Raises OutputError: the folder cannot be written, or has another file of the same name.
     """
@@ -251,7 +251,7 @@ def _publish(manifest: Manifest, *, to: Path, work: Path) -> None:
         for path in (to / MANIFEST, work / MANIFEST):
             if path.exists():
                 ours |= {file.file for file in Manifest.read(path).files}
-        moving = {name for name in names if (work / name).exists()}  # others were moved before
+        moving = {name for name in names if (work / name).exists()}  # the rest was moved before
         if existing := sorted(name for name in moving - ours if (to / name).exists()):
             raise OutputError(
                 f"{to / existing[0]} exists and belongs to no data set: move it away and run the "

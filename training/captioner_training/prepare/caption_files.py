@@ -40,15 +40,15 @@ def read_caption_file(
     """Read a file of captions of any format.
 
     Args:
-        path: of the file.
-        columns: those of a table to read.
+        path: the file to read.
+        columns: the columns to read, if it is a table.
         problems: receives rows that cannot be used.
-        prefix: folder in the names of photos inside Parquet; "" is the file's stem.
+        prefix: folder to put before the names of photos stored in Parquet; "": the file's stem.
 
     Raises:
         ConfigError: a named column is missing, or no column has photos or captions.
         DataError: the file cannot be read, or has no table.
-        MissingExtraError: a workbook or Parquet, and the extra that reads it is not installed.
+        MissingExtraError: the extra that reads workbooks or Parquet is not installed.
     """
     suffix = path.suffix.lower()
     if suffix in (".parquet", ".pq"):
@@ -101,7 +101,10 @@ def _group(columns: Columns, rows: Rows, problems: Problems) -> list[ListedImage
 def _under_header(
     sheet: Sheet, path: Path, columns: Columns, problems: Problems
 ) -> tuple[Columns, Rows]:
-    """Return the columns and the rows below the header; it may be missing, or below titles."""
+    """Return the columns and the rows below the header. Lines of titles may precede the header.
+
+    If the first row already names a photo, there is no header, and columns are called 1, 2, ...
+    """
     rows = sheet.rows
     if not rows:
         raise DataError(f"{path} is empty")
@@ -134,7 +137,7 @@ def _checked_width(
     sheet: Sheet,
     problems: Problems,
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Leave out rows with too many cells. Only a caption in the last column may have separators."""
+    """Yield the rows that have no extra cells, and report the others."""
     kind = "row with too many cells"
     problems.explain(
         kind,
@@ -151,7 +154,7 @@ def _checked_width(
 def _header_at(rows: Sequence[Row], named: Sequence[str]) -> int:
     """Return the index of the header: the row with the named columns, or the widest at the top.
 
-    Only rows above the first photo count, if a cell is the name of a photo.
+    If a cell is the name of a photo, only the rows above it are searched.
     """
     filled = [sum(bool(cell.strip()) for cell in row.cells) for row in rows[:_TOP]]
     for at, row in enumerate(rows[:_TOP]):
@@ -198,7 +201,7 @@ def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> l
 
 def _json_lines(text: str) -> list[tuple[str, Any]]:
     rows = []
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: strings may have others
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines would also split strings
         if line.strip():
             try:
                 rows.append((f"line {number}", json.loads(line)))
@@ -222,7 +225,7 @@ def _read_objects(
 
 
 def _by_photo(content: Mapping[str, Any], path: Path) -> list[ListedImage]:
-    """Read an object of captions by photo, or kohya's metadata."""
+    """Read an object with the captions of each photo by its name, such as kohya's metadata."""
     listed = [
         ListedImage(id=name, file_name=name, captions=tuple(cell_captions(value)), rows=(name,))
         for name, value in content.items()
@@ -256,7 +259,7 @@ def _karpathy_images(images: Sequence[Any], path: Path) -> list[ListedImage]:
 def coco_images(
     content: Any, problems: Problems, *, name: str, split: str | None = None
 ) -> list[ListedImage]:
-    """Read COCO's captions format; `split` replaces that of the image records.
+    """Read COCO's captions format; `split`, if given, replaces the splits in the image records.
 
     Raises DataError: the content has another format.
     """
@@ -278,8 +281,8 @@ def _read_parquet(
 ) -> list[ListedImage]:
     """Read a Parquet file.
 
-    Hugging Face's tables contain photos, as {bytes, path}. They are not kept in memory: a Location
-    stores where to read them again.
+    Tables of Hugging Face contain photos, as {bytes, path}. The photos are not kept in memory: a
+    Location stores where to read each one again.
     """
     with open_parquet(path) as file:
         names = file.schema_arrow.names
@@ -289,7 +292,7 @@ def _read_parquet(
 
 
 def _parquet_rows(file: Any, path: Path, columns: Columns, prefix: str) -> Rows:
-    stamps: dict[str, int] = {}  # by the name of the photo
+    stamps: dict[str, int] = {}  # CRC of each photo, by its name
     image_column = columns.image or ""
     wanted = [name for name in file.schema_arrow.names if name in columns.named()]
     batches = file.iter_batches(batch_size=_BATCH, columns=wanted)

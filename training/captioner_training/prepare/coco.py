@@ -40,13 +40,13 @@ _PUBLISHED: Final = {
     "annotations/annotations_trainval2017.zip": (
         252_907_541, "sha1:8551ee4bb5860311e79dace7e79cb91e432e78b3",
     ),
-    # No published checksum; the zip file's own are compared when it is read.
+    # No published checksum; the checksums inside the zip file are compared when it is read.
     _KARPATHY_FILE: (None, None),
 }  # fmt: skip
 _LICENCE: Final = (
     "Captions: CC BY 4.0, COCO Consortium. Photos: each under the Flickr licence in its record."
 )
-_PREPARED_SHARE: Final = 0.25  # size of prepared images by the originals', at most, at side 256
+_PREPARED_SHARE: Final = 0.25  # prepared size of a data set by its original size, at side 256
 _LARGEST_JSON: Final = 1 << 30  # bytes
 
 
@@ -96,7 +96,7 @@ def prepare_coco(
     Raises:
         DownloadError: a file cannot be downloaded, or is not the published one.
         DataError: images or annotations have problems and --skip-bad was not given.
-        OutputError: the disk is too small, or the folder has another data set.
+        OutputError: the disk has too little space, or the folder has another data set.
     """
     source = {"kind": "coco", "year": year, "split": "karpathy" if karpathy else "official"}
     with claimed(options.to) as work:
@@ -172,7 +172,7 @@ def _split_anew(
 
 
 def _karpathy_splits(path: Path) -> dict[int, str]:
-    """Read the split of each image id, without the sentences, to save memory."""
+    """Read the split of each image id. The sentences are not kept, to save memory."""
 
     def slim(record: dict[str, Any]) -> dict[str, Any]:
         return {key: record[key] for key in ("images", "cocoid", "split") if key in record}

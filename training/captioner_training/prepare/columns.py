@@ -35,15 +35,16 @@ _SPLIT = ("split", "set", "subset", "partition")
 _NUMBERED = re.compile(r"(.*?)[ _-]?\d+")  # caption_1, Beschreibung 2
 _SAMPLE = 200  # rows that are examined, spread over the table
 _LOOKUPS = 20  # values that are looked up among the photos
-_NAME_WORDS = 2  # names have at most so many words on average; sentences have more
+_NAME_WORDS = 2  # names have at most this many words on average; sentences have more
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The columns to read; those that are None are detected.
+    """The columns to read; those that are not given are detected.
 
-    delimiter: between the cells of a CSV file. is_photo: whether a photo has this name, for names
-    without a suffix.
+    delimiter: the character between the cells of a CSV file.
+    is_photo: returns whether a photo of the given name exists; used if file suffixes do not
+        identify one column.
     """
 
     image: str | None = None
@@ -63,7 +64,9 @@ class Columns:
         path: Path,
         problems: Problems,
     ) -> Columns:
-        """Return the columns to read, all of them named; detected ones are noted in `problems`.
+        """Return the columns to read, with the detected ones filled in.
+
+        Detected columns with unusual names are noted in `problems`.
 
         Raises ConfigError: a named column is missing, or no column has photos or captions.
         """
@@ -98,7 +101,7 @@ class Columns:
         return Columns(image=image, captions=captions, split=self.split or _split_column(rest))
 
     def _photos(self, cells: Mapping[str, Sequence[object]]) -> str | None:
-        """Find the column of photos: by the suffixes of its values, else by looking them up."""
+        """Find the column of photos by the suffixes of its values, or else by looking them up."""
         counts = {name: sum(map(_names_photo, values)) for name, values in cells.items()}
         most = max(counts.values(), default=0)
         candidates = [
@@ -119,7 +122,7 @@ class Columns:
 
 
 def _names_photo(cell: object) -> bool:
-    """Whether a cell is the name of a photo, or contains one, as in Hugging Face's tables."""
+    """Whether a cell is the name of a photo, or contains a photo, as in Hugging Face's tables."""
     if isinstance(cell, Mapping):
         return isinstance(cell.get("bytes"), bytes) or bool(cell.get("path"))
     return isinstance(cell, bytes) or (isinstance(cell, str) and bool(image_suffix(cell.strip())))
@@ -178,7 +181,7 @@ def _first(usual: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def _sentences(cells: Mapping[str, Sequence[object]], *, rows: int) -> tuple[str, ...]:
-    """Find the columns of captions by a usual name, else by the most and longest sentences.
+    """Find the columns of captions by a usual name, or else by their many long sentences.
 
     Columns whose names differ only in a number belong together: caption_1, caption_2.
     """
@@ -199,9 +202,9 @@ def _stem(name: str) -> str:
 
 
 def _weight(cells: Sequence[object], rows: int) -> float:
-    """Return the score of a column as captions: words per cell times the share of distinct texts.
+    """Return a score for a column of captions: words per text times the share of distinct texts.
 
-    The share excludes copyright notices, which are the same in every row.
+    The share lowers the score of, for example, copyright notices that are equal in every row.
     """
     texts = [text for cell in cells for text in cell_captions(cell) if has_word(text)]
     # In scripts without spaces a word has about two characters.

@@ -29,10 +29,12 @@ _FLICKR8K = ("dataset_flickr8k.json", "flickr8k.token.txt", "captions.txt")
 
 
 def read_folder(folder: Path, problems: Problems) -> tuple[list[ListedImage], bool]:
-    """Read a folder of photos and captions; return them, and whether a table names the photos.
+    """Read a folder of photos and captions.
 
-    The first of these layouts is used: Hugging Face's metadata tables; captions beside photos
-    (photo.jpg, photo.txt); WebDataset shards; Parquet files; another table of captions.
+    The first of these layouts that fits is used: Hugging Face's metadata tables; captions beside
+    photos (photo.jpg, photo.txt); WebDataset shards; Parquet files; another table of captions.
+
+    Returns the images, and whether a table lists them.
 
     Raises DataError: the folder cannot be read, or has no photos or captions.
     """
@@ -62,7 +64,7 @@ def read_folder(folder: Path, problems: Problems) -> tuple[list[ListedImage], bo
 def _find_listing(
     photos: Sequence[Path], texts: set[Path], tables: Sequence[Path], folder: Path
 ) -> list[Path]:
-    """Return the tables of captions of a folder that has none beside its photos."""
+    """Return the tables of captions of a folder that has no captions beside its photos."""
     if parquet := [path for path in tables if path.suffix.lower() == ".parquet"]:
         return parquet
     named = [path for path in tables if splits_of_files([path])[0]]
@@ -86,7 +88,7 @@ def _note_loose(photos: Sequence[Path], folder: Path, problems: Problems) -> Non
 
 
 def _read_tables(tables: Sequence[Path], folder: Path, problems: Problems) -> list[ListedImage]:
-    """Read tables; names of photos are relative to the table's folder."""
+    """Read tables. Photo names in a table are relative to the table's folder."""
     listed: list[ListedImage] = []
     for table, split in zip(tables, splits_of_files(tables), strict=True):
         below = table.parent.relative_to(folder)
@@ -125,7 +127,7 @@ def _read_sidecars(
         problems.note(f"unused files: {unused}")
     beside = {photo: _beside(photo) for photo in photos}
     used = {path for paths in beside.values() for path in paths} & texts
-    # Texts whose names differ in case or Unicode form are used if a photo has no other.
+    # If a photo has no text of its exact name, the name may differ in case or Unicode form.
     spelled = {folded(str(path)): path for path in sorted(texts - used)}
     listed = []
     for photo, paths in beside.items():
@@ -176,8 +178,8 @@ def read_flickr8k(folder: Path, problems: Problems) -> tuple[list[ListedImage], 
     """Read Flickr8k as distributed; return its images, and the folders and archives of photos.
 
     Captions are read from dataset_flickr8k.json (Karpathy), Flickr8k.token.txt (original) or
-    captions.txt (Kaggle); splits from dataset_flickr8k.json, or from Flickr_8k.trainImages.txt,
-    Flickr_8k.devImages.txt and Flickr_8k.testImages.txt.
+    captions.txt (Kaggle). Splits are read from dataset_flickr8k.json, or else from
+    Flickr_8k.trainImages.txt, Flickr_8k.devImages.txt and Flickr_8k.testImages.txt.
 
     Raises DataError: the captions or the images are missing.
     """
@@ -214,7 +216,10 @@ def _split_by_lists(
 
 
 def _find_annotations(folder: Path, files: Sequence[Path]) -> dict[str, Path]:
-    """Return captions and lists by lower-case name. Raises DataError: two of a name differ."""
+    """Return the files of captions and splits by their names in lower case.
+
+    Raises DataError: two files have the same name and different content.
+    """
     annotations: dict[str, Path] = {}
     for path in files:
         if (name := path.name.lower()) in (*_FLICKR8K, *_LISTS.values()):

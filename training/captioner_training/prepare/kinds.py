@@ -35,18 +35,18 @@ class Request:
     """The arguments of `captioner prepare KIND`."""
 
     paths: Sequence[str]  # a folder, or files, each as [SPLIT=]FILE
-    images: Sequence[str] = ()  # places of the images; none: the folder of the file
-    columns: Columns = field(default_factory=Columns)  # of a table
+    images: Sequence[str] = ()  # places of the images; empty: the folders of the files
+    columns: Columns = field(default_factory=Columns)  # columns of a table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The images and captions that a data set lists, before images are searched."""
+    """The images and captions that a data set lists, before the image files are searched."""
 
     name: str
     images: list[ListedImage]
-    places: Sequence[str | Path]  # where to search its images
-    source: dict[str, Any]  # for the manifest
+    places: Sequence[str | Path]  # where to search the image files
+    source: dict[str, Any]  # kind and options, for the manifest
     has_table: bool = True  # a table names the images, so links must not lead out of the places
     missing_hint: str = "add places with --images"
     licence: str | None = None
@@ -59,9 +59,9 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
     """Read a data set, find its images and check everything.
 
     Args:
-        kind: of KINDS.
+        kind: a name in KINDS.
         request: the files to read.
-        fractions: the shares of val and test to draw, if given.
+        fractions: the shares of val and test to draw; None: see select.
 
     Raises:
         ConfigError: columns are missing, or shares are given for a data set that has splits.
@@ -89,7 +89,7 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
 
 
 def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
-    """Note captions in another language than the bundled model's, and captions that are long."""
+    """Note captions that are long, or in another language than the bundled model's."""
     from captioner.checkpoint import read_header  # imports torch, which would make --help slow
     from captioner.paths import bundled_checkpoint
     from captioner.vocabulary import has_no_spaces, tokenize
@@ -190,7 +190,7 @@ def _caption_files(request: Request, problems: Problems) -> Listing:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Return the Parquet files in a folder of Hugging Face. Raises DataError."""
+    """Return the Parquet files in a folder downloaded from Hugging Face. Raises DataError."""
     if paths := [path for path in walk(folder) if path.suffix.lower() == ".parquet"]:
         return paths
     raise DataError(f"{folder} is a folder: name a file in it, or use `prepare folder`")
@@ -209,7 +209,7 @@ def _top(paths: Sequence[Path]) -> Path:
 
 
 def _prefix(path: Path, paths: Sequence[Path]) -> str:
-    """Return the path of a file below the folder that all files share, without its suffix."""
+    """Return a file's path relative to the common folder of all files, without its suffix."""
     return path.resolve().relative_to(_top(paths)).with_suffix("").as_posix()
 
 
@@ -221,7 +221,7 @@ class Kind:
     examples: tuple[str, ...]
     read: Reader
     metavar: str = "FILE"
-    help: str | None = None  # of the path
+    help: str | None = None  # help of the path argument
     several: bool = False  # accepts several paths
     has_columns: bool = False  # accepts --image-column and so on
     has_images: bool = True  # accepts --images

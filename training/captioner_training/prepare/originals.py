@@ -51,18 +51,18 @@ def folded(name: str) -> str:
 
 
 def image_suffix(name: str) -> str:
-    """Return the suffix of a name if it is that of an image, else ""."""
+    """Return the suffix of a name if it is an image suffix, else ""."""
     suffix = PurePosixPath(name).suffix
     return suffix if suffix.lower() in IMAGE_SUFFIXES else ""
 
 
 def stem(name: str) -> str:
-    """Return a path in lower case and NFC form, without the suffix of an image."""
+    """Return a path in lower case and NFC form, without an image suffix."""
     return folded(name.removesuffix(image_suffix(name)))
 
 
 def slashed(path: str) -> str:
-    """Return a path of any system with forward slashes."""
+    """Return a path of any operating system with forward slashes."""
     return (path if "/" in path else path.replace("\\", "/")).removeprefix("./")
 
 
@@ -88,8 +88,8 @@ class ImageFiles:
 
     Args:
         places: folders (with the archives in them), tar files, zip files, or globs of them.
-        links: follow links that lead out of the places. Names never may lead out, so that a
-            downloaded table cannot read private photos.
+        links: follow links that lead out of the places. Leave this off for a downloaded table,
+            which could name private photos. Names with `..` may never lead out.
 
     Raises DataError: a place does not exist, or an archive is damaged.
     """
@@ -124,7 +124,7 @@ class ImageFiles:
         return ", ".join(places[:_SHOWN]) + (f" and {more} more places" if more > 0 else "")
 
     def split_of(self, location: Location) -> tuple[str, str] | None:
-        """Return the split in the name of an image's archive or folder, and its origin."""
+        """Return the split that an image's archive or folder is named after, and its origin."""
         if not location.is_loose:
             return self._place_splits.get(location.path)
         parents = map(str, Path(location.path).parents)
@@ -136,10 +136,10 @@ class ImageFiles:
         return dict(zip(map(str, places), splits_of_files(places), strict=True))
 
     def find(self, name: str) -> Found | None:
-        """Return the image with this path, or else with the most similar name.
+        """Return the image with this path, or else the one with the most similar name.
 
-        That is a path in another case or without a suffix, then an equal base name. None: there is
-        none, or there are several different ones.
+        A path that differs only in case or a missing suffix comes before an equal base name.
+        Returns None if no image matches, or if several different images match equally well.
         """
         images = self._called(name)
         locations = [image.location for image in images]
@@ -155,8 +155,8 @@ class ImageFiles:
     def unused(self) -> list[str]:
         """Return the names of images that `find` has not returned, sorted.
 
-        In a folder, only the common folder of the used images is searched: the place may be a home
-        folder. Members of an archive that were also found unpacked do not count.
+        A folder may be a whole home folder, so only the common parent of its used images is
+        searched. Archive members that were also found as unpacked files are not listed.
         """
         files = [place for place in self._used if place.is_loose]
         loose = {os.path.realpath(place.path) for place in files}
@@ -212,7 +212,7 @@ class ImageFiles:
 
     @cached_property
     def _by_stem(self) -> dict[str, list[tuple[str, Path | Location]]]:
-        """All images by the stem of their base name, files first."""
+        """All images by the stem of their base name, loose files first."""
         images: dict[str, list[tuple[str, Path | Location]]] = defaultdict(list)
         for folder in self._folders:
             for name, path in _images(folder, folder):

@@ -53,7 +53,7 @@ class SelectedImage:
     row: str = ""  # the place of its first caption
 
     def identity(self) -> tuple[object, ...]:
-        """Return everything that decides the stored bytes. Folders may be renamed."""
+        """Return the values that decide the stored bytes, without the path: folders may move."""
         return self.id, self.file_name, self.captions, self.licence, *self.location[1:]
 
 
@@ -70,7 +70,7 @@ class SourceData:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The selected images and the origin of their splits: "from folders", "drawn, 90/10/0"."""
+    """The selected images, and where their splits come from, such as "from folders"."""
 
     images: list[SelectedImage]
     split_from: str
@@ -92,10 +92,10 @@ def select(
         files: finds their files.
         problems: receives problems and notes.
         fractions: the shares to draw for images without a split. None: default shares if no image
-            has a split; otherwise images without one are left out.
+            has a split; otherwise images without a split are left out.
 
     Raises:
-        ConfigError: fractions for a data set that has splits.
+        ConfigError: `fractions` is given, but the data set has splits of its own.
         DataError: the name of a split is invalid.
     """
     images = list(_unique(listed, problems))
@@ -156,7 +156,7 @@ def _split_name(name: str, file_name: str) -> str:
 
 
 def _named_by_place(image: ListedImage, found: Found | None, files: ImageFiles) -> ListedImage:
-    """Give an image without a split the one in the name of its folder or archive."""
+    """If an image has no split, look for one in the name of its folder or archive."""
     if image.split or not found:
         return image
     names = (slashed(image.file_name), found.name)
@@ -169,7 +169,7 @@ def _named_by_place(image: ListedImage, found: Found | None, files: ImageFiles) 
 
 
 def _without_vehicles(images: Sequence[ListedImage], present: Container[str]) -> list[ListedImage]:
-    """Ignore the split of a folder `train` that is one of several classes: bus, car, train."""
+    """Do not treat a folder `train` as a split if it is a class beside others: bus, car, train."""
     named = {image.split for image in images if image.split_from == "folders" and image.split}
     outside = [image for image in images if not image.split and image.file_name in present]
     if named == {"train"} and any(folders_of(image.file_name) for image in outside):
@@ -200,7 +200,7 @@ def _valid(text: str) -> str:
 
 
 def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) -> dict[str, Found]:
-    """Find images by name; report missing ones, and note those with another name."""
+    """Find images by name. Reports missing images, and notes images found by another name."""
     rows = {image.file_name: image.row() for image in images}
     originals = {
         image.file_name: Found(image.file_name, image.location)
@@ -216,12 +216,12 @@ def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) 
     )
     for name, original in originals.items():
         moved = original and folders_of(name) != folders_of(original.name)
-        # In other folders than in its name, a match is a guess: not if two names match.
+        # A match in another folder is a guess. It is dropped if two names match the same image.
         if original and moved and folders_of(name) and claims[original.location] > 1:
             originals[name] = original = None
         if original is None:
             problems.add("missing image", name + files.why_not(name), file=name, row=rows[name])
-        elif original.location.is_loose and moved and folders_of(name):  # usual in archives
+        elif original.location.is_loose and moved and folders_of(name):  # not noted for archives
             found_as = f"{name} at {original.location.path}"
             problems.note(_OTHER_NAMES, found_as, file=name, row=rows[name], remedy=_OTHER_REMEDY)
         elif composed(base_name(original.name)) != composed(base_name(name)):
@@ -281,9 +281,10 @@ def _drawn_anew(
     fractions: Fractions,
     split_from: str,
 ) -> tuple[list[Sequence[int]], Fractions, str]:
-    """Choose the images to draw given shares from, if every image already has a split.
+    """Choose which images to draw the shares from, if every image already has a split.
 
-    A single split counts as none. If there are train and test but no val, val is drawn from train.
+    If there is only one split, all images are drawn anew. If there are train and test but no val,
+    val is drawn from train.
     """
     if len(names) == 1:
         return list(groups), fractions, ""
@@ -297,7 +298,7 @@ def _drawn_anew(
 
 
 def _key(image: ListedImage, found: Found) -> int | str:
-    """Return the key of a drawn split: the id, or the file name in NFC form with a suffix."""
+    """Return the key that decides the drawn split: the id, or else the file name in NFC form."""
     if image.id != image.file_name:
         return image.id
     name = composed(image.file_name)

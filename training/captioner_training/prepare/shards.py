@@ -1,7 +1,7 @@
 """Resize images in worker processes and write them into WebDataset shards.
 
-webdataset's own ShardWriter returns no offsets, which the index needs, and writes the current time
-into each member, so that shards would not be reproducible.
+webdataset's own ShardWriter is not used: it does not return the offsets that the index needs, and
+it writes the current time into each member, which makes shards irreproducible.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ResizedImage(NamedTuple):
     """A resized image, or the problem with it."""
 
     jpeg: bytes
-    width: int  # of the upright original in pixels
+    width: int  # pixels of the upright original
     height: int
     problem: str | None = None
 
@@ -60,7 +60,7 @@ class ResizedImage(NamedTuple):
 def resize_all(
     images: Sequence[SelectedImage], image_format: ImageFormat, *, workers: int
 ) -> Generator[ResizedImage]:
-    """Resize images in worker processes, in order; a single worker is this process.
+    """Resize images in worker processes and yield them in order. One worker uses no process.
 
     Raises DataError: a worker process was killed.
     """
@@ -82,7 +82,7 @@ def resize_all(
 
 
 def _start_worker() -> None:
-    """Leave interrupts to the parent process, and exit when it has died."""
+    """Ignore interrupts, which the parent process handles, and exit when the parent has died."""
 
     def end_with_parent() -> None:
         if parent := multiprocessing.parent_process():
@@ -90,7 +90,7 @@ def _start_worker() -> None:
             os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # As in captioner.cli: Pillow warns of metadata in photos that it reads anyway.
+    # As in captioner.cli: Pillow warns about damaged metadata of photos that it can read.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     threading.Thread(target=end_with_parent, daemon=True).start()
 
@@ -132,7 +132,7 @@ class Plan:
     """The content of a shard."""
 
     split: str
-    number: int  # of the shard in its split
+    number: int  # number of the shard in its split
     first: int  # position of its first image in the split
     images: Sequence[SelectedImage]
     image_format: ImageFormat
@@ -237,7 +237,7 @@ def read_shard_record(folder: Path, plan: Plan) -> Record:
 
 
 def is_written(plan: Plan, *, work: Path, to: Path) -> bool:
-    """Whether an earlier run has finished this shard, and it has not changed since."""
+    """Whether an earlier run has finished this shard, and its file has not changed since."""
     with suppress(OutputError):
         record = read_shard_record(work, plan)
         if record.fingerprint == plan.fingerprint():

@@ -150,10 +150,10 @@ def _check_use(arguments: argparse.Namespace) -> None:
 def _compare(
     arguments: argparse.Namespace, inputs: EvaluationInputs
 ) -> tuple[bool, dict[str, Any], list[ImageRow], list[Gallery]]:
-    """Measure the checkpoint, and the others of --compare.
+    """Measure the checkpoint and the models of --compare.
 
-    Returns whether a measure failed, the report, a row per image, and the photos with the captions
-    of each model.
+    Returns whether a measure failed, the report, a row per image, and for each model the photos
+    with its captions.
     """
     from captioner_training.evaluation.inputs import EvaluationInputs
     from captioner_training.evaluation.report import (
@@ -175,7 +175,7 @@ def _compare(
     facts = dict(report)
     for other in inputs.others if arguments.score is None else ():
         if not isinstance(other, EvaluationInputs):
-            check_comparable(report, other)  # captioning takes minutes
+            check_comparable(report, other)  # before captioning, which takes minutes
     failed, rows, gallery = _measure(arguments, inputs, report)
     galleries = [gallery]
     for other in inputs.others:
@@ -204,8 +204,8 @@ def _measure(
 ) -> tuple[bool, list[ImageRow], Gallery]:
     """Add the requested measures to the report.
 
-    Returns whether one failed, a row per image, and the photos. The captions of another checkpoint
-    are not written to files.
+    Returns whether a measure failed, a row per image, and the photos with their captions. For a
+    model of --compare (`is_other`), no files are written.
     """
     from captioner_training.evaluation.caption_set import CaptionSet
     from captioner_training.evaluation.measures import CaptionedSplit
@@ -226,7 +226,7 @@ def _measure(
         report["predictions"] = str(arguments.score)
         report["problems"] = source.problems
         parts, rows = captions.parts(**options), captions.rows
-        pairs = zip(inputs.images, source.captions, strict=False)  # images may be missing
+        pairs = zip(inputs.images, source.captions, strict=False)  # there may be no images
         gallery = Gallery(images=[image for image, caption in pairs if caption is not None])
     else:
         split = CaptionedSplit(
