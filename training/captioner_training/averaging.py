@@ -1,7 +1,7 @@
 """Average checkpoints that were trained from the same weights (Wortsman et al. 2022, "soups").
 
-The average is often better than each of them. Checkpoints from different initial weights cannot be
-averaged: their hidden units have different orders.
+The average is often better than every one of the checkpoints. Checkpoints from different initial
+weights cannot be averaged, because their hidden units have different orders.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from captioner.errors import CheckpointFormatError, CheckpointMismatchError, Con
 
 __all__ = ["average_checkpoints"]
 
-# Cosine of the decoders' matrices: near 1 for runs from the same weights, near 0 for others.
+# Least cosine of the decoders' matrices. It is near 1 for runs from the same weights, else near 0.
 _RELATED = 0.5
 
 
@@ -29,12 +29,12 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
 
     Args:
         paths: two or more checkpoints.
-        shares: their weights, normalized to a sum of 1; default: equal.
+        shares: the weight of each checkpoint, normalized to a sum of 1; default: equal.
 
     Raises:
-        ConfigError: fewer than two checkpoints, or not one positive share for each.
-        CheckpointError: one cannot be read, has NaN or infinite weights, has other settings than
-            the first (except dropout), or started from other weights.
+        ConfigError: there are fewer than two checkpoints, or not one positive share for each.
+        CheckpointError: a checkpoint cannot be read, has NaN or infinite weights, has other
+            settings than the first (except dropout), or started from other weights.
     """
     parts = _check_shares(shares, len(paths))
     first = load_checkpoint(paths[0])
@@ -53,7 +53,7 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
             )
         for name, tensor in mean.items():
             tensor.add_(theirs[name], alpha=share)
-    first.model.load_state_dict(mean, strict=False)  # integers stay those of the first
+    first.model.load_state_dict(mean, strict=False)  # integer tensors stay those of the first
     return replace(first, metrics={})
 
 

@@ -237,7 +237,8 @@ def write_trust(
 def _bundled_consensus(checkpoint: Checkpoint) -> Consensus | None:
     """Return the bundled model's consensus, or None if it does not fit the checkpoint.
 
-    It fits if the encoders and transforms are equal and the vocabulary starts with its words.
+    It fits if the encoders and transforms are equal and the vocabulary starts with the bundled
+    words.
     """
     try:
         path = bundled_checkpoint()

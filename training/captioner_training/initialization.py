@@ -29,7 +29,7 @@ __all__ = ["build_model", "load_encoder", "load_origin"]
 def load_origin(recipe: Recipe) -> Checkpoint | None:
     """Read the checkpoint that a recipe starts from (`weights`), or return None.
 
-    Raises CheckpointError: it cannot be read, or has another architecture than the recipe.
+    Raises CheckpointError: the checkpoint cannot be read, or differs from the recipe.
     """
     if recipe.weights is None:
         return None
@@ -70,7 +70,8 @@ def load_encoder(recipe: Recipe) -> Encoder:
 
     Raises:
         CheckpointError: the weights are missing, or belong to another encoder.
-        ConfigError: the encoder cannot be built, has no pretrained weights, or too few stages.
+        ConfigError: the encoder cannot be built, has no pretrained weights, or has no stage
+            `fine_tune_from`.
     """
     start = recipe.encoder_weights if recipe.weights is None else "random"
     encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")
@@ -90,7 +91,7 @@ def load_encoder(recipe: Recipe) -> Encoder:
 
 
 def _load_stages(encoder: Encoder, path: Path) -> None:
-    """Load the stages from a checkpoint, or from a file with nothing but the stages."""
+    """Load the encoder's stages from a checkpoint, or from a file that has only the stages."""
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
@@ -140,7 +141,7 @@ def _load_origin_weights(model: CaptionModel, vocabulary: Vocabulary, origin: Ch
     theirs, ours = origin.vocabulary.encode(shared), vocabulary.encode(shared)
     initial = model.state_dict()
     for name in ("decoder.embedding.weight", "decoder.output_bias"):
-        if name not in initial or name not in weights:  # a custom decoder may lack it
+        if name not in initial or name not in weights:  # custom decoders may lack these
             continue
         tensor = initial[name].clone()
         if tensor.ndim == 1:  # a new word starts as unlikely as the least likely word

@@ -18,8 +18,8 @@ __all__ = ["locked"]
 def locked(file: Path, *, verb: str, folder: Path) -> Iterator[None]:
     """Hold a lock file until the block or the process ends.
 
-    Folders that this creates are removed again if the block leaves them empty. The error names the
-    command `verb` and the locked `folder`.
+    Missing parent folders are created, and removed again if the block leaves them empty. The error
+    names the command `verb` and the locked `folder`.
 
     Raises OutputError: another process has the lock, or the file cannot be written.
     """

@@ -11,11 +11,11 @@ from captioner.errors import DataError, DeviceError
 
 __all__ = ["fits_on_gpu", "memory_errors"]
 
-_SHARE = 0.6  # of a GPU's free memory that training data may use
+_SHARE = 0.6  # share of a GPU's free memory that training data may use
 
 
 def fits_on_gpu(size: int, device: torch.device) -> bool:
-    """Whether data of `size` bytes leave enough memory for training; False for a CPU."""
+    """Whether data of `size` bytes leave enough GPU memory for training; False on a CPU."""
     if device.type != "cuda":
         return False
     free, _ = torch.cuda.mem_get_info(device)

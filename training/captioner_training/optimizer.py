@@ -42,7 +42,7 @@ def build_optimizer(model: CaptionModel, recipe: Recipe, stage: Stage) -> AdamW:
 
 
 def build_scheduler(optimizer: AdamW, stage: Stage, *, steps: int, taken: int = 0) -> LambdaLR:
-    """Return the schedule of a stage, linear warm-up and half a cosine, after `taken` steps."""
+    """Return the schedule of a stage after `taken` steps: linear warm-up, then half a cosine."""
     rate = partial(warmup_cosine, steps=steps, warmup=min(stage.warmup, steps // 2))
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
@@ -60,8 +60,8 @@ def warmup_cosine(step: int, *, steps: int, warmup: int, floor: float = 0.01) ->
 class AveragedWeights:
     """The exponential moving average of a module's trained parameters (Polyak and Juditsky 1992).
 
-    It starts at their current values. Update n decays it by min(decay, (1 + n) / (10 + n)), so that
-    short runs forget the start. A decay of 0 turns it off.
+    The average starts at the current values. Update n decays it by min(decay, (1 + n) / (10 + n)),
+    so that short runs forget the start. A decay of 0 turns averaging off.
     """
 
     def __init__(self, module: nn.Module, *, decay: float) -> None:

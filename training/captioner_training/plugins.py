@@ -17,10 +17,10 @@ def import_class(path: str, base: type, *, field: str) -> Any:
 
     Args:
         path: module:Class.
-        base: its base class.
-        field: of the recipe, for messages.
+        base: the class that it must be a subclass of.
+        field: the field of the recipe, for messages.
 
-    Raises ConfigError: it cannot be imported, or is not a subclass of `base`.
+    Raises ConfigError: the class cannot be imported, or is not a subclass of `base`.
     """
     module, _, name = path.partition(":")
     if str(Path.cwd()) not in sys.path and "" not in sys.path:

@@ -1,4 +1,4 @@
-"""Progress of long tasks: a bar on a terminal, else lines."""
+"""Show the progress of long tasks: a bar on a terminal, lines of text elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INTERVAL = 10.0  # seconds between two lines
 def show_progress(
     task: str, total: int, *, unit: str = "images", quiet: bool = False
 ) -> Iterator[Callable[[int], object]]:
-    """Yield a function that counts finished images, or other units.
+    """Yield a function to call with the number of images (or other units) just finished.
 
     A terminal shows a bar. Other outputs get a line at the start, and one every ten seconds.
     """

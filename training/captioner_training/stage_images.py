@@ -23,7 +23,7 @@ __all__ = ["StageImages"]
 
 @dataclass(frozen=True, kw_only=True)
 class StageImages:
-    """The training images of a run, as input of its stages. `cache` is the folder for grids."""
+    """Provides the training images of a run to its stages. `cache` is the folder for grids."""
 
     recipe: Recipe
     images: list[CaptionedImage]
@@ -32,14 +32,14 @@ class StageImages:
     processes: Processes
 
     def stage(self, number: int) -> ImageSource:
-        """Return the images of a stage, counted from 0."""
+        """Return the images of stage `number`, counted from 0."""
         if self.recipe.stages[number].fine_tune_from is not None:
             return self._pixels(number)
         grids = self.encode(self.images)
         return grids.resident(self.processes.device) or grids
 
     def encode(self, images: Sequence[CaptionedImage]) -> CachedGrids:
-        """Compute the grids of images with the encoder as it is, or find them in the cache."""
+        """Return the grids of images: from the cache, or computed with the current encoder."""
         return CachedGrids.compute(
             self.encoder,
             images,

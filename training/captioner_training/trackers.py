@@ -29,7 +29,7 @@ class Tracker(Protocol):
 def open_tracker(name: Literal["tensorboard", "wandb"]) -> Tracker:
     """Return a tracker, to be opened with `begin`.
 
-    Raises ConfigError: its package is not installed.
+    Raises ConfigError: the tracker's package is not installed.
     """
     try:
         if name == "tensorboard":
@@ -46,7 +46,7 @@ class TensorBoard:
         self._module: Any = import_module("torch.utils.tensorboard")
 
     def begin(self, recipe: Mapping[str, Any], *, out: Path, step: int) -> None:
-        """Open an event file; events of an interrupted run after `step` are dropped."""
+        """Open an event file. Events that an interrupted run wrote after `step` are dropped."""
         folder = out / "tensorboard"
         with writing(folder):
             self._writer = self._module.SummaryWriter(str(folder), purge_step=step + 1)
@@ -69,7 +69,7 @@ class WeightsAndBiases:
         self._module: Any = import_module("wandb")
 
     def begin(self, recipe: Mapping[str, Any], *, out: Path, step: int) -> None:  # noqa: ARG002 - kept by W&B
-        """Open a run, or continue the one noted in `out`."""
+        """Open a run, or continue the run whose id is stored in `out`."""
         marker = out / "wandb-run"
         with writing(marker):
             out.mkdir(parents=True, exist_ok=True)
@@ -88,12 +88,12 @@ class WeightsAndBiases:
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """Upload the rest and close the run."""
+        """Upload the remaining scalars and close the run."""
         self._run.finish()
 
 
 def scalars(record: Mapping[str, Any], *, prefix: str = "") -> dict[str, float]:
-    """Return the numbers of a record of log.jsonl, nested ones as `timing/images_per_second`."""
+    """Return the numbers of a log.jsonl record; nested ones are named timing/images_per_second."""
     values: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):

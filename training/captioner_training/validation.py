@@ -21,7 +21,7 @@ __all__ = ["Validate", "Validation"]
 
 
 Scored = tuple[dict[str, float], list[Captioned]]
-"""Scores, at least CIDEr and cross_entropy, and captions."""
+"""Scores by name, including CIDEr and cross_entropy, and the captions."""
 
 Validate = Callable[..., Scored]
 """Scores a checkpoint; has the arguments of evaluation.split.validate."""
@@ -35,7 +35,7 @@ class Validation:
     recipe: Recipe
     corpus: Corpus
     processes: Processes
-    boxes: Path | None = None  # of drawn scenes, to score attention
+    boxes: Path | None = None  # boxes of drawn scenes, to score attention
 
     def score(
         self,
@@ -49,8 +49,8 @@ class Validation:
 
         Args:
             checkpoint: the model.
-            step: of the run, for messages.
-            grids: of the split, if they are cached.
+            step: the current step of the run, for messages.
+            grids: the cached grids of the split; None: encode the photos.
             after_batch: called equally often in every process.
 
         Raises GenerationError: the weights or the cross-entropy are not finite.
@@ -67,7 +67,7 @@ class Validation:
                 grids=grids,
                 together=after_batch,
             )
-        except GenerationError as error:  # perhaps only the last step broke the weights
+        except GenerationError as error:  # the last step may have made weights NaN
             raise diverged(step) from error
         finally:
             checkpoint.model.train(training)
@@ -76,9 +76,9 @@ class Validation:
         return scores, captioned
 
     def score_origin(self, origin: Checkpoint) -> dict[str, float]:
-        """Score the checkpoint that the run starts from, with the generation of the recipe.
+        """Score the checkpoint that the run starts from, with the recipe's generation settings.
 
-        Words that it lacks count in its cross-entropy; see new_word_nats.
+        Words that the checkpoint does not have add to its cross-entropy; see new_word_nats.
         """
         origin.model.to(self.processes.device)
         scores, _ = self.validate(

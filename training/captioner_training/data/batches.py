@@ -19,7 +19,7 @@ from captioner_training.recipe import Recipe
 
 __all__ = ["BucketSampler", "ImageSource", "StageBatches", "stage_sampler"]
 
-_POOL = 24  # batches that are sorted together: more save padding, fewer are more random
+_POOL = 24  # batches sorted together: more batches save padding, fewer are more random
 
 
 class ImageSource(Protocol):
@@ -40,8 +40,8 @@ class BucketSampler:
         shapes: the number of captions of each image, and the length of the longest.
         batch_size: largest number of images per batch, over all processes and parts.
         seed: decides the order, together with the epoch.
-        parts: of a batch, for gradient accumulation.
-        rank: of this process.
+        parts: number of parts of a batch, for gradient accumulation.
+        rank: rank of this process.
         world: number of processes.
 
     Raises ConfigError: a batch has fewer images than processes times parts.
@@ -69,7 +69,7 @@ class BucketSampler:
             )
 
     def order(self, epoch: int, *, skip: int = 0) -> list[list[int]]:
-        """Return the positions of each part of an epoch's batches, without the first `skip`."""
+        """Return the positions in each part of an epoch's batches, after `skip` batches."""
         generator = torch.Generator().manual_seed(self.seed * 100_003 + epoch)
         order = torch.randperm(len(self.shapes), generator=generator).tolist()
         order += order[: self.batches * self.size - len(order)]
@@ -90,10 +90,10 @@ class BucketSampler:
 def stage_sampler(
     recipe: Recipe, number: int, captions: CaptionTable, processes: Processes
 ) -> BucketSampler:
-    """Build the sampler of a stage, counted from 0."""
+    """Build the sampler of stage `number`, counted from 0."""
     stage = recipe.stages[number]
-    # Self-critical stages do not sort by length: their captions are sampled, and batches of long
-    # or short captions only would bias single steps.
+    # Self-critical stages do not sort by length: their captions are sampled, and a batch of only
+    # long or only short captions would bias its step.
     shapes = captions.shapes
     return BucketSampler(
         shapes if stage.self_critical is None else [(0, 0)] * len(shapes),
@@ -106,9 +106,9 @@ def stage_sampler(
 
 
 class StageBatches:
-    """The batches of a stage, counted from 0; each process gets its share of every batch.
+    """The batches of stage `number`, counted from 0. Each process gets its share of every batch.
 
-    `default_start` is the start token of `data.any_style`.
+    `default_start` is the start token of the style `any`, or None if `data.any_style` is 0.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class StageBatches:
         """Yield the parts of each batch.
 
         Args:
-            number: of the epoch, from 0.
+            number: the epoch, counted from 0.
             skip: number of batches that were taken before an interruption.
-            most: number of batches of a dry run, from the start of the order.
+            most: largest number of batches; a dry run may end inside an epoch.
         """
         order = self.sampler.order(number, skip=skip)[: most * self.stage.accumulate]
         starts = self._starts(number)
@@ -150,7 +150,7 @@ class StageBatches:
                 yield batch
 
     def _starts(self, epoch: int) -> Tensor | None:
-        """Return the start tokens of an epoch with `any_style`; None without."""
+        """Return the start tokens of an epoch with `any_style`; None if it is 0."""
         if self.default_start is None:
             return None
         chance = random.Random(f"{self.sampler.seed}/{epoch}")

@@ -22,14 +22,15 @@ Captions = Sequence[Sequence[int]]
 class CaptionTable:
     """The captions of N images as one tensor (N, K, T) on a device, padded with <pad>.
 
-    A caption ends with <end>, unless it was cut: the model must not learn to stop there.
+    A caption ends with <end>, except if it was cut, because the model must not learn to stop there.
 
     Args:
         captions: the captions of each image, as word numbers.
         starts: (N,), the start token of each image's captions.
-        maximum_length: in words; longer captions are cut.
-        lengths: batches are padded to the next of these lengths, or without them to their longest.
-        device: of the tensor.
+        maximum_length: largest number of words; longer captions are cut.
+        lengths: lengths to pad batches to, each batch to the next one; empty: to its longest
+            caption.
+        device: device of the tensor.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class CaptionTable:
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """For each image, the number of captions and the length of the longest."""
+        """The number of captions of each image, and the length of the longest one."""
         return list(zip(self.counts.tolist(), self.longest.tolist(), strict=True))
 
     def batch(self, positions: Sequence[int], starts: Tensor | None = None) -> Tensor:
@@ -79,7 +80,7 @@ def _framed(caption: Sequence[int], maximum_length: int) -> list[int]:
 
 
 def collate(captions: Sequence[Captions], *, starts: Sequence[int], maximum_length: int) -> Tensor:
-    """Pad the captions of B images to tokens (B, K, T + 1), start first; a long caption is cut."""
+    """Pad the captions of B images to tokens (B, K, T + 1), start first. Long captions are cut."""
     table = CaptionTable(captions, starts=starts, maximum_length=maximum_length)
     return table.batch(range(len(captions)))
 

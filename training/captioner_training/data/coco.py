@@ -26,7 +26,7 @@ class CocoImage:
 
 
 def read_captions(path: Path) -> list[CocoImage]:
-    """Read the images of a file in COCO's captions format, in its order.
+    """Read the images of a file in COCO's captions format, in the order of the file.
 
     Raises DataError: the file cannot be read, has another format, or has no images.
     """
@@ -47,13 +47,13 @@ def read_captions(path: Path) -> list[CocoImage]:
 def parse_captions(
     content: Any, *, name: str, report: Callable[[str, str], None] | None = None
 ) -> list[CocoImage]:
-    """Parse COCO's captions format. Ids may be numbers in one place and strings in another.
+    """Parse COCO's captions format. An id may be a number in one list and a string in the other.
 
     Args:
         content: the JSON value.
-        name: of the file, for messages.
-        report: receives the kind and an example of each annotation that cannot be used. Without it
-            captions of unknown images are ignored, and captions that are not text are errors.
+        name: name of the file, for messages.
+        report: receives the kind and an example of each annotation that cannot be used. If it is
+            None, captions of unknown images are ignored, and captions that are not text are errors.
 
     Raises DataError: the content has another format.
     """

@@ -115,10 +115,10 @@ def new_word_nats(
     *,
     maximum_length: int,
 ) -> float:
-    """Return the cross-entropy that a smaller vocabulary hides, in nats per token.
+    """Return the cross-entropy that the smaller vocabulary `before` hides, in nats per token.
 
-    A word outside the smaller vocabulary is <unk>, which is easy to predict. For a fair comparison
-    it counts as <unk> followed by one of the new words, all equally likely.
+    A word outside it becomes <unk>, which is easy to predict. For a fair comparison, such a word
+    counts as <unk> followed by one of the new words, all equally likely.
     """
     new = {*words.ordinary_words} - {*before.ordinary_words}
     captions = [caption for image in images for caption in image.words]

@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
     images: pixels (B, 3, S, S) uint8, or grids (B, L, D) float16.
     tokens: (B, K, T + 1) int64, start first, padded with <pad>.
-    positions: of the images in the training data.
+    positions: the positions of the images in the training data.
     """
 
     images: Tensor

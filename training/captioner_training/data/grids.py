@@ -30,7 +30,7 @@ GRIDS_FILES = "grids-*.f16"
 """Pattern of the names of cache files."""
 
 _BATCH = 32  # images that are encoded at once; a file has whole batches
-GRIDS_A_FILE = 32 * _BATCH  # at most these are computed again after an interruption
+GRIDS_A_FILE = 32 * _BATCH  # an interruption loses at most one file
 
 
 class CachedGrids:
@@ -71,7 +71,7 @@ class CachedGrids:
                 yield ahead.result()
 
     def resident(self, device: torch.device) -> ResidentGrids | None:
-        """Load the grids into GPU memory; None if they need most of it, or without a GPU."""
+        """Load the grids into GPU memory; None without a GPU, or if they need most of it."""
         if not fits_on_gpu(2 * math.prod(self.shape), device):
             return None
         grids = torch.empty(self.shape, dtype=torch.float16, device=device)
@@ -94,8 +94,8 @@ class CachedGrids:
     ) -> CachedGrids:
         """Encode the images, except those whose grids are already in the cache.
 
-        File names contain a hash of encoder, dtype, transform and images. A file gets its name when
-        it is complete. Each process writes its own files; `workers` decode images.
+        File names contain a hash of encoder, dtype, transform and images. A file gets its name only
+        when it is complete. Each process writes some of the files, with `workers` to decode images.
 
         Raises OutputError: the disk is full, or the folder cannot be written.
         """

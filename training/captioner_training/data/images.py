@@ -20,7 +20,7 @@ from captioner.vision.image import open_image
 __all__ = ["CaptionedImage", "ImageStore", "Member"]
 
 _OPEN_FILES = 128  # tar files that a process keeps open
-_BEGINNING = 4096  # bytes that are compared of images of equal size
+_BEGINNING = 4096  # bytes to compare if two images have the same name and size
 
 # English, German, French, Spanish, Italian, Portuguese; Chinese and Japanese.
 _SIDED = re.compile(
@@ -51,7 +51,7 @@ class ImageStore:
         self._identity: str | None = None
         self._descriptors: dict[Path, int] = {}
         self._members: dict[str, Member] = {}
-        if self.pattern.exists():  # also "photos [2020]", which is no pattern
+        if self.pattern.exists():  # a name such as "photos [2020]" is not a glob then
             paths = [self.pattern]
         else:  # train* matches train-00.tar and the folder train2017, but not train.log
             matches = sorted(self.pattern.parent.glob(self.pattern.name))
@@ -67,7 +67,7 @@ class ImageStore:
     def from_members(
         cls, members: Iterable[tuple[str, Member]], *, pattern: Path, identity: str
     ) -> ImageStore:
-        """Build a store from an index, without reading tar files; `identity` is its `mark`."""
+        """Build a store from an index, without reading tar files. `mark` returns `identity`."""
         store = cls.__new__(cls)
         store.pattern, store._identity = pattern, identity
         store._descriptors, store._members, store._folders = {}, dict(members), []
@@ -85,7 +85,7 @@ class ImageStore:
 
     def _add(self, name: str, member: Member) -> None:
         first = self._members.setdefault(name, member)
-        if first.path == member.path:  # in one tar file the last one counts, as tar does
+        if first.path == member.path:  # of equal names in a tar file, the last one is extracted
             self._members[name] = member
         elif first.size != member.size or self._beginning(first) != self._beginning(member):
             raise DataError(
@@ -99,7 +99,7 @@ class ImageStore:
         return name in self._members or self._path(name) is not None
 
     def leads_outside(self, name: str) -> bool:
-        """Whether a name, absolute or with `..`, is a file outside the folders."""
+        """Whether a name is absolute or has `..`, and leads to a file outside the folders."""
         return name not in self and any((folder / name).exists() for folder in self._folders)
 
     def size(self, name: str) -> int:
@@ -145,7 +145,7 @@ class ImageStore:
             if len(self._descriptors) >= _OPEN_FILES:
                 os.close(self._descriptors.pop(next(iter(self._descriptors))))
             self._descriptors[member.path] = os.open(member.path, os.O_RDONLY)
-        # pread: forked workers share a descriptor, and seek would move its position for all.
+        # Not seek and read: forked workers share the descriptor and its position.
         return os.pread(self._descriptors[member.path], member.size, member.offset)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class CaptionedImage:
     store: ImageStore
     captions: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]  # the captions, tokenized
-    style: str = ""  # of the captions; "": the default of the model
+    style: str = ""  # style of the captions; "": the default of the model
 
     def open(self, *, at_least: int | None = None) -> Image.Image:
         """Open the image; see open_image. Raises DataError."""

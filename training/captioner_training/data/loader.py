@@ -24,7 +24,7 @@ from captioner_training.interrupts import SIGNALS
 __all__ = ["Loader", "PixelSource", "Workers", "split_loader"]
 
 Workers = int | Literal["auto"]
-"""Processes that decode images; auto: the machine's cores divided by its training processes."""
+"""Number of processes that decode images; auto: the machine's cores per training process."""
 
 # Active loaders. They are closed at exit, because their workers ignore SIGTERM.
 _ACTIVE: WeakSet[Generator[Tensor]] = WeakSet()
@@ -39,7 +39,7 @@ def _end_workers() -> None:
 class Loader:
     """Batches of pixels (B, 3, S, S) uint8 of a data set.
 
-    Raises CaptionerError: while iterating, an image cannot be read.
+    Raises CaptionerError, while iterating: an image cannot be read.
     """
 
     def __init__(self, dataset: ImageDataset, *, workers: Workers, **options: Any) -> None:
@@ -73,7 +73,7 @@ class Loader:
 
 
 class _Caught(Dataset["Tensor | CaptionerError"]):
-    """Returns errors instead of raising them, which would add the worker's traceback."""
+    """Returns errors instead of raising them: raised ones would get the worker's traceback."""
 
     def __init__(self, dataset: ImageDataset) -> None:
         self.dataset = dataset
@@ -134,8 +134,8 @@ def _signals_blocked() -> Iterator[None]:
 def _ignore_signals(_: int) -> None:
     """Leave Ctrl-C and SIGTERM to the main process, which finishes its step first.
 
-    torchrun, systemd and terminals send them to all processes. A worker exits when its loader is
-    done or the main process has died.
+    torchrun, systemd and terminals send these signals to all processes. A worker exits when its
+    loader is closed or the main process has died.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

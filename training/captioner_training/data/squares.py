@@ -25,11 +25,11 @@ _BATCH = 64  # images that are decoded at once
 class SquareSource:
     """Training images as squares (N, 3, S', S') uint8 in the memory of a device.
 
-    An epoch has the crops and mirrors of ImageDataset, resampled bilinearly from the squares.
+    Images are cropped and mirrored as in ImageDataset, and resampled bilinearly from the squares.
 
     Args:
         dataset: the images and their augmentation; its transform squashes photos to squares.
-        squares: all images in their order.
+        squares: all images, in the order of `dataset`.
     """
 
     def __init__(self, dataset: ImageDataset, squares: Tensor) -> None:
@@ -68,7 +68,7 @@ class SquareSource:
         return cls(dataset, squares)
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
-        """Yield the images of each list of positions, augmented for the epoch."""
+        """Yield the pixels of each list of positions, augmented for the epoch."""
         self.dataset.epoch = epoch
         for positions in order:
             yield self._augmented(positions)

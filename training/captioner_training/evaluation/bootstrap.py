@@ -1,8 +1,8 @@
 """Bootstrap intervals of scores over images (Efron 1979).
 
-Every score here is a function of sums over images. A bootstrap sample draws as many images as there
-are, with replacement. Only the sums are recomputed, not the counts of each image. All scores of a
-report use the same samples.
+Every score here is a function of sums over images. A bootstrap sample draws N of the N images with
+replacement. Only the sums are recomputed, not the counts of each image. All scores of a report use
+the same samples.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 _RESAMPLES = 1000
-_LEVELS = 256  # distinct scores of a ranking; more are rounded, at an error below 1e-4
+_LEVELS = 256  # most distinct scores of a ranking; rounding to them costs less than 1e-4
 _CHUNK = 100  # samples computed at once: 32 MB for COCO's 40,000 images
 
 
 class Table(NamedTuple):
     """The counts of each image that a score needs, and the score as a function of their sums.
 
-    rows: (N, P), P counts of each of N images; score: maps sums (..., P) to scores (...).
+    rows: (N, P), P counts of each of N images.
+    score: maps sums (..., P) to scores (...).
     """
 
     rows: Floats
@@ -113,7 +114,7 @@ def ranking_table(scores: ArrayLike, right: ArrayLike, image: ArrayLike, *, imag
 
 
 def estimate(tables: Mapping[str, Table]) -> dict[str, Estimate]:
-    """Return each score with its interval; all tables are of the same images in the same order."""
+    """Return each score with its interval. All tables must have the same images in one order."""
     if not tables:
         return {}
     rows = np.concatenate([table.rows for table in tables.values()], axis=1)

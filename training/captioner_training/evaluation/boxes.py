@@ -45,7 +45,7 @@ def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedOb
 
     Args:
         path: a file in COCO's instances format.
-        transform: of the model; it decides which area of a photo the grid covers.
+        transform: the model's transform, which decides which area of a photo the grid covers.
 
     Raises DataError: the file cannot be read, or is not in COCO's instances format.
     """
@@ -82,7 +82,7 @@ def check_boxes(
 ) -> dict[int | str, list[BoxedObject]]:
     """Read boxes and check that some of them belong to images of a split.
 
-    Raises DataError: none of the boxes does, or the file cannot be read.
+    Raises DataError: no box belongs to an image of the split, or the file cannot be read.
     """
     boxes = read_boxes(path, transform)
     if not boxes.keys() & set(ids):
@@ -128,4 +128,4 @@ def box_coverage(boxes: Sequence[Box], *, rows: int, columns: int) -> Tensor:
     row_of, column_of = y.long().clamp(max=rows - 1), x.long().clamp(max=columns - 1)
     by_row = areas.new_zeros(rows, len(x)).index_add_(0, row_of, areas)
     cells = areas.new_zeros(rows, columns).index_add_(1, column_of, by_row)
-    return cells.clamp_(max=1)  # rounding of the sum
+    return cells.clamp_(max=1)  # rounding can make a sum exceed 1

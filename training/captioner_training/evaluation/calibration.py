@@ -1,13 +1,13 @@
 """Calibration: whether predictions of probability p are right in a share p of the cases.
 
-The predictions are the next words of references, by teacher forcing; trust.py does the same for the
-words of captions. The same pass measures the cross-entropy of the references. Compare it only
-between models trained on cross-entropy: label smoothing and self-critical training raise it while
-captions improve.
+The predictions are the next words of references, with teacher forcing. trust.py measures the
+calibration of trust in generated words. The same pass measures the cross-entropy of the references.
+Compare cross-entropy only between models trained on it: label smoothing and self-critical training
+raise it while captions improve.
 
 Predictions are sorted into ten bins of equal width by confidence. The expected calibration error
-(Guo et al. 2017, section 2) is the difference between the mean confidence of a bin and its share of
-right predictions, averaged over the bins and weighted by their sizes.
+(Guo et al. 2017, section 2) is the absolute difference between the mean confidence of a bin and its
+share of right predictions, averaged over the bins with their sizes as weights.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _BINS = 10
 class ForcedTokens(NamedTuple):
     """The N tokens of references, including ends of sentences, and their predictions.
 
-    logits: (N, V), float32; targets: (N,), the tokens; image: (N,), the index of each token's image
-    in the batch.
+    logits: (N, V), float32.
+    targets: (N,), the tokens.
+    image: (N,), the index in the batch of each token's image.
     """
 
     logits: Tensor
@@ -65,10 +66,10 @@ def force_references(
 
     Args:
         decoder: the decoder.
-        grid: of the images.
-        images: a batch.
-        vocabulary: of the decoder.
-        maximum_length: of references, in words; longer ones are truncated.
+        grid: the grids of the images.
+        images: a batch of images with their references.
+        vocabulary: the vocabulary of the decoder.
+        maximum_length: largest number of words; longer references are truncated.
         autocast: the precision of the decoder.
     """
     captions = encode_captions(images, vocabulary)
@@ -112,10 +113,12 @@ class Calibration:
         """Return the calibration over all images.
 
         Returns:
-            `tokens`, their number; `error`, the expected calibration error in percent, and
-            `cross_entropy` in nats per token, both with `intervals`; `bins`, see reliability;
-            `vocabulary_hash`, because nats per token are comparable only between equal
-            vocabularies.
+            `tokens`: the number of tokens.
+            `error`: the expected calibration error in percent.
+            `cross_entropy`: in nats per token.
+            `intervals`: of `error` and `cross_entropy`.
+            `bins`: see reliability.
+            `vocabulary_hash`: cross-entropies are comparable only if it is equal.
         """
         image, confidence, right, _ = torch.cat(self._parts).numpy().T
         error, bins = reliability(confidence, right, image.astype(int), images=self._images)
@@ -129,7 +132,7 @@ class Calibration:
         }
 
     def cross_entropy(self) -> tuple[Floats, Floats]:
-        """Return for each image the cross-entropy (images,) in nats and the tokens (images,)."""
+        """Return the sum of cross-entropy in nats and the number of tokens of each image."""
         nats = torch.cat(self._parts)[:, 3].numpy()
         return self._sums(nats), self._sums(np.ones_like(nats))
 

@@ -28,7 +28,7 @@ __all__ = ["CaptionSet", "Parts"]
 
 Words = Sequence[str]
 Parts = dict[str, Callable[[], object]]
-"""Functions that measure, by the name of their part of the report."""
+"""Functions that compute the parts of a report, by the part's name."""
 
 _REPEATED_WORDS = 3
 
@@ -37,9 +37,12 @@ _REPEATED_WORDS = 3
 class CaptionSet:
     """Captions of a split, from a model or a file, and their scores.
 
-    targets: the images; captions: their captions as text; words: their captions as tokens;
-    tokenize: splits text into tokens; tokens: describes the tokens; corpus: the whole split if the
-    images are a part of it.
+    targets: the images.
+    captions: the caption of each image as text.
+    words: the caption of each image as tokens.
+    tokenize: splits text into tokens.
+    tokens: description of the tokens.
+    corpus: the whole split, if the images are only a part of it.
     """
 
     targets: Sequence[Target]
@@ -53,7 +56,7 @@ class CaptionSet:
     def from_predictions(
         cls, read: Predictions, split: Sequence[Target], *, corpus: Sequence[Target] | None = None
     ) -> CaptionSet:
-        """Return the captions of a file, without images that have none."""
+        """Return the captions of a file. Images without a caption are left out."""
         whole = split if corpus is None else corpus
         unspaced = has_no_spaces(text for target in whole for text in target.references)
         tokenizer: Tokenizer = "characters" if unspaced else "words"

@@ -20,7 +20,7 @@ References = Sequence[Sequence[Sequence[int]]]
 """The references of each photo as token ids."""
 
 FEWEST_FOR_CONSENSUS = 3000
-"""Training photos. With fewer, consensus does not improve captions (docs/results.md)."""
+"""Least number of training photos. With fewer, consensus does not help (docs/results.md)."""
 
 _RIDGE = 0.3  # strength of the regularisation per photo
 _STEPS = 127  # largest int8
@@ -33,8 +33,8 @@ def fit_consensus(
 
     Args:
         pooled: (N, D + 1), pooled grids of training photos; see captioner.trust.familiarity.pool.
-        images: these photos with their references.
-        vocabulary: of the model.
+        images: the same photos with their references.
+        vocabulary: the vocabulary of the model.
 
     Returns None if no n-gram occurs in enough photos.
     """
@@ -82,7 +82,7 @@ def _rarities(references: References, order: int) -> dict[NGram, float]:
 def _means(
     references: References, rarities: dict[NGram, float], order: int, rarest: float
 ) -> NDArray[np.float32]:
-    """Return the mean normalised tf-idf vectors of each photo's references: (N, n-grams)."""
+    """Return the mean of the normalised tf-idf vectors of a photo's references: (N, n-grams)."""
     columns = {gram: at for at, gram in enumerate(rarities)}
     means = np.zeros((len(references), len(rarities)), np.float32)
     for row, captions in zip(means, references, strict=True):

@@ -95,7 +95,7 @@ def stems_of(references: Iterable[Sequence[str]]) -> set[str]:
 
 
 def synonyms(of: str) -> frozenset[str]:
-    """Return the stems that a stem may stand for in a reference, including itself."""
+    """Return the stems in a reference that make a caption's stem right, including the stem."""
     return _synonyms().get(of, frozenset([of]))
 
 

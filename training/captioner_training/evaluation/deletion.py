@@ -30,10 +30,10 @@ class DeletionTest:
 
     Args:
         decoder: the decoder that made the captions.
-        vocabulary: of the decoder.
+        vocabulary: the vocabulary of the decoder.
         autocast: the precision of the decoder.
         insertion: see word_effects.
-        images: test the captions of the first so many images; None: all.
+        images: number of images to test, from the first one on; None: all.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class DeletionTest:
 
 
 class EffectMeans:
-    """Averages effects that a captioner measured itself, over the captions of a split."""
+    """Averages the word effects of a split that the captioner itself measured."""
 
     def __init__(self) -> None:
         self._words: list[tuple[int, str, float]] = []
@@ -151,7 +151,8 @@ def summarize_content(
 ) -> dict[str, object] | None:
     """Return the means over all content words, or None if there are none.
 
-    Unlike the kinds of summarize_effects, these compare decoders with and without a gate.
+    Unlike the means of summarize_effects, these are comparable between decoders with and without a
+    gate.
     """
     content = [effect for effect in effects if _is_content(effect, captions)]
     return _means(content, images=len(captions)) if content else None
@@ -170,7 +171,7 @@ def _means(effects: Sequence[WordEffect], *, images: int) -> dict[str, object]:
 def _word_means(
     image: Sequence[int], columns: Mapping[str, Sequence[float]], *, images: int
 ) -> dict[str, object]:
-    """Return the means of columns of values of words, given the index of each word's image."""
+    """Return the mean of each column, which has a value per word; `image` is each word's image."""
     counts = np.bincount(image, minlength=images)
     tables = {
         name: mean_table(np.bincount(image, weights=values, minlength=images), counts)

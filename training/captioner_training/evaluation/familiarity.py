@@ -40,7 +40,7 @@ def measure_familiarity(
         pooled: (N, D + 1), the pooled grids of the photos.
         unlike: a folder of pictures of another kind.
 
-    Returns `auroc`, and `unlike`, the number of pictures.
+    Returns `auroc`, the area under the ROC curve, and `unlike`, the number of pictures.
 
     Raises DataError: the checkpoint has no familiarity, or no picture can be opened.
     """

@@ -17,8 +17,8 @@ def measure_gain(
 ) -> dict[str, Any]:
     """Compare the CIDEr-D of each image of a split after a run and before it, in percent.
 
-    Returns `split`, `images`, and with `intervals` the mean scores `after` and, if the run started
-    from a model, `before` and their paired difference, the `gain`.
+    Returns `split`, `images`, the mean score `after`, and `intervals`. If the run started from a
+    model, also the mean score `before` and the mean difference of each image's scores, `gain`.
     """
     tables = {"after": mean_table(after)}
     if before is not None:

@@ -35,8 +35,8 @@ __all__ = [
 def word_distance(attention: Tensor) -> float:
     """Return how much the attention (words, rows, columns) moves in a caption, 0 to 1.
 
-    The mean total-variation distance between the maps of all pairs of words. NaN for fewer than two
-    words.
+    This is the mean total-variation distance between the maps of two words, over all pairs. It is
+    NaN for fewer than two words.
     """
     if len(attention) < 2:
         return math.nan
@@ -57,8 +57,9 @@ def mass_in_boxes(attention: Tensor, boxes: Sequence[Box]) -> float:
 def points_at(attention: Tensor, boxes: Sequence[Box]) -> bool:
     """Whether the centre of the cell with the most attention lies in a box, edges included.
 
-    The pointing game of Zhang et al. 2016, "Top-down Neural Attention by Excitation Backprop",
-    without its tolerance of 15 pixels, which is less than a cell. The first of equal cells counts.
+    This is the pointing game of Zhang et al. 2016, "Top-down Neural Attention by Excitation
+    Backprop", without its tolerance of 15 pixels, which is less than a cell. If several cells have
+    the most attention, the first one is used.
     """
     rows, columns = attention.shape
     row, column = divmod(int(_normalized(attention).argmax()), columns)
@@ -77,10 +78,10 @@ def center_weighted_attention(rows: int, columns: int, sigma: float = 0.25) -> T
     A baseline that ignores the photo: people are often in the middle, so it beats the uniform map.
 
     Args:
-        rows: of the grid.
-        columns: of the grid.
-        sigma: standard deviation on both axes, as a fraction of the grid. The default is that of
-            people in COCO photos.
+        rows: number of rows of the grid.
+        columns: number of columns of the grid.
+        sigma: standard deviation on both axes, as a fraction of the grid. The default fits people
+            in COCO photos.
     """
 
     def bell(cells: int) -> Tensor:
@@ -102,13 +103,16 @@ def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
 
     Args:
         captioned: a captioned split.
-        boxes: of its images. Those of category `person` or without a category are used.
+        boxes: the boxes of its images. Only boxes of category `person` or without one are used.
 
     Returns:
-        Means over all words for people in images with boxes, with `intervals` over images:
-        `attention`, the share inside the boxes; `uniform` and `center_weighted`, the same for the
-        baselines; `pointing`, whether the most attended cell lies in a box; `pointing_uniform` and
-        `pointing_center`, the same for a random cell and the middle one. `words`: their number.
+        Means over all words for people in images with boxes of people:
+        `attention`: the share of attention inside the boxes.
+        `uniform`, `center_weighted`: the same share for the two baselines.
+        `pointing`: the share of words whose most attended cell lies in a box.
+        `pointing_uniform`, `pointing_center`: the same share for a random and for the middle cell.
+        `intervals`: of these means, over images.
+        `words`: the number of words.
 
     Raises DataError: no caption mentions people in an image with boxes, or the model has no
     attention.
@@ -120,7 +124,7 @@ def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
 
 
 def object_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, object]:
-    """Measure the same for all other categories, at the last word of a name.
+    """Measure as in person_grounding for all other categories, at the last word of a name.
 
     Raises DataError: no caption names a category that has boxes, or the model has no attention.
     """
@@ -134,7 +138,9 @@ def object_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
 def category_grounding(
     captioned: Sequence[Captioned], boxes: Boxes, *categories: str
 ) -> dict[str, object] | None:
-    """Measure words for some categories; None if no caption names one that has boxes.
+    """Measure as in person_grounding for the given categories.
+
+    Returns None if no caption names one of them in an image that has boxes of it.
 
     Raises DataError: the model has no attention.
     """

@@ -18,7 +18,7 @@ Words = Sequence[str]
 
 
 class Mention(NamedTuple):
-    """A COCO category that a caption names with its words from `first` to before `end`."""
+    """A COCO category that a caption names, with its words `first` to `end` (exclusive)."""
 
     category: str
     first: int
@@ -52,18 +52,21 @@ def hallucination(
     *,
     objects: Sequence[Collection[str]] | None = None,
 ) -> dict[str, object] | None:
-    """Count the objects that captions name and their images do not have.
+    """Measure how often captions name objects that are not in their images.
 
     Args:
-        references: tokenized references of each image; the categories they name are present.
+        references: tokenized references of each image. Categories that they name are present.
         captions: tokenized caption of each image.
-        objects: categories of each image's annotated objects, which are present too. Without
-            them, objects that people left out count as hallucinated.
+        objects: categories of the annotated objects of each image, which are present too. Without
+            annotations, an object that no reference names counts as absent.
 
     Returns:
-        `CHAIR_i`, the share of mentions, and `CHAIR_s`, the share of captions with such a mention,
-        in percent, with `intervals`; the number of `mentions`; `annotated`, whether objects were
-        given. None if no caption names a category.
+        `CHAIR_i`: the percentage of mentions that name an absent object.
+        `CHAIR_s`: the percentage of captions with such a mention.
+        `intervals`: of both.
+        `mentions`: the number of mentions.
+        `annotated`: whether `objects` was given.
+        None if no caption names a category.
     """
     wrong, count = [], []
     for at, (texts, caption) in enumerate(zip(references, captions, strict=True)):

@@ -43,7 +43,7 @@ def check_java() -> None:
 def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:
     """Split captions into COCO's tokens: PTB tokens in lower case without punctuation.
 
-    Raises MissingExtraError, DataError: see check_java; or the program failed.
+    Raises MissingExtraError, DataError as check_java; DataError also if the Java program fails.
     """
     check_java()
     from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
@@ -57,7 +57,7 @@ def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:
 def meteor_table(references: Sequence[Sequence[Words]], captions: Sequence[Words]) -> Table:
     """Return the table of METEOR 1.5 in percent, from tokens.
 
-    Raises MissingExtraError, DataError: see check_java; or the program failed.
+    Raises MissingExtraError, DataError as check_java; DataError also if the Java program fails.
     """
     check_java()
     requests = []
@@ -69,7 +69,7 @@ def meteor_table(references: Sequence[Sequence[Words]], captions: Sequence[Words
         rows = np.array([[float(number) for number in line.split()] for line in answers])
     except ValueError as error:
         raise DataError(f"METEOR returned an invalid line: {error}") from error
-    # METEOR counts no chunk for a caption that equals its reference when it sums statistics.
+    # When METEOR sums statistics, a caption that equals its reference has no chunk.
     equal = rows[:, _CHUNKS] == 1
     equal &= rows[:, _TEST_LENGTH] == rows[:, _REFERENCE_LENGTH]
     equal &= rows[:, _TEST_MATCHES] == rows[:, _TEST_LENGTH]

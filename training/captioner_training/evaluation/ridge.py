@@ -12,12 +12,12 @@ from captioner_training.evaluation.bootstrap import Floats
 
 __all__ = ["Ridge", "fewest_photos"]
 
-_LEAST_SHARE = 600  # one of so many photos
+_LEAST_SHARE = 600  # one in this many photos
 _LEAST_PHOTOS = 5
 
 
 def fewest_photos(photos: int) -> int:
-    """Return in how many training photos a word or n-gram must occur to be fitted."""
+    """Return the least number of training photos that a word or n-gram must occur in."""
     return max(_LEAST_PHOTOS, -(-photos // _LEAST_SHARE))
 
 
@@ -41,9 +41,9 @@ class Ridge(NamedTuple):
 
         Args:
             pooled: see captioner.trust.familiarity.pool.
-            targets: of the photos.
-            references: the number of references of each photo, which is its weight.
-            strength: of the regularisation, per photo and for features of unit variance.
+            targets: the values to predict for each photo.
+            references: the number of references of each photo, which is the photo's weight.
+            strength: regularisation per photo, for features of unit variance.
         """
         weights = np.array(references, np.float64)
         weights /= weights.mean()

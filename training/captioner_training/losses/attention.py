@@ -21,8 +21,8 @@ def _by_head(forced: TeacherForcedOutput) -> Tensor | None:
 class DoublyStochastic(Objective):
     """Spreads the attention of a caption over all cells (Xu et al. 2015, equation 14).
 
-    (1 - sum_t alpha_ti)^2, averaged over cells, heads and captions. It applies to each head, so
-    that no head leaves a cell to another.
+    The loss is (1 - sum_t alpha_ti)^2, averaged over cells, heads and captions. Every head must
+    cover all cells.
     """
 
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
@@ -36,11 +36,11 @@ class DoublyStochastic(Objective):
 
 
 class AttentionEntropy(Objective):
-    """Makes the attention of each word sharp: the entropy of its weights, in nats.
+    """Makes the attention of each word sharp. The loss is the entropy of its weights, in nats.
 
-    The entropy is that of each head, not of their mean, so that heads may attend to different
-    cells. Without this loss attention stays almost uniform: every cell of a deep CNN describes the
-    whole image, and their mean serves nearly as well.
+    Each head has its own entropy, so that heads may attend to different cells. Without this loss,
+    attention stays almost uniform: every cell of a deep CNN describes the whole image, so the mean
+    of all cells serves nearly as well.
     """
 
     def loss(self, forced: TeacherForcedOutput) -> Tensor:

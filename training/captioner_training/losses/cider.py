@@ -1,4 +1,4 @@
-"""CIDEr-D (Vedantam et al. 2015, section 5): the similarity of captions to references in n-grams.
+"""CIDEr-D (Vedantam et al. 2015, section 5): the n-gram similarity of captions to references.
 
 The scores equal those of pycocoevalcap's CiderScorer. All operations are tensor operations on word
 numbers, so that rewards are computed on the GPU without synchronization.
@@ -20,11 +20,11 @@ __all__ = ["CiderD", "Words"]
 Words = Sequence[str]
 
 _ORDERS = (1, 2, 3, 4)
-_SIGMA = 6.0  # of the Gaussian penalty on the difference in length, in words
+_SIGMA = 6.0  # width, in words, of the Gaussian penalty on the difference in length
 _CHUNK = 64  # images that are compared at once, to bound the memory
 # An n-gram is one 64-bit number, 16 bits per word.
 _BITS, _LAST = 16, 2**16 - 1
-_PAD, _ABSENT = -1, -2  # padding after the last word; padding for missing references
+_PAD, _ABSENT = -1, -2  # padding after the last word, and in place of missing references
 
 
 class _Table(NamedTuple):
@@ -48,9 +48,9 @@ class CiderD:
     All words beyond the 65,535 most frequent ones of the corpus count as the same word.
 
     Args:
-        corpus: the references of each image, as words, for the document frequencies: training
-            references for a reward, the scored references for a score.
-        device: of `compare`.
+        corpus: the references of each image, as words, for the document frequencies. For a reward
+            these are the training references, for a score the scored references.
+        device: the device that `compare` runs on.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class CiderD:
     def number(self, images: Sequence[Sequence[Words]]) -> Tensor:
         """Return the word numbers of S sentences per image: (B, S, T) int64 on the CPU, padded.
 
-        Words outside the corpus have different numbers.
+        Different words outside the corpus get different numbers.
         """
         most = max(len(sentences) for sentences in images)
         tokens = self._pad([words for sentences in images for words in sentences])
@@ -116,7 +116,8 @@ class CiderD:
     def _similarity(self, captions: Tensor, references: Tensor, order: int) -> Tensor:
         """Return the cosines (B, K, R) of the tf-idf vectors of one order, with clipped counts.
 
-        A sum over distinct n-grams is a sum over places divided by the counts.
+        A sum over distinct n-grams is computed as a sum over places: each place counts 1 / n if its
+        n-gram occurs n times.
         """
         given, wanted = self._grams(captions, order), self._grams(references, order)
         equal = given.keys[:, :, None, :, None] == wanted.keys[:, None, :, None, :]
@@ -138,7 +139,7 @@ class CiderD:
         return _Grams(keys, counts, idf**2)
 
     def _log_frequency(self, keys: Tensor, order: int) -> Tensor:
-        """Look up n-grams; those outside the corpus have a frequency of 1."""
+        """Return log(document frequency) of n-grams. N-grams outside the corpus count as 1."""
         table = self._tables[order - 1]
         if not len(table.keys):
             return torch.zeros(keys.shape, dtype=torch.float64, device=keys.device)
@@ -163,7 +164,7 @@ class CiderD:
 
 
 def _keys(tokens: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Return the n-grams of sentences (..., T) as keys (..., P), and which are complete."""
+    """Return the n-grams of sentences (..., T) as keys (..., P), and whether each is complete."""
     places = max(0, tokens.shape[-1] - order + 1)
     keys = tokens.new_zeros((*tokens.shape[:-1], places))
     for offset in range(order if places else 0):

@@ -1,7 +1,7 @@
 """Objective: the base class of losses over teacher-forced captions.
 
-To add one, write a subclass of Objective (or of SamplingObjective, if it samples captions) and name
-it in a stage of the recipe:
+To add a loss, write a subclass of Objective, or of SamplingObjective if it samples captions. Then
+name the class in a stage of the recipe:
 
     objectives: {my_package.my_file:MyTerm: 0.5}
 """
@@ -41,8 +41,9 @@ class Counts(NamedTuple):
 class Captions(NamedTuple):
     """The captions of B images, on the device.
 
-    tokens: (B, K, T + 1), start first, padded with <pad>. counts: of the whole batch, over all
-    parts and processes. advantages: (B, K), of sampled captions.
+    tokens: (B, K, T + 1), start first, padded with <pad>.
+    counts: the counts of the whole batch, over all parts and processes.
+    advantages: (B, K), the advantages of sampled captions; None for captions of the data.
     """
 
     tokens: Tensor
@@ -54,11 +55,11 @@ class TeacherForcedOutput:
     """The output of a teacher-forced pass over captions, the input of every objective.
 
     Args:
-        decoder: of the model.
-        output: of the pass, for B images with K captions of T tokens.
-        captions: the whole batch or a part of it.
+        decoder: the model's decoder.
+        output: the decoder's output for B images with K captions of T tokens.
+        captions: the captions of the whole batch, or of a part of it.
         dense: compute padding too. Shapes are then fixed, and the CPU never waits for a GPU.
-            Otherwise only the N tokens that count are computed, their logits in chunks.
+            Otherwise only the N tokens that count are computed, and their logits in chunks.
 
     Attributes:
         mask: (B, K, T), whether a token counts.
@@ -96,7 +97,7 @@ class TeacherForcedOutput:
 
     @property
     def log_probabilities(self) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (N,) of the targets, and their means (N,) over all words; float32."""
+        """Log-probabilities (N,) of the targets, and means (N,) over all words; both float32."""
         # Not functools.cached_property: its lock breaks the compiled graph.
         if self._log_probabilities is None:
             self._log_probabilities = self._score_targets()
@@ -123,7 +124,7 @@ class Objective(ABC):
     """A term of the loss of a stage. Its setting in the recipe is usually its weight."""
 
     of_data: ClassVar[bool] = False
-    """Read the data's captions even in a stage that samples captions."""
+    """Whether the loss reads the data's captions even in a stage that samples captions."""
     note: str = ""
     """A message to print when a run begins."""
 
@@ -134,7 +135,7 @@ class Objective(ABC):
     def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:  # noqa: ARG003
         """Build the objective of a run, by default from its setting.
 
-        Raises CaptionerError: the recipe or the data do not fit it.
+        Raises CaptionerError: the recipe or the data do not fit the objective.
         """
         return cls(setting)
 
@@ -142,16 +143,16 @@ class Objective(ABC):
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
         """Return this part's share of the weighted term, a scalar.
 
-        Divide a sum by `forced.tokens` or `forced.count`: the shares of all parts and processes add
-        up to the mean over the batch. `forced.output.attention` is None for a decoder without
-        attention.
+        Divide the sum by `forced.tokens` or `forced.count`, which are of the whole batch. The
+        shares of all parts and processes then add up to the mean. `forced.output.attention` is None
+        for a decoder without attention.
         """
 
 
 class SamplingObjective(Objective):
-    """An objective that samples the captions its stage learns from.
+    """An objective that samples the captions that a stage learns from.
 
-    Its stage uses no dropout, so that samples come from the policy that is trained.
+    The stage uses no dropout, so that samples come from the policy that is trained.
     """
 
     @abstractmethod

@@ -27,11 +27,12 @@ class _TransferError(Exception):
 def fetch(
     url: str, folder: Path, *, checksum: str | None = None, tries: int = 8, backoff: float = 0.5
 ) -> Path:
-    """Download a file into a folder and return its path; an existing file is complete.
+    """Download a file into a folder and return its path. An existing file is not downloaded again.
 
     Args:
-        url: of the file.
-        folder: gets the file under the last part of the URL; NAME.part until it is complete.
+        url: URL of the file.
+        folder: where to store the file. Its name is the last part of the URL, and NAME.part until
+            the file is complete.
         checksum: "md5:...", "sha1:..." or "sha256:..."; a download without one is not resumed.
         tries: attempts in a row without a new byte before giving up.
         backoff: seconds before the second attempt, doubled for each further one.

@@ -24,9 +24,9 @@ __all__ = [
 ]
 
 PROBLEMS_FILE = "problems.csv"
-"""File beside the manifest with everything that was left out or should be checked."""
+"""File beside the manifest that lists everything that was left out or should be checked."""
 
-_EXAMPLES = 5  # in a message
+_EXAMPLES = 5  # examples in a message
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|[A-Za-z]\w*);")
 _CONTROL = dict.fromkeys([*range(32), 127], " ")
 
@@ -40,7 +40,7 @@ class ListedImage(NamedTuple):
     split: str | None = None
     split_from: str = ""  # origin of the split: "the column split", "file names", "folders"
     licence: str | None = None
-    rows: tuple[str, ...] = ()  # the place of each caption in its file, if known
+    rows: tuple[str, ...] = ()  # the place of each caption in its file, such as "line 3"
     location: Location | None = None  # None: search by name
 
     def row(self, caption: int = 0) -> str:
@@ -71,7 +71,7 @@ _REMEDIES = {
 
 
 class Problems:
-    """The problems of a data set, which stop the preparation, and its notes, by kind."""
+    """The problems and notes of a data set, by kind. Problems stop the preparation."""
 
     def __init__(self) -> None:
         self._problems: dict[str, list[_Problem]] = {}
@@ -87,7 +87,7 @@ class Problems:
         return {kind: len(problems) for kind, problems in self._problems.items()}
 
     def add(self, kind: str, example: str, *, file: str = "", row: str = "") -> None:
-        """Add a problem; `example` is its text, `row` the place that names `file`."""
+        """Add a problem. `example` is its text, and `row` is the place that names `file`."""
         self._problems.setdefault(kind, []).append(_Problem(example, file or example, row))
 
     def explain(self, kind: str, hint: str) -> None:
@@ -97,7 +97,7 @@ class Problems:
     def note(
         self, kind: str, example: str = "", *, file: str = "", row: str = "", remedy: str = ""
     ) -> None:
-        """Add a note; with a `file` it is listed in problems.csv, with its `remedy`."""
+        """Add a note. If it has a `file`, problems.csv lists it with its `remedy`."""
         self._notes.setdefault(kind, []).append(_Problem(example, file, row))
         if remedy:
             self._hints[kind] = remedy
@@ -121,9 +121,11 @@ class Problems:
         return "\n".join(lines)
 
     def write(self, folder: Path) -> Path | None:
-        """Write problems.csv and return its path; if there is nothing to list, remove it.
+        """Write problems.csv and return its path.
 
-        Raises OutputError: it cannot be written.
+        If there is nothing to list, the file is removed and the result is None.
+
+        Raises OutputError: the file cannot be written.
         """
         rows = [
             (
@@ -144,7 +146,7 @@ class Problems:
         table = csv.writer(text, lineterminator="\n")
         table.writerow(["row", "file", "what", "what to do"])
         table.writerows([_harmless(cell) for cell in row] for row in rows)
-        with replace_file(path) as file:  # with a BOM, by which spreadsheets recognize UTF-8
+        with replace_file(path) as file:  # spreadsheets recognize UTF-8 by the BOM
             file.write(codecs.BOM_UTF8 + text.getvalue().encode("utf-8", "backslashreplace"))
         return path
 

@@ -26,16 +26,16 @@ _SAMPLE = 4096  # bytes from the middle that are compared first
 class Location(NamedTuple):
     """The bytes of one original image."""
 
-    path: str  # of the file or archive
-    offset: int  # in the file; in Parquet the row
+    path: str  # path of the file or archive
+    offset: int  # offset in the file; row in a Parquet file
     size: int
     member: str | None  # member of a zip file; column of a Parquet file
     stamp: int  # changes with the image: CRC-32 in zip and Parquet files, else modification time
-    in_table: bool = False  # in a Parquet file
+    in_table: bool = False  # whether the image is in a Parquet file
 
     @property
     def is_loose(self) -> bool:
-        """Whether it is a file; members of archives have an offset."""
+        """Whether the image is a file of its own. Members of tar files have an offset."""
         return self.member is None and self.offset == 0
 
     @property
@@ -47,7 +47,7 @@ class Location(NamedTuple):
 def read_location(location: Location) -> bytes:
     """Read an original image.
 
-    Raises OSError: it cannot be read, is too large, or its archive is damaged.
+    Raises OSError: the image cannot be read or is too large, or its archive is damaged.
     """
     if location.size > LARGEST_FILE:
         raise OSError(f"{location.size:,} bytes are too large for a photo")
@@ -58,8 +58,8 @@ def read_location(location: Location) -> bytes:
             file.seek(location.offset)
             return file.read(location.size)
     try:
-        with open_zip(location.path).open(location.member) as member:  # compares the checksum
-            return member.read(location.size)  # the size limits zip bombs
+        with open_zip(location.path).open(location.member) as member:  # checks the CRC
+            return member.read(location.size)  # a limit, because of zip bombs
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         raise OSError(str(error)) from error  # RuntimeError: encrypted
 
@@ -69,7 +69,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
     """Open a file as pyarrow's ParquetFile.
 
     Raises:
-        DataError: it is missing, or cannot be read.
+        DataError: the file is missing or cannot be read.
         MissingExtraError: pyarrow is not installed.
     """
     try:
@@ -87,7 +87,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
 
 
 def _parquet_photo(path: str, column: str, row: int) -> bytes:
-    """Read a photo from a table; the row group is cached for the next one."""
+    """Read a photo from a table. Its row group is cached for the next photo."""
     ends = _group_ends(path)
     group = next(number for number, end in enumerate(ends) if row < end)
     first = ends[group - 1] if group else 0

@@ -1,4 +1,4 @@
-"""Splits: recognized in names of columns, files and folders, or drawn.
+"""Recognize splits in names of columns, files and folders, or draw them.
 
 Case does not matter. A year may follow, as in COCO's `val2014`.
 """
@@ -73,8 +73,8 @@ def _split_in_stem(stem: str) -> str | None:
 def splits_of_files(paths: Sequence[Path]) -> list[tuple[str, str] | None]:
     """Return the split of each table or archive of a data set, with its origin.
 
-    Names of files count first, if files beside them have other splits; then the folders below the
-    one that all files share.
+    The split in a file's name is used if files beside it are named after other splits. Otherwise
+    the folders below the common folder of all files are searched.
     """
     named = [_split_in_stem(path.stem) for path in paths]
     beside = {
@@ -100,7 +100,10 @@ def splits_of_files(paths: Sequence[Path]) -> list[tuple[str, str] | None]:
 
 
 def keep_rank(split: str) -> tuple[int, str]:
-    """Return a sort key: the first split keeps a photo that is in two, so scores stay the same."""
+    """Return the sort key of a split. A photo that is in several splits is kept in the first one.
+
+    Test comes first and train last, so that the splits for scoring stay complete.
+    """
     return {"test": 0, "val": 1}.get(split, 2), split
 
 
@@ -108,7 +111,7 @@ def keep_rank(split: str) -> tuple[int, str]:
 class Fractions:
     """The shares of a data set without splits that become val and test.
 
-    test: None is 0.1 from 200 images up, else 0.
+    test: None means 0.1 for 200 images or more, else 0.
     """
 
     val: float = 0.1
@@ -137,8 +140,9 @@ class Fractions:
     def draw(self, keys: Sequence[int | str]) -> list[str]:
         """Draw the split of each image by a hash of its key.
 
-        An image keeps its split when others are added or removed, except in small data sets: val
-        and test get at least half of their share, and at least two of ten or more images.
+        An image keeps its split when other images are added or removed. Small data sets are an
+        exception, because val and test get at least half of their share, and at least one image, or
+        two if there are ten or more.
         """
         test = self.test_of(len(keys))
         chances = [_chance(key) for key in keys]

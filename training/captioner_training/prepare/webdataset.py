@@ -1,6 +1,7 @@
 """Read archives with captions beside the photos: KEY.jpg and KEY.txt or KEY.json.
 
-WebDataset shards (tar), as from img2dataset, and zip files, as from the page.
+These are WebDataset shards (tar), such as img2dataset writes, and zip files, such as the page of
+`captioner serve` offers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["has_captions", "read_shards"]
 
 _TEXTS = (".txt", ".caption", ".json")
 _LARGEST_TEXT = 1 << 20  # bytes of a caption file
-_SAMPLE = 20  # members that are examined
+_SAMPLE = 20  # members that has_captions examines
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError)
 
 Member = tuple[str, Location, Callable[[], bytes]]  # name, place and content
@@ -51,7 +52,7 @@ def has_captions(path: Path) -> bool:
 
 
 def read_shards(paths: Sequence[Path], problems: Problems) -> list[ListedImage]:
-    """Read photos and captions from tar and zip files. Raises DataError: one is damaged."""
+    """Read photos and captions from tar and zip files. Raises DataError: a file is damaged."""
     listed: list[ListedImage] = []
     for path, split in zip(paths, splits_of_files(paths), strict=True):
         try:
@@ -115,7 +116,7 @@ def _tar_members(path: Path) -> Iterator[Member]:
 
 
 def _zip_members(path: Path) -> Iterator[Member]:
-    path = path.resolve()  # open_zip keeps files open by their path
+    path = path.resolve()  # open_zip caches open files by path
     archive = open_zip(str(path))
     for member in archive.infolist():
         if not member.is_dir() and not member.filename.startswith("__MACOSX/"):

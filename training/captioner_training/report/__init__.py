@@ -1,1 +1,1 @@
-"""HTML reports: of an evaluation and of a training run. Each is one file without external links."""
+"""HTML reports of evaluations and training runs. Each is one file without external links."""

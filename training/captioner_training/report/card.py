@@ -36,10 +36,10 @@ def describe_run(
 
     Args:
         checkpoint: the model.
-        folder: the one that the checkpoint lies in; it need not be a run.
+        folder: the folder of the checkpoint, which may be that of a run.
         repository: OWNER/MODEL.
         reports: report.json files about this checkpoint.
-        license: an identifier of the Hub.
+        license: a license identifier of the Hub.
         data: name of the data; None: the names of the recipe's folders.
 
     Raises DataError: a report cannot be read, or is about another checkpoint.

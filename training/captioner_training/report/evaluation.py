@@ -29,7 +29,7 @@ __all__ = ["draw_page", "write_report"]
 
 Report = Mapping[str, Any]
 
-_SHOWN = 12  # best and worst captions: fills rows of two, three and four
+_SHOWN = 12  # number of best, and of worst, captions: fills rows of two, three and four
 _ACROSS = 4  # photos per row of a wide page
 _EXAMPLES = 3  # captions with the attention of their words
 _KINDS = {
@@ -63,8 +63,8 @@ def draw_page(report: Report, rows: Sequence[ImageRow], galleries: Sequence[Gall
     Args:
         report: what `captioner evaluate --json` prints.
         rows: one per image.
-        galleries: the photos of the rows with the captions of this report, and of each that it is
-            compared with.
+        galleries: the photos of the rows with the captions of this report, and one gallery for each
+            report that it is compared with.
     """
     heading, lead = title(report)
     gallery, models = galleries[0], models_of(report)
@@ -136,7 +136,7 @@ def _comparisons(
 
 
 def _changed(rows: Sequence[ImageRow], other: int) -> list[tuple[str, list[int]]]:
-    """Return the photos whose captions differ most from those of another report, both ways."""
+    """Return the photos that improved most, and worsened most, from another report to this one."""
     change = {
         at: row.cider - row.others[other][1]
         for at, row in enumerate(rows)
@@ -167,8 +167,8 @@ def _examples(
 ) -> list[tuple[ImageRow, str, str, str, list[tuple[str, str]]]]:
     """Return the best, the median and the worst caption with the attention of their words.
 
-    Each is a row, the letter of the model or "", a caption, the photo, and words with their maps.
-    The captions of the other models follow.
+    Each example has a row, the letter of the model or "", the caption, the photo, and words with
+    their maps. It is followed by the examples of the other models for the same photo.
     """
     order = sorted(range(len(rows)), key=lambda at: -rows[at].cider)
     last, parts = len(order) - 1, range(_EXAMPLES) if rows else ()

@@ -27,8 +27,9 @@ _MAPS = 4  # words per caption whose attention is drawn
 class Gallery:
     """The photos of a report, drawn on demand.
 
-    images: the photos; captioned: their captions, if a model made them; framing: that model's
-    transform.
+    images: the photos.
+    captioned: the captions of the photos; empty if no model made them.
+    framing: the transform of the model.
     """
 
     images: Sequence[CaptionedImage] = ()
@@ -37,7 +38,7 @@ class Gallery:
 
     @property
     def gated(self) -> bool:
-        """Whether `maps` chooses words by their gate, rather than the first content words."""
+        """Whether `maps` chooses words by their gate; otherwise it chooses the first ones."""
         return any(caption.hypothesis.gate is not None for caption in self.captioned)
 
     def picture(self, at: int) -> str | None:
@@ -46,9 +47,9 @@ class Gallery:
         return None if photo is None else _data_uri(photo)
 
     def maps(self, at: int) -> list[tuple[str, str]]:
-        """Return content words of a caption, each with its attention over the photo as a data URI.
+        """Return some content words of a caption, each with its overlay on the photo (a data URI).
 
-        These are the words with the highest gate, or the first ones if the model has no gate.
+        The words with the highest gate are chosen, or the first ones if the model has no gate.
         """
         photo = self._open(at) if self.captioned else None
         if photo is None or self.framing is None:

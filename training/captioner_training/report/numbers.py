@@ -38,13 +38,13 @@ class Part:
         return float(self.values[name])
 
     def interval(self, name: str) -> tuple[float, float]:
-        """Return the ends of an interval, or the number itself twice if it has none."""
+        """Return the ends of a number's interval, or the number twice if it has no interval."""
         low, high = self._intervals.get(name) or (None, None)
         value = self[name]
         return (value if low is None else low), (value if high is None else high)
 
     def text(self, name: str, digits: int = 1) -> str:
-        """Format as `26.0 [23.6, 28.4]`, or as a dash if there is no number."""
+        """Format a number as `26.0 [23.6, 28.4]`; if it is missing, return a dash."""
         if name not in self:
             return "–"
         if self._intervals.get(name) is None:

@@ -41,7 +41,7 @@ def write_run(
 
     Args:
         page: the HTML file.
-        recipe: of the run.
+        recipe: the recipe of the run.
         captioned: some validation photos with the captions of the best checkpoint.
         gain: see measure_gain; None if it was not measured.
         notes: shown above everything else.
@@ -81,7 +81,7 @@ def write_run(
 
 
 def _first_epoch(records: Sequence[Record], captioned: Sequence[Captioned]) -> list[Captioned]:
-    """Return the captions of the first epoch from the log, if they are of the same photos."""
+    """Return the first epoch's captions from the log, or [] if they are of other photos."""
     if [record["image"] for record in records] != [caption.image.name for caption in captioned]:
         return []
     captions = []

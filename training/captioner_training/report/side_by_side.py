@@ -1,4 +1,4 @@
-"""The models of a comparison side by side: every measure that one of them has."""
+"""Show the models of a comparison side by side, with every measure that one of them has."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MEASURES = (
 
 
 def models_of(report: Report) -> list[Report]:
-    """Return the report and those that it is compared with."""
+    """Return the report, and the reports that it is compared with."""
     return [report, *(part["report"] for part in report.get("comparisons", ()))]
 
 
@@ -37,9 +37,9 @@ def letters(count: int) -> list[str]:
 
 
 def side_by_side(report: Report) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name of each measure and its value for each model, with intervals or as a dash."""
+    """Yield the name of each measure, and its value and interval (or a dash) for each model."""
     models = models_of(report)
-    # On COCO's tokens only if all have them.
+    # The scores on COCO's tokens are shown only if all models have them.
     official = all(part_of(model, "pycocoevalcap") for model in models)
     scores = ("pycocoevalcap" if official else "nltk",)
     for name, paths, key, digits in (*((name, scores, name, 1) for name in SCORES), *_MEASURES):

@@ -15,7 +15,7 @@ __all__ = ["draw_table"]
 Report = Mapping[str, Any]
 
 _COLUMNS = 80
-_NAMES = 15  # columns of the names
+_NAMES = 15  # columns for the names of measures
 _CELL = 26  # columns of a score and its interval
 _MODELS, _MODEL = 3, 21  # models side by side, and the columns of one
 
@@ -83,7 +83,7 @@ def _how(report: Report) -> str:
 
 
 def _side_by_side(report: Report) -> Iterator[str]:
-    """Yield tables of as many models as a terminal has room for."""
+    """Yield tables, each with as many models as fit on the terminal."""
     rows, names = [*side_by_side(report)], letters(len(models_of(report)))
     for first in range(0, len(names), _MODELS):
         shown = slice(first, first + _MODELS)

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{name}: trust is written beside the checkpoint, so download it first: `hf download "
             f"{name.replace('@', ' --revision ')} --local-dir DIR`, then `captioner trust DIR`"
         )
-    # Not from_pretrained, which reads the existing file; that may be damaged.
+    # Not from_pretrained, which also reads an existing trust file, which may be damaged.
     if arguments.checkpoint.startswith(HUGGING_FACE):
         from captioner.huggingface.captioner import HuggingFaceCaptioner
 
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _sample(folders: Sequence[Path], split: str, count: int) -> list[CaptionedImage]:
-    """Draw an equal number of photos from every data set, always the same ones."""
+    """Draw an equal number of photos from every data set. Every call draws the same photos."""
     from captioner_training.data.reading import read_dataset
 
     photos: list[CaptionedImage] = []
