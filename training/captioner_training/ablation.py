@@ -59,7 +59,7 @@ _HEADS = 4
 _STEP = 4  # sine positions over two axes need a transformer width in multiples of four
 
 COLUMNS = {"BLEU-4": 1, "CIDEr": 1, "pointing": 1, "deletion effect": 3}
-"""The measures in the table, with their number of digits."""
+"""The measures in the table, with the number of digits of each."""
 
 Measures = dict[str, dict[str, float]]
 """The measures of a run by name: a `value`, and `low` and `high` if it has a 95 % interval."""
@@ -142,7 +142,7 @@ class Train(Protocol):
 
 
 class Ablation:
-    """The runs of one recipe in one folder. All processes train; the main one measures.
+    """Trains and measures the variants of a recipe. Only the main process measures.
 
     Args:
         recipe: the recipe of every run; its decoder and seed are replaced.
@@ -216,7 +216,7 @@ class Ablation:
         return self.processes.main_alone(write) or ""
 
     def _shared(self, seed: int) -> Path:
-        """Return the folder that runs share. Scenes depend on the seed; photos do not."""
+        """Return the folder that runs share. Runs on scenes share it only if seeds are equal."""
         return self.out / (f"shared-{seed}" if self._has_scenes else "shared")
 
     def _train_and_measure(self, name: str, seed: int) -> Measures:

@@ -48,7 +48,7 @@ __all__ = ["conclude", "write_trust"]
 
 T = TypeVar("T")
 
-_MOST_PHOTOS = 20_000  # training photos to fit trust on
+_MOST_PHOTOS = 20_000  # largest number of training photos to fit trust on
 _ENGLISH = 0.15  # English captions have at least this share of function words
 
 
@@ -192,7 +192,7 @@ def write_trust(
         Messages about the quality of trust, and about parts that were not fitted.
 
     Raises:
-        DataError: too few content words in the captions, or photos that look alike.
+        DataError: the captions have too few content words, or the photos are too similar.
         OutputError: the file cannot be written.
     """
     seen, is_ours = pooled_grids(captioner, train), captioner.source is None

@@ -295,7 +295,7 @@ class Log(Closing):
         timing, progress = clock.timing(), self.progress
         place = self._place(progress.epoch)
         record = {"event": "epoch", **place, **means, "validation": scores, "timing": timing}
-        if (progress.stage, progress.epoch) == (0, 1):  # report.html shows them
+        if (progress.stage, progress.epoch) == (0, 1):  # for report.html
             record["photos"] = [_caption_record(caption) for caption in report_photos(captioned)]
         self._write(record)
         left = timing["seconds"] / max(1, clock.steps) * (stage.steps - progress.taken)

@@ -1,4 +1,4 @@
-"""The memory of a GPU or of the machine: whether data fit, and errors of runs that exceed it."""
+"""Check whether data fit into GPU memory, and convert errors about exhausted memory."""
 
 from __future__ import annotations
 

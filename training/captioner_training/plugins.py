@@ -17,7 +17,7 @@ def import_class(path: str, base: type, *, field: str) -> Any:
 
     Args:
         path: module:Class.
-        base: the class that it must be a subclass of.
+        base: the required base class.
         field: the field of the recipe, for messages.
 
     Raises ConfigError: the class cannot be imported, or is not a subclass of `base`.

@@ -34,7 +34,7 @@ class Progress:
     taken: int = 0  # steps taken in the stage
     total: int = 0  # steps taken in the run
     best: tuple[float, float] = (-1.0, 0.0)  # highest score of the run
-    best_at: tuple[int, int] | None = None  # stage and epoch of `best`, from 1; None: before them
+    best_at: tuple[int, int] | None = None  # stage and epoch of `best`, from 1; None: no epoch
     initial_score: float | None = None  # CIDEr of the checkpoint that the run started from
     stage_best: tuple[float, float] = (-1.0, 0.0)  # highest score of the stage
     stale: int = 0  # epochs since stage_best

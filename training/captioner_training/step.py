@@ -248,7 +248,7 @@ class CaptionLoss(nn.Module):
         return {"loss": total, **named, "cross_entropy": of_data.cross_entropy()}
 
     def encode(self, images: Tensor) -> Tensor:
-        """Encode pixels (B, 3, S, S) uint8 to features (B, L, D); cached grids already are."""
+        """Encode pixels (B, 3, S, S) uint8 to features (B, L, D). Cached grids are only cast."""
         if images.dtype != torch.uint8:
             return images.float()
         pixels = self.transform.normalize(images).contiguous(memory_format=torch.channels_last)

@@ -26,18 +26,18 @@ class ImageSource(Protocol):
     """Loads images, or their grids, by their positions in the training data."""
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
-        """Yield a tensor for each list of positions, in this order."""
+        """Yield the tensor of each list of positions, in order."""
 
 
 class BucketSampler:
     """Assigns images to batches so that captions of similar length are together.
 
     Images are shuffled and sorted by shape within pools of batches; then the batches are shuffled.
-    All batches have one size, so a few images may occur twice in an epoch. Batches do not depend on
-    the number of processes and parts.
+    All batches have the same size, so a few images may occur twice in an epoch. The images of a
+    batch do not depend on the number of processes and parts.
 
     Args:
-        shapes: the number of captions of each image, and the length of the longest.
+        shapes: the number of captions of each image, and the length of the longest one.
         batch_size: largest number of images per batch, over all processes and parts.
         seed: decides the order, together with the epoch.
         parts: number of parts of a batch, for gradient accumulation.

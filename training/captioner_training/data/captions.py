@@ -28,8 +28,7 @@ class CaptionTable:
         captions: the captions of each image, as word numbers.
         starts: (N,), the start token of each image's captions.
         maximum_length: largest number of words; longer captions are cut.
-        lengths: lengths to pad batches to, each batch to the next one; empty: to its longest
-            caption.
+        lengths: a batch is padded to the next of these lengths; empty: to its longest caption.
         device: device of the tensor.
     """
 
@@ -60,7 +59,7 @@ class CaptionTable:
         return list(zip(self.counts.tolist(), self.longest.tolist(), strict=True))
 
     def batch(self, positions: Sequence[int], starts: Tensor | None = None) -> Tensor:
-        """Return the tokens (B, K, T + 1) of these images, start first, on the device.
+        """Return the tokens (B, K, T + 1) of the images at `positions`, start first.
 
         `starts` (N,) replaces the start tokens of the table.
         """

@@ -92,7 +92,7 @@ class CachedGrids:
         dtype: torch.dtype,
         workers: Workers,
     ) -> CachedGrids:
-        """Encode the images, except those whose grids are already in the cache.
+        """Return the grids of images. Only images that are not in the cache are encoded.
 
         File names contain a hash of encoder, dtype, transform and images. A file gets its name only
         when it is complete. Each process writes some of the files, with `workers` to decode images.

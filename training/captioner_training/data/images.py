@@ -22,7 +22,7 @@ __all__ = ["CaptionedImage", "ImageStore", "Member"]
 _OPEN_FILES = 128  # tar files that a process keeps open
 _BEGINNING = 4096  # bytes to compare if two images have the same name and size
 
-# English, German, French, Spanish, Italian, Portuguese; Chinese and Japanese.
+# Left and right in English, German, French, Spanish, Italian, Portuguese, Chinese and Japanese.
 _SIDED = re.compile(
     r"\b(left|right|links|rechts|(link|recht)e[nrsm]?|gauches?|droite?s?|(izquierd|derech)[oa]s?"
     r"|(sinistr|destr)[aeio]|(esquerd|direit)[oa]s?)\b|[左右]",
@@ -85,7 +85,7 @@ class ImageStore:
 
     def _add(self, name: str, member: Member) -> None:
         first = self._members.setdefault(name, member)
-        if first.path == member.path:  # of equal names in a tar file, the last one is extracted
+        if first.path == member.path:  # as in tar, the last member of a name counts
             self._members[name] = member
         elif first.size != member.size or self._beginning(first) != self._beginning(member):
             raise DataError(
@@ -127,7 +127,7 @@ class ImageStore:
         return None
 
     def read(self, name: str) -> bytes:
-        """Read an image file. Raises DataError: there is none, or it cannot be read."""
+        """Read an image file. Raises DataError: it does not exist or cannot be read."""
         try:
             if member := self._members.get(name):
                 data = self._bytes(member)

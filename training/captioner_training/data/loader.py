@@ -73,7 +73,7 @@ class Loader:
 
 
 class _Caught(Dataset["Tensor | CaptionerError"]):
-    """Returns errors instead of raising them: raised ones would get the worker's traceback."""
+    """Returns errors instead of raising them: a raised error would get the worker's traceback."""
 
     def __init__(self, dataset: ImageDataset) -> None:
         self.dataset = dataset

@@ -97,7 +97,7 @@ class IndexRow:
 class Manifest:
     """The content of manifest.json."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore")  # of later versions
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore")  # newer fields
 
     name: str
     fingerprint: str  # hash of everything that was prepared

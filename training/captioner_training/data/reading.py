@@ -139,14 +139,14 @@ def read_corpus(
     """Read the data sets of a recipe, or draw its scenes into `out`.
 
     Args:
-        recipe: the recipe of the run. In a dry run, only as many images as its steps take are used.
+        recipe: the recipe of the run. A dry run uses only as many images as its steps take.
         out: the folder that scenes are drawn into.
         origin: the vocabulary of the checkpoint that the run starts from. Its words keep their
             numbers.
         quiet: do not show the progress of drawing scenes.
 
     Raises:
-        ConfigError: the data has no style generation.style.
+        ConfigError: generation.style is not a style of the data.
         DataError: a data set cannot be read, there is only one training photo, no word is frequent
             enough, or the captions have no spaces between words and need another tokenizer.
     """

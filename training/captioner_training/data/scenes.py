@@ -73,14 +73,14 @@ _TONES: Final[Mapping[str, tuple[float, float, float]]] = {
     "black": (0, 0.00, 0.07),
 }
 _HUE_JITTER: Final = 4.0  # degrees either way
-_TONE_JITTER: Final = 0.03  # of saturation and value, either way
+_TONE_JITTER: Final = 0.03  # change of saturation and value, either way
 # The axis of the relation (0: x, 1: y), and the direction from the first to the second shape.
 _STEPS: Final = {"above": (1, 1), "below": (1, -1), "left of": (0, 1), "right of": (0, -1)}
 # Lengths are shares of the image's side.
 _SIDE: Final = 128  # pixels
 _LARGE: Final = (0.34, 0.44)  # least and greatest longer side of a box
 _SMALL: Final = (0.17, 0.22)
-_SIDEWAYS: Final = 0.4  # largest offset of the centres across the axis per offset along it
+_SIDEWAYS: Final = 0.4  # largest ratio of the centres' offset across the axis to that along it
 _GAP: Final = 0.05  # least distance of the boxes along the axis
 _MARGIN: Final = 0.03  # least distance of a box from the image's edge
 _TURN: Final = 12.0  # degrees either way
@@ -179,7 +179,7 @@ def _background(rng: Random, side: int) -> Image.Image:
 def _fill(color: str, rng: Random) -> str:
     hue, saturation, value = _TONES[color]
     h, s, v = (rng.uniform(-jitter, jitter) for jitter in (_HUE_JITTER, _TONE_JITTER, _TONE_JITTER))
-    # White and black have no saturation: with some they would be other colours.
+    # White and black have no saturation: with saturation they would be other colours.
     return _hsv(hue + h, saturation + s if saturation else 0.0, min(value + v, 1.0))
 
 

@@ -26,7 +26,8 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 _RESAMPLES = 1000
-_LEVELS = 256  # most distinct scores of a ranking; rounding to them costs less than 1e-4
+# Largest number of distinct scores in a ranking. Rounding to them costs less than 1e-4.
+_LEVELS = 256
 _CHUNK = 100  # samples computed at once: 32 MB for COCO's 40,000 images
 
 
@@ -54,7 +55,7 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, value: float, samples: ArrayLike) -> Estimate:
-        """Return the interval of the finite scores among the bootstrap samples."""
+        """Return a score with the interval of its bootstrap samples that are finite."""
         scores = np.asarray(samples, dtype=np.float64)
         scores = scores[np.isfinite(scores)]
         low, high = np.quantile(scores, [0.025, 0.975]) if len(scores) else (np.nan, np.nan)
@@ -114,7 +115,7 @@ def ranking_table(scores: ArrayLike, right: ArrayLike, image: ArrayLike, *, imag
 
 
 def estimate(tables: Mapping[str, Table]) -> dict[str, Estimate]:
-    """Return each score with its interval. All tables must have the same images in one order."""
+    """Return each score with its interval. The tables must have equal images in equal order."""
     if not tables:
         return {}
     rows = np.concatenate([table.rows for table in tables.values()], axis=1)

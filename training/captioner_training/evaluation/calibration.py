@@ -85,7 +85,7 @@ def force_references(
 
 
 class Calibration:
-    """Collects the calibration of next-token predictions over a split.
+    """Measures the calibration of next-token predictions over a split.
 
     Args:
         force: predicts the tokens of references from encoded images.
@@ -116,7 +116,7 @@ class Calibration:
             `tokens`: the number of tokens.
             `error`: the expected calibration error in percent.
             `cross_entropy`: in nats per token.
-            `intervals`: of `error` and `cross_entropy`.
+            `intervals`: the 95 % intervals of `error` and `cross_entropy`.
             `bins`: see reliability.
             `vocabulary_hash`: cross-entropies are comparable only if it is equal.
         """

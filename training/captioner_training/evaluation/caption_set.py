@@ -77,7 +77,7 @@ class CaptionSet:
     def parts(
         self, *, official: bool, training: Sequence[Target] | None, boxes: Boxes | None
     ) -> Parts:
-        """Return the measures that the options ask for."""
+        """Return the functions that compute the requested parts."""
         parts: Parts = {
             "nltk": self.plain_scores,
             "captions": partial(self._describe, training, boxes),
@@ -95,7 +95,7 @@ class CaptionSet:
 
     @cached_property
     def tables(self) -> Tables:
-        """The scores that need no Java."""
+        """The tables of all scores that need no Java."""
         return self._score(self.references, self.words)
 
     @property
@@ -168,7 +168,7 @@ class CaptionSet:
 
 
 def _image_scores(table: Table) -> list[float]:
-    """Return the score of each image in percent from the table of a mean."""
+    """Return each image's score in percent, given the table of a mean."""
     scores: list[float] = (100 * table.rows[:, 0]).tolist()
     return scores
 

@@ -64,8 +64,8 @@ def is_claim(word: str) -> bool:
 def count_nouns(captions: Iterable[Sequence[str]]) -> set[str]:
     """Return the words that captions use as nouns.
 
-    A noun often follows a determiner and often stands before a function word or at the end. An
-    adjective rarely does the second, a verb rarely the first.
+    A noun often follows a determiner and often stands before a function word or at the end. A verb
+    rarely follows a determiner. An adjective rarely stands before a function word or at the end.
     """
     total, first, last = Counter[str](), Counter[str](), Counter[str]()
     for words in captions:
@@ -95,7 +95,7 @@ def stems_of(references: Iterable[Sequence[str]]) -> set[str]:
 
 
 def synonyms(of: str) -> frozenset[str]:
-    """Return the stems in a reference that make a caption's stem right, including the stem."""
+    """Return the stems that, in a reference, make the stem `of` a caption right; includes `of`."""
     return _synonyms().get(of, frozenset([of]))
 
 

@@ -171,7 +171,7 @@ def _means(effects: Sequence[WordEffect], *, images: int) -> dict[str, object]:
 def _word_means(
     image: Sequence[int], columns: Mapping[str, Sequence[float]], *, images: int
 ) -> dict[str, object]:
-    """Return the mean of each column, which has a value per word; `image` is each word's image."""
+    """Return the mean of each column of word values; `image` has each word's image index."""
     counts = np.bincount(image, minlength=images)
     tables = {
         name: mean_table(np.bincount(image, weights=values, minlength=images), counts)

@@ -111,7 +111,7 @@ def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
         `uniform`, `center_weighted`: the same share for the two baselines.
         `pointing`: the share of words whose most attended cell lies in a box.
         `pointing_uniform`, `pointing_center`: the same share for a random and for the middle cell.
-        `intervals`: of these means, over images.
+        `intervals`: the 95 % intervals of these means over images.
         `words`: the number of words.
 
     Raises DataError: no caption mentions people in an image with boxes, or the model has no

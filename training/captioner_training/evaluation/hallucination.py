@@ -63,7 +63,7 @@ def hallucination(
     Returns:
         `CHAIR_i`: the percentage of mentions that name an absent object.
         `CHAIR_s`: the percentage of captions with such a mention.
-        `intervals`: of both.
+        `intervals`: the 95 % intervals of both.
         `mentions`: the number of mentions.
         `annotated`: whether `objects` was given.
         None if no caption names a category.

@@ -167,7 +167,7 @@ def is_report(name: str) -> bool:
 def compared_with(arguments: argparse.Namespace) -> list[str]:
     """Return the names given to --compare, without the checkpoint itself and repetitions.
 
-    Raises ConfigError: no other name is left, or --score is used with a checkpoint.
+    Raises ConfigError: no name is left, or a checkpoint is named although --score is used.
     """
     if arguments.score is not None and not all(map(is_report, arguments.compare)):
         raise ConfigError("--compare takes report.json files if --score is used")

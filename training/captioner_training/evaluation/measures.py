@@ -181,7 +181,7 @@ class CaptionedSplit:
         unlike: Path | None = None,
         predictions: Path | None = None,
     ) -> Parts:
-        """Return the measures that the options ask for.
+        """Return the functions that compute the requested parts of a report.
 
         Args:
             official: add scores on COCO's tokens.

@@ -43,7 +43,7 @@ class Target:
 class Predictions:
     """Captions read from a file.
 
-    captions: one per image, in the order of the split; None if the file has no caption of it.
+    captions: one per image, in the order of the split; None for an image without a caption.
     problems: sentences about entries of the file.
     """
 
@@ -140,7 +140,7 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
 
 
 class _Names:
-    """Find images of a split by the names that a file uses.
+    """Finds images of a split by the names that a file uses.
 
     Args:
         images: the split.

@@ -29,7 +29,7 @@ __all__ = [
     "read_report",
 ]
 
-_NOT_COMPARED = ("per_image", "comparisons", "comparison")  # the last is of version 0.1
+_NOT_COMPARED = ("per_image", "comparisons", "comparison")  # the last one is from 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def hash_split(images: Sequence[Target]) -> str:
 
 
 def measure_parts(report: dict[str, object], parts: Mapping[str, Callable[[], object]]) -> bool:
-    """Measure parts and add them to a report, or their errors. Return whether one failed."""
+    """Compute parts and add their results or errors to a report. Return whether one failed."""
     failed = False
     for name, part in parts.items():
         try:
@@ -191,7 +191,7 @@ def compare_reports(
         `CIDEr`, `ROUGE-L`: mean difference over images.
         `cross_entropy`: difference in nats per token, if both reports measured it on the same
             vocabulary and tokens.
-        `intervals`: of these differences.
+        `intervals`: the 95 % intervals of these differences.
         `with`: checkpoint or predictions file of the other report.
         `report`: the other report, without its rows and comparisons.
 

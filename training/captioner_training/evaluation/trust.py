@@ -239,7 +239,8 @@ def measure_trust(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -
             of trust and of the probability or score, and the calibration error. A caption is right
             if all its words are. An object (COCO category) is right if a reference names it.
         `marks`: see measure_marks.
-        `people`: the percentage of right words in a reference, judged by the image's other ones.
+        `people`: the percentage of right words in references, if the image's other references judge
+            each one.
         `review`: see review_curve.
     """
     words, captions, objects = [], [], []
@@ -287,7 +288,7 @@ def measure_marks(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -
         `flawed`: among captions with a wrong word, the percentage in which a wrong word is marked.
         `right`: among captions without a wrong word, the percentage in which a word is marked.
         `per_right`: the number of marks per caption without a wrong word.
-        `intervals`: of these values.
+        `intervals`: the 95 % intervals of these values.
     """
     counts = np.zeros((len(captioned), 7))
     for row, caption, judgement in zip(counts, captioned, judged, strict=True):

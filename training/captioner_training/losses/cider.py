@@ -176,7 +176,7 @@ def _table(tokens: Tensor, image: Tensor, order: int) -> _Table:
     """Count the images that each n-gram of one order occurs in."""
     keys, valid = _keys(tokens, order)
     keys, order_of_keys = keys[valid].sort(stable=True)
-    # Sentences are in the order of their images, and the stable sort keeps it.
+    # Sentences are in the order of their images, and the stable sort keeps this order.
     images = image[:, None].expand(valid.shape)[valid][order_of_keys]
     first = torch.ones(len(keys), dtype=torch.bool)
     first[1:] = keys[1:] != keys[:-1]

@@ -97,7 +97,7 @@ class TeacherForcedOutput:
 
     @property
     def log_probabilities(self) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (N,) of the targets, and means (N,) over all words; both float32."""
+        """Log-probabilities (N,) of the targets, and averaged over all words (N,); float32."""
         # Not functools.cached_property: its lock breaks the compiled graph.
         if self._log_probabilities is None:
             self._log_probabilities = self._score_targets()
@@ -143,9 +143,9 @@ class Objective(ABC):
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
         """Return this part's share of the weighted term, a scalar.
 
-        Divide the sum by `forced.tokens` or `forced.count`, which are of the whole batch. The
-        shares of all parts and processes then add up to the mean. `forced.output.attention` is None
-        for a decoder without attention.
+        Divide the sum by `forced.tokens` or `forced.count`, which count the whole batch. The shares
+        of all parts and processes then add up to the mean. `forced.output.attention` is None for a
+        decoder without attention.
         """
 
 

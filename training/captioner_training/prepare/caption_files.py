@@ -41,7 +41,7 @@ def read_caption_file(
 
     Args:
         path: the file to read.
-        columns: the columns to read, if it is a table.
+        columns: the columns to read, if the file is a table.
         problems: receives rows that cannot be used.
         prefix: folder to put before the names of photos stored in Parquet; "": the file's stem.
 
@@ -154,7 +154,7 @@ def _checked_width(
 def _header_at(rows: Sequence[Row], named: Sequence[str]) -> int:
     """Return the index of the header: the row with the named columns, or the widest at the top.
 
-    If a cell is the name of a photo, only the rows above it are searched.
+    If a row names a photo, only the rows above it are searched.
     """
     filled = [sum(bool(cell.strip()) for cell in row.cells) for row in rows[:_TOP]]
     for at, row in enumerate(rows[:_TOP]):
@@ -303,7 +303,7 @@ def _parquet_rows(file: Any, path: Path, columns: Columns, prefix: str) -> Rows:
             stamp = zlib.crc32(photo)
             path_inside = image.get("path") or f"{number}.jpg"
             name = f"{prefix}/{path_inside}"
-            if stamps.setdefault(name, stamp) != stamp:  # "image.jpg" in every row
+            if stamps.setdefault(name, stamp) != stamp:  # such as "image.jpg" in every row
                 name = f"{prefix}/{number}/{path_inside}"
             place = Location(str(path), number, len(photo), image_column, stamp, in_table=True)
             row[image_column] = Found(name, place)

@@ -46,7 +46,7 @@ _PUBLISHED: Final = {
 _LICENCE: Final = (
     "Captions: CC BY 4.0, COCO Consortium. Photos: each under the Flickr licence in its record."
 )
-_PREPARED_SHARE: Final = 0.25  # prepared size of a data set by its original size, at side 256
+_PREPARED_SHARE: Final = 0.25  # largest ratio of prepared to original size, at side 256
 _LARGEST_JSON: Final = 1 << 30  # bytes
 
 

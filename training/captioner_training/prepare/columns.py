@@ -204,7 +204,7 @@ def _stem(name: str) -> str:
 def _weight(cells: Sequence[object], rows: int) -> float:
     """Return a score for a column of captions: words per text times the share of distinct texts.
 
-    The share lowers the score of, for example, copyright notices that are equal in every row.
+    The share excludes copyright notices, for example, which are equal in every row.
     """
     texts = [text for cell in cells for text in cell_captions(cell) if has_word(text)]
     # In scripts without spaces a word has about two characters.

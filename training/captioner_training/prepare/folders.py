@@ -19,7 +19,7 @@ from captioner_training.prepare.webdataset import has_captions, read_shards
 __all__ = ["read_flickr8k", "read_folder"]
 
 _SIDECARS = (".txt", ".caption")
-_NO_CAPTIONS = ("readme", "license", "licence", "credits", "notice")  # other texts
+_NO_CAPTIONS = ("readme", "license", "licence", "credits", "notice")  # names of other texts
 _LISTS = {
     "train": "flickr_8k.trainimages.txt",
     "val": "flickr_8k.devimages.txt",

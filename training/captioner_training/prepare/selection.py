@@ -83,7 +83,7 @@ def select(
     *,
     fractions: Fractions | None = None,
 ) -> Selection:
-    """Return the usable images of a data set, in its order.
+    """Return the usable images of a data set, in the order of `listed`.
 
     Splits of the data set are kept. Copies of a photo are in one split.
 

@@ -60,7 +60,7 @@ class ResizedImage(NamedTuple):
 def resize_all(
     images: Sequence[SelectedImage], image_format: ImageFormat, *, workers: int
 ) -> Generator[ResizedImage]:
-    """Resize images in worker processes and yield them in order. One worker uses no process.
+    """Resize images in worker processes and yield them in order; one worker is this process.
 
     Raises DataError: a worker process was killed.
     """
