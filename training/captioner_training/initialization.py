@@ -29,7 +29,7 @@ __all__ = ["build_model", "load_encoder", "load_origin"]
 def load_origin(recipe: Recipe) -> Checkpoint | None:
     """Read the checkpoint that a recipe starts from (`weights`), or return None.
 
-    Raises CheckpointError: the checkpoint cannot be read, or differs from the recipe.
+    Raises CheckpointError: the checkpoint cannot be read, or its settings differ from the recipe's.
     """
     if recipe.weights is None:
         return None
