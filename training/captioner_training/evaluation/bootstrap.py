@@ -115,7 +115,7 @@ def ranking_table(scores: ArrayLike, right: ArrayLike, image: ArrayLike, *, imag
 
 
 def estimate(tables: Mapping[str, Table]) -> dict[str, Estimate]:
-    """Return each score with its interval. The tables must have equal images in equal order."""
+    """Return each score with its interval. Tables must have the same images in the same order."""
     if not tables:
         return {}
     rows = np.concatenate([table.rows for table in tables.values()], axis=1)

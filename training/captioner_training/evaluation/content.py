@@ -95,7 +95,7 @@ def stems_of(references: Iterable[Sequence[str]]) -> set[str]:
 
 
 def synonyms(of: str) -> frozenset[str]:
-    """Return the stems that, in a reference, make the stem `of` a caption right; includes `of`."""
+    """Return the stems in references that make a word with the stem `of` right, including it."""
     return _synonyms().get(of, frozenset([of]))
 
 
