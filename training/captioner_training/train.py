@@ -236,7 +236,7 @@ class Run:
         grids = self.images.encode(self.corpus.validation) if frozen else None
         batches = self._batches()
         if progress.epoch and not progress.step:
-            progress.taken = progress.epoch * batches.sampler.batches  # for a finished run
+            progress.taken = progress.epoch * batches.sampler.batches  # extends a run
         stage = self.state.begin_stage(self.recipe, steps=batches.steps)
         step = TrainStep(
             stage,

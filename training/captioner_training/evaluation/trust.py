@@ -239,8 +239,8 @@ def measure_trust(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -
             of trust and of the probability or score, and the calibration error. A caption is right
             if all its words are. An object (COCO category) is right if a reference names it.
         `marks`: see measure_marks.
-        `people`: the percentage of right words in references, if the image's other references judge
-            each one.
+        `people`: the percentage of words in references that are right, where each reference is
+            judged by the image's other references.
         `review`: see review_curve.
     """
     words, captions, objects = [], [], []

@@ -21,7 +21,7 @@ def _by_head(forced: TeacherForcedOutput) -> Tensor | None:
 class DoublyStochastic(Objective):
     """Spreads the attention of a caption over all cells (Xu et al. 2015, equation 14).
 
-    The loss is (1 - sum_t alpha_ti)^2, averaged over cells, heads and captions. Every head must
+    The loss is (1 - sum_t alpha_ti)^2, averaged over cells, heads and captions. Each head must
     cover all cells.
     """
 
