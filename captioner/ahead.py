@@ -1,4 +1,4 @@
-"""Batches of images, decoded in threads while the model works on the batch before."""
+"""Decode batches of images in threads, while the model works on the previous batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def decode_ahead(
 ) -> Generator[list[Result]]:
     """Yield the decoded images in order, `batch_size` at a time.
 
-    Two batches at most are in memory. An exception of `images` is raised after the images before
-    it, one of `decode` with the batch of its image.
+    At most two batches are in memory. If `images` raises an exception, it is raised again after all
+    earlier images were yielded. If `decode` raises one, it is raised instead of the image's batch.
     """
     remaining = iter(images)
     pool = ThreadPoolExecutor(min(cores(), _MOST_THREADS), "decoding")
@@ -34,7 +34,7 @@ def decode_ahead(
             while is_open and len(tasks) < 2 * batch_size:
                 try:
                     tasks.append(pool.submit(decode, next(remaining)))
-                except StopIteration:  # not kept: its traceback holds the images
+                except StopIteration:  # not stored, because its traceback holds the images
                     is_open = False
                 except Exception as error:
                     is_open, problem = False, error

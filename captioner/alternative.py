@@ -21,7 +21,7 @@ class Alternative:
     trust: float | None = None
 
     def record(self, *, box: Box | None = None) -> dict[str, Any]:
-        """Return its part of the caption's record, with attention if `box` is given."""
+        """Return the sentence's part of a caption's record, with attention if `box` is given."""
         record: dict[str, Any] = {"caption": self.text, "score": round(self.score, 4)}
         if self.trust is not None:
             record["trust"] = round(self.trust, 4)

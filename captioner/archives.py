@@ -1,7 +1,7 @@
 """Reading the members of untrusted archives in order.
 
-tarfile trusts the sizes in headers, and ends silently at damage. These functions check sizes first
-and raise at damage.
+tarfile trusts the sizes in headers, and stops silently at damage. These functions check sizes first
+and raise an exception at damage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Self
 
 __all__ = ["BoundedTarInfo", "open_zip", "tar_members", "walk_tar"]
 
-_LARGEST_HEADER = 1 << 20  # bytes; tarfile reads a header of names and attributes whole
+_LARGEST_HEADER = 1 << 20  # bytes; tarfile reads extended headers into memory
 _HEADERS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -59,7 +59,7 @@ def tar_members(path: str | Path) -> Iterator[tuple[tarfile.TarFile, tarfile.Tar
     with tarfile.open(path, "r:", tarinfo=BoundedTarInfo) as tar:
         for member in walk_tar(tar):
             yield tar, member
-        # tarfile ends at damage without an error: a valid end is zeros, or the end of the file.
+        # tarfile stops at damage without an error. A valid end is zeros or the end of the file.
         end = tar.offset
     with Path(path).open("rb") as file:
         file.seek(end)

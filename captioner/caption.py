@@ -36,14 +36,14 @@ _DOUBTFUL = "Dashes mark doubtful words"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelName:
-    """The model of a caption; dtype is of its weights, None in records of version 0.1."""
+    """The model that made a caption. `dtype` is None in records of version 0.1."""
 
     name: str
     version: str
     dtype: str | None = None
 
     def record(self) -> dict[str, str]:
-        """Return the `model` of a record."""
+        """Return the value of `model` in a record."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -51,21 +51,21 @@ class ModelName:
 class Caption:
     """A caption of one image. Prints as its sentence and score.
 
-    It holds no photo and no model. Drawing opens `image` again, or takes `photo=`.
+    It holds no photo and no model. Methods that draw open `image` again, unless `photo=` is given.
 
     text: the sentence.
     score: the summed log-probability of words and <end>, divided by (their number)^length_penalty.
-    words: of the sentence.
+    words: the words of the sentence.
     alternatives: the next best sentences, if several captions were requested.
     image: path or address of the image; None if it has none.
-    model: of the caption.
+    model: the model that made the caption.
     box: the part of the photo that the attention grid covers, in fractions of width and height.
     size: width and height of the photo in pixels, as viewed; None for a caption from a record.
     familiarity: similarity of the photo to the training photos, 0 to 1; None if the checkpoint has
         no trust. See captioner.trust.familiarity.
-    trust: the probability that all words that make a claim are right; None if there are none, or
-        the checkpoint has no trust. See captioner.trust.trust.
-    style: of the sentence; None if the model has no styles.
+    trust: the probability that all words that make a claim are right; None if no word makes one,
+        or if the checkpoint has no trust. See captioner.trust.trust.
+    style: the style of the sentence; None if the model has no styles.
     """
 
     text: str
@@ -88,7 +88,7 @@ class Caption:
         return f"Caption({self.text!r}, score={self.score:.2f}{image})"
 
     def _repr_html_(self) -> str:
-        """Return the sheet for notebooks; only the sentence if the photo cannot be opened."""
+        """Return HTML for notebooks; without pictures if the photo cannot be opened."""
         try:
             photo, panels = self._open_photo(None), self.panels()
         except (ImageError, ConfigError) as error:
@@ -131,8 +131,8 @@ class Caption:
         """Return a word's index in `words`.
 
         Args:
-            word: the word, ignoring case (the first of equal ones); or its index, negative from
-                the end; None: the word that depends most on the photo.
+            word: the word, ignoring case (its first occurrence); or an index, where negative
+                numbers count from the end; None: the word that depends most on the photo.
 
         Raises ConfigError: there is no such word.
         """
@@ -168,8 +168,8 @@ class Caption:
 
         Args:
             word: as for `find_word`.
-            photo: as for `Captioner.caption`; None: `image` is opened.
-            head: of the attention, from 1; None: the mean of all.
+            photo: an image as for `Captioner.caption`; None: open `image`.
+            head: the number of the attention head, from 1; None: the mean of all heads.
             labelled: write the word in the lower left corner.
             **options: smooth, strength and colors; see captioner.drawing.overlay.OverlayOptions.
 
@@ -187,16 +187,17 @@ class Caption:
     ) -> NDArray[np.float32]:
         """Return the attention of one word to the photo's pixels: float32 (height, width).
 
-        It sums to 1 and is 0 outside the grid. The photo is opened only if `size` is None.
+        The result sums to 1 and is 0 outside the grid. The photo is opened only if `self.size` is
+        None.
 
         Args:
             word: as for `find_word`.
-            head: of the attention, from 1; None: the mean of all.
+            head: the number of the attention head, from 1; None: the mean of all heads.
             smooth: interpolate linearly between cells; False: cells are constant.
 
         Raises:
             ConfigError: there is no such word or head, or the model has no attention.
-            ImageError: the size is None, and the photo is missing or cannot be opened.
+            ImageError: `self.size` is None, and the photo is missing or cannot be opened.
         """
         index = self.find_word(word)
         size = self.size or self._open_photo(None).size
@@ -232,7 +233,9 @@ class Caption:
         head: int | None = None,
         **options: Unpack[OverlayOptions],
     ) -> list[Image.Image]:
-        """Draw the attention of every word as frames, for captioner.drawing.saving.
+        """Draw the attention of every word as the frames of an animation.
+
+        captioner.drawing.saving.save_animation writes them to a file.
 
         Arguments and errors as for `overlay`.
         """
@@ -250,7 +253,7 @@ class Caption:
         return open_image(as_source(self.image if photo is None else photo))
 
     def _head_label(self, head: int | None) -> str:
-        """Return which head a picture shows, in brackets; "" if there is one head."""
+        """Return the label of a head in brackets; "" if the model has one head."""
         label = self.words[0].head_label(head) if self.words else ""
         return f"({label})" if label else ""
 
@@ -260,11 +263,11 @@ class Caption:
 
     @property
     def measure(self) -> str:
-        """The name of the numbers in pictures: trust, else the probability of each word."""
+        """The label of the words' numbers in pictures, which are trusts or probabilities."""
         return "likely right" if self._has_trust else "probability"
 
     def panels(self, head: int | None = None) -> Sequence[Panel]:
-        """Return the words for captioner.drawing, with the attention of a head or the mean of all.
+        """Return the words for captioner.drawing, with the attention of one head or of all (mean).
 
         Raises ConfigError: the model has no attention, or no such head.
         """
@@ -287,7 +290,7 @@ class Caption:
         return Alternative(text=self.text, score=self.score, words=self.words, trust=self.trust)
 
     def choose(self, number: int) -> Caption:
-        """Return the caption with an alternative, counted from 1, as its sentence; 0: unchanged.
+        """Return a caption whose sentence is alternative `number`, from 1; 0 returns this caption.
 
         Raises ConfigError: there is no such alternative.
         """
@@ -309,7 +312,7 @@ class Caption:
 
     def untrusted(self, minimum_trust: float | None) -> bool:
         """Whether the trust is below a minimum; a caption without trust counts as 0."""
-        # Rounded as in records, so that readers of records agree.
+        # Rounded as in records, so that programs that read records get the same result.
         return minimum_trust is not None and round(self.trust or 0.0, 4) < minimum_trust
 
     def keywords(self, minimum_trust: float = KEYWORD_TRUST) -> list[str]:
@@ -330,12 +333,12 @@ class Caption:
         minimum_trust: float | None = None,
         keywords: float | None = None,
     ) -> dict[str, Any]:
-        """Return the record of --json, batch files and HTTP.
+        """Return the caption as a record, the JSON of --json, batch files and HTTP responses.
 
         Args:
             attention: include the words' attention, row by row over `box`.
-            minimum_trust: mark a caption with less trust as `review`.
-            keywords: the least trust of a keyword; None: the record has no keywords.
+            minimum_trust: set `review` in the record if the caption has less trust.
+            keywords: the minimum trust of a keyword; None: the record has no keywords.
         """
         box = self.box if attention else None
         sentence = self._sentence().record(box=box)

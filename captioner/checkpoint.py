@@ -52,12 +52,12 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A model and everything that captioning needs.
+    """A model and everything else that captioning needs.
 
-    name: of the model, for records and model cards.
-    version: of its training.
-    metrics: its scores.
-    generation: its default settings.
+    name: the name of the model in records and model cards.
+    version: the version of its training.
+    metrics: scores by name.
+    generation: the default settings of generation.
     """
 
     model: CaptionModel
@@ -84,7 +84,7 @@ class Checkpoint:
             file.write(save(tensors, metadata={HEADER_KEY: json.dumps(self._header())}))
 
     def fingerprint(self) -> str:
-        """Return a digest of weights, vocabulary and transform, the same in every dtype."""
+        """Return a digest of weights, vocabulary and transform, not depending on the dtype."""
         settings = repr((self.vocabulary.words, self.transform))
         return digest_tensors(settings, self.model.state_dict().values())
 
@@ -106,7 +106,7 @@ class Checkpoint:
 
 
 def digest_tensors(settings: str, tensors: Iterable[Tensor]) -> str:
-    """Return a digest of settings and weights, the same in every dtype."""
+    """Return a digest of settings and weights, which does not depend on their dtype."""
     digest = hashlib.sha256(settings.encode())
     for tensor in tensors:
         digest.update(tensor.bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())
@@ -119,9 +119,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         CheckpointNotFoundError: there is no such file.
         CheckpointFormatError: it is damaged, or not a Captioner checkpoint.
-        CheckpointVersionError: it was written by a version of Captioner that this one cannot read.
+        CheckpointVersionError: it was written by an incompatible version of Captioner.
         CheckpointMismatchError: its tensors do not fit its own configuration.
-        MissingExtraError: its encoder is timm's, which is not installed.
+        MissingExtraError: its encoder needs timm, which is not installed.
     """
     path = checkpoint_file(path)
     header = read_header(path)
@@ -167,7 +167,7 @@ def _generation(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def copy_checkpoint(source: Path, target: Path, **entries: Any) -> None:
-    """Copy a checkpoint with other entries in its header; tensors are copied unchanged.
+    """Copy a checkpoint and replace entries of its header; tensors are copied unchanged.
 
     Raises OutputError: the copy cannot be written.
     """
@@ -188,7 +188,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         CheckpointNotFoundError: there is no such file.
         CheckpointFormatError: it is damaged, or not a Captioner checkpoint.
-        CheckpointVersionError: it was written by a version of Captioner that this one cannot read.
+        CheckpointVersionError: it was written by an incompatible version of Captioner.
     """
     path = checkpoint_file(path)
     _check_kind(path)

@@ -1,7 +1,7 @@
-"""The `captioner` command: a table of verbs, each imported when it is called.
+"""The `captioner` command: a table of verbs; the module of a verb is imported when it is called.
 
 A verb's module has `HELP` (one line), `EXAMPLES`, `add_arguments(parser)` and `run(arguments)`.
-`run` returns the exit status, and only it imports torch.
+`run` returns the exit status. torch is imported only in `run`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that suggests the closest option or verb."""
 
     def error(self, message: str) -> NoReturn:
-        """See ArgumentParser."""
+        """Add a suggestion to the error of ArgumentParser."""
         option = re.search(r"unrecognized arguments: .*?(--[\w.-]+)", message)
         verb = re.search(r"argument VERB: invalid choice: '([^']*)'", message)
         if misspelled := option or verb:
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _encode_anything(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Write invalid file names as they are, and what a console cannot show with a backslash."""
+    """Write invalid file names unchanged; escape characters that the console cannot show."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeEncodeError:
@@ -177,7 +177,7 @@ def _run(name: str, *arguments: str) -> int:
 
 
 def _add_fields(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, str]:
-    """Add every `--a.b` of the arguments as an option; return the fields by their `dest`."""
+    """Add an option for every `--a.b` in the arguments; return the fields by their `dest`."""
     fields = {}
     for argument in arguments:
         option = argument.partition("=")[0]
@@ -193,7 +193,8 @@ def _add_fields(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> di
 def _as_typed(detail: str, parser: argparse.ArgumentParser) -> str:
     """Replace names of settings in a message by their options: beam_size becomes --beam-size.
 
-    A name of one word is replaced only at the start, because it may be an ordinary word.
+    A name of one word is replaced only at the start of the message; elsewhere it may be an ordinary
+    word.
     """
     for action in parser._actions:
         option = f"--{action.dest.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""Decoded batches: from the decoder's hypotheses to captions."""
+"""Decoded batches: convert the decoder's hypotheses to captions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["DecodedBatch"]
 class DecodedBatch(NamedTuple):
     """The sentences of B images.
 
-    hypotheses: of each image, best first.
-    effects: of each hypothesis the effects of its words, or None; see captioner.deletion.
+    hypotheses: the hypotheses of each image, best first.
+    effects: for each hypothesis, the effects of its words, or None; see captioner.deletion.
     features: (B, L, D), the grids, L = rows * columns.
     """
 
@@ -86,7 +86,7 @@ class DecodedBatch(NamedTuple):
         texts = vocabulary.decode(hypothesis.tokens)
         unknown = [None] * len(texts)
         trusts = unknown if judgement is None else judgement.words
-        logs = hypothesis.log_probabilities[:-1].tolist()  # the last is that of <end>
+        logs = hypothesis.log_probabilities[:-1].tolist()  # the last one belongs to <end>
         gates, attention, heads = map(
             _copy, (hypothesis.gate, hypothesis.attention, hypothesis.heads)
         )

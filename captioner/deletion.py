@@ -42,7 +42,8 @@ _DRAWS = 8  # sets of random cells per word
 _ROWS = 64  # changed grids in a batch, which limits the memory
 
 Draws = Callable[[Tensor, int], Tensor]
-"""Maps the numbers of cells to draw (R,) and the cells L of a grid to masks (draws, R, L)."""
+"""A function that draws cells. It takes the numbers of cells (R,) to draw and the number L of cells
+in a grid, and returns masks (draws, R, L)."""
 
 
 class WordEffect(NamedTuple):
@@ -52,11 +53,11 @@ class WordEffect(NamedTuple):
     place: the index of the word.
     cells: the number of replaced cells.
     deletion: the fall of the log-probability without the attended cells.
-    random_deletion: the same for random cells, on average.
+    random_deletion: the mean fall without as many random cells.
     insertion: the rise of the log-probability with the attended cells alone; NaN if not measured.
-    random_insertion: the same for random cells, on average.
-    entropy: of the attention.
-    gate: 0 to 1; None if the decoder has no gate.
+    random_insertion: the mean rise with as many random cells alone.
+    entropy: the entropy of the attention.
+    gate: the decoder's gate, 0 to 1; None if the decoder has no gate.
     """
 
     caption: int
@@ -71,7 +72,7 @@ class WordEffect(NamedTuple):
 
     @property
     def effect(self) -> float:
-        """The fall without the attended cells, less the fall without random cells."""
+        """The fall without the attended cells minus the mean fall without random cells."""
         return self.deletion - self.random_deletion
 
 
@@ -85,12 +86,12 @@ def attended_cells(attention: Tensor) -> Tensor:
 
 
 def random_cells(generator: torch.Generator, *, draws: int = _DRAWS) -> Draws:
-    """Draw random cells without replacement, independently for every word."""
+    """Return a function that draws random cells, independently for every word."""
     return partial(_draw, generator, draws, independent=True)
 
 
 def repeated_cells() -> Draws:
-    """Draw random cells, the same for all captions at the same word, with a fixed seed.
+    """Return a function that draws random cells with a fixed seed, the same for all captions.
 
     So the effects of a photo's words are reproducible and do not depend on the batch.
     """
@@ -100,7 +101,7 @@ def repeated_cells() -> Draws:
 def _draw(
     generator: torch.Generator, draws: int, counts: Tensor, cells: int, *, independent: bool
 ) -> Tensor:
-    """Return masks (draws, R, L) of as many random cells as the counts (R,)."""
+    """Return masks (draws, R, L) of random cells without replacement; row r has counts[r] cells."""
     numbers = torch.rand(draws, len(counts) if independent else 1, cells, generator=generator)
     ranks = numbers.argsort(dim=-1).argsort(dim=-1)
     return ranks.to(counts.device) < counts[None, :, None]
@@ -117,15 +118,15 @@ def word_effects(
     images: Sequence[int] | None = None,
     insertion: bool = True,
 ) -> list[WordEffect]:
-    """Test every word of captions.
+    """Run the deletion test on every word of captions.
 
     Args:
-        decoder: with attention.
+        decoder: the decoder that computes the attention.
         features: (B, L, D), the grids.
-        captions: their tokens, without <end>.
-        draws: the random cells.
-        starts: of each caption, the first token.
-        images: of each caption, the index of its grid; None: one caption for each grid.
+        captions: the tokens of each caption, without <end>.
+        draws: draws the random cells.
+        starts: the start token of each caption.
+        images: the index of each caption's grid; None: one caption for each grid.
         insertion: also measure insertion, which doubles the work.
 
     Returns:
@@ -174,16 +175,16 @@ def sentence_effects(
     *,
     start: int,
 ) -> list[list[list[float] | None]]:
-    """Return the effects of the words of any number of sentences for each of the grids.
+    """Return the effects of all words, for any number of sentences per grid.
 
     Args:
-        decoder: of the sentences.
+        decoder: the decoder that generated the sentences.
         features: (B, L, D), the grids.
-        sentences: of each grid, the tokens of its sentences, without <end>.
-        start: the first token of all sentences.
+        sentences: for each grid, the tokens of its sentences, without <end>.
+        start: the start token of all sentences.
 
     Returns:
-        Of each sentence the effects of its words; None if the decoder has no attention.
+        For each grid and sentence, the effects of the words; None if the decoder has no attention.
 
     Raises GenerationError: a score is NaN.
     """

@@ -24,7 +24,7 @@ _AMD_FLAGS = {"AuthenticAMD", "avx512_bf16"}
 
 
 def add_machine_arguments(parser: ArgumentParser | _ArgumentGroup, *, dtype: bool = True) -> None:
-    """Add `--device` and, unless the command has none, `--dtype`."""
+    """Add `--device`, and `--dtype` if the command has a dtype."""
     add = parser.add_argument
     add("--device", default="auto", metavar="NAME", help="auto, cpu or cuda; default: auto")
     if dtype:
@@ -33,7 +33,7 @@ def add_machine_arguments(parser: ArgumentParser | _ArgumentGroup, *, dtype: boo
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """Return the device of a name: "auto", "cpu", "cuda", "cuda:1", "mps", ...
+    """Return the device with a name: "auto", "cpu", "cuda", "cuda:1", "mps", ...
 
     Raises DeviceError: torch has no such device, or this machine does not.
     """
@@ -55,7 +55,7 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype of a name: "auto", "float32" or "bfloat16". A dtype is returned unchanged.
+    """Return the dtype for "auto", "float32" or "bfloat16"; a torch.dtype is returned unchanged.
 
     Raises ConfigError: another name.
     """

@@ -58,7 +58,7 @@ __all__ = [
 
 
 class CaptionerError(Exception):
-    """The base class of all exceptions above."""
+    """The base class of all exceptions in this module."""
 
     type: ClassVar[str] = "captioner-error"
     title: ClassVar[str] = "Captioner cannot continue"
@@ -79,7 +79,7 @@ class ImageError(CaptionerError):
     title = "The image cannot be captioned"
 
     def without_traceback(self) -> Self:
-        """Return a copy without traceback, which would keep the callers' local variables alive."""
+        """Return a copy without the traceback, which would keep local variables alive."""
         return type(self)(self.detail)
 
 

@@ -1,4 +1,4 @@
-"""Writing files safely, and recognising a file by different paths.
+"""Write files safely, and recognise the same file under different paths.
 
 `replace_file` writes a temporary file beside the target, flushes it to the disk and renames it. A
 reader sees either the old or the new file, never a part.
@@ -49,17 +49,18 @@ def replace_file(
     >>> with replace_file("captions.json") as file:         # doctest: +SKIP
     ...     file.write(data)
 
-    The new file has the permissions of the old one. A symbolic link is kept, its target replaced.
-    After an error `path` is unchanged. A killed process may leave a hidden `.captioner-*.part`.
-    After the block the file survives a power cut. `file.name` is the temporary path.
+    The new file has the permissions of the old one. A symbolic link is kept, and its target
+    is replaced. After an error `path` is unchanged. A killed process may leave a hidden
+    `.captioner-*.part`. After the block the file survives a power cut. `file.name` is the temporary
+    path.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         part: the name of the temporary file, from `new_part`, so that the caller can find it after
             a crash; not for concurrent writers. None: a unique name.
         keep_stat: keep the owner, times and extended attributes of the old file too.
 
-    Raises OutputError: an OSError occurred on opening the file, or in the block.
+    Raises OutputError: an OSError occurred when the file was opened, or in the block.
     """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(part or new_part())
@@ -68,7 +69,7 @@ def replace_file(
             mode = _mode(target)
             if part is not None:
                 temporary.unlink(missing_ok=True)
-            # tempfile would make it private to the user.
+            # Not with tempfile, which makes files private to the user.
             with temporary.open("xb") as file:
                 if mode is not None:
                     temporary.chmod(mode)
@@ -116,7 +117,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
     Raises OSError: the disk failed.
     """
-    if IS_WINDOWS:  # which opens no folders
+    if IS_WINDOWS:  # it cannot open folders
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -131,7 +132,7 @@ def identity(path: str | os.PathLike[str]) -> set[object]:
     Two paths lead to the same file if their keys intersect.
     """
     real = os.path.realpath(path)
-    # File names ignore case there.
+    # File names ignore case on these systems.
     keys: set[object] = {real.casefold() if sys.platform in ("darwin", "win32") else real}
     with suppress(OSError, ValueError):
         status = Path(real).stat()
@@ -149,7 +150,7 @@ def is_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> b
 
 
 def digest(text: str | bytes) -> bytes:
-    """Return 16 bytes of the SHA-256 digest."""
+    """Return the first 16 bytes of the SHA-256 digest."""
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     return hashlib.sha256(data).digest()[:16]
 
@@ -163,10 +164,10 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
 def refuse_input(
     option: str, path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str] | None]
 ) -> None:
-    """Raise ConfigError if an output file is an input of the same command, or inside one.
+    """Raise ConfigError if an output is an input of the same command, or in an input folder.
 
     Args:
-        option: of the output file, for the error.
+        option: the option that names the output file, for the error.
         path: the output file.
         inputs: files and folders; None is ignored.
     """

@@ -36,11 +36,11 @@ CARD = "README.md"
 
 _TIMEOUT = 5  # seconds
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.][\w./-]*)?", re.ASCII)
-_WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # a file that is missing, not a model
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # names of files, not models
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name can be that of a model on the Hub.
+    """Whether a name has the form of a model's name on the Hub.
 
     >>> is_hub_name("user/model@v1"), is_hub_name("runs/best.safetensors"), is_hub_name("./a/b")
     (True, False, False)
@@ -49,9 +49,9 @@ def is_hub_name(name: str) -> bool:
 
 
 def with_revision(path: str | os.PathLike[str] | None, revision: str) -> str:
-    """Return "OWNER/MODEL@REVISION"; "hf:" may stand in front.
+    """Return the name of a model on the Hub, with or without "hf:", with "@REVISION" appended.
 
-    Raises ConfigError: the path is no name on the Hub, or already has a revision.
+    Raises ConfigError: the path is not a name on the Hub, or already has a revision.
     """
     name = "" if path is None else os.fspath(path)
     if "@" in name or not is_hub_name(name.partition("hf:")[2] or name):
@@ -65,7 +65,7 @@ def with_revision(path: str | os.PathLike[str] | None, revision: str) -> str:
 def repository_name(repository: str, branch: str | None = None) -> str:
     """Return "OWNER/MODEL", or "OWNER/MODEL@BRANCH".
 
-    Raises ConfigError: it cannot be a name on the Hub.
+    Raises ConfigError: the result is not a valid name on the Hub.
     """
     name = repository if branch is None else f"{repository}@{branch}"
     if "@" in repository or not is_hub_name(name):
@@ -74,10 +74,11 @@ def repository_name(repository: str, branch: str | None = None) -> str:
 
 
 def download_checkpoint(name: str) -> Path:
-    """Return the path of a checkpoint's file in the local cache of the Hub.
+    """Download a checkpoint and return its path in the local cache of the Hub.
 
-    Its trust, if there is one, lies beside it and is of the same commit. Arguments and errors as
-    for `download_files`. A repository without a checkpoint is a CheckpointNotFoundError too.
+    The trust file of the same commit is beside it, if there is one. Arguments and errors as for
+    `download_files`. CheckpointNotFoundError is raised also if there is no checkpoint in the
+    repository.
     """
     path = download_files(name, [CHECKPOINT, TRUST]) / CHECKPOINT
     if not path.is_file():
@@ -89,16 +90,16 @@ def download_checkpoint(name: str) -> Path:
 
 
 def download_files(name: str, patterns: Sequence[str]) -> Path:
-    """Find files of a model in the local cache of the Hub, and download what is missing or new.
+    """Download files of a model into the local cache of the Hub, if they are missing or changed.
 
     If the Hub does not answer, the cache is used as it is.
 
     Args:
         name: OWNER/MODEL, or OWNER/MODEL@REVISION with a branch, tag or commit.
-        patterns: of the files' names, such as "*.json".
+        patterns: patterns of file names, such as "*.json".
 
     Returns:
-        The folder of the commit in the cache. It may lack files.
+        The folder of the commit in the cache. Some of the files may be missing.
 
     Raises CheckpointNotFoundError: there is no such model, it is gated, or it is not in the cache
         and the Hub cannot be reached.
@@ -114,7 +115,7 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
     try:
         # snapshot_download falls back to the cache too, but has no timeout.
         HfApi().model_info(repository, timeout=_TIMEOUT, **options)
-    except Exception as error:  # of httpx, hf_xet and huggingface_hub, which share no base
+    except Exception as error:  # from httpx, hf_xet or huggingface_hub: no common base class
         if isinstance(error, refused) or _status(error) == 401:
             raise _explain_download(name, error) from error
         options["local_files_only"] = True
@@ -150,11 +151,13 @@ def _explain_download(name: str, error: Exception) -> CheckpointError:
 
 
 def explain_access(name: str, error: BaseException) -> CheckpointNotFoundError | None:
-    """Say why the Hub does not give a model, and what to do; None: for another reason.
+    """Return an error that explains why the Hub does not provide a model, and what to do.
+
+    Returns None if `error` has another cause.
 
     Args:
-        name: of the model.
-        error: raised by huggingface_hub, or by a library above it.
+        name: the name of the model.
+        error: an exception of huggingface_hub, or of a library that uses it.
     """
     from huggingface_hub import errors
 
@@ -190,18 +193,19 @@ def explain_access(name: str, error: BaseException) -> CheckpointNotFoundError |
 def push_files(
     name: str, files: Mapping[str, Path | bytes], *, private: bool = False, replace_card: bool
 ) -> tuple[str, bool]:
-    """Upload files in one commit, into a repository and branch that are made if they are missing.
+    """Upload files in one commit; the repository and the branch are created if they do not exist.
 
     Args:
         name: OWNER/MODEL, or OWNER/MODEL@BRANCH.
-        files: by their names in the repository.
-        private: a new repository is private; one that is public is refused.
-        replace_card: whether a model card that is there is replaced.
+        files: path or content of each file, by its name in the repository.
+        private: create a private repository; an existing public one is refused.
+        replace_card: whether an existing model card is replaced.
 
     Returns:
         The address of the repository, and whether its model card was kept.
 
-    Raises OutputError: there is no token, it may not write there, or the Hub cannot be reached.
+    Raises OutputError: there is no token, the token may not write to the repository, or the Hub
+        cannot be reached.
     """
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -235,7 +239,7 @@ def push_files(
         )  # fmt: skip
     except OutputError:
         raise
-    except Exception as error:  # of httpx, hf_xet and huggingface_hub, which share no base
+    except Exception as error:  # from httpx, hf_xet or huggingface_hub: no common base class
         raise _explain_upload(name, error) from error
     return f"{_endpoint()}/{repository}" + (f"/tree/{branch}" if branch else ""), kept
 
@@ -261,7 +265,7 @@ def _explain_upload(name: str, error: Exception) -> OutputError:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return an error and those that it came from."""
+    """Return an error followed by its chain of causes."""
     chain = [error]
     while cause := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(cause)

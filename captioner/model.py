@@ -27,8 +27,8 @@ class CaptionModel(nn.Module):
     """An encoder and a decoder.
 
     Args:
-        config: of both.
-        vocabulary_size: words and special tokens.
+        config: the configuration of both.
+        vocabulary_size: the number of words and special tokens.
         encoder: an existing encoder, such as a pretrained one; None: a new one.
     """
 
@@ -62,7 +62,7 @@ def prepare_model(model: CaptionModel, *, device: torch.device, dtype: torch.dty
     The result cannot be trained or saved. Pass a copy to keep the original.
     """
     ready = model.requires_grad_(False).float().eval()
-    ready.decoder.tabulate()  # in float32: half precision then rounds once
+    ready.decoder.tabulate()  # in float32, so that half precision rounds once
     prepare_encoder(ready.encoder, device=device, dtype=dtype)
     ready.to(device, dtype)
     if device.type == "cpu" and dtype is torch.float32 and can_pack():

@@ -22,7 +22,7 @@ _TASK = "image-to-text"
 class Scores:
     """Scores on one split.
 
-    values: by the name of the score, in percent.
+    values: the scores in percent, by name.
     intervals: 95 % bootstrap intervals over images, for some of the values.
     """
 
@@ -64,9 +64,9 @@ class ModelCard:
         """Return the files of a repository by their names: checkpoint, trust and card.
 
         Args:
-            file: of the checkpoint.
-            checkpoint: its contents.
-            trust: the file of its trust, if there is one.
+            file: the path of the checkpoint.
+            checkpoint: the loaded checkpoint.
+            trust: the path of its trust file, if there is one.
         """
         card = self.write(checkpoint, has_trust=trust is not None)
         files: dict[str, Path | bytes] = {CHECKPOINT: file}

@@ -26,7 +26,7 @@ HUGGING_FACE = "hf:"
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Expand a leading ~; unchanged if there is no such user.
+    """Expand a leading ~; the path is returned unchanged if the user does not exist.
 
     >>> expanded("~nobody-of-that-name/photos")
     PosixPath('~nobody-of-that-name/photos')
@@ -38,10 +38,11 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def checkpoint_file(path: str | os.PathLike[str]) -> Path:
-    """Return the file of a checkpoint: itself, the best one of a run's folder, or one of the Hub.
+    """Return the file of a checkpoint, given a file, the folder of a run, or a name on the Hub.
 
-    "bundled" is the one that comes with Captioner. A local path that exists is preferred to a name
-    on the Hub. A folder may also be a copy of a repository of the Hub.
+    A run's best checkpoint is returned. "bundled" is the checkpoint that comes with Captioner. A
+    local path that exists takes precedence over a name on the Hub. A folder may also be a copy of a
+    repository of the Hub.
 
     Raises:
         CheckpointNotFoundError: the Hub has no such checkpoint, or cannot be reached.
@@ -84,7 +85,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def there_is_no(what: str, path: Path) -> str:
-    """Return the message that a file or folder does not exist, with a similar name.
+    """Return the message that a file or folder does not exist, and suggest a similar name.
 
     >>> there_is_no("folder", Path("/nowhere/photos"))
     'there is no folder /nowhere/photos: /nowhere does not exist'
@@ -128,7 +129,7 @@ def sample_photos() -> dict[str, Path]:
     """
     folder = _find_bundled("samples")
     photos = {path.stem: path for path in sorted(folder.glob("*.jpg"))} if folder else {}
-    # First the one with the clearest attention maps.
+    # The photo with the clearest attention maps is first.
     return dict(sorted(photos.items(), key=lambda item: item[0] != "coffee"))
 
 

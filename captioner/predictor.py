@@ -1,4 +1,4 @@
-"""`Captioner`: a checkpoint on a device, from photos to captions."""
+"""`Captioner`: captions photos with a checkpoint on a device."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Captioner:
     'a dog runs through the grass'
 
     Args:
-        checkpoint: the model, which is copied, vocabulary and transform.
+        checkpoint: the model (which is copied), its vocabulary and its transform.
         device: see captioner.device.
-        dtype: of weights and arithmetic: "auto" (bfloat16 if the hardware supports it), "float32",
-            "bfloat16", or a torch.dtype. Softmaxes are always computed in float32.
+        dtype: the dtype of weights and arithmetic: "auto" (bfloat16 if the hardware supports it),
+            "float32", "bfloat16", or a torch.dtype. Softmaxes are always computed in float32.
         max_pixels: the largest photo, in width times height.
         trust: the statistics of the checkpoint's trust file.
 
@@ -68,7 +68,7 @@ class Captioner:
     """
 
     source: str | None = None
-    """A name that loads the same model in another process; None: use `checkpoint`."""
+    """The name from which another process loads the same model; None: send `checkpoint` instead."""
     file: Path | None = None
     """The checkpoint's file, if it was loaded from one."""
 
@@ -105,20 +105,20 @@ class Captioner:
         dtype: str | torch.dtype = "auto",
         max_pixels: int = MAX_PIXELS,
     ) -> Captioner:
-        """Load a checkpoint; arguments as above.
+        """Load a checkpoint; other arguments as for the class.
 
         Args:
-            path: a file, the folder of a run, a name on the Hugging Face Hub ("user/model" or
-                "user/model@revision"), or "hf:" and a model of transformers or its folder; None:
-                the checkpoint that comes with Captioner. A local path that exists is preferred to
-                a name on the Hub.
+            path: a checkpoint file, the folder of a training run, a name on the Hugging Face Hub
+                ("user/model" or "user/model@revision"), or "hf:" followed by the name or folder of
+                a transformers model; None: the bundled checkpoint. A local path that exists takes
+                precedence over a name on the Hub.
             revision: a branch, tag or commit of a model on the Hub.
 
         Raises:
-            CheckpointError: the file is missing, damaged or of another kind, or cannot be
+            CheckpointError: the file is missing, damaged or not a checkpoint, or cannot be
                 downloaded.
-            ConfigError: there is no such dtype, or a local path has no revisions.
-            DeviceError: this machine has no such device.
+            ConfigError: unknown dtype, or a revision of a local path.
+            DeviceError: this machine does not have the device.
         """
         if revision is not None:
             path = with_revision(path, revision)
@@ -152,21 +152,23 @@ class Captioner:
     ) -> str:
         """Upload the checkpoint's file, its trust and a model card to the Hugging Face Hub.
 
-        `captioner push` does the same, and puts the scores of a run into the card.
+        `captioner push` does the same, and also writes the scores of a run into the card.
 
         Args:
-            repository: "user/model"; made if it is missing.
-            license: of the model, as the Hub writes it, such as "cc-by-4.0".
+            repository: "user/model"; created if it does not exist.
+            license: the model's license, by its identifier on the Hub, such as "cc-by-4.0".
             data: names of the training data.
-            private: make a private repository.
+            private: create a private repository.
             revision: the branch to upload to.
-            replace_card: replace a model card that is there.
+            replace_card: replace an existing model card.
 
         Returns the address of the model.
 
         Raises:
-            ConfigError: the checkpoint was not loaded from a file, or that is no name for a model.
-            OutputError: there is no token, it may not write there, or the Hub cannot be reached.
+            ConfigError: the checkpoint was not loaded from a file, or `repository` is not a valid
+                name.
+            OutputError: there is no token, the token may not write to the repository, or the Hub
+                cannot be reached.
         """
         if self.file is None:
             raise ConfigError(
@@ -180,9 +182,9 @@ class Captioner:
         return push_files(name, files, private=private, replace_card=replace_card)[0]
 
     def use_trust(self, trust: Trust | None) -> None:
-        """Replace what is known of when the model is right.
+        """Replace the statistics of the trust file; None: captions get no trust.
 
-        Raises CheckpointFormatError: it has fewer words than the vocabulary.
+        Raises CheckpointFormatError: they cover fewer words than the vocabulary.
         """
         if trust and (words := len(trust.word_features.kinds)) < len(self.vocabulary):
             raise CheckpointFormatError(
@@ -198,24 +200,24 @@ class Captioner:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of weights, vocabulary and transform, the same in every dtype."""
+        """A digest of weights, vocabulary and transform, which does not depend on the dtype."""
         return self.checkpoint.fingerprint()
 
     @property
     def batch_size(self) -> int:
-        """Images per batch of `caption`: few on a CPU, whose caches are small."""
+        """Images per batch of `caption`: few on a CPU, because its caches are small."""
         return _CPU_BATCH if self.device.type == "cpu" else _GPU_BATCH
 
     @torch.inference_mode()
     def encode(self, pixels: torch.Tensor | NDArray[np.uint8]) -> Grid:
-        """Encode squares, uint8 (B, 3, size, size), into one grid with features (B, L, D)."""
+        """Encode square images, uint8 (B, 3, size, size), into a grid with features (B, L, D)."""
         pixels = self.transform.normalize(torch.as_tensor(pixels, device=self.device))
         return self.model.encode(pixels.contiguous(memory_format=torch.channels_last))
 
     def decode_batch(
         self, pixels: NDArray[np.uint8], config: GenerationConfig, *, check_attention: bool = False
     ) -> DecodedBatch:
-        """Generate sentences for squares, uint8 (B, 3, size, size).
+        """Generate captions for square images, uint8 (B, 3, size, size).
 
         Raises:
             ConfigError: the model does not have the style.
@@ -239,9 +241,9 @@ class Captioner:
     def word_effects(
         self, pixels: NDArray[np.uint8], words: Sequence[str], *, style: str = ""
     ) -> list[list[float] | None]:
-        """Run the deletion test on one sentence for each of B squares, uint8 (B, 3, size, size).
+        """Run the deletion test on one sentence with each of B images, uint8 (B, 3, size, size).
 
-        Returns, for each square, the effects of the words; None if the decoder has no attention.
+        Returns, for each image, the effects of the words; None if the decoder has no attention.
         """
         sentences = [[self.vocabulary.encode(words)]] * len(pixels)
         effects = sentence_effects(
@@ -308,14 +310,14 @@ class Captioner:
         Args:
             images: a path, an http or https address, bytes, a binary file, a PIL image, a numpy
                 array (height, width, channels) or a torch tensor (channels, height, width); or an
-                iterable of them, or one array (N, ...). See captioner.sources.as_source.
-            config: beam size, number of captions, lengths, sampling; None: `generation` of this
-                object, the checkpoint's own.
-            errors: for several images: "raise" the first ImageError, or "return" each in the place
-                of its caption.
+                iterable of these, or one array (N, ...). See captioner.sources.as_source.
+            config: beam size, number of captions, lengths, sampling; None: `self.generation`, the
+                settings of the checkpoint.
+            errors: for several images: "raise" raises the first ImageError; "return" returns every
+                ImageError in place of the caption.
             check_attention: also measure the `effect` of each word, which takes longer.
-            minimum_trust: captions with less trust, 0 to 1, are an UntrustedError.
-            batch_size: images per batch; None: `batch_size` of this object.
+            minimum_trust: 0 to 1; a caption with less trust becomes an UntrustedError.
+            batch_size: images per batch; None: `self.batch_size`.
             **settings: fields of the config to change, such as beam_size=3.
 
         Returns:
@@ -323,7 +325,8 @@ class Captioner:
 
         Raises:
             ImageError: an image cannot be opened, or its caption has too little trust.
-            ConfigError: unknown or invalid setting or style, or the checkpoint has no trust.
+            ConfigError: a setting or style is unknown or invalid, or `minimum_trust` is given and
+                the checkpoint has no trust.
             GenerationError: a score is NaN.
         """
         results = self.caption_iter(
@@ -350,9 +353,9 @@ class Captioner:
     ) -> Iterator[Caption | ImageError]:
         """Yield the captions of images in order, while threads decode the next batch.
 
-        `images` may be endless: at most two batches are read ahead and in memory. Arguments and
-        exceptions as for `caption`. An ImageError is raised in the place of its caption, after the
-        captions before it.
+        `images` may be endless: at most two batches are in memory. Arguments and exceptions as for
+        `caption`. With errors="raise", the captions of all images before the faulty one are
+        yielded first.
         """
         if settings:
             config = (config or self.generation).changed(**settings)
@@ -382,7 +385,7 @@ class Captioner:
                     yield result
 
     def prepare(self, image: ImageSource) -> PreparedImage:
-        """Decode an image to the encoder's square; addresses are not downloaded.
+        """Decode an image to the square that the encoder takes; web addresses are not downloaded.
 
         Raises ImageError.
         """
@@ -390,7 +393,7 @@ class Captioner:
 
     def _decode(self, image: Any) -> PreparedImage | ImageError:
         """Decode an image; called in threads."""
-        # Two entries of a list may be one PIL image or file, which only one thread may read.
+        # A list may contain the same PIL image or file twice; two threads must not read it at once.
         is_shared = isinstance(image, Image.Image) or hasattr(image, "read")
         with _SHARED if is_shared else nullcontext():
             try:
@@ -449,7 +452,7 @@ class Captioner:
             raise ConfigError(f"head {head}: the model {self.name} has {has}")
 
     def check_trust(self, minimum_trust: float | None, *, setting: str = "minimum_trust") -> None:
-        """Raise ConfigError if the trust is not in 0 to 1, or the checkpoint has no trust file."""
+        """Raise ConfigError if the minimum is not in 0 to 1, or there is no trust file."""
         if minimum_trust is None:
             return
         if not 0 <= minimum_trust <= 1:

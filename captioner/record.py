@@ -1,6 +1,6 @@
 """The schema of a caption's record, to validate records from elsewhere.
 
-Its limits are above what any model of ours writes.
+Its limits are higher than any value in a record of Captioner.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Part(BaseModel):
 
 
 class AttentionRecord(_Part):
-    """A word's attention: weights, row by row, over the box, in fractions of the photo."""
+    """A word's attention: the weights in row order, and the box of the grid in the photo."""
 
     rows: _Side
     columns: _Side

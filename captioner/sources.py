@@ -1,4 +1,4 @@
-"""Image sources: convert the inputs of `Captioner.caption` to what `open_image` opens."""
+"""Image sources: convert the inputs of `Captioner.caption` to images that `open_image` can open."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageSource", "NamedBytes", "as_source", "image_name", "is_many", "split_batch"]
 
-_LARGEST = 64 * 2**20  # bytes of a download
-_READ_TIMEOUT, _TOTAL_TIMEOUT = 15.0, 60.0  # seconds of a download
+_LARGEST = 64 * 2**20  # maximum size of a download, in bytes
+_READ_TIMEOUT, _TOTAL_TIMEOUT = 15.0, 60.0  # limits of a download, in seconds
 
 _ACCEPTED = (
     "an image is a path, an http or https address, bytes, a binary file, a PIL image, "
@@ -58,7 +58,7 @@ class _OpenedFile(bytes):
 
 
 def is_many(images: object) -> bool:
-    """Whether these are several images, such as a list or a column of paths, and not an array."""
+    """Whether the argument is several images, such as a list or a column of paths, not an array."""
     single = (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, Mapping)
     if isinstance(images, single) or _is_tensor(images) or hasattr(images, "read"):
         return False
@@ -101,15 +101,16 @@ def image_name(source: object) -> str | None:
 
 
 def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Image:
-    """Convert an image of any kind to one that `open_image` can open, more than once.
+    """Convert an image of any kind to one that `open_image` can open repeatedly.
 
-    File objects and bytearrays are copied. Arrays have red, green, blue and optionally opacity, or
-    grey only. numpy arrays are (height, width, channels), torch tensors (channels, height, width).
-    Integers are 0 to 255 (uint16 up to 65535), floats 0 to 1.
+    File objects and bytearrays are copied. The channels of an array are red, green, blue and
+    optionally opacity, or only grey. numpy arrays are (height, width, channels), torch tensors
+    (channels, height, width). Integers are 0 to 255 (uint16 up to 65535), floats 0 to 1.
 
     Args:
-        image: of any kind in ImageSource.
-        follow_links: download addresses, up to 64 MiB. Pass False for addresses from strangers.
+        image: any of the kinds in ImageSource.
+        follow_links: download http and https addresses, up to 64 MiB. Pass False for untrusted
+            addresses.
 
     Raises ImageError: not an image, an array of another shape or range, an unreadable file, or a
     failed or too large download.
@@ -175,12 +176,12 @@ def _check_open(image: Image.Image) -> None:
 
 
 def _is_undecoded(image: JpegImageFile) -> bool:
-    """Whether Pillow has only read the header, and was not asked for a smaller size."""
+    """Whether Pillow has read only the header, and no smaller size was requested."""
     return bool(image.tile and image.fp and not image.decoderconfig and image.tell() == 0)
 
 
 def _file_of(image: JpegImageFile) -> _OpenedFile:
-    """Read the file of an image from its beginning; its position stays."""
+    """Read the whole file of an image; the file's position is restored."""
     file = cast(IO[bytes], image.fp)
     place = file.tell()
     file.seek(0)

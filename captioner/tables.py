@@ -1,4 +1,4 @@
-"""Read text files and tables in the encodings and formats that people have.
+"""Read text files and tables in common encodings and formats.
 
 Text: UTF-8, UTF-16, UTF-32 with a byte order mark, Windows-1252. Tables: cells separated by commas,
 semicolons, tabs or bars; JSON Lines or a JSON list; workbooks (.xlsx, .xls, .ods); Parquet.
@@ -47,9 +47,9 @@ Source = str | os.PathLike[str] | Content
 WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods")
 JSON_TABLES = (".jsonl", ".ndjson", ".json")
 TABLES = (".csv", ".tsv", *JSON_TABLES, *WORKBOOKS, ".parquet")
-"""Suffixes of files that are tables whatever they contain; `.txt` may be one too."""
+"""Suffixes that always mean a table; a `.txt` file may be a table too."""
 
-_MARKS = {  # UTF-32's mark begins with that of UTF-16
+_MARKS = {  # UTF-32 first, because its mark begins with the mark of UTF-16
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -57,13 +57,13 @@ _MARKS = {  # UTF-32's mark begins with that of UTF-16
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _SEPARATORS = (",", ";", "\t", "|")
-_SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)  # Excel's own first line
+_SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)  # an optional first line, for Excel
 _FILE_NAME = re.compile(r".*\S\.\w{2,5}")
 _SAMPLE_LINES = 50
 
 
 def read_bytes(source: Source, *, name: str) -> bytes:
-    """Return the content of a source; `name` is the file in errors. Raises DataError."""
+    """Return the content of a source, called `name` in errors. Raises DataError."""
     if isinstance(source, Content):
         return bytes(source)
     try:
@@ -77,9 +77,10 @@ def read_bytes(source: Source, *, name: str) -> bytes:
 
 
 def decode_text(data: bytes, *, name: str) -> tuple[str, str]:
-    """Decode a text; return it with its encoding.
+    """Decode text; return the text and its encoding.
 
-    "cp1252" is a guess: any bytes but five are valid in it. Raises DataError for binary data.
+    The encoding "cp1252" is a guess, because almost all bytes are valid in it. Raises DataError for
+    binary data.
     """
     marked = next((encoding for mark, encoding in _MARKS.items() if data.startswith(mark)), None)
     for encoding in (marked,) if marked else (_unmarked_utf16(data) or "utf-8", "cp1252"):
@@ -93,7 +94,7 @@ def decode_text(data: bytes, *, name: str) -> tuple[str, str]:
 
 
 def _unmarked_utf16(data: bytes) -> str | None:
-    """Recognise UTF-16 without its mark: every other byte of Western text is zero."""
+    """Recognise UTF-16 without a byte order mark, by the zero bytes of Western text."""
     head = data[:1000]
     if len(head) < 4 or len(data) % 2:
         return None
@@ -124,16 +125,17 @@ class Row(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """The rows of a text table or workbook that have a cell that is not blank."""
+    """The rows of a text table or workbook, without blank rows."""
 
     rows: list[Row]
     unit: str  # what a row is called in messages: "line" or "row"
     separator: str  # between cells; "" in a workbook
 
     def fit(self, cells: Sequence[str], width: int) -> list[str]:
-        """Cut or extend a row to `width` cells; surplus cells are part of the last one.
+        """Cut or extend a row to `width` cells.
 
-        A caption in the last column may have commas without quotation marks.
+        In a text table surplus cells are joined to the last one, because a caption in the last
+        column may contain commas without quotation marks.
         """
         cells = list(cells)
         while len(cells) > width and not cells[-1].strip():
@@ -148,8 +150,8 @@ def read_sheet(source: Source, *, name: str, separator: str | None = None) -> Sh
 
     Args:
         source: a path or the content.
-        name: the file in errors; its suffix selects the format.
-        separator: between cells; None: detected.
+        name: the name of the file, for errors; its suffix selects the format.
+        separator: the character between cells; None: detected.
 
     Raises:
         DataError: the file cannot be read.
@@ -194,9 +196,10 @@ def _rows(text: str, separator: str) -> Iterator[Row]:
 
 
 def _detect_separator(text: str) -> str:
-    """Choose the separator under which cells are file names, or else most rows equally wide.
+    """Choose the separator with the most rows that have a file name, then with the most equal rows.
 
-    csv.Sniffer would choose the comma in sentences.
+    Rows are equal if they have the same number of cells. csv.Sniffer is not used, because it would
+    choose the commas in sentences.
     """
     head = text[: 1 << 20].splitlines()
     lines = [line for line in head if line.strip()][:_SAMPLE_LINES]
@@ -222,7 +225,7 @@ def _workbook(data: bytes, name: str) -> list[list[str]]:
         frame = read_excel(
             io.BytesIO(data), header=None, dtype=str, na_filter=False, engine="calamine"
         )
-    except Exception as error:  # a damaged workbook raises whatever its reader meets
+    except Exception as error:  # a damaged workbook can raise almost anything
         raise DataError(
             f"{name} cannot be read as a workbook ({error}): export it as CSV"
         ) from error
@@ -238,17 +241,17 @@ def read_json(source: Source, *, name: str) -> Any:
 
 
 def read_json_rows(source: Source, *, name: str) -> list[tuple[int, Any]]:
-    """Read JSON Lines, or a JSON list, as numbered values. Raises DataError."""
+    """Return the values of JSON Lines or of a JSON list, numbered from 1. Raises DataError."""
     text = read_text(source, name=name)
     if text.lstrip().startswith("["):
         try:
             values = json.loads(text)
         except (ValueError, RecursionError):
-            pass  # lines that are lists
+            pass  # JSON Lines whose values are lists
         else:
             return list(enumerate(values, 1))
     rows = []
-    for number, line in enumerate(text.split("\n"), 1):  # strings may have other line ends
+    for number, line in enumerate(text.split("\n"), 1):  # strings may contain other line ends
         if line.strip():
             try:
                 rows.append((number, json.loads(line)))
@@ -258,18 +261,18 @@ def read_json_rows(source: Source, *, name: str) -> list[tuple[int, Any]]:
 
 
 def read_table(source: Source, *, name: str, columns: Iterable[str] | None = None) -> DataFrame:
-    """Read a table whose first row has the names of its columns; every cell is a str.
+    """Read a table whose first row contains the column names; every cell becomes a str.
 
-    A missing value is "". A list or object is its JSON. Names that occur twice get a number.
+    A missing value becomes "", a list or object becomes JSON. Repeated column names are numbered.
 
     Args:
         source: a path or the content.
-        name: the file in errors; its suffix selects the format, text by default.
-        columns: those to read; None: all of them.
+        name: the name of the file, for errors; its suffix selects the format, text by default.
+        columns: the columns to read; None: all of them.
 
     Raises:
         DataError: the file cannot be read, or lacks a column.
-        MissingExtraError: a workbook or Parquet without the extra that reads it.
+        MissingExtraError: the extra for workbooks or Parquet is not installed.
     """
     from pandas import DataFrame
 

@@ -49,7 +49,7 @@ def probability(text: str) -> float:
 
 
 def add_keywords(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add `--keywords`, whose value is the least trust of a keyword."""
+    """Add `--keywords`, whose value is the minimum trust of a keyword."""
     parser.add_argument("--keywords", nargs="?", const=KEYWORD_TRUST, type=probability, metavar="P",
         help=f"add words with a trust of at least P (default: {KEYWORD_TRUST})")  # fmt: skip
 
@@ -65,7 +65,7 @@ def json_line(
     Args:
         value: plain data.
         indent: spaces per level; None: one line.
-        encoding: of the output; if it is not UTF-8, everything but ASCII is escaped.
+        encoding: the encoding of the output; if it is not UTF-8, everything but ASCII is escaped.
 
     >>> print(json_line({"image": "Müller \udcff.jpg"}))
     {"image": "Müller \udcff.jpg"}

@@ -30,14 +30,15 @@ __all__ = [
 
 Tokenizer = Literal["words", "unicode", "characters"]
 """words: Treebank's rules, for English. unicode: words by Unicode's rules (UAX 29), for languages
-with spaces between words. characters: the same, but each character of a script without spaces is a
-token."""
+with spaces between words. characters: like unicode, but each character of a script without spaces
+is a token."""
 
 SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
 
 _WORD = re.compile(r"\w")
-# Treebank only splits these captions at spaces and is much slower, except for the words in _CUT.
+# Captions that Treebank only splits at spaces, unless they have a word in _CUT. Splitting them
+# without Treebank is much faster.
 _PLAIN = re.compile(r" *[a-z0-9]+(?:(?: *,)? +[a-z0-9]+)* *\.? *")
 # Control characters, marks of writing direction and lone surrogates: not allowed in records.
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -95,12 +96,12 @@ def _unicode_patterns() -> tuple[Any, Any]:
 
 
 def is_printable(text: str) -> bool:
-    """Whether a text may be in records: without control characters and lone surrogates."""
+    """Whether a text is without the characters that records forbid, such as control characters."""
     return not _UNFIT.search(text)
 
 
 def has_no_spaces(captions: Iterable[str]) -> bool:
-    """Whether most letters are of scripts without spaces between words."""
+    """Whether most letters of the captions belong to scripts without spaces between words."""
     letters = unspaced = 0
     for caption in captions:
         letters += sum(map(str.isalpha, caption))
@@ -116,7 +117,7 @@ def _treebank() -> TreebankWordTokenizer:
 
 
 def join(words: Iterable[str], by: Tokenizer = "words") -> str:
-    """Join words into a sentence; Treebank's "n't", "'s" and so on follow without a space.
+    """Join words into a sentence; Treebank's "n't", "'s" and so on are attached without a space.
 
     >>> join(["a", "man", "'s", "dog"])
     "a man's dog"
@@ -141,7 +142,7 @@ class Vocabulary:
         words: in the order of their tokens, without special tokens.
         tokenizer: how captions are split into words.
         lowercase: whether captions are converted to lower case.
-        styles: their names; the first is the default.
+        styles: the names of the styles; the first is the default.
 
     Raises ConfigError: a word is empty, repeated or a special token; a style has unprintable
     characters; or there is no such tokenizer.
@@ -190,7 +191,7 @@ class Vocabulary:
         return START if name is None else self._ids[f"<start {name}>"]
 
     def style(self, name: str = "") -> str | None:
-        """Return the name of a style, "" being the default; None if the model has no styles.
+        """Return the name of a style, or of the default for ""; None if the model has no styles.
 
         Raises ConfigError: there is no such style.
         """
@@ -242,7 +243,7 @@ class Vocabulary:
         return words
 
     def decode_plain(self, tokens: Iterable[int]) -> list[str]:
-        """Name the words as they are scored, which is how this vocabulary has them."""
+        """Return the words in the form that is scored, which is the form in this vocabulary."""
         return self.decode(tokens)
 
     def tokenize(self, caption: str) -> list[str]:

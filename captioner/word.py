@@ -20,19 +20,19 @@ __all__ = ["Word", "read_word"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Word:
-    """A word of a caption. Words are equal if all their fields are.
+    """A word of a caption. Words are equal if all fields but `subject` are.
 
-    probability: of this word, given the photo and the words before it.
+    probability: the probability of the word, given the photo and the words before it.
     gate: the share of the context that comes from the photo, 0 to 1 (beta in the paper); None if
         the model has no gate.
     attention: float32 (rows, columns), sums to 1, over the part of the photo in Caption.box; None
         if the model has no attention.
     heads: float32 (heads, rows, columns), whose mean is `attention`; None if there is one head.
-    effect: the fall of the word's log-probability without the attended cells, less that without
+    effect: the fall of the word's log-probability without the attended cells minus the fall without
         random cells, in nats; None if not measured. See captioner.deletion.
     trust: the probability that the word is right; None if the checkpoint has no trust, and for
         words without a claim, such as "a" or "group". See captioner.trust.trust.
-    subject: whether it is the first noun, which has a higher limit of `doubtful`.
+    subject: whether the word is the caption's first noun; the limit of `doubtful` is higher for it.
     """
 
     text: str
@@ -55,7 +55,7 @@ class Word:
         return self.text, self.probability, self.gate, self.effect, self.trust, maps
 
     def map(self, head: int | None = None) -> NDArray[np.float32] | None:
-        """Return the attention (rows, columns) of a head, from 1; None: the mean of all.
+        """Return the attention (rows, columns) of a head, from 1; None: the mean of all heads.
 
         Raises ConfigError: there is no such head.
         """
@@ -78,8 +78,8 @@ class Word:
 
         Args:
             size: width and height of the photo.
-            box: the caption's; the attention outside is 0.
-            head: from 1; None: the mean of all.
+            box: the box of the caption; the attention outside the box is 0.
+            head: the number of the head, from 1; None: the mean of all heads.
             smooth: interpolate linearly between cells; False: cells are constant.
 
         Raises ConfigError: the model has no attention, or no such head.
@@ -90,7 +90,7 @@ class Word:
         return attention_density(weights, size, box=box, smooth=smooth)
 
     def head_label(self, head: int | None = None) -> str:
-        """Return which head `map` returns, for pictures; "" if there is one head."""
+        """Return a label for the head that `map` returns; "" if the model has one head."""
         if self.heads is None:
             return ""
         count = len(self.heads)
@@ -105,7 +105,7 @@ class Word:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the trust is below the limit; False if it is None."""
+        """Whether the trust is below the limit; False if the trust is None."""
         limit = DOUBTFUL_SUBJECT if self.subject else DOUBTFUL
         return self.trust is not None and self.trust < limit
 
@@ -137,7 +137,7 @@ def read_word(read: WordRecord) -> Word:
         text=read.word,
         probability=read.probability,
         trust=read.trust,
-        subject=read.doubtful is True,  # only served records have it
+        subject=read.doubtful is True,  # only records of the server have the field
         gate=read.gate,
         effect=read.effect,
     )

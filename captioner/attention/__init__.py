@@ -1,1 +1,1 @@
-"""Soft attention over the grid: scores, heads and masks, places."""
+"""Soft attention over the grid: scores, heads, masks and positions."""

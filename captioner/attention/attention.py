@@ -9,7 +9,8 @@ image share the result without a copy.
 
 A mask is True where a query may see a key. A query that may see no key has weights and context 0.
 
-Shapes: B images, K queries, L keys, H heads, A numbers of a projected query or key, V of a value.
+Shapes: B images, K queries, L keys, H heads; A is the size of a projected query or key, V the size
+of a projected value.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def average(weights: Tensor, values: Tensor) -> Tensor:
     heads = weights.shape[2]
     if heads == 1:
         return torch.bmm(weights.squeeze(2), values)
-    # Each head averages the blocks of all heads; the diagonal picks its own. No copy of the values.
+    # Each head averages the blocks of all heads; the diagonal selects its own block. So the values
+    # are not copied.
     every = torch.bmm(weights.flatten(1, 2), values)  # (B, K * H, V)
     own = every.view(*weights.shape[:3], heads, -1).diagonal(dim1=2, dim2=3)  # (B, K, V / H, H)
     return own.transpose(2, 3).flatten(2)
@@ -70,7 +72,8 @@ def fold(values: Tensor, matrix: Tensor, *, heads: int) -> Tensor:
     Args:
         values: (B, L, V).
         matrix: (F, V).
-        heads: H. Each has a block of V / H numbers, and the same columns of the matrix.
+        heads: H. Each head has a block of V / H numbers, and the corresponding columns of the
+            matrix.
 
     Returns:
         (B, L, H, F), for `average_folded`.
@@ -114,7 +117,7 @@ def attend_fused(
 
 
 def maps(weights: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the mean (..., L) of weights (..., H, L) over the heads, and the weights if H > 1."""
+    """Return the mean (..., L) of weights (..., H, L), and the weights, or None if H is 1."""
     if weights.shape[-2] == 1:
         return weights.squeeze(-2), None
     return weights.mean(dim=-2), weights
@@ -134,7 +137,7 @@ class Attention(nn.Module):
         input_dim: the size of a value before its projection. None: the keys are the values too.
 
     A score without projections, such as `dot`, compares the query with the projected values, unless
-    `input_dim` is given. So Luong et al. compare two hidden states.
+    `input_dim` is given. Luong et al. compare two hidden states in this way.
 
     Raises ConfigError: unknown score function, or sizes that do not fit it.
     """
@@ -259,7 +262,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def _distance(queries: int, keys: int, device: torch.device | str) -> Tensor:
-    """Return the position of each query less that of each key: (queries, keys)."""
+    """Return the position of each query minus the position of each key: (queries, keys)."""
     if queries > keys:
         raise ConfigError(
             f"there are {queries} queries but {keys} keys; there must be at least as many keys"

@@ -1,4 +1,4 @@
-"""Positional encodings: give attention, which sees a set, the positions of its members.
+"""Positional encodings, because attention alone ignores the positions of words and cells.
 
     none      no encoding
     sine      sines and cosines of the position, added; wavelengths from 2 pi to 10,000 * 2 pi
@@ -6,7 +6,7 @@
     learned   a vector for every position, added
     binary    the bits of the position, appended
 
-A position is one number in a sentence and two, row and column, in a grid.
+The position of a word is one number; the position of a grid cell is two, its row and column.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POSITIONS = ("none", "sine", "learned", "binary")
 """The names of the encodings in a decoder's configuration."""
 
 GRID_SIDE = 64
-"""The most rows and columns of a grid: 1024 pixels at a stride of 16."""
+"""The maximum number of rows and of columns of a grid: 1024 pixels at a stride of 16."""
 
 _LONGEST = 10_000  # the longest wavelength of the sines, over 2 pi
 
@@ -90,9 +90,9 @@ class Positions(nn.Module):
     Args:
         kind: a name in POSITIONS.
         dim: D, the size of a feature vector.
-        axes: the numbers of a position: 1 in a sentence, 2 in a grid.
+        axes: how many numbers a position has: 1 in a sentence, 2 in a grid.
         length: the number of positions on an axis.
-        scaled: False: encodings are not scaled, as in older checkpoints.
+        scaled: whether encodings are scaled; False for older checkpoints.
 
     Raises ConfigError: unknown kind.
     """
@@ -116,9 +116,10 @@ class Positions(nn.Module):
         self.scale = nn.Parameter(torch.ones(1)) if scaled and kind != "none" else None
 
     def forward(self, features: Tensor, *, first: int = 0) -> Tensor:
-        """Encode the positions of features (..., L, D): (..., L, output_dim).
+        """Return features (..., L, D) with their positions encoded: (..., L, output_dim).
 
-        Words of a sentence are at `first`, first + 1, ...; cells of a square grid row by row.
+        Words of a sentence have the positions `first`, first + 1, ...; the cells of a square grid
+        are in row order.
 
         Raises ConfigError: the grid is not square, or a position is beyond the length.
         """
@@ -153,7 +154,7 @@ class Positions(nn.Module):
         return torch.stack(vectors).sum(dim=0)
 
     def _norms(self, features: Tensor) -> Tensor:
-        """Return the norms to scale to: of each word, or the mean over the cells of a grid."""
+        """Return the norms that encodings are scaled to: each word's, or the mean of a grid's."""
         exact = features.detach().to(torch.promote_types(features.dtype, torch.float32))
         norms: Tensor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
         return norms if self.axes == 1 else norms.mean(dim=-2, keepdim=True)

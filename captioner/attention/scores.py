@@ -6,7 +6,7 @@ With a query q, a key k and learned matrices W, the score of a head is
     multiplicative    (W_q q) . (W_k k)                 Luong et al. 2015, "general"
     dot               q . k, both of the same size      Luong et al. 2015
     scaled_dot        (W_q q) . (W_k k) / sqrt(A / H)   Vaswani et al. 2017
-    none              0: all keys count alike
+    none              0, so all keys have equal weight
 
 W_q q and W_k k have A numbers. With H heads, head h scores with the h-th block of A / H numbers.
 """
@@ -113,7 +113,7 @@ class ProductScore(ScoreFunction):
         queries = self.project_query(query).to(keys.dtype)
         if self.heads == 1:
             return torch.bmm(queries, keys.transpose(1, 2)).unsqueeze(2)
-        # One query per head, zero outside the head's block. No copy of the keys.
+        # One query per head, zero outside the head's block, so that the keys are not copied.
         parts = split_heads(queries, self.heads).transpose(2, 3)
         own = torch.diag_embed(parts, dim1=2, dim2=3).flatten(3)  # (B, K, H, A)
         return torch.bmm(own.flatten(1, 2), keys.transpose(1, 2)).view(*own.shape[:3], -1)
@@ -131,7 +131,7 @@ class MultiplicativeScore(ProductScore):
     def __init__(self, *, query_dim: int, key_dim: int, attention_dim: int, heads: int = 1) -> None:
         super().__init__(heads=heads)
         check_heads(heads, attention_dim=attention_dim)
-        # A bias of the key would add the same number to every score of a query.
+        # A bias of the key would only add a constant to all scores of a query.
         self.query = nn.Linear(query_dim, attention_dim, bias=self.query_bias)
         self.key = nn.Linear(key_dim, attention_dim, bias=False)
 
@@ -212,9 +212,9 @@ def build_score(
 
 
 def check_heads(heads: int, **widths: int) -> None:
-    """Raise ConfigError unless the number of heads divides each width, given by its name.
+    """Raise ConfigError unless every width, passed by name, is divisible by the number of heads.
 
-    The message names the nearest numbers of heads that do.
+    The message suggests the nearest numbers of heads that divide the width.
     """
     if heads < 1:
         raise ConfigError(f"heads is {heads}; it must be at least 1")

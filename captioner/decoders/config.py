@@ -31,7 +31,7 @@ class DecoderConfig:
     Sizes that follow from data and encoder (vocabulary, features of a grid cell) are arguments of
     `build_decoder`.
 
-    Raises ConfigError: values are out of range or contradict each other; it names each.
+    Raises ConfigError: values are out of range or contradict each other; the message names each.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
@@ -49,7 +49,7 @@ class DecoderConfig:
     """Positional encodings of cells, and of a transformer's words; see
     captioner.attention.positions."""
     scaled_positions: bool = True
-    """Whether the encodings are scaled to the features. Checkpoints without it have False."""
+    """Whether the encodings are scaled to the features. Without it in a checkpoint: False."""
     encoder_layers: Annotated[int, Interval(ge=0, le=100)] = 0
     """Transformer layers over the grid before the decoder, hidden_dim wide."""
     layers: Annotated[int, Interval(ge=1, le=100)] = 2
@@ -66,13 +66,13 @@ class DecoderConfig:
     value_dim: Width | None = None
     """V, the size of projected values; None: no projection, as in the paper."""
     dropout: Fraction = 0.3
-    """On embedded words and before the output."""
+    """Dropout on embedded words and before the output."""
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
-        """Yield what is wrong with fields that are valid one by one."""
+        """Yield contradictions between fields that are valid individually."""
         if self.query == "current" and self.kind != "lstm":
             yield f"query 'current' needs kind lstm, not {self.kind}"
         projected = self.kind == "transformer" or self.value_dim is not None
@@ -92,7 +92,7 @@ class DecoderConfig:
                 check_heads(self.heads, hidden_dim=self.hidden_dim)
             if self.value_dim is not None:
                 check_heads(self.heads, value_dim=values)
-            with torch.device("meta"):  # sizes without memory
+            with torch.device("meta"):  # checks sizes without allocating memory
                 build_score(
                     self.score,
                     query_dim=self.hidden_dim,

@@ -1,10 +1,10 @@
 """The interface of a decoder: single steps for generation, one pass for training.
 
-`WordDecoder` and `RecurrentDecoder` hold what the decoders share. `build_decoder` makes the decoder
-that a configuration names.
+`WordDecoder` and `RecurrentDecoder` contain the code that decoders share. `build_decoder` makes the
+decoder that a configuration names.
 
-Shapes: B images, K hypotheses or captions of each, T tokens, L grid cells, H heads, m numbers of a
-word embedding, n of a hidden state.
+Shapes: B images, K hypotheses or captions per image, T tokens, L grid cells, H heads; m is the size
+of a word embedding, n the size of a hidden state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class DecoderOutput(NamedTuple):
-    """A teacher-forced pass over T tokens.
+    """The output of a teacher-forced pass over T tokens.
 
     deep: (B, K, T, m), the input of `Decoder.logits`.
     attention: (B, K, T, L); None if the decoder has no attention.
@@ -83,7 +83,7 @@ class Decoder(nn.Module, ABC):
         return None
 
     def tabulate(self) -> None:
-        """Precompute what depends on the weights only; afterwards no weight may change."""
+        """Precompute everything that depends only on the weights, which must not change later."""
 
     def pack(self) -> None:
         """Pack the weights of linear layers for inference in float32 on a CPU."""
@@ -93,8 +93,8 @@ class Decoder(nn.Module, ABC):
 class WordDecoder(Decoder):
     """A decoder whose output layer shares the matrix of the word embeddings (tied weights).
 
-    `tabulate` multiplies every word's embedding by the matrices next to it, once. Steps then look
-    the product up.
+    `tabulate` multiplies every word's embedding by the adjacent matrices once. Steps then look up
+    the products.
     """
 
     def __init__(self, config: DecoderConfig, *, vocabulary_size: int) -> None:
@@ -103,7 +103,7 @@ class WordDecoder(Decoder):
         self.embedding = nn.Embedding(vocabulary_size, config.embedding_dim)
         self.output_bias = nn.Parameter(torch.zeros(vocabulary_size))
         self.dropout = nn.Dropout(config.dropout)
-        # The matrix also makes the logits, which rows of unit variance would make too large.
+        # The matrix also computes the logits. Rows of unit variance would make them too large.
         nn.init.normal_(self.embedding.weight, std=config.embedding_dim**-0.5)
         self.words_in: Tensor | None
         self.words_out: Tensor | None
@@ -177,7 +177,7 @@ def advance(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     """Advance an LSTM cell by one step (Xu et al. 2015, equations 1 to 3).
 
     Args:
-        gates: (..., 4n), the inputs of input, forget and output gate and of the candidate, before
+        gates: (..., 4n), the values of input gate, forget gate, output gate and candidate before
             their nonlinearities.
         cell: (..., n), the cell state.
 
@@ -193,9 +193,9 @@ def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int)
     """Make the decoder that the configuration names, with random weights.
 
     Args:
-        config: its kind and sizes.
-        grid_dim: D, the features of a grid cell.
-        vocabulary_size: words and special tokens.
+        config: the kind and the sizes of the decoder.
+        grid_dim: D, the number of features of a grid cell.
+        vocabulary_size: the number of words and special tokens.
 
     Raises ConfigError: the sizes do not fit together.
     """

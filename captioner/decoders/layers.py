@@ -19,7 +19,7 @@ class SelfAttention(Attention):
     """Multi-head scaled dot-product attention of a sequence over itself.
 
     Args:
-        dim: n, the size of a member.
+        dim: n, the size of an element of the sequence.
         heads: H.
     """
 
@@ -36,12 +36,13 @@ class SelfAttention(Attention):
     def attend_newest(
         self, words: Tensor, cache: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Attend with the newest words over themselves and the words before.
+        """Attend from the newest words to themselves and to the words before.
 
         Args:
             words: (B, K, n), the newest word of each hypothesis.
             cache: (B, S, 2n), keys and values of all earlier words of all hypotheses.
-            mask: (B, K, S + K), 0 for words of the hypothesis, -inf for others. None: all are.
+            mask: (B, K, S + K), 0 for words of the hypothesis, -inf for other words. None: all are
+                words of the hypothesis.
 
         Returns:
             The context (B, K, n) and the new cache (B, S + K, 2n).
@@ -57,7 +58,7 @@ class Layer(nn.Module):
 
     Args:
         config: n, heads, dropout, and the place of the norms.
-        sublayers: their number; each has a norm.
+        sublayers: the number of sublayers; each has a norm.
     """
 
     def __init__(self, config: DecoderConfig, *, sublayers: int) -> None:
@@ -124,5 +125,5 @@ def grid_layers(config: DecoderConfig, *, grid_dim: int) -> tuple[nn.Module, int
 
 
 def project_back(width: int, given: int) -> nn.Module:
-    """Make a layer from the size `given`, with appended bits, back to `width`."""
+    """Make a layer from size `given`, which may include appended bits, back to size `width`."""
     return nn.Identity() if given == width else nn.Linear(given, width)

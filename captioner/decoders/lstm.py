@@ -22,7 +22,7 @@ __all__ = ["LSTMDecoder"]
 class LSTMDecoder(RecurrentDecoder):
     """An attention LSTM with a deep output layer.
 
-    With a the grid's values, y the words and E their embedding, `query: previous` computes
+    Let a be the grid's values, y the words and E their embedding. `query: previous` computes
 
         alpha_t = softmax(score(h_(t-1), a))               equations 4 and 5
         beta_t  = sigmoid(W_beta h_(t-1))                  section 4.2.1
@@ -30,7 +30,7 @@ class LSTMDecoder(RecurrentDecoder):
         h_t     = LSTM(E y_(t-1), h_(t-1), z_t)            equations 1 to 3
         p(y_t)  = softmax(E^T (E y_(t-1) + L_h h_t + L_z z_t))     equation 7, with L_o = E^T
 
-    and `query: current`, which has no gate,
+    and `query: current`, which has no gate, computes
 
         h_t     = LSTM(E y_(t-1), h_(t-1))
         alpha_t = softmax(score(h_t, a))
@@ -55,20 +55,20 @@ class LSTMDecoder(RecurrentDecoder):
         self.register_buffer("folded", None, persistent=False)  # set by `tabulate`
 
     def tabulate(self) -> None:
-        """Precompute what each word adds to the LSTM's gates, and the matrix of the values."""
+        """Precompute each word's contribution to the LSTM's gates, and the matrix of the values."""
         self._tabulate(first=self.word_gates)
         self.folded = self._matrix().detach()
 
     def start(self, features: Tensor) -> State:
-        """Project the grids (B, L, D) and return the state of one hypothesis (K = 1) each.
+        """Project the grids (B, L, D); return the first state, with K = 1 hypothesis per image.
 
         h_0 and c_0 are computed from the mean of the grid (section 3.1.2).
         """
         features = self.grid_layers(features)
         mean = features.mean(dim=1, keepdim=True)
         keys, values = self.attention.project(self.positions(features))
-        # LSTM and output take the context linearly, so their matrices are applied to the values,
-        # once per image, instead of to the context of every step.
+        # The context enters the LSTM and the output linearly. So their matrices are applied once per
+        # image to the values, instead of to the context of every step.
         matrix = self._matrix() if self.folded is None else self.folded
         return State(
             image={"keys": keys, "values": fold(values, matrix, heads=self.config.heads)},

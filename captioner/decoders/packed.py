@@ -13,7 +13,7 @@ from torch import Tensor, nn
 __all__ = ["PackedLinear", "can_pack", "pack_linear"]
 
 _PACK, _MULTIPLY = "_reorder_linear_weight", "_linear_pointwise"  # operations of oneDNN
-_ROWS = 5  # of a product, for which the layout is chosen; any other number works
+_ROWS = 5  # that the packed layout is optimised for; other numbers work too
 
 
 class PackedLinear(nn.Linear):
@@ -28,7 +28,7 @@ class PackedLinear(nn.Linear):
         self._packed = getattr(torch.ops.mkldnn, _PACK)(self.weight.detach(), _ROWS)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the layer for pickling and copying, which packed weights are not made for."""
+        """Return the state without the packed weights, which cannot be pickled or copied."""
         return {name: part for name, part in vars(self).items() if name != "_packed"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

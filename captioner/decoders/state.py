@@ -1,4 +1,4 @@
-"""The state of a decoder between steps, and what a step returns.
+"""The state of a decoder between steps, and the output of a step.
 
 Tensors have the shape (B, K, ...): B images with K hypotheses each. K is the number of captions of
 an image in training, the beam size in beam search, and the number of samples in sampling. Tensors
@@ -30,10 +30,10 @@ class State(NamedTuple):
     """The state of B images with K hypotheses each.
 
     image: tensors (B, L, ...) of the images, with a row for each of the L grid cells. So cells can
-        be removed or replaced without knowing the decoder.
+        be removed or replaced in the same way for every decoder.
     hypothesis: tensors (B, K, ...) of the hypotheses.
-    words: tensors (B, S, ...) of all words of all hypotheses of an image. They do not move when
-        hypotheses follow their parents: `hypothesis` holds the indices of each one's words.
+    words: tensors (B, S, ...) of all words of all hypotheses of an image. They are not moved
+        when hypotheses are replaced: `hypothesis` holds the indices of each hypothesis's words.
 
     The names of the tensors are private to the decoder.
     """
@@ -66,7 +66,7 @@ class State(NamedTuple):
         )
 
     def take(self, rows: Tensor) -> State:
-        """Keep these images only."""
+        """Return the state of these images only."""
         return State(
             {name: part[rows] for name, part in self.image.items()},
             {name: part[rows] for name, part in self.hypothesis.items()},
@@ -78,7 +78,7 @@ class StepOutput(NamedTuple):
     """One step of B images with K hypotheses each.
 
     logits: (B, K, words).
-    state: after the step.
+    state: the state after the step.
     attention: (B, K, L), sums to 1; None if the decoder has no attention.
     gate: (B, K), 0 to 1; None if the decoder has no gate.
     heads: (B, K, H, L), the attention of each head; None if there is one head.
@@ -103,7 +103,7 @@ def check_numbers(broken: bool) -> None:
     """Raise GenerationError if any score is NaN.
 
     One NaN or infinite logit makes all log-probabilities of its hypothesis NaN, so checking one
-    word of each is enough.
+    word of each hypothesis is enough.
     """
     if broken:
         raise GenerationError(

@@ -49,11 +49,11 @@ class TopDownDecoder(RecurrentDecoder):
         self.deep_hidden = nn.Linear(n, m)
 
     def tabulate(self) -> None:
-        """Precompute what each word adds to the gates, and its output row."""
+        """Precompute each word's contribution to the gates, and its row of the output layer."""
         self._tabulate(first=self.look_word, last=self.deep_hidden)
 
     def start(self, features: Tensor) -> State:
-        """Project the grids (B, L, D); return one hypothesis (K = 1) each, with zero states."""
+        """Project the grids (B, L, D); return the first state, with K = 1 hypothesis per image."""
         features = self.grid_layers(features)
         keys, values = self.attention.project(self.positions(features))
         zeros = features.new_zeros(features.shape[0], 1, self.config.hidden_dim)
@@ -61,7 +61,7 @@ class TopDownDecoder(RecurrentDecoder):
         return State(
             image={
                 "keys": keys,
-                # The language LSTM takes the context linearly: see `fold`.
+                # The context enters the language LSTM linearly: see `fold`.
                 "values": fold(values, self.speak_context.weight, heads=self.config.heads),
             },
             hypothesis={
@@ -98,7 +98,7 @@ class TopDownDecoder(RecurrentDecoder):
 
         Args:
             gates: (B, K, 4n), the word's part of the attention LSTM's gates.
-            state: after the step before.
+            state: the state after the previous step.
         """
         before = state.hypothesis
         gates = (

@@ -1,8 +1,8 @@
 """The decoder of a transformer (Vaswani et al. 2017, section 3.1).
 
-During generation the state holds keys and values of all words so far, so that a step computes the
-newest word only. The hypotheses of an image share this cache: each reads the words on its path, and
-nothing is copied when hypotheses follow their parents.
+During generation the state holds the keys and values of all words so far, so that a step computes
+only the newest word. The hypotheses of an image share this cache. Each one reads the words on its
+path, so nothing is copied when a hypothesis replaces another one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORDS = 512  # positions of a caption; 9 bits
 class TransformerDecoder(WordDecoder):
     """Layers of masked self-attention, attention over the grid, and a feed-forward network.
 
-    Its reported attention is the last layer's over the grid.
+    The returned attention is the attention of the last layer over the grid.
     """
 
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
@@ -50,11 +50,11 @@ class TransformerDecoder(WordDecoder):
         self.deep_hidden = nn.Linear(n, m)
 
     def tabulate(self) -> None:
-        """Precompute each word's input, and its output row."""
+        """Precompute the input of each word, and its row of the output layer."""
         self._tabulate(first=self.enter_word, last=self.deep_hidden)
 
     def start(self, features: Tensor) -> State:
-        """Project the grids (B, L, D) for every layer; return one hypothesis (K = 1) each."""
+        """Project the grids (B, L, D) for every layer; return the first state, K = 1."""
         image = {}
         for number, grid in enumerate(self._grids(features)):
             image[f"keys{number}"], image[f"values{number}"] = grid
@@ -71,7 +71,7 @@ class TransformerDecoder(WordDecoder):
         embedded = self._first_layer(tokens, self.enter_word)
         words = self._add_positions(embedded.unsqueeze(2), first=path.shape[-1] - 1).squeeze(2)
         caches: dict[str, Tensor] = {}
-        weights = words  # there is at least one layer
+        weights = words  # replaced by the last layer
         for number, layer in enumerate(self._layers()):
             name = f"layer{number}"
             words, caches[name] = layer.attend_newest(words, state.words[name], mask)
@@ -169,11 +169,12 @@ class _Layer(Layer):
 
         Args:
             words: (B, Q, n), after self-attention.
-            grid: of this layer.
+            grid: the grid, projected by this layer.
             need_weights: whether to return the attention weights.
 
         Returns:
-            The words (B, Q, n), and the weights (B, Q, H, L), or the input where not needed.
+            The words (B, Q, n), and the weights (B, Q, H, L); without `need_weights` `words`
+            instead of the weights.
         """
         queries, weights = self.sublayer_input(words, 1), words
         if need_weights:
@@ -185,7 +186,7 @@ class _Layer(Layer):
 
 
 def _extend(path: Tensor, *, length: int) -> Tensor:
-    """Append the newest words, at length, length + 1, ... of the cache, to paths (B, K, t)."""
+    """Append the newest words, at index `length` and up in the cache, to the paths (B, K, t)."""
     newest = torch.arange(length, length + path.shape[1], device=path.device)
     return torch.cat([path, newest[None, :, None].expand(len(path), -1, -1)], dim=-1)
 
@@ -193,7 +194,7 @@ def _extend(path: Tensor, *, length: int) -> Tensor:
 def _path_mask(path: Tensor, *, length: int, like: Tensor) -> Tensor | None:
     """Return an additive mask (B, K, length): 0 on each path (B, K, t), -inf elsewhere.
 
-    None if every path holds all words, as with a single hypothesis.
+    Returns None if every path contains all words, as with a single hypothesis.
     """
     images, count, on_path = path.shape
     if on_path == length:

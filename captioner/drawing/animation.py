@@ -33,16 +33,16 @@ def animation(
     doubtful.
 
     Args:
-        photo: enlarged at most twice.
+        photo: the photo, enlarged by a factor of at most 2.
         panels: the words.
         note: text after the caption.
         box: the part of the photo that the grid covers.
-        side: the largest width and height of a frame, in pixels.
-        **options: of the overlays.
+        side: the maximum width and height of a frame, in pixels.
+        **options: the options of the overlays.
 
     Returns:
-        len(panels) + 2 "RGB" images of the same size; without panels, the photo. `info["duration"]`
-        is a frame's time in milliseconds; the last frame lasts three times as long.
+        len(panels) + 2 "RGB" images of the same size; without panels, only the photo.
+        `info["duration"]` is a frame's time in milliseconds; the last frame lasts three times as long.
 
     Raises ConfigError: as `overlay`.
     """

@@ -42,8 +42,8 @@ _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 def font_of(size: int, text: str = "") -> _Font:
     """Return a font of `size` pixels, at least 8, that has all letters of the text.
 
-    It is Pillow's default font, or for letters beyond ASCII the first installed font of _FONTS that
-    has them all.
+    For letters beyond ASCII it is the first installed font of _FONTS that has them all, otherwise
+    Pillow's default font.
     """
     letters = {letter for letter in text if not letter.isascii() and letter.isalnum()}
     default = _load("", max(size, 8))
@@ -70,19 +70,19 @@ def _draws(name: str, letter: str) -> bool:
 
 
 def _is_right_to_left(words: Sequence[str]) -> bool:
-    """Whether a sentence is written from right to left, by its first letter."""
+    """Whether a sentence is written from right to left, judged by its first letter."""
     kinds = (unicodedata.bidirectional(letter) for word in words for letter in word)
     return next((kind != "L" for kind in kinds if kind in ("L", "R", "AL")), False)
 
 
 def shorten(word: str, size: int, width: float, *, beside: str = "") -> tuple[str, _Font]:
-    """Fit a word into a width: reduce its size, at most to two thirds, then cut it with "…".
+    """Fit a word into a width: reduce the font size down to two thirds, then cut it with "…".
 
     Args:
-        word: to fit.
-        size: of the font, in pixels.
-        width: in pixels.
-        beside: text near it, whose letters the font must have too.
+        word: the word.
+        size: the font size in pixels.
+        width: the available width in pixels.
+        beside: text next to the word; the font must have its letters too.
 
     Returns the text and its font. The search is by bisection, so long words are not slow.
     """
@@ -101,7 +101,12 @@ def shorten(word: str, size: int, width: float, *, beside: str = "") -> tuple[st
 
 
 class Text(NamedTuple):
-    """Words in lines: each with its text, font, x and line."""
+    """Words laid out in lines.
+
+    size: the font size in pixels.
+    words: text, font, x and line number of each word.
+    height: the height of all lines in pixels.
+    """
 
     size: int
     words: list[tuple[str, _Font, float, int]]
@@ -113,7 +118,7 @@ class Text(NamedTuple):
     ) -> Text:
         """Break words into lines of at most `width` pixels; spaces are `space` times the size."""
         placed: list[tuple[str, _Font, float, int]] = []
-        ends = [0.0]  # of each line
+        ends = [0.0]  # the right end of each line
         for word in words:
             text, font = shorten(word, size, width, beside="".join(words))
             length = font.getlength(text)
@@ -139,9 +144,9 @@ class Text(NamedTuple):
         doubtful: bool = False,
         color: str = INK,
     ) -> None:
-        """Draw the text on a sheet; mark the word `present` and draw those after it faint.
+        """Draw the text on a sheet; mark the word with index `present` and draw later words faint.
 
-        The mark is filled, or a dashed outline if the word is doubtful.
+        The mark is a filled shape, or a dashed outline if the word is doubtful.
         """
         draw = ImageDraw.Draw(sheet)
         for index, (text, font, left, line) in enumerate(self.words):
@@ -185,7 +190,7 @@ def dashed_rectangle(
 
 
 def percentage(share: float) -> str:
-    """Return a share as text, rounded down: a number below a limit is not shown as the limit."""
+    """Return a share in percent, rounded down so that 0.5499 is not shown as a limit of 55 %."""
     return "< 1 %" if share < 0.01 else f"{int(100 * share + 1e-9)} %"
 
 
@@ -193,7 +198,7 @@ def label(picture: Image.Image, word: str, *, doubtful: bool) -> Image.Image:
     """Return a copy of a picture with a word in its lower left corner.
 
     A doubtful word has a dashed outline. Pictures with a side below 256 pixels have no room and are
-    returned as they are.
+    returned unchanged.
     """
     shorter = min(picture.size)
     if shorter < _LEAST_LABELLED:

@@ -1,7 +1,7 @@
 """The HTML of a caption in notebooks: pointing at a word shows its attention.
 
-Images are embedded, and there is no script, because notebooks do not run untrusted scripts. Without
-styles it shows the sentence and a picture for every word.
+Images are embedded, and there is no script, because notebooks do not run untrusted scripts. Where
+styles are removed, the sentence and a picture for every word remain.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def notebook_sheet(
     Words react to the pointer and to the Tab key.
 
     Args:
-        photo: at most 440 pixels are shown.
+        photo: the photo, shown with sides of at most 440 pixels.
         panels: the words.
-        score: of the caption.
+        score: the score of the caption.
         alternatives: further sentences with their scores.
         note: the legend for doubtful words; None: no legend.
-        measure: the name of the words' confidence.
+        measure: the name of the words' confidence, for the legend.
         box: the part of the photo that the grid covers.
     """
     picture = fit(photo, (_SIDE, _SIDE), enlarge=2)

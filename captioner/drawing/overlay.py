@@ -1,13 +1,13 @@
-"""Overlays: attention weights to heat to colours over the photo.
+"""Overlays: draw attention weights as colours over a photo.
 
-Attention weights sum to 1 over a grid of n cells, so the even share is 1/n. Heat is the logarithm
-of a weight over the even share: 0 up to the even share, a third at twice, two thirds at four
-times, and full heat from eight times. The scale is the same for all words and photos. Stretching
-each word to its own maximum would make diffuse attention look like focused attention.
+Attention weights sum to 1 over a grid of n cells, so the even share is 1/n. The colour depends on
+the heat, which is logarithmic: 0 up to the even share, 1/3 at twice the even share, 2/3 at four
+times, and 1 (full heat) from eight times. The scale is the same for all words and photos.
+Stretching each word to its own maximum would make diffuse attention look like focused attention.
 
-Four perceptually uniform scales, lighter with more heat, remain readable with colour blindness and
-in grey. "spotlight" darkens and greys the photo where there is no heat, like the figures of Show,
-Attend and Tell.
+Four colour scales are perceptually uniform and get lighter with more heat. They remain readable
+with colour blindness and in grey. "spotlight" darkens and greys the photo where there is no heat,
+like the figures of Show, Attend and Tell.
 
 Weights are a tensor or array of shape (rows, columns), or nested sequences. A box is the part of
 the photo that the grid covers; see captioner.vision.transform.Box. Photos are PIL images of any
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 FULL_HEAT = 8.0
-"""The weight of full heat, in even shares."""
+"""The weight of full heat, as a multiple of the even share."""
 
 # Ten evenly spaced anchors of each scale. inferno, magma and viridis: van der Walt, Smith and
 # Firing 2015, CC0 (bids.github.io/colormap). cividis: Nunez, Anderton and Renslow 2018, made to
@@ -74,7 +74,7 @@ DEFAULT_COLORS = "inferno"
 """Visible on light and on dark photos."""
 
 OPACITY_GAIN = 2.0
-"""Opacity over heat; above 1 so that the lower half of a scale is visible."""
+"""Opacity divided by heat; above 1 so that the lower half of a scale is visible."""
 
 TEXTURE = 0.3
 """How much of the photo's brightness shows through full heat."""
@@ -116,8 +116,8 @@ class OverlayOptions(TypedDict, total=False):
 class Panel(NamedTuple):
     """A word on sheets and animations, with its attention.
 
-    confidence: trust, or the probability of words of models without trust, 0 to 1; or None.
-    doubtful: whether its trust is low.
+    confidence: the word's trust, or its probability if the model has no trust, 0 to 1; or None.
+    doubtful: whether the trust is low.
     """
 
     word: str
@@ -151,8 +151,8 @@ def attention_map(
 ) -> Image.Image:
     """Return the heat of one word at a photo's size (width, height), as an "L" image.
 
-    255 is `FULL_HEAT` even shares or more, a third less for each halving; 0 is the even share or
-    less, and everything outside the box.
+    Pixels are 255 from `FULL_HEAT` times the even share, and 85 less for each halving of the
+    weight. They are 0 up to the even share, and outside the box.
     """
     grid = _heat_grid(weights)
     x0, x1, left, right = _span(size[0], grid.width, box[0], box[2])
@@ -177,7 +177,7 @@ def attention_density(
     are 0.
 
     Args:
-        weights: of one word.
+        weights: the attention of one word.
         size: width and height of the photo.
         box: the part of the photo that the grid covers.
         smooth: interpolate linearly between cells; False: cells are constant.
@@ -222,7 +222,7 @@ def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
 
 
 def used_colors(name: str) -> list[tuple[int, int, int]]:
-    """Return the 256 colours of a scale that heat of 0 to 255 is drawn in.
+    """Return the 256 colours of a scale in which heat from 0 to 255 is drawn.
 
     Raises ConfigError: there is no scale of this name.
     """
@@ -265,7 +265,7 @@ def blend(
 
 
 def fit(photo: Image.Image, bounds: tuple[float, float], *, enlarge: float) -> Image.Image:
-    """Scale a photo to the bounds (width, height), enlarged at most `enlarge` times; "RGB"."""
+    """Scale a photo to fit the bounds (width, height), at most by the factor `enlarge`, as RGB."""
     scale = min(bounds[0] / photo.width, bounds[1] / photo.height, enlarge)
     size = (max(1, round(photo.width * scale)), max(1, round(photo.height * scale)))
     return photo.convert("RGB").resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
@@ -275,7 +275,7 @@ def _heat_grid(weights: Weights) -> Image.Image:
     """Return the heat of each cell: an "F" image of columns x rows pixels.
 
     Values are 0.5 to 255.5, because converting to "L" truncates. Weights need not sum to 1. In a
-    grid of fewer than eight cells full heat is all attention on one cell.
+    grid of fewer than eight cells, full heat means that one cell has all attention.
 
     Raises ConfigError: the weights are not a table of finite numbers of at least 0.
     """
@@ -302,9 +302,10 @@ def _heat_grid(weights: Weights) -> Image.Image:
 
 
 def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:
-    """Return the pixels of one axis whose centres are in the box, and their span of the grid.
+    """Return (first, end, start, stop) of one axis.
 
-    The result is (first, end) in pixels of the photo and (start, stop) in cells.
+    The photo's pixels from `first` to `end` have their centres in the box. They cover the grid's
+    cells from `start` to `stop`.
     """
     if not low < high or not math.isfinite(high - low):
         raise ConfigError(f"a box from {low} to {high} is empty")

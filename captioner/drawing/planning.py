@@ -1,4 +1,4 @@
-"""The files of the pictures of `captioner caption`."""
+"""Plan the picture files that `captioner caption` writes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["make_folders", "plan_pictures"]
 def plan_pictures(
     patterns: Mapping[str, str], photos: Sequence[str], *, inputs: Iterable[str | os.PathLike[str]]
 ) -> list[dict[str, str]]:
-    """Return each photo's files by option, before any picture is drawn.
+    """Return each photo's picture files by option; call it before any picture is drawn.
 
     Args:
-        patterns: by option ("--sheet"), the file as typed. `{name}` in it is the photo's name
-            without folder and suffix, `{number}` its position in the list, from 1.
+        patterns: the file of each option (such as "--sheet"), as typed. `{name}` is
+            the photo's name without folder and suffix, `{number}` its position from 1.
         photos: paths and addresses, as typed.
         inputs: other files that the command reads.
 

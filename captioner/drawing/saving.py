@@ -82,7 +82,7 @@ def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:
 
 
 def check_suffix(path: str | PathLike[str], *, moving: bool = False) -> None:
-    """Raise OutputError for a suffix that is not of a picture, or with `moving` of an animation."""
+    """Raise OutputError unless the suffix is one for pictures, or with `moving` for animations."""
     suffix, formats = Path(path).suffix, _MOVING if moving else _STILL
     if suffix.lower() not in formats:
         has = f"it has the suffix {suffix!r}" if suffix else "it has no suffix"

@@ -52,16 +52,16 @@ def contact_sheet(
     """Draw the photo, a panel for each word, and the legend, as one "RGB" image.
 
     Args:
-        photo: of any mode.
+        photo: the photo, of any mode.
         panels: the words; may be empty. Doubtful words have a dashed outline.
-        title: above the panels, usually the caption.
-        note: below the panels: the legend for doubtful words.
+        title: text above the panels, usually the caption.
+        note: text below the panels, the legend for doubtful words.
         measure: the name of the words' confidence, for the legend.
         box: the part of the photo that the grid covers.
         panel_side: pixels of a square photo's panel. Other photos get panels of the same area. Text
             and spacing are proportional.
         columns: panels in a row; None: chosen for a shape near 3:2.
-        **options: of the overlays.
+        **options: the options of the overlays.
 
     Raises ConfigError: as `overlay`.
     """
@@ -98,7 +98,7 @@ def contact_sheet(
 
 
 def _columns(count: int, cell: _Size) -> int:
-    """Choose the columns for a shape near 3:2 and few empty places."""
+    """Choose the number of columns for a shape near 3:2 with few empty places."""
 
     def cost(columns: int) -> float:
         rows = math.ceil(count / columns)
@@ -154,7 +154,7 @@ def _draw_cell(
 def _draw_key(
     sheet: Image.Image, corner: _Size, unit: float, options: OverlayOptions, measure: str
 ) -> None:
-    """Draw the legend of the heat, over grey, and of the numbers, where there is room."""
+    """Draw the legend of the heat, over grey; then, if there is room, the legend of the numbers."""
     draw, font = ImageDraw.Draw(sheet), font_of(round(14 * unit))
     size, gap = (round(104 * unit), round(10 * unit)), 9 * unit
     ramp = Image.linear_gradient("L").rotate(90).resize(size)

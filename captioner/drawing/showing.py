@@ -14,7 +14,7 @@ __all__ = ["open_picture", "show_in_terminal"]
 
 
 def open_picture(path: str | PathLike[str]) -> None:
-    """Open a picture in the default viewer. Raises OutputError: there is none."""
+    """Open a picture in the default viewer. Raises OutputError: there is no viewer."""
     if not webbrowser.open(Path(path).resolve().as_uri()):
         raise OutputError(f"no program was found that opens {path}")
 

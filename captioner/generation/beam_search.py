@@ -76,14 +76,15 @@ class _Search:
     def _close(self) -> None:
         """Close images whose unfinished hypotheses cannot enter the pool any more.
 
-        The upper bound of a score: all further words have probability 1 up to the maximum length.
+        The upper bound of a score assumes that all further words, up to the maximum length, have
+        probability 1.
         """
         longest = self.config.maximum_length + 1
         bound = self.totals[:, 0] / longest**self.config.length_penalty
         self.closed |= bound <= self.pool.score[:, -1]
 
     def collect(self) -> bool:
-        """Remove closed images if they are many enough; return whether any image is unfinished."""
+        """Remove closed images if there are enough; return whether any image is unfinished."""
         flags = torch.cat([self.closed, self.broken]).cpu()  # one copy from the device
         check_numbers(bool(flags[-1]))
         closed = flags[:-1]
@@ -117,14 +118,14 @@ def beam_search(
     """Keep the K best unfinished hypotheses of each image, and a pool of the best finished ones.
 
     The pool has `config.captions` places. An image is finished when no unfinished hypothesis can
-    enter its pool. So its captions are those of a search to the maximum length, and do not depend
-    on the batch.
+    enter its pool. So stopping before the maximum length does not change the captions, and they do
+    not depend on the batch.
 
     Args:
         decoder: scores the words.
         features: (B, L, D), the grids.
         config: beam size, captions, length penalty.
-        constraints: with the maximum length of `config`.
+        constraints: the constraints on the words, with the maximum length of `config`.
         starts: (B,), the first token of each image's captions.
 
     Returns the hypotheses of each image, best first.

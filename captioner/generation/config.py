@@ -28,7 +28,7 @@ Length = Annotated[int, Interval(ge=1, le=256)]
 class GenerationConfig:
     """The settings of generation.
 
-    Raises ConfigError: values are out of range or contradict each other; it names each.
+    Raises ConfigError: values are out of range or contradict each other; the message names each.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
@@ -43,24 +43,24 @@ class GenerationConfig:
     """Rank the sentences of a beam by expected CIDEr, if the checkpoint has the
     statistics (captioner.trust.consensus). False: by probability."""
     no_repeat_ngram: Annotated[int, Ge(0)] = 2
-    """n: no n-gram occurs twice, and no word twice in a row; 0: both may. With a vocabulary of
-    characters a character may occur twice in a row."""
+    """n: no n-gram occurs twice, and no word occurs twice in a row; 0: both are allowed. With a
+    vocabulary of characters a character may occur twice in a row."""
     different_around: str = "and"
     """A word that must not stand between two equal words ("a red and red car"); "": none."""
     minimum_length: Annotated[int, Ge(0)] = 1
-    """Words, before <end> is allowed."""
+    """The number of words before <end> is allowed."""
     maximum_length: Length = 24
-    """Words, after which the caption ends."""
+    """The number of words after which the caption ends."""
     sample: bool = False
     """Whether words are sampled at random, instead of searched."""
     temperature: Annotated[float, Gt(0)] = 1.0
-    """Of sampling: below 1 sharpens the distribution, above 1 flattens it."""
+    """Temperature of sampling: below 1 sharpens the distribution, above 1 flattens it."""
     top_k: Annotated[int, Ge(0)] = 0
     """Sample from the k most probable words; 0: from all."""
     top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """Sample from the most probable words that together have this probability."""
     seed: Annotated[int, Interval(ge=-(2**63), le=2**64 - 1)] | None = None
-    """Of sampling; None: different captions every time."""
+    """Seed of sampling; None: different captions every time."""
     style: str = ""
     """The style of the captions, if the model was trained on several; "": the default style."""
 
@@ -95,7 +95,7 @@ class GenerationConfig:
             )
 
     def changed(self, **settings: Any) -> GenerationConfig:
-        """Return a copy with other settings; the beam becomes as wide as `captions` needs.
+        """Return a copy with other settings; beam_size is raised to `captions` if necessary.
 
         Raises ConfigError: there is no such setting, or it is out of range.
         """
@@ -106,7 +106,7 @@ class GenerationConfig:
                 hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
                 raise ConfigError(f"there is no setting {name!r}: {hint}")
         settings = {
-            # numpy's integers are no int.
+            # numpy's integers are not instances of int.
             name: value
             if isinstance(value, bool) or not isinstance(value, Integral)
             else int(value)
@@ -120,14 +120,14 @@ class GenerationConfig:
     def for_request(
         self, *, beam_size: int | None = None, captions: int = 1, style: str | None = None
     ) -> GenerationConfig:
-        """Return a copy with the options of a request, by the same rule in every front end.
+        """Return a copy with the options of a request; all front ends use this rule.
 
         Args:
-            beam_size: None: the own one, made as wide as `captions` needs.
+            beam_size: None: the beam size of this object, raised to `captions` if necessary.
             captions: the number of captions.
-            style: None or "": the own one. It is not checked here.
+            style: None or "": the style of this object. The style is not checked here.
 
-        Raises ConfigError: one of them is out of range.
+        Raises ConfigError: an option is out of range.
         """
         if self.sample and captions > MAX_BEAM_SIZE:
             raise ConfigError(f"captions {captions} is out of range; it is at most {MAX_BEAM_SIZE}")

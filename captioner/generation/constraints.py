@@ -20,14 +20,14 @@ class Constraints:
     Args:
         maximum_length: the number of words after which only <end> is allowed.
         minimum_length: the number of words before which <end> is forbidden.
-        no_repeat_ngram: n: forbids an n-gram to occur twice, and a word twice in a row; 0: allows
-            both.
-        no_repeat_word: False: allows a token twice in a row, for vocabularies of characters.
+        no_repeat_ngram: n: no n-gram may occur twice, and no word twice in a row; 0: both are
+            allowed.
+        no_repeat_word: False: a token may occur twice in a row, for vocabularies of characters.
         conjunction: a token that must not have the same word on both sides, such as "and"; <unk>:
             no such token.
         silent: tokens that are never generated, besides <unk>.
-        must_end: False: hypotheses may exceed `maximum_length`; the caller cuts them.
-        device: of the log-probabilities.
+        must_end: whether `maximum_length` is enforced; False: the caller cuts hypotheses.
+        device: the device of the log-probabilities.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Constraints:
     def forbidden(self, history: Tensor) -> Tensor:
         """Return the forbidden words (B, K, F) after histories (B, K, t), padded with <pad>.
 
-        The maximum length is not included.
+        The maximum length is not enforced here.
         """
         step = history.shape[-1]
         never = self._never if step < self.minimum_length else self._never[1:]
@@ -90,7 +90,7 @@ def restrict(logs: Tensor, forbidden: Tensor) -> Tensor:
 
 
 def _repetitions(history: Tensor, n: int) -> Tensor:
-    """Return the words that would complete an n-gram of the history (B, K, t) again."""
+    """Return the words that would repeat an n-gram of the history (B, K, t)."""
     if history.shape[-1] < n:
         return history[..., :0]
     grams = history.unfold(-1, n, 1)  # (B, K, t - n + 1, n)

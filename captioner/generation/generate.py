@@ -39,8 +39,9 @@ def generate(
         decoder: scores the words.
         features: (B, L, D).
         config: method, beam size, constraints.
-        vocabulary: of the words that the configuration names; None: tokens are words without names.
-        starts: the first token of each image's captions; None: the token of the configured style.
+        vocabulary: the model's vocabulary; None: settings that name a word have no effect.
+        starts: the first token of each image's captions; None: the start token of
+            `config.style`.
         consensus: re-ranks the sentences of a beam, if the configuration allows it.
 
     Returns:

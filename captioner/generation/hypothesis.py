@@ -16,7 +16,7 @@ class Hypothesis(NamedTuple):
     tokens: the words, without <end>.
     score: the ranking score: the summed log-probability of words and <end>, divided by their
         number to the power of GenerationConfig.length_penalty.
-    log_probabilities: (T + 1,), of the words and <end>.
+    log_probabilities: (T + 1,), the log-probabilities of the words and <end>.
     attention: (T, L); None if the decoder has no attention.
     gate: (T,); None if the decoder has no gate.
     heads: (T, H, L); None if there is one head.

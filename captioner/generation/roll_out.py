@@ -30,7 +30,7 @@ def roll_out(
         decoder: scores the words.
         features: (B, L, D).
         count: hypotheses per image.
-        constraints: on the words.
+        constraints: the constraints on the words.
         choose: maps log-probabilities (B, K, words), -inf for forbidden words, to words (B, K).
         starts: (B,), the first token of each image's hypotheses.
 
@@ -72,7 +72,7 @@ class Sampler:
         temperature: below 1 sharpens the distribution, above 1 flattens it.
         top_k: see filter_top.
         top_p: see filter_top.
-        generator: on the decoder's device; None: torch's default.
+        generator: a generator on the decoder's device; None: torch's default.
         shared: use the same random numbers for every image, so that the samples of an image do not
             depend on the batch.
     """
@@ -91,7 +91,7 @@ class Sampler:
 
     def __call__(self, logs: Tensor) -> Tensor:
         """Choose a word for each row of log-probabilities (B, K, words): (B, K)."""
-        # The most probable word stays at 0 however low the temperature.
+        # The most probable word stays at 0, even at the lowest temperature.
         below = logs - logs.amax(dim=-1, keepdim=True)
         scaled = below / max(self.temperature, torch.finfo(logs.dtype).tiny)
         kept = filter_top(scaled, top_k=self.top_k, top_p=self.top_p)
@@ -108,7 +108,7 @@ def draw(
     Args:
         probabilities: float32 or float64. They need not sum to 1. Words of probability 0 are never
             drawn, unless all are 0.
-        generator: on their device; None: torch's default.
+        generator: a generator on the same device; None: torch's default.
         shared: use the same random numbers along the first dimension.
     """
     sums = probabilities.cumsum(dim=-1)

@@ -21,11 +21,11 @@ class Step(NamedTuple):
     parents: (B, K'), the hypotheses that they extend.
     logs: (B, K'), the log-probabilities of the new words.
     totals: (B, K'), the summed log-probabilities of all words, best first.
-    ending: (B, K'), the totals of hypotheses that end, with <end>; -inf for places without one.
-    ended: (B, K'), which hypotheses these are.
+    ending: (B, K'), the totals, including <end>, of hypotheses that end; -inf for unused entries.
+    ended: (B, K'), the indices of the hypotheses that end.
     end_logs: (B, K), the log-probability of <end> after each hypothesis.
-    output: of the decoder, for the K hypotheses before.
-    state: of the decoder, for the K' hypotheses.
+    output: the decoder's output for the K hypotheses before the step.
+    state: the decoder's state for the K' hypotheses after the step.
     """
 
     tokens: Tensor
@@ -39,7 +39,7 @@ class Step(NamedTuple):
     state: State
 
     def end_all(self, totals: Tensor) -> Step:
-        """End all K hypotheses, given their totals (B, K) before the step: the maximum length."""
+        """End all K hypotheses at the maximum length, given their totals (B, K) before the step."""
         hypotheses = torch.arange(totals.shape[1], device=totals.device)
         return self._replace(
             totals=torch.full_like(self.totals, -torch.inf),
@@ -70,7 +70,7 @@ class BeamStep(nn.Module):
             tokens: (B, K), the last words.
             totals: (B, K), the summed log-probabilities of the words so far.
             forbidden: (B, K, F), the words that each hypothesis must not use next.
-            state: of the decoder.
+            state: the decoder's state.
             beam: K'.
         """
         output = self.decoder.step(tokens, state)

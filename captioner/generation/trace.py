@@ -1,8 +1,8 @@
 """The trace of a search, from which finished sentences are read.
 
-A step's attention and gate are stored by the hypothesis that computed them. A sentence finds its
-own by following its parents back through the steps, so it never gets those of another beam. This
-runs on the device, and all sentences are copied to the CPU at once.
+The attention and the gate of a step are stored at the index of the hypothesis that computed them.
+To read a sentence, its parents are followed back through the steps, so it never gets the attention
+of another hypothesis. This runs on the device, and all sentences are copied to the CPU at once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _OPTIONAL = ("attention", "gate", "heads")  # optional outputs of a step
 class Ends(NamedTuple):
     """The ends of C hypotheses of each of B images.
 
-    score: (B, C), the ranking score; -inf for places without a hypothesis.
+    score: (B, C), the ranking score; -inf for entries without a hypothesis.
     step: (B, C), the number of words before <end>.
     hypothesis: (B, C), the index of the hypothesis at that step.
-    log_probability: (B, C), of <end>.
+    log_probability: (B, C), the log-probability of <end>.
     """
 
     score: Tensor
@@ -37,12 +37,12 @@ class Ends(NamedTuple):
 
     @classmethod
     def empty(cls, images: int, count: int, device: torch.device) -> Ends:
-        """Return places without hypotheses."""
+        """Return ends without hypotheses: all scores are -inf."""
         zeros = torch.zeros(images, count, dtype=torch.long, device=device)
         return cls(zeros.float() - torch.inf, zeros, zeros, zeros.float())
 
     def best_of(self, other: Ends) -> Ends:
-        """Return the C best of both."""
+        """Return the C best ends of both."""
         both = [torch.cat(pair, dim=1) for pair in zip(self, other, strict=True)]
         best = both[0].topk(self.score.shape[1], dim=1).indices
         return Ends(*(part.gather(1, best) for part in both))
@@ -72,8 +72,8 @@ class Trace:
         """Add a step.
 
         Args:
-            output: of the decoder.
-            parents: (B, K), the hypothesis that each extends; None: the one of the same index.
+            output: the output of the decoder.
+            parents: (B, K), the index of the hypothesis that each one extends; None: its own index.
             tokens: (B, K), the new words.
             logs: (B, K), their log-probabilities.
         """
@@ -103,7 +103,7 @@ class Trace:
     def read_all(self, *, length_penalty: float) -> list[list[Hypothesis]]:
         """Read every hypothesis of a trace without parents, up to its first <end>.
 
-        Its score is sum / length^length_penalty.
+        Its score is the summed log-probability / length^length_penalty; both include <end>.
         """
         steps = (self.words == END).int().argmax(dim=-1)
         all_logs, last = torch.stack(self._logs, dim=-1), steps.unsqueeze(-1)
@@ -116,7 +116,7 @@ class Trace:
         return self.read(numbers[:images], ends)
 
     def read(self, images: Tensor, ends: Ends) -> list[list[Hypothesis]]:
-        """Read the sentences of the ends, best first; those with a score of -inf are skipped.
+        """Read the sentences of the ends, best first; ends with a score of -inf are skipped.
 
         Args:
             images: (B,), the rows of the trace that the ends belong to.
@@ -141,7 +141,7 @@ class Trace:
         """Follow the parents back from the ends.
 
         Returns, for each step, the hypotheses (B, C) on the paths and their parents, which computed
-        the attention. Their values after an end are arbitrary.
+        the attention. Values after the end of a sentence are arbitrary.
         """
         at, on_path, before = ends.hypothesis, [], []
         for step in range(len(self._parents) - 1, -1, -1):

@@ -1,10 +1,9 @@
-"""Captions from Hugging Face models: BLIP, VisionEncoderDecoder (ViT-GPT2 and its kin) and GIT.
+"""Captions from Hugging Face models: BLIP, VisionEncoderDecoder (such as ViT-GPT2) and GIT.
 
-Notable:
-- an image is encoded once, whatever the number of beams; the search is transformers' `generate`.
-- one teacher-forced pass over the finished sentences gives log-probabilities and attention.
-- attention: the mean over the heads of the last layers, on the patches alone; sub-words are joined.
-- a word's attention is that of the step that chose it.
+- An image is encoded once, whatever the number of beams. The search is transformers' `generate`.
+- One teacher-forced pass over the finished sentences gives log-probabilities and attention.
+- Attention is the mean over all heads of the last layers, restricted to the patches.
+- Sub-words are joined to words. A word's attention is the attention of the steps that chose it.
 
 Cross-attention shows the patches that a step mixed in, not why the word was chosen. The deletion
 test (`check_attention`) measures whether these patches mattered.
@@ -44,13 +43,14 @@ from captioner.vision.transform import Transform
 __all__ = ["HuggingFaceCaptioner"]
 
 _LAYERS = 3
-_ROWS = 64  # sentences that the deletion test reads at once
+_ROWS = 64  # sentences per batch of the deletion test
 
 
 class _Sentence(NamedTuple):
     """A sentence of W words.
 
-    tokens: (1 + T,), with the start and padding; spans: of each word, its tokens after the start.
+    tokens: (1 + T,), the start token, the sentence and padding.
+    spans: the tokens of each word, as indices that do not count the start token.
     """
 
     tokens: Tensor
@@ -62,13 +62,13 @@ class HuggingFaceCaptioner(Captioner):
     """Captions photos with a Hugging Face model; see `Captioner` for the methods.
 
     Args:
-        name: OWNER/MODEL, OWNER/MODEL@REVISION or a folder; "hf:" may stand in front.
+        name: OWNER/MODEL, OWNER/MODEL@REVISION or a folder, with or without the prefix "hf:".
         device, dtype, max_pixels: see `Captioner`.
         layers: decoder layers whose attention is averaged; negative numbers count from the end;
             None: the last three.
         head: the head, from 1, whose attention is shown; None averages all.
 
-    Raises as `captioner.huggingface.loading.load_model`, DeviceError and ConfigError.
+    Raises DeviceError, ConfigError and the exceptions of `loading.load_model`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class HuggingFaceCaptioner(Captioner):
         self.start, end = self.family.special(self.model)
         self.ends = np.atleast_1d(end).tolist()
         if decoder := getattr(self.model, "decoder", None):
-            # Its other implementations of attention do not return the weights.
+            # The other implementations of attention do not return the weights.
             decoder.set_attn_implementation("eager")
         self.layers, self.head, self.heads, self.max_pixels = layers, head, 1, max_pixels
         self.generation = _generation_of(self.model.generation_config)
@@ -104,7 +104,7 @@ class HuggingFaceCaptioner(Captioner):
 
     @classmethod
     def load(cls, name: str, **options: Any) -> HuggingFaceCaptioner:
-        """Load a model with its trust; arguments as above."""
+        """Load a model, with its trust if there is a file; arguments as for the class."""
         captioner = cls(name, **options)
         file = trust_file(captioner.source or name)
         if file.is_file():
@@ -112,7 +112,7 @@ class HuggingFaceCaptioner(Captioner):
         return captioner
 
     def use_trust(self, trust: Trust | None) -> None:
-        """Use this trust, which has the words that it is of."""
+        """Replace the trust, and the vocabulary with the words of the trust."""
         self.vocabulary = OpenVocabulary(trust.words if trust else ())
         self.trust, self.consensus = trust, trust.consensus if trust else None
 
@@ -123,17 +123,17 @@ class HuggingFaceCaptioner(Captioner):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of weights and transform."""
+        """A digest of weights and transform."""
         tensors = (*self.encoder.state_dict().values(), *self.model.state_dict().values())
         return digest_tensors(repr(self.transform.config), tensors)
 
     @torch.inference_mode()
     def encode(self, pixels: Tensor | NDArray[np.uint8]) -> Grid:
-        """Encode squares, uint8 (B, 3, size, size), into one grid with features (B, L, D)."""
+        """Encode square images, uint8 (B, 3, size, size), into a grid with features (B, L, D)."""
         return _grid(self._encode(pixels))
 
     def _encode(self, pixels: Tensor | NDArray[np.uint8]) -> Tensor:
-        """Encode squares to image tokens (B, L', D): patches, and class tokens in front."""
+        """Encode square images to image tokens (B, L', D): class tokens, then patches."""
         normal = self.transform.normalize(torch.as_tensor(pixels, device=self.device))
         features: Tensor = self.encoder(normal.to(self.dtype)).last_hidden_state
         return features
@@ -142,7 +142,7 @@ class HuggingFaceCaptioner(Captioner):
     def decode_batch(
         self, pixels: NDArray[np.uint8], config: GenerationConfig, *, check_attention: bool = False
     ) -> DecodedBatch:
-        """Caption squares, uint8 (B, 3, size, size); see `Captioner.decode_batch`."""
+        """Caption square images, uint8 (B, 3, size, size); see `Captioner.decode_batch`."""
         features = self._encode(pixels)
         grid = _grid(features)
         consensus = self.consensus if config.uses_consensus else None
@@ -174,10 +174,10 @@ class HuggingFaceCaptioner(Captioner):
 
     @torch.inference_mode()
     def force(self, pixels: Tensor | NDArray[np.uint8], texts: Sequence[str]) -> tuple[Tensor, ...]:
-        """Score every token of given sentences of one square by those before it.
+        """Compute teacher-forced logits for every token of given sentences about one image.
 
         Returns:
-            Of all N tokens, ends of sentences among them: logits (N, V), and the tokens (N,).
+            Logits (N, V), and the tokens (N,). N counts all tokens, including the end tokens.
         """
         image = self._encode(pixels).unsqueeze(1)
         rows = [self._tokens(text) for text in texts]
@@ -190,7 +190,7 @@ class HuggingFaceCaptioner(Captioner):
         return torch.tensor([[self.start, *ids, self.ends[0]]], device=self.device)
 
     def _generate(self, features: Tensor, config: GenerationConfig, count: int) -> list[_Sentence]:
-        """Generate `count` sentences of each image (B, L', D): B * count sentences."""
+        """Generate `count` sentences for each image (B, L', D), in total B * count."""
         settings = {
             "max_new_tokens": config.maximum_length,
             "min_new_tokens": config.minimum_length or None,
@@ -217,7 +217,7 @@ class HuggingFaceCaptioner(Captioner):
     def _read(
         self, images: Tensor, tokens: Tensor, config: GenerationConfig, cache: Any
     ) -> list[_Sentence]:
-        """Read generated tokens (R, 1 + T) of R images."""
+        """Convert tokens (R, 1 + T), generated for R images, to sentences."""
         scores, layers = self._score(images, tokens, cache)
         if scores.isnan().any():
             raise GenerationError(f"the scores of {self.name} are not numbers: try --dtype float32")
@@ -248,7 +248,7 @@ class HuggingFaceCaptioner(Captioner):
         return logs.gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1), layers
 
     def _average(self, layers: Sequence[Tensor]) -> Tensor:
-        """Average attention (R, H, T, L') of layers to (R, T, L) on patches; rows sum to 1."""
+        """Average weights (R, H, T, L') over layers and heads: (R, T, L) on patches; sums to 1."""
         count, heads = len(layers), layers[0].shape[1]
         numbers = range(count)[-_LAYERS:] if self.layers is None else self.layers
         is_layer = bool(numbers) and all(-count <= at < count for at in numbers)
@@ -263,11 +263,11 @@ class HuggingFaceCaptioner(Captioner):
         return patches / patches.sum(-1, keepdim=True).clamp(min=1e-12)
 
     def _words(self, ids: list[int]) -> tuple[list[str], list[slice]]:
-        """Join sub-words to words, and return the tokens of each."""
+        """Join sub-words to words; return the words and the tokens of each word."""
         begun = [ids[:count] for count in range(len(ids) + 1)]
         texts = self.tokenizer.batch_decode(begun, skip_special_tokens=True)
         words = [self.vocabulary.join([text]).split() for text in texts]
-        # The words so far; later tokens can join some: "man '" and "s" are "man's".
+        # Number of words after each token. Later tokens can join words: "man '", "s" is "man's".
         counts = np.minimum.accumulate([len(part) for part in reversed(words)])[::-1]
         starts = np.searchsorted(counts, range(1, counts[-1] + 1)) - 1
         bounds = pairwise([*starts.tolist(), texts.index(texts[-1])])
@@ -300,7 +300,7 @@ class HuggingFaceCaptioner(Captioner):
 
 
 def _of_images(cache: Any, images: int, count: int) -> Any:
-    """Keep the keys and values of images in a cache of `generate`, for `count` sentences of each.
+    """Reduce a cache of `generate` to the images' keys and values, for `count` sentences each.
 
     Returns None for GIT, where an image and its sentence are one sequence.
     """
@@ -315,19 +315,19 @@ def _of_images(cache: Any, images: int, count: int) -> Any:
 
 
 def _class_tokens(count: int) -> int:
-    """Count the tokens in front of a square of patches."""
+    """Return how many of `count` image tokens precede the square of patches."""
     return count - math.isqrt(count) ** 2
 
 
 def _grid(features: Tensor) -> Grid:
-    """Take the square of patches out of image tokens (B, L', D)."""
+    """Return the grid of patches, without class tokens, of image tokens (B, L', D)."""
     patches = features[:, _class_tokens(features.shape[1]) :]
     side = math.isqrt(patches.shape[1])
     return Grid(patches, side, side)
 
 
 def _generation_of(own: Any) -> GenerationConfig:
-    """Take over the settings that the model was published with."""
+    """Convert the generation settings that a model was published with."""
     length = own.max_new_tokens or (own.max_length or 21) - 1
     return GenerationConfig(
         beam_size=min(own.num_beams or 1, MAX_BEAM_SIZE),

@@ -1,4 +1,4 @@
-"""The supported classes of models: the encoder's place, the special tokens, one forward pass."""
+"""The supported classes of models: their image encoder, special tokens and forward pass."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def _read_git(model: Any, images: Tensor, tokens: Tensor, cache: Any = None) -> 
 
 
 class Family(NamedTuple):
-    """A class of transformers.
+    """A class of models in transformers.
 
     encoder: the attribute of the image encoder.
-    special: returns a model's tokens before and after a sentence; the latter may be a list.
+    special: returns a model's start token and end token; the end token may be a list.
     read: takes the model, encoded images (R, 1, L', D), tokens (R, S) and a cache, or None. Returns
         the logits (R, S, V) of the next tokens, and for each layer the attention (R, H, S, L') to
         the image.
@@ -66,13 +66,14 @@ FAMILIES = {
         "git.image_encoder", attrgetter("config.bos_token_id", "config.eos_token_id"), _read_git
     ),
 }
-"""By the name of the class."""
+"""The supported families, by the name of the class."""
 
 
 class EncodedImages(nn.Module):
-    """Replaces a model's image encoder: returns encoded images (B, 1, L', D) as they are.
+    """Replaces a model's image encoder, for images (B, 1, L', D) that are encoded already.
 
-    A model's `generate` takes them for pixels, so it encodes no image again for every beam.
+    They are passed to the model's `generate` as pixels, so that it does not encode an image again
+    for every beam.
     """
 
     main_input_name = "pixel_values"

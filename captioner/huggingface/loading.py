@@ -28,7 +28,11 @@ _RESAMPLING = {2: TransformConfig, 3: BicubicTransformConfig}  # by Pillow's num
 
 
 class LoadedModel(NamedTuple):
-    """A model of transformers; name and version are for records, source loads it again."""
+    """A model of transformers.
+
+    name, version: the model's name and version in records.
+    source: the name that loads the same model again.
+    """
 
     name: str
     version: str
@@ -39,10 +43,11 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(name: str) -> LoadedModel:
-    """Load OWNER/MODEL, OWNER/MODEL@REVISION or a folder; "hf:" may stand in front.
+    """Load OWNER/MODEL, OWNER/MODEL@REVISION or a folder, with or without the prefix "hf:".
 
     Raises:
-        CheckpointError: it is missing, gated, of another class, or has no safetensors.
+        CheckpointError: the model is missing, gated or of an unsupported class, or has no
+            safetensors file.
         ConfigError: the name is empty.
         MissingExtraError: transformers is not installed.
     """
@@ -59,21 +64,21 @@ def load_model(name: str) -> LoadedModel:
         version = folder.name[:8]
     try:
         kind = _class_in(folder)
-        if not is_local:  # the weights of other classes may be large
+        if not is_local:  # the weights of unsupported classes may be large
             folder = download_files(name, _FILES)
         parts = _load_parts(folder, kind)
     except CheckpointNotFoundError:
         raise
     except CheckpointError as error:
         raise type(error)(f"{name}: {error.detail}") from error
-    except Exception as error:  # of transformers, tokenizers and safetensors, which share no base
+    except Exception as error:  # from several libraries, without a common base class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
         raise CheckpointFormatError(f"{name} cannot be loaded: {reason}") from error
     return LoadedModel(name, version, HUGGING_FACE + source, *parts)
 
 
 def _load_parts(folder: Path, kind: str) -> tuple[Any, Any, TransformConfig]:
-    """Load the model, the tokenizer and the transform; runs no code of the folder."""
+    """Load the model, the tokenizer and the transform, without running code from the folder."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -86,7 +91,7 @@ def _load_parts(folder: Path, kind: str) -> tuple[Any, Any, TransformConfig]:
     model, report = getattr(transformers, kind).from_pretrained(
         folder, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
     )
-    # Some are published without the pooler, which captioning does not use.
+    # Some models are published without the pooler, which captioning does not use.
     wrong = [key for key in report["missing_keys"] if ".pooler." not in key]
     if wrong := [*wrong, *(key for key, *_ in report["mismatched_keys"])]:
         raise CheckpointMismatchError(
@@ -102,7 +107,7 @@ def _load_parts(folder: Path, kind: str) -> tuple[Any, Any, TransformConfig]:
 def _class_in(folder: Path) -> str:
     """Return the class of a model from its config.json.
 
-    Raises CheckpointFormatError: there is none, or the class is not supported.
+    Raises CheckpointFormatError: there is no config.json, or the class is not supported.
     """
     if not (folder / _CONFIG).is_file():
         raise CheckpointFormatError(f"it has no {_CONFIG}, as a model of transformers has")
@@ -119,7 +124,7 @@ def _class_in(folder: Path) -> str:
 def _transform_of(processor: Any) -> TransformConfig:
     """Describe an image processor of transformers as a transform.
 
-    Raises CheckpointFormatError: it does what no transform does.
+    Raises CheckpointFormatError: the processor does something that a transform cannot do.
     """
     size, crop = dict(processor.size or {}), dict(processor.crop_size or {})
     shape: dict[str, Any] = {"mode": "squash", "size": size.get("height")}

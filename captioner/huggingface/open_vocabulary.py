@@ -1,4 +1,4 @@
-"""The words of a model of sub-words."""
+"""The vocabulary of models whose tokens are sub-words."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _PUNCTUATION = ".,;:!?\"'()"
 
 
 class OpenVocabulary(Vocabulary):
-    """Words numbered as they first appear: a model of sub-words has no list of words."""
+    """Numbers words when they first appear, because a model of sub-words has no list of words."""
 
     def __init__(self, words: Sequence[str] = ()) -> None:
         super().__init__(words)
         self._lock = threading.Lock()
 
     def knows(self, word: str) -> bool:
-        """Whether a sentence can have the word."""
+        """Whether a sentence can contain the word."""
         return bool(word) and is_printable(word)
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        """Number words; new ones are added."""
+        """Return the numbers of words; new words are added."""
         words = list(words)
         with self._lock:
             new = [word for word in dict.fromkeys(words) if word not in self._ids]
@@ -33,5 +33,5 @@ class OpenVocabulary(Vocabulary):
         return [self._ids[word] for word in words]
 
     def decode_plain(self, tokens: Iterable[int]) -> list[str]:
-        """Name the words as they are scored: in lower case, without punctuation."""
+        """Return the words in the form that is scored: in lower case, without punctuation."""
         return [word.lower().strip(_PUNCTUATION) for word in self.decode(tokens)]

@@ -1,8 +1,8 @@
-"""Consensus: ranks a beam's sentences by the CIDEr that they can expect.
+"""Consensus: rank a beam's sentences by their expected CIDEr.
 
 CIDEr compares the n-grams of a sentence c with those of the references S of a photo (Vedantam et
-al. 2015, equation 2). With u(c), the tf-idf vector of the sentence's n-grams (equation 1) divided
-by its length,
+al. 2015, equation 2). Let u(c) be the tf-idf vector of the sentence's n-grams (equation 1), divided
+by its length. Then
 
     CIDEr_n(c, S) = u(c) . mean of u(s) over s in S
 
@@ -48,11 +48,11 @@ def n_grams(tokens: Sequence[T], order: int) -> Iterable[tuple[T, ...]]:
 class Consensus(Statistics):
     """A ridge regression from the mean of a grid to the expected references, for G n-grams.
 
-    grams: (G, 2) integers, their tokens; the second is -1 for a unigram.
-    rarity: (G,), their inverse document frequencies.
+    grams: (G, 2) integers, the tokens of each n-gram; the second is -1 for a unigram.
+    rarity: (G,), the inverse document frequencies.
     usual: (G,), the mean of u(s) over the references of all photos.
     slopes: (G, D) int8, the change of that mean with each feature, in units of `scales`.
-    scales: (G,).
+    scales: (G,), the units of the slopes.
     middle: (D,), the mean of the training photos' features.
     """
 
@@ -88,14 +88,14 @@ class Consensus(Statistics):
 
         Args:
             features: (B, L, D), the photos' grids.
-            beams: of each photo, its sentences.
+            beams: the sentences of each photo.
         """
         tokens = [[hypothesis.tokens for hypothesis in beam] for beam in beams]
         pairs = zip(beams, self.order(features, tokens), strict=True)
         return [[beam[at] for at in order] for beam, order in pairs]
 
     def order(self, features: Tensor, beams: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
-        """Return the places of B beams' sentences, given as tokens, by expected CIDEr."""
+        """Return, for each of B beams, the indices of its sentences in order of expected CIDEr."""
         offsets = features.float().mean(dim=1) - self.on(features.device)["middle"]
         return [
             np.argsort(np.negative(expected), kind="stable").tolist()
@@ -109,7 +109,7 @@ class Consensus(Statistics):
 
         Args:
             offsets: (B, D), the means of the photos' grids less `middle`.
-            beams: of each photo, its sentences as tokens.
+            beams: the sentences of each photo, as tokens.
         """
         import torch
 
@@ -130,9 +130,9 @@ class Consensus(Statistics):
     def _weigh(
         self, sentences: Sequence[Sequence[int]]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the rows (S, N) of all n-grams of S sentences, and their parts of u(c).
+        """Return the rows (S, N) of all n-grams of S sentences, and their weights in u(c).
 
-        Unknown n-grams have a part of 0. An n-gram that occurs twice is there twice.
+        Unknown n-grams have the weight 0. An n-gram that occurs twice is listed twice.
         """
         most = max([1, *map(len, sentences)])
         first = np.full((len(sentences), most), -1, np.int64)
@@ -153,5 +153,5 @@ class Consensus(Statistics):
 
 
 def _keys(first: Any, second: Any) -> Any:
-    """Return one integer for each n-gram of one or two tokens; the second of one is -1."""
+    """Return one integer for each n-gram; the second token of a unigram is -1."""
     return (first << 32) + second + 1

@@ -1,4 +1,4 @@
-"""The warning of a caption that may be wrong."""
+"""The warning that a caption may be wrong."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["doubt_of"]
 
 
 def doubt_of(words: Sequence[Word], alternatives: Iterable[Sequence[Word]]) -> str | None:
-    """Return the warning of an untrusted caption; None if none of its words is doubtful.
+    """Return the warning for an untrusted caption; None if none of its words is doubtful.
 
-    It names the least trusted word, and the word that the first alternative with the same beginning
-    has in its place.
+    The warning names the least trusted word. If an alternative begins with the same words, the
+    warning also names the word that the alternative has instead.
 
     Args:
-        words: of the caption.
+        words: the words of the caption.
         alternatives: the words of its alternatives, best first.
     """
     doubtful = [at for at, word in enumerate(words) if word.doubtful]

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["UNFAMILIAR", "Familiarity", "pool"]
 
 UNFAMILIAR = 0.01
-"""Photos below it count as unlike the training photos; so does one in a hundred of these."""
+"""Photos with less familiarity count as unlike the training photos. So does one in a hundred photos
+that are like them."""
 
-_FLAT = 10  # times
+_FLAT = 10  # the factor for flat pictures, see above
 _DIRECTIONS = 64
 
 
@@ -73,8 +74,8 @@ class Familiarity(Statistics):
         """Fit the distribution of pooled grids.
 
         Args:
-            seen: (N, D + 1), of training photos, see pool.
-            kept_back: (M, D + 1), of held-out photos, for the quantiles.
+            seen: (N, D + 1), pooled grids of training photos, see `pool`.
+            kept_back: (M, D + 1), pooled grids of held-out photos, for the quantiles.
         """
         seen = seen[:, :-1].astype(np.float64)
         mean = seen.mean(axis=0)

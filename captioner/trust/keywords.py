@@ -7,7 +7,7 @@ from collections.abc import Iterable
 __all__ = ["KEYWORD_TRUST", "choose_keywords"]
 
 KEYWORD_TRUST = 0.55
-"""The default of the least trust of a keyword: below it words are marked as doubtful."""
+"""The default minimum trust of a keyword. Words with less trust are marked as doubtful."""
 
 
 def choose_keywords(
@@ -19,9 +19,9 @@ def choose_keywords(
 
     Args:
         words: text and trust of each word, in the order of the sentence.
-        minimum_trust: the least probability that a keyword is right, 0 to 1.
+        minimum_trust: the minimum probability that a keyword is right, 0 to 1.
     """
-    # Rounded as in records, where the same words are keywords.
+    # Rounded as in records, so that the same words are keywords there.
     trusted = (
         text.lower()
         for text, trust in words

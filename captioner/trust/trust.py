@@ -9,8 +9,8 @@ their trusts.
 
 `captioner trust` writes the coefficients to CHECKPOINT.trust.safetensors, beside the checkpoint,
 with the statistics of captioner.trust.familiarity and captioner.trust.consensus. The file is valid
-for exactly these weights. Without it captions have no trust, and a beam's most probable sentence is
-returned.
+for exactly these weights. Without the file captions have no trust, and a beam's most probable
+sentence is returned.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 DOUBTFUL = 0.55
 """Words with less trust are marked as doubtful (docs/results.md#trust)."""
 DOUBTFUL_SUBJECT = 0.75
-"""The limit for the subject, which is the first noun of a caption."""
+"""Like DOUBTFUL, but for the subject, which is the first noun of a caption."""
 DOUBTFUL_CAPTION = 0.01
 """Captions with less trust get a warning."""
 
@@ -71,8 +71,8 @@ _MINIMUM_SHARE = 1e-3  # a regression may predict a negative share
 class Judgement(NamedTuple):
     """The trust of a sentence.
 
-    words: one per word; None for words without a claim.
-    caption: of the whole sentence; None if no word makes a claim.
+    words: the trust of each word; None for words that make no claim, such as "the".
+    caption: the trust of the whole sentence; None if no word makes a claim.
     subject: the index of the first noun, or None.
     """
 
@@ -116,7 +116,7 @@ class WordFeatures(Statistics):
         return torch.addmm(tensors["shares"], offset, tensors["slopes"])
 
     def kinds_of(self, tokens: Sequence[int]) -> NDArray[Any]:
-        """Return the kinds (T,) of words; words beyond the vocabulary are of the last one."""
+        """Return the kinds (T,) of tokens; tokens beyond the vocabulary have the last kind."""
         numbers = np.asarray(tokens, np.int64)
         known = self.kinds[numbers.clip(max=len(self.kinds) - 1)]
         kinds: NDArray[Any] = np.where(numbers < len(self.kinds), known, len(self.shares) - 1)
@@ -131,7 +131,7 @@ class Trust(Statistics):
     caption: (2,), intercept and coefficient of the summed log-trusts of a caption's words.
     weights: digest of the checkpoint's weights, see digest_weights.
     consensus: None if there were too few photos to fit it.
-    words: the vocabulary of a model that has none, such as a Hugging Face model.
+    words: the vocabulary, for models without one of their own, such as Hugging Face models.
     """
 
     familiarity: Familiarity
@@ -151,14 +151,14 @@ class Trust(Statistics):
     def assess(
         self, pooled: Tensor | NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
     ) -> Assessment:
-        """Judge the sentences of B photos, and the photos, with one copy from the device.
+        """Judge the sentences of B photos and compute the photos' familiarity.
 
-        The regressions were fitted on photos like the training photos. Where familiarity is below
-        UNFAMILIAR, it is an upper limit for the trust of a caption.
+        The regressions were fitted on photos like the training photos. If a photo's familiarity is
+        below UNFAMILIAR, the trust of its captions is limited to that familiarity.
 
         Args:
             pooled: (B, D + 1), the photos' pooled grids.
-            beams: of each photo, its sentences.
+            beams: the sentences of each photo.
         """
         import torch
 
@@ -187,7 +187,7 @@ class Trust(Statistics):
         self, tokens: Sequence[int], trusts: NDArray[Any], kinds: NDArray[Any], *, most: float
     ) -> Judgement:
         """Judge a sentence from the trusts and kinds (T,) of its words."""
-        trusts = trusts.clip(min=1e-6)  # its logarithm is taken
+        trusts = trusts.clip(min=1e-6)  # the logarithm below needs positive numbers
         named = kinds >= 0
         words = [
             trust if is_named else None
@@ -245,7 +245,7 @@ class Trust(Statistics):
 
     @classmethod
     def read(cls, path: Path, *, digest: Callable[[], str]) -> Trust | None:
-        """Read a file; None if it is of other weights than those of this digest.
+        """Read a trust file; return None unless it belongs to weights with this digest.
 
         Raises CheckpointFormatError: the file is damaged.
         """
@@ -286,7 +286,7 @@ class Trust(Statistics):
 
 
 def _read_part(tensors: dict[str, NDArray[Any]], name: str, kind: Callable[..., T]) -> T:
-    """Make a part from its tensors; floats, which the file holds in half precision, as float32."""
+    """Make a part of the trust from its tensors, with floats converted to float32."""
     named = {
         key.partition(".")[2]: array for key, array in tensors.items() if key.startswith(f"{name}.")
     }
@@ -331,17 +331,18 @@ def word_clues(
     pooled: Tensor | NDArray[Any],
     beams: Sequence[Sequence[Hypothesis]],
 ) -> tuple[Tensor, NDArray[Any]]:
-    """Gather the regression's inputs for the N words of all sentences, one after another.
+    """Compute the regression's inputs for the N words of all sentences, in order.
 
     Args:
-        features: of the checkpoint.
+        features: the word features of the checkpoint.
         pooled: (B, D + 1), the photos' pooled grids.
-        beams: of each photo, its sentences.
+        beams: the sentences of each photo.
 
     Returns:
-        (N, 3) on the device of `pooled`, logarithms: of the share of people who would use the word
-        for this photo, of the share who use it for any photo, and of its probability. And the kinds
-        (N,) of the words; rows of words without a claim are meaningless.
+        The inputs (N, 3) on the device of `pooled`, and the kinds (N,) of the words. The columns
+        are three logarithms: of the share of people who would use the word for this photo, of the
+        share who use it for any photo, and of the word's probability. Rows of words without a
+        claim are meaningless.
     """
     import torch
 
@@ -362,8 +363,8 @@ def word_clues(
 def trust_file(checkpoint: str | os.PathLike[str]) -> Path:
     """Return the path of a checkpoint's trust file.
 
-    It lies beside the checkpoint. That of a Hugging Face model on the Hub lies in the folder that
-    huggingface_hub has for other libraries.
+    The file is beside the checkpoint. For a Hugging Face model on the Hub it is in the assets
+    folder of huggingface_hub's cache.
     """
     name = os.fspath(checkpoint)
     if name.startswith(HUGGING_FACE):
@@ -379,7 +380,7 @@ def trust_file(checkpoint: str | os.PathLike[str]) -> Path:
 
 
 def digest_weights(checkpoint: Path) -> str:
-    """Digest the weights and settings that decide a checkpoint's captions; not name and scores."""
+    """Return a digest of what determines captions: weights and settings, not name and scores."""
     with checkpoint.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(json.loads(file.read(size))["__metadata__"][HEADER_KEY])

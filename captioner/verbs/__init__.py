@@ -1,1 +1,1 @@
-"""The verbs of the `captioner` command that the library itself brings."""
+"""The verbs of the `captioner` command that are part of this package."""

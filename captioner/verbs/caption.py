@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Suppress the messages of image libraries on standard error; exceptions have the cause."""
+    """Suppress messages of image libraries on standard error; exceptions name the cause anyway."""
     try:
         standard_error = os.dup(2)
     except OSError:  # it is closed
@@ -204,7 +204,7 @@ def _captions(
 
 
 def _source(photo: str) -> Any:
-    """Return a path, the bytes of a download or of standard input, or the ImageError."""
+    """Return a path, the bytes of a download or of standard input, or an ImageError."""
     from captioner.sources import NamedBytes, as_source
 
     if photo == "-":
@@ -228,7 +228,7 @@ def _print(caption: Caption, arguments: argparse.Namespace) -> None:
         record = caption.record(attention=arguments.attention, keywords=arguments.keywords)
         _print_record(record)
         return
-    # Names are escaped for terminals only: programs open photos by them.
+    # Names are escaped only on a terminal, because other programs open photos by them.
     name = in_a_line(str(caption.image)) if sys.stdout.isatty() else caption.image
     prefix = f"{name}\t" if len(arguments.photos) > 1 else ""
     for text in (caption.text, *(sentence.text for sentence in caption.alternatives)):
@@ -269,7 +269,7 @@ def _draw(
 
 
 def _find_word(caption: Caption, word: str | None) -> int:
-    """Return the index of a word, or of its position from 1.
+    """Return the index of a word, which is given as text or as a position from 1.
 
     Raises ConfigError: there is no such word.
     """

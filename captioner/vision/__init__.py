@@ -1,1 +1,1 @@
-"""A photo, on its way to a grid: opened within bounds, turned, made a square, encoded."""
+"""From a photo to a grid: open it safely, turn it upright, make it a square, encode it."""

@@ -1,6 +1,6 @@
-"""Backbones: networks cut into stages, the last of which is a grid of features.
+"""Backbones: networks cut into stages; the last stage returns a grid of features.
 
-A backbone is a network without its pooling and classifier. A name is one of
+A backbone is a network without its pooling and classifier. Its name is one of
 
     efficientnet_v2_b0        defined here, in NETWORKS
     resnet50, vit_b_16, ...   a torchvision classification model; FAMILIES describes how it is cut
@@ -45,7 +45,7 @@ _TIMM: Final = "timm/"
 
 
 class Stages(NamedTuple):
-    """The stages of a backbone, and D, the features in a cell of the grid."""
+    """The stages of a backbone, and D, the number of features of a grid cell."""
 
     modules: nn.Sequential
     channels: int
@@ -56,8 +56,10 @@ class Family:
     """How networks of one class become stages.
 
     cut: returns the stages of a network; the last one gives maps (B, D, rows, columns).
-    dilates: whether its last halving is a strided convolution, which dilation can undo.
-    size: pixels of a square that it takes; many transformers take only one size.
+    dilates: whether the last halving of the resolution is a strided convolution, which dilation can
+        undo.
+    size: the side, in pixels, of a square that the networks accept; many transformers accept only
+        one size.
     """
 
     cut: Callable[[Any], nn.Sequential]
@@ -69,13 +71,13 @@ NETWORKS: dict[str, Callable[[], nn.Sequential]] = {"efficientnet_v2_b0": effici
 """Networks defined in this package by name. Each function returns the stages."""
 
 
-# Stride and channels of networks that were built before, by name and last stage: a forward pass on
-# the meta device takes longer than all the rest.
+# Cache of stride and channels, by name and last stage. The forward pass that measures them takes
+# longer than everything else in `build_stages`.
 _MEASURED: dict[tuple[str, int | None], tuple[int, int]] = {}
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError if no backbone has this name; names of timm are checked when built."""
+    """Raise ConfigError if no backbone has this name; `build_stages` checks the names of timm."""
     if name in NETWORKS or name.startswith(_TIMM) or name in (names := encoder_names()):
         return
     raise ConfigError(
@@ -146,9 +148,9 @@ def no_stage(name: str, stage: int, count: int) -> ConfigError:
 
 
 def _measure_chain(stages: nn.Sequential) -> tuple[int, int]:
-    """Return pixels per cell, and D, of convolutions that follow one another.
+    """Return pixels per cell, and D, of stages that are a chain of convolutions.
 
-    A forward pass on the meta device would import torch._dynamo, which is slow.
+    Unlike `_measure`, it does not import torch._dynamo, which is slow.
     """
     layers = [conv for _, _, conv in convolutions(stages)]
     return math.prod(conv.stride[0] for conv in layers), layers[-1].out_channels
@@ -194,7 +196,7 @@ def _torchvision(name: str, *, pretrained: bool) -> nn.Module:
 
 
 class _VisionTransformer(nn.Module):
-    """The patches of an image after the transformer's layers, without the class token."""
+    """A vision transformer that returns the patches as maps, without the class token."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -220,7 +222,7 @@ def _resnet(network: Any) -> nn.Sequential:
 
 
 def _inception(network: Any) -> nn.Sequential:
-    """Take all parts before the pooling. Pretrained ones need a mean and std of 0.5."""
+    """Return all parts before the pooling. Pretrained weights need a mean and std of 0.5."""
     parts = dict(network.named_children())
     names = [name for name in parts if not name.lower().startswith("aux")]
     return nn.Sequential(*(parts[name] for name in names[: names.index("avgpool")]))
@@ -266,7 +268,7 @@ FAMILIES: dict[str, Family] = {
 
 
 class _Timm(nn.Module):
-    """The last feature maps of a timm model."""
+    """A timm model that returns its last feature maps."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

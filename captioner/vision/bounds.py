@@ -46,7 +46,7 @@ EXPLAINED = {"extra": "forbid", "use_attribute_docstrings": True}
 
 @dataclass(frozen=True)
 class OneOf:
-    """The bound of a name: one of a collection, which may grow."""
+    """The bound of a name: it must be in a collection, which may grow later."""
 
     names: Collection[str]
 
@@ -66,7 +66,7 @@ class OneOf:
 
 
 def check_bounds(config: Any, *, also: Iterator[str] | None = None) -> None:
-    """Raise ConfigError if values are outside their bounds; it names each with its bound.
+    """Raise ConfigError if values are outside their bounds; the message names each with its bound.
 
     Args:
         config: a dataclass.
@@ -83,7 +83,7 @@ def _problems(config: Any) -> Iterator[str]:
     for name, field in _fields(config.__class__).items():
         value = getattr(config, name)
         try:
-            # JSON and YAML have lists for tuples.
+            # JSON and YAML have lists instead of tuples.
             field.validate_python(tuple(value) if isinstance(value, list) else value)
         except ValidationError as error:
             wanted = [item["msg"].removeprefix("Value error, ") for item in error.errors()]
@@ -93,11 +93,11 @@ def _problems(config: Any) -> Iterator[str]:
 
 @cache
 def _fields(kind: type) -> dict[str, TypeAdapter[Any]]:
-    # Imported once a value is there to judge: processes that only decode photos have none.
+    # Imported here, because processes that only decode photos check no settings.
     from pydantic import ConfigDict, TypeAdapter
 
     hints = get_type_hints(kind, include_extras=True)
     strict = ConfigDict(strict=True, allow_inf_nan=False)
-    # A dataclass among them has looked at itself.
+    # A field that is a dataclass has checked itself.
     bare = (field.name for field in fields(kind) if not is_dataclass(hints[field.name]))
     return {name: TypeAdapter(hints[name], config=strict) for name in bare}

@@ -14,8 +14,8 @@ from captioner import errors
 
 __all__ = ["depth_limit", "to_srgb"]
 
-_SPACES = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}  # the colour space in the profile of a mode
-_STEP = 51  # of the levels that are compared to find sRGB profiles
+_SPACES = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}  # the profile's colour space, by mode
+_STEP = 51  # between the levels that are compared to find sRGB profiles
 
 
 def to_srgb(image: Image.Image, name: str) -> Image.Image:
@@ -25,10 +25,10 @@ def to_srgb(image: Image.Image, name: str) -> Image.Image:
     one of another colour space than the pixels, is ignored.
 
     Args:
-        image: loaded.
-        name: of the image in errors.
+        image: a loaded image.
+        name: the name of the image in errors.
 
-    Raises ImageFormatError: its pixels are NaN or infinite.
+    Raises ImageFormatError: some pixels are NaN or infinite.
     """
     if image.mode == "F" or image.mode.startswith("I"):
         grey, hidden = _grey(image, name)
@@ -53,7 +53,7 @@ def _apply_profile(plain: Image.Image, source: Image.Image) -> Image.Image | Non
 
 @lru_cache(maxsize=8)
 def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Return the transform of a profile to sRGB; None for sRGB profiles and damaged ones."""
+    """Return the transform of a profile to sRGB; None if it is sRGB, damaged or does not fit."""
     with suppress(ImageCms.PyCMSError, ImportError, OSError, TypeError, ValueError):
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         if source.profile.xcolor_space != _SPACES[mode]:
@@ -70,7 +70,7 @@ def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
 
 
 def _is_identity(transform: ImageCms.ImageCmsTransform) -> bool:
-    """Whether no colour changes by more than the rounding of a level."""
+    """Whether a transform changes no colour by more than rounding does."""
     levels = range(0, 256, _STEP)
     colours = bytes(v for r in levels for g in levels for b in levels for v in (r, g, b))
     probe = Image.frombytes("RGB", (len(colours) // 3, 1), colours)
@@ -83,17 +83,17 @@ def _is_identity(transform: ImageCms.ImageCmsTransform) -> bool:
 def depth_limit(high: float) -> int:
     """Return the white level of integer pixels whose maximum is `high`.
 
-    It is the largest value of 8, 10, 12, 14 or 16 bits.
-
-    Cameras and scanners store 10 to 14 bits in 16 without scaling them.
+    It is the largest value of 8, 10, 12, 14 or 16 bits. Cameras and scanners store 10 to 14 bits in
+    16-bit pixels without scaling them.
     """
     return next((1 << bits) - 1 for bits in (8, 10, 12, 14, 16) if high < 1 << bits)
 
 
 def _grey(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | None]:
-    """Convert grey of 16 or 32 bits to 8; return it and its opacity, if a level is transparent.
+    """Convert a grey image of 16 or 32 bits to 8 bits.
 
-    Pillow's conversion clips levels above 255.
+    Returns the image, and its opacity or None if no level is transparent. Pillow's own conversion
+    is not used, because it clips levels above 255.
     """
     deep = image if image.mode == "F" else image.convert("I")
     low, high = cast(tuple[float, float], deep.getextrema())
@@ -133,7 +133,7 @@ def _over_white(image: Image.Image) -> Image.Image:
     if image.mode == "P":
         image = image.copy()  # Pillow writes the transparency into the palette it converts from
     elif image.mode == "RGB" and isinstance(transparent, tuple) and max(transparent) > 255:
-        # A 16-bit PNG: Pillow has brought the pixels down to 8 bits, but not this colour.
+        # A 16-bit PNG: Pillow converted the pixels to 8 bits, but not the transparent colour.
         image = image.copy()
         image.info["transparency"] = tuple(value >> 8 for value in transparent)
     elif image.mode == "La":

@@ -1,7 +1,7 @@
 """Convolutions: TensorFlow's padding, dilation instead of a stride, and fusion for inference.
 
 For inference BatchNorm is a fixed scale and shift per channel (Ioffe and Szegedy 2015, section 3.1)
-and is folded into the convolution before it. In bfloat16 on a CPU a SiLU is fused with it too.
+and is folded into the convolution before it. In bfloat16 on a CPU a SiLU after it is fused too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPERATION = "_convolution_pointwise"  # oneDNN's fused operation
 
 
 class SameConv2d(nn.Conv2d):
-    """A strided convolution with TensorFlow's SAME padding: odd pixels go right and bottom.
+    """A strided convolution with TensorFlow's SAME padding: an odd pixel is added right or below.
 
     Weights trained in TensorFlow need it; torch's symmetric padding shifts every stride-2 layer by
     a pixel. It shares the parameters of `conv`.
@@ -74,7 +74,7 @@ def halve_stride(stages: nn.Sequential) -> None:
 
     Every second cell in both directions then equals the strided network's.
 
-    Raises ConfigError: no convolution halves it.
+    Raises ConfigError: no convolution has a stride of 2.
     """
     strided = [
         index
@@ -100,10 +100,10 @@ def halve_stride(stages: nn.Sequential) -> None:
 
 
 def fold_batch_norm(root: nn.Module) -> None:
-    """Fold every BatchNorm that follows a convolution into it, for inference only.
+    """Fold every BatchNorm that follows a convolution into the convolution, for inference only.
 
-    A BatchNorm follows if it is next in a Sequential, or torchvision's bn1 after conv1 and so on.
-    Call it in float32, so that half precision rounds once.
+    A BatchNorm follows a convolution if it is next in a Sequential, or if it is named as in
+    torchvision, such as bn1 after conv1. Call it in float32, so that half precision rounds once.
     """
     for module in list(root.modules()):
         for (conv_name, conv), (norm_name, norm) in pairwise(module.named_children()):
@@ -143,7 +143,7 @@ def fuse_silu(root: nn.Module) -> None:
 
 
 class _ConvSiLU(nn.Module):
-    """A convolution and SiLU, x * sigmoid(x), in one operation; shares its parameters."""
+    """A convolution and SiLU, x * sigmoid(x), in one operation; shares the parameters of `conv`."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """EfficientNetV2-B0 (Tan and Le 2021), as published in Keras.
 
-Parameter names are those of torchvision's EfficientNet, from whose blocks earlier checkpoints were
-built. Strided convolutions pad as TensorFlow does, because the ImageNet weights come from there.
+Parameters are named as in torchvision's EfficientNet, because earlier checkpoints used its blocks.
+Strided convolutions pad as in TensorFlow, because the ImageNet weights were trained there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from captioner.vision.convolutions import SameConv2d
 __all__ = ["StochasticDepth", "efficientnet_v2_b0"]
 
 _EPSILON = 1e-3  # of BatchNorm, as in Keras
-_DROPPED = 0.1  # of the last block; half the usual rate, because fine-tuning is short
+_DROPPED = 0.1  # drop rate of the last block; half the usual rate, because fine-tuning is short
 
 
 class _Stage(NamedTuple):

@@ -31,7 +31,7 @@ _STOCHASTIC_DEPTH = {"StochasticDepth": "p", "DropPath": "drop_prob"}
 class EncoderConfig:
     """The network and the grid's resolution.
 
-    Raises ConfigError: values are out of range; it names each.
+    Raises ConfigError: values are out of range; the message names each.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
@@ -137,8 +137,8 @@ class Encoder(nn.Module):
     def train(self, mode: bool = True) -> Encoder:
         """Set training mode, except for frozen stages and for the statistics of BatchNorm.
 
-        Batches of fine-tuning are too small to estimate statistics better than ImageNet's. Scale
-        and shift are trained.
+        The batches of fine-tuning are too small to improve on the statistics of ImageNet. The scale
+        and shift of BatchNorm are trained.
         """
         super().train(mode)
         for index, stage in enumerate(self.stages):
@@ -165,7 +165,7 @@ class _SkipNormal(TorchFunctionMode):
 
 
 def without_weights(make: Callable[[], _Module]) -> _Module:
-    """Build a module on the meta device, which needs no time or memory, if it can be."""
+    """Build a module on the meta device if possible, which takes almost no time and memory."""
     try:
         with torch.device("meta"), _SkipNormal():
             return make()
@@ -176,7 +176,7 @@ def without_weights(make: Callable[[], _Module]) -> _Module:
 def prepare_encoder(encoder: Encoder, *, device: torch.device, dtype: torch.dtype) -> Encoder:
     """Fold and convert an encoder for inference, in place; it cannot be trained afterwards."""
     ready = encoder.requires_grad_(False).float().eval()
-    fold_batch_norm(ready)  # in float32: half precision then rounds once
+    fold_batch_norm(ready)  # in float32, so that half precision rounds once
     ready.to(device, dtype).to(memory_format=torch.channels_last)
     if device.type == "cpu" and dtype is torch.bfloat16:
         fuse_silu(ready)

@@ -32,7 +32,7 @@ IMAGE_SUFFIXES = (
 )  # fmt: skip
 """The suffixes of files that can be read, in lower case."""
 
-_GIF_BLOCKS = 10_000  # Pillow copies all earlier blocks of a comment for each
+_GIF_BLOCKS = 10_000  # for each block of a comment Pillow copies all earlier ones
 
 # MPO, from many phones, is a JPEG followed by more pictures. The JPEG reader opens the first, even
 # if the list of the others is damaged.
@@ -51,7 +51,7 @@ _HEIC = rb"....ftyp(hei[cxms]|hev[cxms]|(mif1|msf1)....(....)*hei[cxms])"
 # and readers would copy all values of the EXIF.
 _ISO_METADATA = re.compile(rb"(infe(?:\x02.{7}|\x03.{9}))(?:Exif|mime)", re.DOTALL)
 
-# Files that replace a photo.
+# Files that stand in for a photo, and the error for each.
 _STAND_INS = {
     rb"version https://git-lfs": "is a Git LFS pointer, not the photo: run git lfs pull",
     rb"(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)*<(!doctype html|html|head|body)\b": (
@@ -67,16 +67,17 @@ def read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.Image
     """Read the format, the size and the metadata, without decoding the pixels.
 
     Args:
-        stream: at its beginning.
-        name: of the image in errors.
+        stream: the file, at its beginning.
+        name: the name of the image in errors.
         max_pixels: the limit of width times height, of the image and of its tiles.
 
     Returns:
-        An image; its `info` has `exif` and `icc_profile` if the file has.
+        An image; its `info` has `exif` and `icc_profile` if the file has them.
 
     Raises:
-        ImageEmptyError, ImageFormatError, ImageTooLargeError, ImageTruncatedError: as open_image.
-        Exception: Pillow's, for damaged files.
+        ImageEmptyError, ImageFormatError, ImageTooLargeError, ImageTruncatedError: as for
+            `open_image`.
+        Exception: any exception of Pillow, for damaged files.
     """
     head = stream.read(4096)
     if not head:
@@ -87,7 +88,7 @@ def read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.Image
     image = _open(reader, stream, name, max_pixels)
     check_size(image.size, name, max_pixels)
     if isinstance(image, TiffReader):
-        # Allocated here, or Pillow would apply its own limit. image.size is upright.
+        # Allocated here, because Pillow would apply its own limit. image.size is already turned.
         size = image.tag_v2[ExifTags.Base.ImageWidth], image.tag_v2[ExifTags.Base.ImageLength]
         image.im = Image.new(image.mode, size, None).im
     return image

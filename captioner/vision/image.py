@@ -49,15 +49,15 @@ def open_image(
     """Open an image as the 8-bit sRGB picture that a viewer shows.
 
     The EXIF orientation and the colour profile are applied, transparency is laid over white, and
-    every colour mode and bit depth becomes RGB. Of several frames or pages it is the first. The
-    picture is fully loaded, holds no file open and carries no metadata.
+    every colour mode and bit depth becomes RGB. Of several frames or pages, the first is opened.
+    The picture is fully loaded, holds no file open and carries no metadata.
 
     Args:
         source: a path (links are not downloaded), the bytes of a file, or a PIL image, which is
             not changed.
-        name: of the image in errors; None: its path, or "the image".
-        at_least: pixels; a JPEG may be decoded at a half, a quarter or an eighth of its size as
-            long as both sides keep this many; info["size"] is its full size. None: full size.
+        name: the name of the image in errors; None: its path, or "the image".
+        at_least: the pixels that both sides must keep if a JPEG is decoded at a half, a quarter or
+            an eighth of its size; info["size"] is its full size. None: decode at full size.
         max_pixels: the limit of width times height, checked before decoding.
         admit: called with width times height before the pixels of a file are decoded; it may wait
             until there is memory for them.
@@ -104,7 +104,7 @@ def _loaded(image: ImageFile.ImageFile, name: str, at_least: int | None) -> Imag
 def image_bytes(source: FileSource) -> bytes:
     """Read a file of at most one gigabyte without opening it as an image. Raises ImageError."""
     if isinstance(source, bytes):
-        return bytes(source)  # of a subclass too, which another process may not have
+        return bytes(source)  # without a subclass, which another process may not have
     name = source_name(source)
     with _stream(source, name) as stream, _as_image_error(name):
         data = stream.read(LARGEST_FILE + 1)
@@ -116,7 +116,7 @@ def image_bytes(source: FileSource) -> bytes:
 
 
 def source_name(source: FileSource | Image.Image) -> str:
-    """Return the image's name in errors."""
+    """Return the name of an image for errors."""
     if isinstance(source, str | os.PathLike):
         return os.fsdecode(source) or "''"
     label = getattr(source, "filename", getattr(source, "name", None))
@@ -167,7 +167,7 @@ def _as_image_error(name: str) -> Iterator[None]:
 
 def _diagnosis(error: Exception, name: str) -> errors.ImageError:
     reason = str(error)
-    # Pillow's own OSErrors have no number; EINVAL and EOVERFLOW are a seek to a damaged offset.
+    # Pillow's own OSErrors have no number. EINVAL and EOVERFLOW come from damaged offsets.
     number = error.errno if isinstance(error, OSError) else None
     if number not in (None, errno.EINVAL, errno.EOVERFLOW):
         return errors.ImageNotFoundError(f"{name} cannot be read ({reason}): try again")
@@ -184,7 +184,7 @@ def _diagnosis(error: Exception, name: str) -> errors.ImageError:
 
 def _picture(image: Image.Image, name: str) -> Image.Image:
     """Convert a loaded image to sRGB and turn it upright; returns a new image."""
-    upright = 1 if isinstance(image, TiffReader) else orientation(image)  # turned by its reader
+    upright = 1 if isinstance(image, TiffReader) else orientation(image)  # TiffReader turned it
     picture = turned(to_srgb(image, name), upright)
     if picture is image:
         picture = image.copy()

@@ -15,9 +15,10 @@ from captioner import errors
 __all__ = ["MAX_SCANS", "START_OF_SCAN", "JpegReader", "check_jpeg", "segments", "with_end"]
 
 MAX_SCANS = 100
-"""A progressive JPEG has about ten; each takes as long as decoding the picture once."""
+"""The maximum number of scans. A progressive JPEG has about ten; each takes as long as decoding the
+picture once."""
 
-_SEGMENTS = 10_000  # before the pixels; Pillow copies all earlier ones for each
+_SEGMENTS = 10_000  # before the pixels; for each one Pillow copies all earlier ones
 
 _RESOURCES = 10_000  # Photoshop writes about 30
 
@@ -28,7 +29,7 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 
 class JpegReader(JpegImageFile):
-    """Pillow's reader, which does not read EXIF values to find the resolution."""
+    """Pillow's JPEG reader, but without reading EXIF values for the resolution."""
 
     def getexif(self) -> Image.Exif:
         """Return no entries; captioner.vision.orientation reads the block in `info`."""
@@ -80,7 +81,7 @@ def check_jpeg(data: bytes, name: str) -> None:
 
 
 def with_end(data: bytes) -> bytes | None:
-    """Return a JPEG with its missing end marker; None if pixels are missing too.
+    """Add the end marker that a JPEG lacks; return None if pixels are missing too.
 
     A decoder fills missing pixels from the bytes that follow. So the file is decoded twice, with
     different bytes after its end. The results are equal only if no pixel is missing.

@@ -1,7 +1,7 @@
 """The EXIF orientation of an image: the only metadata that turns a photo.
 
 XMP may have an orientation too, which browsers and photo viewers ignore. Pillow's `getexif` does
-not, so it is only used for images without an EXIF block.
+not ignore it, so `getexif` is used only for images without XMP.
 """
 
 from __future__ import annotations
@@ -61,6 +61,6 @@ def orientation(image: Image.Image) -> int:
 
 
 def turned(image: Image.Image, orientation: int) -> Image.Image:
-    """Turn an image by its orientation; 1: unchanged."""
+    """Turn an image upright; orientation 1 returns the image itself."""
     turn = _TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)

@@ -26,7 +26,7 @@ def read_png(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
 
     Args:
         data: the file.
-        name: of the file in errors.
+        name: the name of the file in errors.
 
     Returns:
         A PNG with only its critical chunks and transparency, and Pillow's `info` entries `exif` and
@@ -34,7 +34,7 @@ def read_png(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
 
     Raises:
         ImageTooLargeError: it has too many chunks.
-        ImageTruncatedError: a checksum of pixels is wrong.
+        ImageTruncatedError: the checksum of a pixel chunk is wrong.
     """
     chunks, pixels, info = [], [], {}
     place, number = len(_SIGNATURE), 0

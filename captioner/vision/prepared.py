@@ -16,7 +16,7 @@ __all__ = ["PreparedImage"]
 class PreparedImage:
     """An image prepared for the encoder: small, and can be sent between processes.
 
-    image: its path or address, for records; None if it has none.
+    image: the path or address of the image, for records; None if it has none.
     pixels: uint8 (3, size, size), the encoder's input.
     box: the part of the photo that the square covers.
     size: width and height of the photo as viewed.

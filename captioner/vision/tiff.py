@@ -16,19 +16,19 @@ __all__ = ["TiffReader", "open_tiff", "optional_codec"]
 _COMPRESSION, _TILE_WIDTH, _TILE_LENGTH = 259, 322, 323
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4,
           16: 8, 17: 8, 18: 8}  # fmt: skip
-_NARROW = {16: 4, 17: 9, 18: 13}  # types of 8 bytes in BigTIFF, and those of 4 bytes
+_NARROW = {16: 4, 17: 9, 18: 13}  # types of 8 bytes in BigTIFF: the types of 4 bytes
 _USUAL_TILE = 1 << 20  # pixels; a tile may be larger than the picture
 _NAMES = {33003: "JPEG 2000", 33004: "JPEG 2000", 33005: "JPEG 2000", 34712: "JPEG 2000",
           22610: "JPEG XR", 34934: "JPEG XR", 34887: "LERC", 34933: "PNG", 50002: "JPEG XL",
           52546: "JPEG XL"}  # fmt: skip
 _OPTIONAL = {34925: "LZMA", 50000: "Zstandard", 50001: "WebP"}  # libtiff may lack these
 
-# Grey of 12 bits is packed alike in both byte orders; Pillow lists it for one.
+# 12-bit grey is packed the same way in both byte orders, but Pillow lists only one of them.
 OPEN_INFO.setdefault((b"MM", 1, (1,), 1, (12,), ()), ("I;16", "I;12"))
 
 
 class TiffReader(TiffImageFile):
-    """Pillow's reader, which applies the orientation, without other metadata."""
+    """Pillow's TIFF reader. It applies the orientation and reads no other EXIF metadata."""
 
     def getexif(self) -> Image.Exif:
         """Return the orientation only."""
@@ -49,19 +49,19 @@ def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
     """Open a TIFF, classic or BigTIFF, in either byte order.
 
     Args:
-        stream: at its beginning.
-        name: of the file in errors.
-        max_pixels: the limit of a tile.
+        stream: the file, at its beginning.
+        name: the name of the file in errors.
+        max_pixels: the maximum number of pixels of a tile.
 
     Raises:
         ImageFormatError: its compression is not supported.
         ImageTooLargeError: its tiles are too large, or its directory repeats the same bytes.
-        Exception: Pillow's, for damaged files.
+        Exception: any exception of Pillow, for damaged files.
     """
     order, big, entries = _directory(stream)
     size = stream.seek(0, io.SEEK_END)
     values = sum(entry.length * _SIZES.get(entry.kind, 1) for entry in entries)
-    if values > size:  # entries share bytes, and each would be copied
+    if values > size:  # entries share bytes, and Pillow would copy each
         raise errors.ImageTooLargeError(
             f"{name} has {values:,} bytes of metadata in a file of {size:,}: export it again"
         )

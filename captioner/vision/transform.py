@@ -1,4 +1,4 @@
-"""The transform: photo to the encoder's square to a tensor, and boxes on the photo.
+"""The transform: convert a photo to the square tensor that the encoder takes.
 
 The encoder's input is a square. `TransformConfig` sets how a photo becomes a square and is part of
 the checkpoint. `Transform` applies it, the same way in training and captioning, and returns the
@@ -49,7 +49,7 @@ class Box(NamedTuple):
 class TransformConfig:
     """How a photo becomes the encoder's square.
 
-    Raises ConfigError: values are out of range or contradict each other; it names each.
+    Raises ConfigError: values are out of range or contradict each other; the message names each.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
@@ -84,16 +84,16 @@ class TransformConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BicubicTransformConfig(TransformConfig):
-    """The same with bicubic resampling, as for CLIP."""
+    """A TransformConfig with bicubic resampling, as for CLIP."""
 
     resampling: ClassVar[Image.Resampling] = Image.Resampling.BICUBIC
 
 
 class Transform:
-    """Converts photos to squares and tensors, and returns the squares' boxes.
+    """Converts photos to squares and tensors, and returns the part of a photo that a square shows.
 
-    `square` does not need torch, for processes that only decode photos. Images that are not RGB or
-    have no pixels raise ValueError.
+    `square` does not import torch, because some processes only decode photos. Images that are not
+    RGB or have no pixels raise ValueError.
     """
 
     def __init__(self, config: TransformConfig) -> None:
@@ -106,7 +106,7 @@ class Transform:
 
     @property
     def at_least(self) -> int:
-        """Pixels of the shorter side that are enough, for `open_image(at_least=...)`."""
+        """The pixels of the shorter side that are enough, for `at_least` of `open_image`."""
         return _SPARE * self._side
 
     @property
@@ -159,7 +159,7 @@ class Transform:
         # One multiplication and one subtraction.
         channels = zip(self.config.mean, self.config.std, strict=True)
         factors = [(1 / (255 * std), mean / std) for mean, std in channels]
-        # A copy that a training step on a GPU need not wait for.
+        # An asynchronous copy: a training step on a GPU does not wait for it.
         constants = torch.tensor(factors, dtype=torch.float32).to(pixels.device, non_blocking=True)
         scale, shift = constants.T
         return torch.mul(pixels, scale.view(3, 1, 1)).sub_(shift.view(3, 1, 1))
@@ -171,8 +171,8 @@ class Transform:
         (left + x * (right - left), top + y * (bottom - top)) of the photo.
 
         Args:
-            width: of the photo as viewed, in pixels.
-            height: likewise.
+            width: the width of the photo as viewed, in pixels.
+            height: the height of the photo as viewed, in pixels.
         """
         if self.config.mode == "squash":
             return Box(0.0, 0.0, 1.0, 1.0)
