@@ -67,7 +67,7 @@ class LSTMDecoder(RecurrentDecoder):
         features = self.grid_layers(features)
         mean = features.mean(dim=1, keepdim=True)
         keys, values = self.attention.project(self.positions(features))
-        # The context enters the LSTM and the output linearly. So their matrices are applied once per
+        # The context enters the LSTM and the output linearly. So the matrices are applied once per
         # image to the values, instead of to the context of every step.
         matrix = self._matrix() if self.folded is None else self.folded
         return State(

@@ -42,7 +42,8 @@ def animation(
 
     Returns:
         len(panels) + 2 "RGB" images of the same size; without panels, only the photo.
-        `info["duration"]` is a frame's time in milliseconds; the last frame lasts three times as long.
+        `info["duration"]` is a frame's time in milliseconds; the last frame's is three times as
+        long.
 
     Raises ConfigError: as `overlay`.
     """
