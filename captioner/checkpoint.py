@@ -84,7 +84,7 @@ class Checkpoint:
             file.write(save(tensors, metadata={HEADER_KEY: json.dumps(self._header())}))
 
     def fingerprint(self) -> str:
-        """Return a digest of weights, vocabulary and transform, not depending on the dtype."""
+        """Return a digest of weights, vocabulary and transform, independent of the dtype."""
         settings = repr((self.vocabulary.words, self.transform))
         return digest_tensors(settings, self.model.state_dict().values())
 
@@ -245,7 +245,7 @@ def _check_kind(path: Path) -> None:
 
 
 def _plain(text: object) -> str:
-    """Return a name or version. Raises ValueError: it is not a str of printable characters."""
+    """Return a name or version unchanged; raise ValueError if it is not printable text."""
     if not (isinstance(text, str) and is_printable(text)):
         raise ValueError(f"the name or version {text!a} is not plain text")
     return text

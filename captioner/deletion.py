@@ -47,7 +47,7 @@ in a grid, and returns masks (draws, R, L)."""
 
 
 class WordEffect(NamedTuple):
-    """The result for one word, in nats.
+    """The result of the deletion test for one word, in nats.
 
     caption: the index of the caption.
     place: the index of the word.

@@ -33,7 +33,7 @@ def add_machine_arguments(parser: ArgumentParser | _ArgumentGroup, *, dtype: boo
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """Return the device with a name: "auto", "cpu", "cuda", "cuda:1", "mps", ...
+    """Return the device called `name`: "auto", "cpu", "cuda", "cuda:1", "mps", ...
 
     Raises DeviceError: torch has no such device, or this machine does not.
     """

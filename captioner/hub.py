@@ -49,7 +49,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def with_revision(path: str | os.PathLike[str] | None, revision: str) -> str:
-    """Return the name of a model on the Hub, with or without "hf:", with "@REVISION" appended.
+    """Append "@REVISION" to the name of a model on the Hub, with or without the prefix "hf:".
 
     Raises ConfigError: the path is not a name on the Hub, or already has a revision.
     """

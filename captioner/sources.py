@@ -84,7 +84,7 @@ def split_batch(images: Any) -> Any:
 
 
 def _is_tensor(image: object) -> bool:
-    """Whether it is a torch tensor; does not import torch."""
+    """Whether an object is a torch tensor, without importing torch."""
     module = sys.modules.get("torch")
     return module is not None and isinstance(image, module.Tensor)
 

@@ -196,10 +196,10 @@ def _rows(text: str, separator: str) -> Iterator[Row]:
 
 
 def _detect_separator(text: str) -> str:
-    """Choose the separator with the most rows that have a file name, then with the most equal rows.
+    """Choose the separator that gives the most rows with a file name.
 
-    Rows are equal if they have the same number of cells. csv.Sniffer is not used, because it would
-    choose the commas in sentences.
+    In a tie, it is the one that gives the most rows the same number of cells. csv.Sniffer is not
+    used, because it would choose the commas in sentences.
     """
     head = text[: 1 << 20].splitlines()
     lines = [line for line in head if line.strip()][:_SAMPLE_LINES]

@@ -139,7 +139,7 @@ class Vocabulary:
     A model with several styles of captions has a start token for each, after the words.
 
     Args:
-        words: in the order of their tokens, without special tokens.
+        words: the words in the order of their tokens, without special tokens.
         tokenizer: how captions are split into words.
         lowercase: whether captions are converted to lower case.
         styles: the names of the styles; the first is the default.
@@ -243,7 +243,7 @@ class Vocabulary:
         return words
 
     def decode_plain(self, tokens: Iterable[int]) -> list[str]:
-        """Return the words in the form that is scored, which is the form in this vocabulary."""
+        """Return the words in the form that is scored; here it is the same as in `decode`."""
         return self.decode(tokens)
 
     def tokenize(self, caption: str) -> list[str]:

@@ -117,7 +117,10 @@ def attend_fused(
 
 
 def maps(weights: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the mean (..., L) of weights (..., H, L), and the weights, or None if H is 1."""
+    """Average weights (..., H, L) over the heads.
+
+    Returns the mean (..., L), and the weights themselves; None instead of them if H is 1.
+    """
     if weights.shape[-2] == 1:
         return weights.squeeze(-2), None
     return weights.mean(dim=-2), weights
@@ -191,7 +194,8 @@ class Attention(nn.Module):
         Args:
             query: (B, K, Q).
             grid: from `project`.
-            mask: (K, L) or (B, K, L), True where a query may see a key. None: everywhere.
+            mask: (K, L) or (B, K, L), True where a query may see a key. None: every query sees
+                every key.
         """
         weights: Tensor = self.weigh(query, grid.keys, mask)
         return average(weights, grid.values), weights
@@ -204,8 +208,8 @@ class Attention(nn.Module):
     def attend(self, query: Tensor, grid: ProjectedGrid, mask: Tensor | None = None) -> Tensor:
         """Return the context (B, K, V) only; arguments as for `forward`.
 
-        For product scores it uses PyTorch's fused attention, which never stores the weights. On a
-        CPU this needs keys as long as the values.
+        For product scores, if keys and values have the same size, this uses PyTorch's fused
+        attention, which never stores the weights.
         """
         if not isinstance(self.score, ProductScore) or grid.keys.shape[-1] != grid.values.shape[-1]:
             return average(self.weigh(query, grid.keys, mask), grid.values)

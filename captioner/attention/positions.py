@@ -46,7 +46,7 @@ def sine(places: Tensor, dim: int) -> Tensor:
 
     Args:
         places: (...), the positions.
-        dim: even.
+        dim: the size of an encoding; even.
 
     Returns:
         (..., dim), float32.
@@ -154,7 +154,10 @@ class Positions(nn.Module):
         return torch.stack(vectors).sum(dim=0)
 
     def _norms(self, features: Tensor) -> Tensor:
-        """Return the norms that encodings are scaled to: each word's, or the mean of a grid's."""
+        """Return the norms that encodings are scaled to.
+
+        For words it is the norm of each word, for a grid the mean norm of its cells.
+        """
         exact = features.detach().to(torch.promote_types(features.dtype, torch.float32))
         norms: Tensor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
         return norms if self.axes == 1 else norms.mean(dim=-2, keepdim=True)

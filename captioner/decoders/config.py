@@ -41,7 +41,7 @@ class DecoderConfig:
     score: Annotated[str, OneOf(SCORES)] = "additive"
     """The score function of the attention; see captioner.attention.scores."""
     heads: Width = 1
-    """The heads of the attention; each gets a part of attention_dim and value_dim."""
+    """The number of attention heads; each gets a part of attention_dim and value_dim."""
     query: Literal["previous", "current"] = "previous"
     """For lstm: attend with the hidden state before the word (Show, Attend and Tell) or after it
     (Luong et al. 2015)."""
@@ -49,11 +49,11 @@ class DecoderConfig:
     """Positional encodings of cells, and of a transformer's words; see
     captioner.attention.positions."""
     scaled_positions: bool = True
-    """Whether the encodings are scaled to the features. Without it in a checkpoint: False."""
+    """Whether the encodings are scaled to the features. Older checkpoints have False."""
     encoder_layers: Annotated[int, Interval(ge=0, le=100)] = 0
-    """Transformer layers over the grid before the decoder, hidden_dim wide."""
+    """The number of transformer layers over the grid before the decoder; hidden_dim wide."""
     layers: Annotated[int, Interval(ge=1, le=100)] = 2
-    """Layers of the transformer."""
+    """The number of layers of a transformer decoder."""
     norm: Literal["pre", "post"] = "pre"
     """The place of a transformer's norms: before each sublayer, which needs no warm-up, or after
     it, as in Vaswani et al. 2017."""

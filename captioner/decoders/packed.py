@@ -13,7 +13,7 @@ from torch import Tensor, nn
 __all__ = ["PackedLinear", "can_pack", "pack_linear"]
 
 _PACK, _MULTIPLY = "_reorder_linear_weight", "_linear_pointwise"  # operations of oneDNN
-_ROWS = 5  # that the packed layout is optimised for; other numbers work too
+_ROWS = 5  # rows that the packed layout is optimised for; other numbers work too
 
 
 class PackedLinear(nn.Linear):

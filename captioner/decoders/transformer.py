@@ -54,7 +54,7 @@ class TransformerDecoder(WordDecoder):
         self._tabulate(first=self.enter_word, last=self.deep_hidden)
 
     def start(self, features: Tensor) -> State:
-        """Project the grids (B, L, D) for every layer; return the first state, K = 1."""
+        """Project the grids (B, L, D) for every layer; return the first state (K = 1)."""
         image = {}
         for number, grid in enumerate(self._grids(features)):
             image[f"keys{number}"], image[f"values{number}"] = grid
@@ -173,8 +173,8 @@ class _Layer(Layer):
             need_weights: whether to return the attention weights.
 
         Returns:
-            The words (B, Q, n), and the weights (B, Q, H, L); without `need_weights` `words`
-            instead of the weights.
+            The words (B, Q, n), and the weights (B, Q, H, L). Without `need_weights` the second
+            result is a placeholder.
         """
         queries, weights = self.sublayer_input(words, 1), words
         if need_weights:

@@ -190,7 +190,7 @@ def dashed_rectangle(
 
 
 def percentage(share: float) -> str:
-    """Return a share in percent, rounded down so that 0.5499 is not shown as a limit of 55 %."""
+    """Return a share in percent, rounded down, so that 0.5499 is not shown as 55 %."""
     return "< 1 %" if share < 0.01 else f"{int(100 * share + 1e-9)} %"
 
 

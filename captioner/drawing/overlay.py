@@ -265,7 +265,7 @@ def blend(
 
 
 def fit(photo: Image.Image, bounds: tuple[float, float], *, enlarge: float) -> Image.Image:
-    """Scale a photo to fit the bounds (width, height), at most by the factor `enlarge`, as RGB."""
+    """Scale a photo to fit bounds (width, height), by a factor of at most `enlarge`; return RGB."""
     scale = min(bounds[0] / photo.width, bounds[1] / photo.height, enlarge)
     size = (max(1, round(photo.width * scale)), max(1, round(photo.height * scale)))
     return photo.convert("RGB").resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)

@@ -82,7 +82,7 @@ def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:
 
 
 def check_suffix(path: str | PathLike[str], *, moving: bool = False) -> None:
-    """Raise OutputError unless the suffix is one for pictures, or with `moving` for animations."""
+    """Raise OutputError unless files with this suffix are pictures (animations if `moving`)."""
     suffix, formats = Path(path).suffix, _MOVING if moving else _STILL
     if suffix.lower() not in formats:
         has = f"it has the suffix {suffix!r}" if suffix else "it has no suffix"

@@ -38,7 +38,7 @@ class GenerationConfig:
     captions: Positive = 1
     """The number of captions returned."""
     length_penalty: Annotated[float, Interval(ge=0, lt=10)] = 0.5
-    """a in score = sum / length^a: 0 prefers short captions, 1 ranks by the mean."""
+    """The exponent a in score = sum / length^a: 0 prefers short captions, 1 ranks by the mean."""
     consensus: bool = True
     """Rank the sentences of a beam by expected CIDEr, if the checkpoint has the
     statistics (captioner.trust.consensus). False: by probability."""

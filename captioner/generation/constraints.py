@@ -22,7 +22,8 @@ class Constraints:
         minimum_length: the number of words before which <end> is forbidden.
         no_repeat_ngram: n: no n-gram may occur twice, and no word twice in a row; 0: both are
             allowed.
-        no_repeat_word: False: a token may occur twice in a row, for vocabularies of characters.
+        no_repeat_word: whether `no_repeat_ngram` also forbids a word twice in a row; False for
+            vocabularies of characters.
         conjunction: a token that must not have the same word on both sides, such as "and"; <unk>:
             no such token.
         silent: tokens that are never generated, besides <unk>.

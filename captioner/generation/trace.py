@@ -48,7 +48,7 @@ class Ends(NamedTuple):
         return Ends(*(part.gather(1, best) for part in both))
 
     def take(self, rows: Tensor) -> Ends:
-        """Keep these images only."""
+        """Return the ends of these images only."""
         return Ends(*(part[rows] for part in self))
 
 
@@ -90,7 +90,7 @@ class Trace:
         self.words = torch.cat([self.words, last], dim=-1)
 
     def take(self, rows: Tensor) -> Trace:
-        """Keep these images only."""
+        """Return the trace of these images only."""
         taken = Trace(self.words[rows])
         taken._parents = [None if step is None else step[rows] for step in self._parents]
         taken._tokens = [step[rows] for step in self._tokens]
@@ -103,7 +103,7 @@ class Trace:
     def read_all(self, *, length_penalty: float) -> list[list[Hypothesis]]:
         """Read every hypothesis of a trace without parents, up to its first <end>.
 
-        Its score is the summed log-probability / length^length_penalty; both include <end>.
+        Its score is the summed log-probability / length^length_penalty, where both include <end>.
         """
         steps = (self.words == END).int().argmax(dim=-1)
         all_logs, last = torch.stack(self._logs, dim=-1), steps.unsqueeze(-1)
@@ -120,7 +120,7 @@ class Trace:
 
         Args:
             images: (B,), the rows of the trace that the ends belong to.
-            ends: of B images.
+            ends: the ends of the sentences of B images.
         """
         words, parents = self._follow(images, ends)
         parts = {"score": ends.score, "step": ends.step, "end": ends.log_probability}

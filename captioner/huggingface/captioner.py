@@ -104,7 +104,7 @@ class HuggingFaceCaptioner(Captioner):
 
     @classmethod
     def load(cls, name: str, **options: Any) -> HuggingFaceCaptioner:
-        """Load a model, with its trust if there is a file; arguments as for the class."""
+        """Load a model and, if there is one, its trust file; arguments as for the class."""
         captioner = cls(name, **options)
         file = trust_file(captioner.source or name)
         if file.is_file():
@@ -112,7 +112,7 @@ class HuggingFaceCaptioner(Captioner):
         return captioner
 
     def use_trust(self, trust: Trust | None) -> None:
-        """Replace the trust, and the vocabulary with the words of the trust."""
+        """Replace the trust, and set the vocabulary to the words of the trust."""
         self.vocabulary = OpenVocabulary(trust.words if trust else ())
         self.trust, self.consensus = trust, trust.consensus if trust else None
 
@@ -267,7 +267,7 @@ class HuggingFaceCaptioner(Captioner):
         begun = [ids[:count] for count in range(len(ids) + 1)]
         texts = self.tokenizer.batch_decode(begun, skip_special_tokens=True)
         words = [self.vocabulary.join([text]).split() for text in texts]
-        # Number of words after each token. Later tokens can join words: "man '", "s" is "man's".
+        # Number of words after each token. Later tokens can join two words ("man '" and "s").
         counts = np.minimum.accumulate([len(part) for part in reversed(words)])[::-1]
         starts = np.searchsorted(counts, range(1, counts[-1] + 1)) - 1
         bounds = pairwise([*starts.tolist(), texts.index(texts[-1])])
@@ -327,7 +327,7 @@ def _grid(features: Tensor) -> Grid:
 
 
 def _generation_of(own: Any) -> GenerationConfig:
-    """Convert the generation settings that a model was published with."""
+    """Convert the generation settings of a published model to a GenerationConfig."""
     length = own.max_new_tokens or (own.max_length or 21) - 1
     return GenerationConfig(
         beam_size=min(own.num_beams or 1, MAX_BEAM_SIZE),

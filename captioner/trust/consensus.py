@@ -108,7 +108,7 @@ class Consensus(Statistics):
         """Return the expected CIDEr, 0 to 1, of sentences.
 
         Args:
-            offsets: (B, D), the means of the photos' grids less `middle`.
+            offsets: (B, D), the means of the photos' grids minus `middle`.
             beams: the sentences of each photo, as tokens.
         """
         import torch

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["UNFAMILIAR", "Familiarity", "pool"]
 
 UNFAMILIAR = 0.01
-"""Photos with less familiarity count as unlike the training photos. So does one in a hundred photos
-that are like them."""
+"""Photos with less familiarity count as unlike the training photos. So does one in a hundred
+ordinary photos."""
 
 _FLAT = 10  # the factor for flat pictures, see above
 _DIRECTIONS = 64

@@ -204,9 +204,9 @@ class Trust(Statistics):
         return Judgement(words, min(float(_sigmoid(whole)), most), subject)
 
     def save(self, path: Path) -> None:
-        """Write the file.
+        """Write the trust file.
 
-        Raises OutputError: it cannot be written.
+        Raises OutputError: the file cannot be written.
         """
         tensors = {"word": self.word, "caption": self.caption}
         for name, part in self._parts().items():

@@ -72,7 +72,7 @@ def convolutions(root: nn.Module) -> list[tuple[nn.Module, str, nn.Conv2d]]:
 def halve_stride(stages: nn.Sequential) -> None:
     """Undo the last halving of the resolution and dilate later layers (Yu and Koltun 2016).
 
-    Every second cell in both directions then equals the strided network's.
+    Every second cell in both directions then equals a cell of the strided network.
 
     Raises ConfigError: no convolution has a stride of 2.
     """

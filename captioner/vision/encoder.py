@@ -37,7 +37,7 @@ class EncoderConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
 
     name: str = "resnet101"
-    """A name, see captioner.vision.backbones."""
+    """The name of the network; see captioner.vision.backbones."""
     stride: Positive = 32
     """Pixels per cell: 32 for most networks; 16 gives four times the cells."""
     last_stage: Annotated[int, Ge(0)] | None = None

@@ -88,7 +88,7 @@ def read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.Image
     image = _open(reader, stream, name, max_pixels)
     check_size(image.size, name, max_pixels)
     if isinstance(image, TiffReader):
-        # Allocated here, because Pillow would apply its own limit. image.size is already turned.
+        # Allocated here, because Pillow would apply its own limit. image.size may be turned.
         size = image.tag_v2[ExifTags.Base.ImageWidth], image.tag_v2[ExifTags.Base.ImageLength]
         image.im = Image.new(image.mode, size, None).im
     return image

@@ -56,8 +56,8 @@ def open_image(
         source: a path (links are not downloaded), the bytes of a file, or a PIL image, which is
             not changed.
         name: the name of the image in errors; None: its path, or "the image".
-        at_least: the pixels that both sides must keep if a JPEG is decoded at a half, a quarter or
-            an eighth of its size; info["size"] is its full size. None: decode at full size.
+        at_least: decode a JPEG at a half, a quarter or an eighth of its size if both sides then
+            still have at least this many pixels; info["size"] is its full size. None: full size.
         max_pixels: the limit of width times height, checked before decoding.
         admit: called with width times height before the pixels of a file are decoded; it may wait
             until there is memory for them.
@@ -104,7 +104,7 @@ def _loaded(image: ImageFile.ImageFile, name: str, at_least: int | None) -> Imag
 def image_bytes(source: FileSource) -> bytes:
     """Read a file of at most one gigabyte without opening it as an image. Raises ImageError."""
     if isinstance(source, bytes):
-        return bytes(source)  # without a subclass, which another process may not have
+        return bytes(source)  # as plain bytes: another process may not have the subclass
     name = source_name(source)
     with _stream(source, name) as stream, _as_image_error(name):
         data = stream.read(LARGEST_FILE + 1)

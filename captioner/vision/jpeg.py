@@ -1,4 +1,4 @@
-"""JPEG files: their segments, what is refused before decoding, and files without an end marker."""
+"""JPEG files: read segments, refuse some files before decoding, add a missing end marker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Iterate over the segments of a JPEG until the picture ends.
 
     Yields:
-        The marker, and the begin and end of what follows it.
+        The marker of a segment, and the start and end of its content.
     """
     place = 2
     while (match := _MARKER.search(data, place)) and match[1] != _END[1:]:

@@ -61,6 +61,6 @@ def orientation(image: Image.Image) -> int:
 
 
 def turned(image: Image.Image, orientation: int) -> Image.Image:
-    """Turn an image upright; orientation 1 returns the image itself."""
+    """Turn an image upright, given its orientation; 1 returns the image itself."""
     turn = _TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)

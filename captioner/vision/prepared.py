@@ -14,7 +14,7 @@ __all__ = ["PreparedImage"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedImage:
-    """An image prepared for the encoder: small, and can be sent between processes.
+    """An image prepared for the encoder, small enough to be sent between processes.
 
     image: the path or address of the image, for records; None if it has none.
     pixels: uint8 (3, size, size), the encoder's input.

@@ -16,7 +16,7 @@ __all__ = ["TiffReader", "open_tiff", "optional_codec"]
 _COMPRESSION, _TILE_WIDTH, _TILE_LENGTH = 259, 322, 323
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4,
           16: 8, 17: 8, 18: 8}  # fmt: skip
-_NARROW = {16: 4, 17: 9, 18: 13}  # types of 8 bytes in BigTIFF: the types of 4 bytes
+_NARROW = {16: 4, 17: 9, 18: 13}  # from types of 8 bytes in BigTIFF to types of 4 bytes
 _USUAL_TILE = 1 << 20  # pixels; a tile may be larger than the picture
 _NAMES = {33003: "JPEG 2000", 33004: "JPEG 2000", 33005: "JPEG 2000", 34712: "JPEG 2000",
           22610: "JPEG XR", 34934: "JPEG XR", 34887: "LERC", 34933: "PNG", 50002: "JPEG XL",
@@ -78,7 +78,7 @@ def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
             f"{name} has tiles of {across} x {down} pixels, more than the limit of "
             f"{max_pixels:,}: export it again"
         )
-    if big and order == ">":  # Pillow reads its offsets as those of a classic TIFF
+    if big and order == ">":  # Pillow would read the offsets as in a classic TIFF
         stream = _classic(stream, entries)
     stream.seek(0)
     return TiffReader(stream)

@@ -64,7 +64,7 @@ class TransformConfig:
     """For crop: pixels of the shorter side before the crop (232 or 256 for many of torchvision's
     weights); None: size."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    """Red, green, blue, from 0 to 1; the default is ImageNet's."""
+    """Mean of red, green and blue, from 0 to 1; the default is ImageNet's."""
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
