@@ -30,7 +30,7 @@ class BoundedTarInfo(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Read a header. Raises tarfile.ReadError: its size is negative or too large."""
+        """Read a header. Raises tarfile.ReadError: the size is negative or too large."""
         member = super().frombuf(buf, encoding, errors)
         if member.size < 0 or (member.type in _HEADERS and member.size > _LARGEST_HEADER):
             raise tarfile.ReadError(f"a header claims {member.size:,} bytes")

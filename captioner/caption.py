@@ -119,7 +119,7 @@ class Caption:
 
     @property
     def unfamiliar(self) -> bool:
-        """Whether the photo is unlike the training photos; False if not known."""
+        """Whether the photo is unlike the training photos; False if familiarity is unknown."""
         return self.familiarity is not None and self.familiarity < UNFAMILIAR
 
     @property
@@ -365,7 +365,7 @@ class Caption:
 
         Numbers are rounded in records. Alternatives without words are skipped.
 
-        Raises ConfigError: it is not a record, or a value is out of range.
+        Raises ConfigError: the argument is not a record, or a value is out of range.
         """
         read = read_record(record)
         alternatives = [sentence for sentence in read.alternatives if sentence.words is not None]

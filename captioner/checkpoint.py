@@ -118,10 +118,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
     Raises:
         CheckpointNotFoundError: there is no such file.
-        CheckpointFormatError: it is damaged, or not a Captioner checkpoint.
-        CheckpointVersionError: it was written by an incompatible version of Captioner.
-        CheckpointMismatchError: its tensors do not fit its own configuration.
-        MissingExtraError: its encoder needs timm, which is not installed.
+        CheckpointFormatError: the file is damaged, or not a Captioner checkpoint.
+        CheckpointVersionError: the file was written by an incompatible version of Captioner.
+        CheckpointMismatchError: the tensors do not fit the configuration in the file.
+        MissingExtraError: the encoder needs timm, which is not installed.
     """
     path = checkpoint_file(path)
     header = read_header(path)
@@ -187,8 +187,8 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
         CheckpointNotFoundError: there is no such file.
-        CheckpointFormatError: it is damaged, or not a Captioner checkpoint.
-        CheckpointVersionError: it was written by an incompatible version of Captioner.
+        CheckpointFormatError: the file is damaged, or not a Captioner checkpoint.
+        CheckpointVersionError: the file was written by an incompatible version of Captioner.
     """
     path = checkpoint_file(path)
     _check_kind(path)

@@ -101,7 +101,7 @@ def cores() -> int:
 
 
 def _cpu_flags() -> set[str]:
-    """Return the flags and vendor of /proc/cpuinfo; empty if there is none."""
+    """Return the flags and vendor of /proc/cpuinfo; an empty set if it does not exist."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

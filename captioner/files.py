@@ -156,7 +156,7 @@ def digest(text: str | bytes) -> bytes:
 
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:
-    """Return the hexadecimal digest of a file. Raises OSError: it cannot be read."""
+    """Return the hexadecimal digest of a file. Raises OSError: the file cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
@@ -182,9 +182,9 @@ def refuse_input(
 
 
 def _mode(target: Path) -> int | None:
-    """Return the permissions of a file; None if there is none.
+    """Return the permissions of a file; None if it does not exist.
 
-    Raises OSError: it is a folder, a device or a pipe.
+    Raises OSError: the target is a folder, a device or a pipe.
     """
     try:
         mode = target.stat().st_mode

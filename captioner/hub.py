@@ -92,7 +92,7 @@ def download_checkpoint(name: str) -> Path:
 def download_files(name: str, patterns: Sequence[str]) -> Path:
     """Download files of a model into the local cache of the Hub, if they are missing or changed.
 
-    If the Hub does not answer, the cache is used as it is.
+    If the Hub does not answer, the files in the cache are used.
 
     Args:
         name: OWNER/MODEL, or OWNER/MODEL@REVISION with a branch, tag or commit.
@@ -101,8 +101,8 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
     Returns:
         The folder of the commit in the cache. Some of the files may be missing.
 
-    Raises CheckpointNotFoundError: there is no such model, it is gated, or it is not in the cache
-        and the Hub cannot be reached.
+    Raises CheckpointNotFoundError: the model does not exist or is gated; or the Hub cannot be
+        reached and the model is not in the cache.
     """
     from huggingface_hub import HfApi, errors, snapshot_download
 

@@ -111,7 +111,7 @@ def _nearest(name: str, names: Iterable[str]) -> str | None:
 def bundled_checkpoint() -> Path:
     """Return the path of the bundled checkpoint.
 
-    Raises CheckpointNotFoundError: this installation has none.
+    Raises CheckpointNotFoundError: this installation has no bundled checkpoint.
     """
     path = _find_bundled("captioner.safetensors")
     if path is None:

@@ -102,7 +102,7 @@ class CaptionRecord(SentenceRecord):
 def read_record(record: object) -> CaptionRecord:
     """Validate a record of this version or an earlier one.
 
-    Raises ConfigError: it is not a record, or a value is out of range.
+    Raises ConfigError: the argument is not a record, or a value is out of range.
     """
     try:
         return CaptionRecord.model_validate(record)

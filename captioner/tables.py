@@ -105,14 +105,14 @@ def _unmarked_utf16(data: bytes) -> str | None:
 
 
 def read_text(source: Source, *, name: str) -> str:
-    """Read a text file. Raises DataError: it cannot be read, or is not text."""
+    """Read a text file. Raises DataError: the file cannot be read, or is not text."""
     return decode_text(read_bytes(source, name=name), name=name)[0]
 
 
 def read_lines(source: Source, *, name: str) -> list[str]:
     """Read the lines of a text file, without line ends and without empty lines.
 
-    Lines end with LF, CRLF or CR. Raises DataError: it cannot be read, or is not text.
+    Lines end with LF, CRLF or CR. Raises DataError: the file cannot be read, or is not text.
     """
     return [line for line in re.split(r"\r\n|\n|\r", read_text(source, name=name)) if line]
 
@@ -198,7 +198,7 @@ def _rows(text: str, separator: str) -> Iterator[Row]:
 def _detect_separator(text: str) -> str:
     """Choose the separator that gives the most rows with a file name.
 
-    In a tie, it is the one that gives the most rows the same number of cells. csv.Sniffer is not
+    In a tie, the number of rows with equally many cells decides. csv.Sniffer is not
     used, because it would choose the commas in sentences.
     """
     head = text[: 1 << 20].splitlines()
@@ -233,7 +233,7 @@ def _workbook(data: bytes, name: str) -> list[list[str]]:
 
 
 def read_json(source: Source, *, name: str) -> Any:
-    """Read a JSON file. Raises DataError: it cannot be read, or is not JSON."""
+    """Read a JSON file. Raises DataError: the file cannot be read, or is not JSON."""
     try:
         return json.loads(read_text(source, name=name))
     except (ValueError, RecursionError) as error:

@@ -76,7 +76,7 @@ class Decoder(nn.Module, ABC):
         """Return logits (..., words) of the deep output (..., m)."""
 
     def word_attention(self, features: Tensor, tokens: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return the self-attention (B, K, H, T, T) of tokens (B, K, T); None if there is none.
+        """Return the self-attention (B, K, H, T, T) of tokens (B, K, T), or None.
 
         Rows are queries, columns are keys. Arguments as for `forward`.
         """

@@ -97,7 +97,7 @@ class GenerationConfig:
     def changed(self, **settings: Any) -> GenerationConfig:
         """Return a copy with other settings; beam_size is raised to `captions` if necessary.
 
-        Raises ConfigError: there is no such setting, or it is out of range.
+        Raises ConfigError: a setting does not exist, or is out of range.
         """
         names = [field.name for field in fields(self)]
         for name in settings:

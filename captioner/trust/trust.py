@@ -342,7 +342,7 @@ def word_clues(
         The inputs (N, 3) on the device of `pooled`, and the kinds (N,) of the words. The columns
         are three logarithms: of the share of people who would use the word for this photo, of the
         share who use it for any photo, and of the word's probability. Rows of words without a
-        claim are meaningless.
+        claim have no meaning.
     """
     import torch
 

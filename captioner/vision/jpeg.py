@@ -54,7 +54,7 @@ def check_jpeg(data: bytes, name: str) -> None:
 
     Raises:
         ImageTooLargeError: too many segments or scans.
-        ImageFormatError: its samples do not have 8 bits.
+        ImageFormatError: the samples do not have 8 bits.
     """
     resources = 0
     for number, (marker, begin, end) in enumerate(segments(data)):

@@ -25,7 +25,7 @@ _TURNS = {
 
 
 def exif_orientation(block: bytes) -> int:
-    """Return the orientation, 1 to 8, of an EXIF block; 1 if it has none or is damaged.
+    """Return the orientation, 1 to 8, of an EXIF block; 1 if the block has none or is damaged.
 
     Only the entries of the first directory are read, not the values they point to, because a small
     file can have entries with gigabytes of values.

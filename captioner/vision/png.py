@@ -33,7 +33,7 @@ def read_png(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
         `icc_profile` if the file has them.
 
     Raises:
-        ImageTooLargeError: it has too many chunks.
+        ImageTooLargeError: the file has too many chunks.
         ImageTruncatedError: the checksum of a pixel chunk is wrong.
     """
     chunks, pixels, info = [], [], {}

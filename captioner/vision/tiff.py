@@ -54,8 +54,8 @@ def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
         max_pixels: the maximum number of pixels of a tile.
 
     Raises:
-        ImageFormatError: its compression is not supported.
-        ImageTooLargeError: its tiles are too large, or its directory repeats the same bytes.
+        ImageFormatError: the compression is not supported.
+        ImageTooLargeError: tiles are too large, or entries of the directory share bytes.
         Exception: any exception of Pillow, for damaged files.
     """
     order, big, entries = _directory(stream)
