@@ -164,7 +164,7 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
 def refuse_input(
     option: str, path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str] | None]
 ) -> None:
-    """Raise ConfigError if an output is an input of the same command, or in an input folder.
+    """Raise ConfigError if an output would overwrite an input, or a file in an input folder.
 
     Args:
         option: the option that names the output file, for the error.

@@ -76,9 +76,10 @@ class Decoder(nn.Module, ABC):
         """Return logits (..., words) of the deep output (..., m)."""
 
     def word_attention(self, features: Tensor, tokens: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return the self-attention (B, K, H, T, T) of tokens (B, K, T), or None.
+        """Return the self-attention (B, K, H, T, T) of tokens (B, K, T).
 
-        Rows are queries, columns are keys. Arguments as for `forward`.
+        Rows are queries, columns are keys. Decoders without self-attention return None. Arguments
+        as for `forward`.
         """
         return None
 

@@ -48,7 +48,7 @@ class GenerationConfig:
     different_around: str = "and"
     """A word that must not stand between two equal words ("a red and red car"); "": none."""
     minimum_length: Annotated[int, Ge(0)] = 1
-    """The number of words before <end> is allowed."""
+    """The number of words after which <end> is allowed."""
     maximum_length: Length = 24
     """The number of words after which the caption ends."""
     sample: bool = False
