@@ -294,8 +294,8 @@ KINDS: Final = {
         examples=("flickr8k downloads --to ~/flickr8k",),
         read=_flickr8k,
         metavar="FOLDER",
-        help="folder with the images (or their zip file), and with dataset_flickr8k.json, "
-        "Flickr8k.token.txt and Flickr_8k.*Images.txt, or Kaggle's captions.txt",
+        help="folder with the images (or their zip file) and one of: dataset_flickr8k.json; "
+        "Flickr8k.token.txt with Flickr_8k.*Images.txt; Kaggle's captions.txt",
         has_images=False,
     ),
 }
