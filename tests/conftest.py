@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -141,9 +140,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         need("chromium")
 
 
-@contextmanager
-def running_browser() -> Iterator[Any]:
-    """Run chromium. Until it is closed, this thread can run no other event loop."""
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser for one file of tests. Until it is closed, no other event loop can run."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
@@ -152,13 +151,6 @@ def running_browser() -> Iterator[Any]:
         )
         yield running
         running.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A browser for one file of tests."""
-    with running_browser() as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -129,7 +129,7 @@ def test_a_second_signal_stops_at_once_and_says_so(start: Callable[..., Server])
         thread.start()
         busy(client)
     server.process.send_signal(signal.SIGINT)
-    server.said(0, "stopping")
+    server.said(0, "finishing accepted requests")
     assert server.stop(signal.SIGINT) == 1
     thread.join()
     server.said(0, "stopped; requests cut off: 1$")

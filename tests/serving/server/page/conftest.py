@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from captioner.predictor import Captioner
-from tests.conftest import running_browser
 from tests.serving.server.conftest import Server, serve
 
 DESK = {"viewport": {"width": 1280, "height": 900}}
@@ -37,24 +36,17 @@ def captioner() -> Captioner:
     return Captioner.from_pretrained()
 
 
-@pytest.fixture(scope="package")
-def browser() -> Iterator[Any]:
-    """One browser for all files: it keeps the page's compiled scripts."""
-    with running_browser() as running:
-        yield running
-
-
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def desk(browser: Any) -> Iterator[Any]:
-    """A browser context of a desktop: its scripts come from the server once."""
+    """A browser's store for a file of tests: its scripts come from the server once."""
     context = browser.new_context(**DESK)
     yield context
     context.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def pocket(browser: Any) -> Iterator[Any]:
-    """A browser context of a phone."""
+    """The same of a phone."""
     context = browser.new_context(**PHONE)
     yield context
     context.close()

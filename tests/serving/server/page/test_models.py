@@ -84,7 +84,7 @@ def test_whoever_names_a_model_gets_its_caption(two: str, tiny: Captioner) -> No
         found = [word["effect"] for word in answer.json()["records"][0]["words"]]
         assert found == pytest.approx(wanted, abs=2e-4)
         answer = ask(model="no")
-        assert answer.status_code == 422 and "has bundled, tiny" in answer.json()["detail"]
+        assert answer.status_code == 422 and "use bundled, tiny" in answer.json()["detail"]
         assert client.get("/api/health/ready").status_code == 200
 
 
