@@ -294,7 +294,7 @@ def read_table(source: Source, *, name: str, columns: Iterable[str] | None = Non
 
 
 def unique_names(cells: Sequence[str]) -> list[str]:
-    """Return the names in a header, without trailing blanks; repeated names are numbered."""
+    """Strip the names in a header, drop empty cells at its end, and number repeated names."""
     names = [cell.strip() for cell in cells]
     while names and not names[-1]:
         names.pop()

@@ -90,7 +90,7 @@ class Word:
         return attention_density(weights, size, box=box, smooth=smooth)
 
     def head_label(self, head: int | None = None) -> str:
-        """Return a label for the head that `map` returns; "" if the model has one head."""
+        """Return a label for the weights of `map(head)`; "" if the model has one head."""
         if self.heads is None:
             return ""
         count = len(self.heads)

@@ -20,10 +20,9 @@ class Constraints:
     Args:
         maximum_length: the number of words after which only <end> is allowed.
         minimum_length: the number of words before which <end> is forbidden.
-        no_repeat_ngram: n: no n-gram may occur twice, and no word twice in a row; 0: both are
-            allowed.
-        no_repeat_word: whether `no_repeat_ngram` also forbids a word twice in a row; False for
-            vocabularies of characters.
+        no_repeat_ngram: the length n of n-grams that must not occur twice; 0: no limit.
+        no_repeat_word: whether a positive `no_repeat_ngram` also forbids a word twice in a row;
+            False for vocabularies of characters.
         conjunction: a token that must not have the same word on both sides, such as "and"; <unk>:
             no such token.
         silent: tokens that are never generated, besides <unk>.

@@ -116,11 +116,11 @@ class Trace:
         return self.read(numbers[:images], ends)
 
     def read(self, images: Tensor, ends: Ends) -> list[list[Hypothesis]]:
-        """Read the sentences of the ends, best first; ends with a score of -inf are skipped.
+        """Return the hypotheses of each image in the order of `ends`; skip scores of -inf.
 
         Args:
-            images: (B,), the rows of the trace that the ends belong to.
-            ends: the ends of the sentences of B images.
+            images: (B,), the index of each image in the trace.
+            ends: (B, C), see Ends.
         """
         words, parents = self._follow(images, ends)
         parts = {"score": ends.score, "step": ends.step, "end": ends.log_probability}

@@ -3,7 +3,8 @@
 - An image is encoded once, whatever the number of beams. The search is transformers' `generate`.
 - One teacher-forced pass over the finished sentences gives log-probabilities and attention.
 - Attention is the mean over all heads of the last layers, restricted to the patches.
-- Sub-words are joined to words. A word's attention is the attention of the steps that chose it.
+- Sub-words are joined to words. A word's attention is the mean over the steps that chose its
+  sub-words.
 
 Cross-attention shows the patches that a step mixed in, not why the word was chosen. The deletion
 test (`check_attention`) measures whether these patches mattered.

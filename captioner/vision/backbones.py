@@ -134,7 +134,7 @@ def build_stages(
     if family.dilates and 2 * stride == own_stride:
         halve_stride(stages)
     elif stride != own_stride:
-        also = f", and {own_stride // 2} by dilation" if family.dilates else ""
+        also = f", or {own_stride // 2} with dilation" if family.dilates else ""
         raise ConfigError(
             f"encoder stride {stride} is impossible: {name} up to stage {len(stages) - 1} has a "
             f"stride of {own_stride}{also}"

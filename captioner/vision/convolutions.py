@@ -25,8 +25,11 @@ _OPERATION = "_convolution_pointwise"  # oneDNN's fused operation
 class SameConv2d(nn.Conv2d):
     """A strided convolution with TensorFlow's SAME padding: an odd pixel is added right or below.
 
-    Weights trained in TensorFlow need it; torch's symmetric padding shifts every stride-2 layer by
-    a pixel. It shares the parameters of `conv`.
+    Weights trained in TensorFlow need this padding; torch's symmetric padding shifts every stride-2
+    layer by a pixel.
+
+    Args:
+        conv: the convolution to replace; its parameters are shared.
     """
 
     def __init__(self, conv: nn.Conv2d) -> None:

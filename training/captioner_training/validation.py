@@ -78,7 +78,8 @@ class Validation:
     def score_origin(self, origin: Checkpoint) -> dict[str, float]:
         """Score the checkpoint that the run starts from, with the recipe's generation settings.
 
-        Words that the checkpoint does not have add to its cross-entropy; see new_word_nats.
+        The cross-entropy includes a penalty for words missing from the checkpoint's vocabulary; see
+        new_word_nats.
         """
         origin.model.to(self.processes.device)
         scores, _ = self.validate(

@@ -36,7 +36,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 1 <= self.index <= self.count:
-            raise ConfigError(f"shard is {self.index}/{self.count}; the shards of N are 1/N to N/N")
+            raise ConfigError(f"shard is {self.index}/{self.count}; in I/N, I must be from 1 to N")
 
     @classmethod
     def parse(cls, text: str) -> Shard:
@@ -65,7 +65,7 @@ class BatchConfig:
     check_attention: bool = False  # add each word's effect to the records
     keywords: Share | None = None  # the minimum trust of a keyword; None: no keywords
     wording: Wording = field(default_factory=Wording)
-    plain: bool = False  # no capital letter or full stop in XMP and CSV
+    plain: bool = False  # no capital letter or full stop in XMP, CSV and embedded texts
     # Outputs
     min_score: Annotated[float, Interval(le=0)] | None = None  # lower scores go to `review`
     minimum_trust: Share | None = None  # captions with less trust go to `review`

@@ -21,7 +21,7 @@ class RunState:
     """The state of a run besides its JSON Lines files.
 
     settings: the settings that all runs with one output must share.
-    exported: digests of the last two exports; an unedited OUTPUT has one of them.
+    exported: digests of the last two exports. If OUTPUT has neither digest, it was edited.
     """
 
     settings: dict[str, Any]

@@ -67,7 +67,7 @@ class RefusedError(CaptionerError):
         self.kind, self.headers = kind, headers or {}
 
     def record(self) -> dict[str, str]:
-        """Return type, title and detail."""
+        """Return the fields `type`, `title` and `detail`."""
         return {"type": self.kind, "title": PROBLEMS[self.kind][1], "detail": self.detail}
 
 

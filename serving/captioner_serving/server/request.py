@@ -224,8 +224,8 @@ class RequestLimits:
 def _is_trusted(name: bytes) -> bool:
     """Return whether a header is passed on.
 
-    Gradio would trust forwarding headers of every client. Cookies are not needed, and parsing one
-    with many backslashes takes minutes (CVE-2024-7592).
+    Forwarding headers are dropped because Gradio trusts them from every client. Cookies are not
+    needed, and parsing one with many backslashes takes minutes (CVE-2024-7592).
     """
     return name not in (b"cookie", b"forwarded") and not name.startswith(b"x-forwarded-")
 

@@ -136,7 +136,10 @@ class Results:
         """
         entry = self._sessions.get(session)
         if entry is None:
-            raise RefusedError("no-such-session", "its results were read or dropped: call again")
+            raise RefusedError(
+                "no-such-session",
+                "the results of this session were already read or have expired: call again",
+            )
         entry.readers += 1
         try:
             yield

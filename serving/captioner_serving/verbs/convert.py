@@ -142,8 +142,8 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path], auxiliary: Iter
             )
         if path.suffix == ".csv" and (arguments.to is not None or arguments.sidecar == "json"):
             raise ConfigError(
-                f"{path} has only parts of the records, enough for --embed and sidecars of the "
-                "kinds txt, caption and xmp: for others use the .jsonl beside it"
+                f"{path} does not have the complete records: --to and --sidecar json need the "
+                ".jsonl beside it"
             )
     if arguments.to is None:
         return

@@ -53,11 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-pixels", type=int, metavar="N",
         help="refuse photos with more pixels; default: 100 million")  # fmt: skip
     add("--max-batch", type=int, metavar="N", help="images per batch; default: 16")
-    add("--queue", type=int, metavar="N", help="waiting images; more get status 503; default: 64")
+    add("--queue", type=int, metavar="N",
+        help="waiting images; others get status 503; default: 64")  # fmt: skip
     add("--max-bodies", metavar="SIZE", help="size of all requests together; default: ten uploads")
     add("--max-connections", type=int, metavar="N", help="open connections; default: 500")
-    add("--body-timeout", type=float, metavar="S",
-        help="seconds to receive a request's body, more for large ones; default: 15")  # fmt: skip
+    add(
+        "--body-timeout",
+        type=float,
+        metavar="S",
+        help="seconds to receive a request's body, plus 1 per 50 kB received; default: 15",
+    )
     add = parser.add_argument_group("access").add_argument
     add(
         "--auth-file",

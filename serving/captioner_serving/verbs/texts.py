@@ -59,7 +59,8 @@ def add_wording(group: argparse._ArgumentGroup) -> None:
         help="text around the caption: 'Photo of {caption}.'",
     )
     add("--prefix", default="", metavar="TEXT", help="text before each caption")
-    add("--plain", action="store_true", help="no capital letter or full stop in XMP and CSV")
+    add("--plain", action="store_true",
+        help="no capital letter or full stop in XMP, CSV and embedded texts")  # fmt: skip
     add("--replace", action="append", default=[], metavar="OLD=NEW", help="replace whole words")
 
 

@@ -19,7 +19,7 @@ REFUSED: Refusals = {
     # Settings
     "": (2, "there are no inputs: add"),
     "photos --output x.xls": (2, "it must end in .jsonl, .csv, .parquet, .json"),
-    "photos --shard 0/4": (2, "shards of N are 1/N to N/N"),
+    "photos --shard 0/4": (2, "in I/N, I must be from 1 to N"),
     "photos --sidecar pdf": (2, "it should be 'txt', 'caption', 'json' or 'xmp'"),
     "photos --existing append": (2, "it requires sidecar"),
     "photos --min-score -1": (2, "--review requires --min-score or --minimum-trust"),

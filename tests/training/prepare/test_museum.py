@@ -206,7 +206,7 @@ def test_everything_that_was_left_out_stands_in_one_file(
         assert all(one["what to do"] for one in csv.DictReader(file))
     # What is put right is no more in it, and goes with the last of them.
     said = prepare(run_main, tmp_path / "to", *command, "--skip-bad")
-    assert f"note: {problems} lists every photo and row of these notes\n" in said
+    assert f"note: {problems} lists every photo and row that these notes are about\n" in said
     assert captions(tmp_path / "to").keys() == {whole, "Kopie.jpg", other}
 
 

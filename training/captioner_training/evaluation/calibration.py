@@ -2,8 +2,8 @@
 
 The predictions are the next words of references, with teacher forcing. trust.py measures the
 calibration of trust in generated words. The same pass measures the cross-entropy of the references.
-Compare cross-entropy only between models trained on it: label smoothing and self-critical training
-raise it while captions improve.
+Compare cross-entropy only between models trained with the plain cross-entropy loss. Label smoothing
+and self-critical training can improve captions and still raise it.
 
 Predictions are sorted into ten bins of equal width by confidence. The expected calibration error
 (Guo et al. 2017, section 2) is the absolute difference between the mean confidence of a bin and its

@@ -53,7 +53,11 @@ class DeletionTest:
         self._captions: list[Sequence[str]] = []
 
     def add(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
-        """Test the next captions of the split on their grids.
+        """Run the deletion test on a batch of captions and add the results.
+
+        Args:
+            grid: the grids of the batch, in the order of `captioned`.
+            captioned: the next captions of the split.
 
         Raises GenerationError: the decoder's scores are not finite.
         """

@@ -18,7 +18,7 @@ Words = Sequence[str]
 
 
 class Mention(NamedTuple):
-    """A COCO category that a caption names, with its words `first` to `end` (exclusive)."""
+    """A mention of a COCO category: the words `first` to `end` (exclusive) of a caption."""
 
     category: str
     first: int

@@ -230,7 +230,9 @@ def _named(entry: Mapping[str, Any], where: str) -> tuple[str, str | None]:
     if isinstance(name, float) and name.is_integer():
         name = int(name)
     if not isinstance(name, int | str) or isinstance(name, bool):
-        raise DataError(f"{where} names no image: add image_id, or image with its file name")
+        raise DataError(
+            f"{where} names no image: add the field image_id, or the field image with the file name"
+        )
     caption = entry.get("caption")
     if not isinstance(caption, str) and "error" not in entry:
         raise DataError(f"{where} has no caption")

@@ -83,7 +83,10 @@ class Options:
 
 @contextmanager
 def claimed(to: Path) -> Iterator[Path]:
-    """Create and lock the folder; yield DIR/.prepare. Raises OutputError."""
+    """Create and lock the folder `to`; yield its work folder .prepare.
+
+    Raises OutputError: the folder is locked, contains other files, or cannot be written.
+    """
     work = to / WORK
     with writing(to):
         names = {path.name for path in to.iterdir()} if to.exists() else set()
@@ -157,7 +160,9 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
             "again, or leave them out with --skip-bad"
         )
     if table is not None:
-        print(f"note: {table} lists every photo and row of these notes", file=sys.stderr)
+        print(
+            f"note: {table} lists every photo and row that these notes are about", file=sys.stderr
+        )
     splits = _write_indexes(plans, work)
     if not splits:
         raise DataError(f"{name} has no usable image:\n{problems.report()}")

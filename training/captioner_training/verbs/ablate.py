@@ -25,7 +25,7 @@ be set, as with captioner train."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", help="ablation, smoke, or a .yaml file")
+    add("recipe", metavar="RECIPE", help="a bundled recipe (ablation or smoke), or a .yaml file")
     add("--out", type=Path, metavar="DIR", help="default: runs/ablate-RECIPE")
     add("--seeds", type=int, nargs="+", default=[1], metavar="N", help="default: 1")
     add("--variants", nargs="+", metavar="NAME", help="default: all")

@@ -103,7 +103,7 @@ def merge_xmp(
 
 
 def _fill(element: Any, caption: str, *, language: str, existing: Existing, path: str) -> None:
-    """Merge the caption into a property: into the text of its language, and the default text."""
+    """Merge the caption into the texts of a property; see merge_languages."""
     alternatives = element.find(_tag("rdf:Alt"))
     items = [] if alternatives is None else alternatives.findall(_tag("rdf:li"))
     children = [*element.iterchildren(etree.Element)]
