@@ -210,7 +210,7 @@ class Caption:
         head: int | None = None,
         **options: Unpack[OverlayOptions],
     ) -> Image.Image:
-        """Draw the photo and the attention of every word on one sheet (figure 3 of the paper).
+        """Draw the photo and the attention of every word on one sheet (Xu et al., figure 3).
 
         Arguments and errors as for `overlay`.
         """
@@ -263,7 +263,7 @@ class Caption:
 
     @property
     def measure(self) -> str:
-        """The label of the words' numbers in pictures, which are trusts or probabilities."""
+        """The label of the numbers beside the words in pictures: trusts or probabilities."""
         return "likely right" if self._has_trust else "probability"
 
     def panels(self, head: int | None = None) -> Sequence[Panel]:
@@ -316,7 +316,9 @@ class Caption:
         return minimum_trust is not None and round(self.trust or 0.0, 4) < minimum_trust
 
     def keywords(self, minimum_trust: float = KEYWORD_TRUST) -> list[str]:
-        """Return the words with at least this trust, in lower case; see captioner.trust.keywords.
+        """Return the words with a trust of at least `minimum_trust`, in lower case.
+
+        See captioner.trust.keywords.
 
         Empty if the checkpoint has no trust, or if the photo is unlike the training photos, from
         which trust was learned.

@@ -2,8 +2,9 @@
 
 The fewest cells that hold half of a word's attention are replaced by the mean of the grid. The step
 is repeated, with new attention, from the decoder's state before the word. The test measures how far
-the word's log-probability falls, compared with replacing as many random cells. The insertion test
-does the opposite: it starts from a grid that is its mean everywhere and restores only these cells.
+the word's log-probability falls, compared with replacing the same number of random cells. The
+insertion test does the opposite: it starts from a grid that is its mean everywhere and restores
+only these cells.
 
 (Petsiuk et al. 2018, RISE, section 4.1, for classifiers and pixels. Here: one word, one step, and
 the model's own attention.)
@@ -53,9 +54,9 @@ class WordEffect(NamedTuple):
     place: the index of the word.
     cells: the number of replaced cells.
     deletion: the fall of the log-probability without the attended cells.
-    random_deletion: the mean fall without as many random cells.
+    random_deletion: the mean fall without the same number of random cells.
     insertion: the rise of the log-probability with the attended cells alone; NaN if not measured.
-    random_insertion: the mean rise with as many random cells alone.
+    random_insertion: the mean rise with the same number of random cells alone.
     entropy: the entropy of the attention.
     gate: the decoder's gate, 0 to 1; None if the decoder has no gate.
     """
@@ -130,7 +131,7 @@ def word_effects(
         insertion: also measure insertion, which doubles the work.
 
     Returns:
-        The words, ordered by their index; empty if the decoder has no attention.
+        The effects of the words, ordered by `place`; empty if the decoder has no attention.
 
     Raises GenerationError: a score is NaN.
     """

@@ -64,7 +64,7 @@ class Captioner:
         max_pixels: the largest photo, in width times height.
         trust: the statistics of the checkpoint's trust file.
 
-    Raises CheckpointFormatError: the trust has fewer words than the vocabulary.
+    Raises CheckpointFormatError: the trust file covers fewer words than the vocabulary.
     """
 
     source: str | None = None
@@ -241,7 +241,7 @@ class Captioner:
     def word_effects(
         self, pixels: NDArray[np.uint8], words: Sequence[str], *, style: str = ""
     ) -> list[list[float] | None]:
-        """Run the deletion test on one sentence with each of B images, uint8 (B, 3, size, size).
+        """Run the deletion test on the same words for B images, uint8 (B, 3, size, size).
 
         Returns, for each image, the effects of the words; None if the decoder has no attention.
         """

@@ -96,7 +96,7 @@ def _unicode_patterns() -> tuple[Any, Any]:
 
 
 def is_printable(text: str) -> bool:
-    """Whether a text is without the characters that records forbid, such as control characters."""
+    """Whether a text has no characters that records forbid, such as control characters."""
     return not _UNFIT.search(text)
 
 
@@ -243,7 +243,7 @@ class Vocabulary:
         return words
 
     def decode_plain(self, tokens: Iterable[int]) -> list[str]:
-        """Return the words in the form that is scored; here it is the same as in `decode`."""
+        """Return the words as evaluation scores them; here the same as `decode`."""
         return self.decode(tokens)
 
     def tokenize(self, caption: str) -> list[str]:

@@ -119,7 +119,7 @@ def attend_fused(
 def maps(weights: Tensor) -> tuple[Tensor, Tensor | None]:
     """Average weights (..., H, L) over the heads.
 
-    Returns the mean (..., L), and the weights themselves; None instead of them if H is 1.
+    Returns the mean (..., L), and the weights per head or None if H is 1.
     """
     if weights.shape[-2] == 1:
         return weights.squeeze(-2), None

@@ -78,11 +78,11 @@ class Layer(nn.Module):
         return self.residual(members, self.read_output(context), 0)
 
     def sublayer_input(self, members: Tensor, index: int) -> Tensor:
-        """Return the input of a sublayer."""
+        """Normalise the input of a sublayer, if norms come before sublayers (pre-norm)."""
         return cast(Tensor, self.norms[index](members)) if self.pre_norm else members
 
     def residual(self, members: Tensor, output: Tensor, index: int) -> Tensor:
-        """Add the output of a sublayer."""
+        """Add the output of a sublayer to its input, and normalise the sum for post-norm."""
         members = members + self.dropout(output)
         return members if self.pre_norm else cast(Tensor, self.norms[index](members))
 

@@ -29,8 +29,8 @@ __all__ = [
 class State(NamedTuple):
     """The state of B images with K hypotheses each.
 
-    image: tensors (B, L, ...) of the images, with a row for each of the L grid cells. So cells can
-        be removed or replaced in the same way for every decoder.
+    image: tensors (B, L, ...) of the images, with a row for each of the L grid cells, so
+        cells can be removed or replaced in the same way for every decoder.
     hypothesis: tensors (B, K, ...) of the hypotheses.
     words: tensors (B, S, ...) of all words of all hypotheses of an image. They are not moved
         when hypotheses are replaced: `hypothesis` holds the indices of each hypothesis's words.

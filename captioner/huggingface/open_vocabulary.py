@@ -33,5 +33,5 @@ class OpenVocabulary(Vocabulary):
         return [self._ids[word] for word in words]
 
     def decode_plain(self, tokens: Iterable[int]) -> list[str]:
-        """Return the words in the form that is scored: in lower case, without punctuation."""
+        """Return the words as evaluation scores them: in lower case, without punctuation."""
         return [word.lower().strip(_PUNCTUATION) for word in self.decode(tokens)]

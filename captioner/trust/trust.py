@@ -2,14 +2,14 @@
 
 A word that names something counts as right if a person who described the photo used it or a
 synonym. A logistic regression estimates this from three numbers: the word's own probability; the
-share of people who use it for any photo; and the share who would use it for this photo. The last
-number does not depend on the sentence: a ridge regression predicts it from the mean of the photo's
-grid. A caption is right if all its naming words are; its trust is computed from the product of
-their trusts.
+share of people who use it, averaged over all photos; and the share who would use it for this photo.
+The last number does not depend on the sentence: a ridge regression predicts it from the mean of the
+photo's grid. A caption is right if all its naming words are; its trust is computed from the product
+of their trusts.
 
 `captioner trust` writes the coefficients to CHECKPOINT.trust.safetensors, beside the checkpoint,
 with the statistics of captioner.trust.familiarity and captioner.trust.consensus. The file is valid
-for exactly these weights. Without the file captions have no trust, and a beam's most probable
+for exactly these weights. Without the file, captions have no trust, and a beam's most probable
 sentence is returned.
 """
 
@@ -96,7 +96,7 @@ class WordFeatures(Statistics):
         are one kind. -1 for words without a claim, such as "the", "group" or "next".
     middle: (D,), the mean of the training photos' features.
     slopes: (D, C), the coefficients.
-    shares: (C,), the share of people who use a word of this kind for any photo.
+    shares: (C,), the share of people who use a word of this kind, averaged over all photos.
     nouns: (V,), 1 for nouns; None in files of version 0.1.
     """
 
@@ -341,7 +341,7 @@ def word_clues(
     Returns:
         The inputs (N, 3) on the device of `pooled`, and the kinds (N,) of the words. The columns
         are three logarithms: of the share of people who would use the word for this photo, of the
-        share who use it for any photo, and of the word's probability. Rows of words without a
+        average share over all photos, and of the word's probability. Rows of words without a
         claim have no meaning.
     """
     import torch

@@ -65,7 +65,7 @@ class Grid(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """A network whose last stage is a grid.
+    """A network whose output is a grid of features.
 
     Args:
         config: the network and its stride.
@@ -153,7 +153,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 class _SkipNormal(TorchFunctionMode):
-    """Skips initialisation from a normal distribution, which imports torch._dynamo (slow)."""
+    """Skips normal_() in initialisations, because it imports torch._dynamo (slow)."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

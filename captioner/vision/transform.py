@@ -106,12 +106,12 @@ class Transform:
 
     @property
     def at_least(self) -> int:
-        """The pixels of the shorter side that are enough, for `at_least` of `open_image`."""
+        """The minimum side to decode to, in pixels: the argument `at_least` of `open_image`."""
         return _SPARE * self._side
 
     @property
     def _side(self) -> int:
-        """Pixels of the shorter side before a crop, or of the square."""
+        """The shorter side before a crop (`resize`), or the side of the square, in pixels."""
         return self.config.resize or self.config.size
 
     def square(self, image: Image.Image) -> Image.Image:

@@ -63,7 +63,7 @@ class Processes:
 
     @property
     def conditions(self) -> str:
-        """Everything that the last digits of a run's numbers depend on."""
+        """A description of everything that changes the rounding of a run's results."""
         return (
             f"torch {torch.__version__}, {self.world} x {self.device.type}, "
             f"{torch.get_num_threads()} threads"

@@ -61,7 +61,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class ScenesConfig:
-    """The number of drawn scenes, in place of a data set."""
+    """The number of synthetic scenes to use instead of a data set."""
 
     train: Scenes = 3000
     validation: Scenes = 300

@@ -116,7 +116,7 @@ class RunFolder:
         return self._extended(state or {}) if self.extends else state
 
     def _extended(self, note: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state from which a finished run continues, with the weights of `last`."""
+        """Return the state that a finished run continues from, with its last weights."""
         progress = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in note["progress"].items()
@@ -228,7 +228,7 @@ class RunFolder:
 def _room(recipe: Recipe, model: CaptionModel, *, images: int) -> dict[str, int]:
     """Return the bytes that a run writes.
 
-    A state has all weights, and of each trained weight also the average, the best value and two
+    A state has all weights. For each trained weight it also has the average, the best value and two
     moments. There may be one state more than `keep_states`, because the new one is written before
     the oldest is deleted.
     """

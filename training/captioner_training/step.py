@@ -93,7 +93,7 @@ class TrainStep:
         """Take one optimizer step on this process's share of a batch.
 
         Args:
-            parts: the share in parts, which are computed one after the other to save memory.
+            parts: the share, split into parts that are computed one after the other to save memory.
 
         Returns:
             Scalars on the device: `loss`, its terms `loss/NAME`, `cross_entropy` in nats per token,

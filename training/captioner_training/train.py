@@ -68,7 +68,7 @@ def train(
         out: folder of the run.
         processes: the processes of the run.
         validate: scores the model after each epoch.
-        shared: folder for grids and drawn scenes; default: `out`. Several runs may share it.
+        shared: folder for grids and synthetic scenes; default: `out`. Several runs may share it.
         tracker: receives the scalars of the log.
 
     Raises:

@@ -86,7 +86,7 @@ class BatchRun(Closing):
 
     Attributes:
         counts: the numbers of records, errors and reviews of this and earlier runs; the indexes are
-            those of `journal`.
+            RECORDS, ERRORS and REVIEW of journal.py.
         before: the number of photos that earlier runs finished.
 
     Args:

@@ -60,7 +60,7 @@ class Output(Protocol):
 
     @property
     def at_least(self) -> int | None:
-        """The length of the photo's shorter side that suffices, in pixels; None: the full size."""
+        """The minimum side to decode to, in pixels; see `open_image`. None: the full size."""
 
     @property
     def is_encoded(self) -> bool:
@@ -72,7 +72,7 @@ class Output(Protocol):
 
 @dataclass(frozen=True)
 class Square:
-    """The encoder's square."""
+    """The square of a photo that the encoder takes."""
 
     config: TransformConfig
     is_encoded = False

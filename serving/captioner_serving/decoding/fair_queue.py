@@ -138,9 +138,10 @@ class FairThreads(Closing, Generic[T]):
             thread.start()
 
     def submit(self, work: Callable[[T], R], client: str = "") -> Future[R]:
-        """Submit a task of a client. A future cancelled before its turn costs nothing.
+        """Submit a task of a client and return its future.
 
-        After `close` the future is cancelled.
+        If the future is cancelled before its turn, the task is skipped. After `close`, the returned
+        future is already cancelled.
         """
         future: Future[R] = Future()
         if not self._queue.put((work, future), client):

@@ -247,7 +247,7 @@ class DecodeProcess:
             return process.wait()
 
     def forget(self) -> None:
-        """Close the socket only."""
+        """Close the socket without waiting for the process."""
         if self._running is not None:
             self._running[1].socket.close()
 

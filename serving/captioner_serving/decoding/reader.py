@@ -141,7 +141,7 @@ class Reader(Closing):
 
         A photo that cannot be decoded gives results with an `error`. The future raises
         CaptionerError if no process can be started, memory is short, or the reader is closed.
-        A future cancelled before its turn costs nothing.
+        If the future is cancelled before its turn, the photo is not read.
 
         Args:
             photo: the photo to decode.

@@ -37,7 +37,7 @@ def _load_app(folder: Path) -> ModuleType:
 def check_parity(checkpoint: Path, folder: Path) -> int:
     """Compare an exported model with its checkpoint; return the number of compared pictures.
 
-    The pictures are sample photos and drawn scenes.
+    The pictures are sample photos and synthetic scenes.
 
     Raises OutputError: the models differ; the detail names the picture and the difference.
     """

@@ -93,8 +93,8 @@ class CaptionFields(BaseModel):
     def settings(self, captioner: Captioner, *, shared: bool = False) -> GenerationConfig:
         """Return the generation settings for a captioner.
 
-        shared: the captioner is not the request's first model. The style and the minimum trust
-            apply only to the first.
+        shared: ignore the style and the minimum trust, which apply only to the first model of
+            a request.
 
         Raises ConfigError: the captioner has no such style, or no trust.
         """
@@ -108,7 +108,7 @@ class CaptionFields(BaseModel):
 
 
 class RecordFields(BaseModel):
-    """The field of all other forms besides the image: the record of the image."""
+    """The field of all other forms, besides the image."""
 
     record: str = ""
 

@@ -5,7 +5,8 @@
                                     FastAPI: /api, /metrics, /docs, /page/... <-'
                                        `-> GradioGuard -> Gradio: /
 
-It keeps no state between requests, except uploads of gradio_client, so it scales horizontally.
+The application keeps no state between requests, except uploads of gradio_client, so it scales
+horizontally.
 """
 
 from __future__ import annotations

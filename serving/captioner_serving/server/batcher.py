@@ -40,7 +40,7 @@ class JobSettings(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """The approximate time, in units of an image with default settings."""
+        """The approximate time, relative to an image with default settings."""
         checked = self.generation.captions if self.check_attention else 0
         return 1 + self.generation.beam_size // 15 + checked
 
@@ -75,8 +75,8 @@ class Batcher:
     Args:
         caption_batch: captions images that have the same settings.
         max_batch: the largest total cost of a batch, see `JobSettings.cost`.
-        capacity: the largest total cost of admitted images. One client may use all of it; half as
-            much in addition is kept for clients with few images. A request that costs more than the
+        capacity: the largest total cost of admitted images. One client may use all of it.
+            Clients with few images may exceed it by half. A request that costs more than the
             capacity is admitted only if no other request is.
     """
 

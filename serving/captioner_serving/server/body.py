@@ -261,9 +261,9 @@ def _checked(
 
 
 def _boundary(kind: str) -> str:
-    """Return the boundary in a multipart type.
+    """Return the boundary in a multipart Content-Type.
 
-    Its other options are dropped: decoding with the charset of a client could take hours.
+    Other parameters are dropped, because decoding with a charset of the client could take hours.
 
     Raises RefusedError: there is no valid boundary.
     """

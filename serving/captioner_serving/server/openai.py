@@ -56,7 +56,7 @@ class ChatMessage(BaseModel):
     content: str | tuple[Part, ...] | None = None
 
     def message(self) -> Message:
-        """Return the message in the common form."""
+        """Convert the message to a `Message` of prompt.py."""
         if not isinstance(self.content, tuple):
             return Message(role=self.role, text=self.content or "")
         text = "\n".join(part.text for part in self.content if part.text)

@@ -359,9 +359,9 @@ def _require_known(caption: Caption, vocabulary: Vocabulary) -> None:
 def check_sentence(
     captioner: Captioner, images: Sequence[PreparedImage], caption: Caption
 ) -> list[Caption]:
-    """Return the caption for each image, with the `effect` of its words; see captioner.deletion.
+    """Return the caption once for each image, with the `effect` of its words on that image.
 
-    If the model has no attention, `effect` is None.
+    See captioner.deletion. If the model has no attention, `effect` is None.
     """
     effects_by_image = captioner.word_effects(
         np.stack([image.pixels for image in images]),

@@ -1,1 +1,1 @@
-"""Training data: data sets, images, captions, cached grids, batches, drawn scenes."""
+"""Training data: data sets, images, captions, cached grids, batches, synthetic scenes."""

@@ -69,7 +69,7 @@ class BucketSampler:
             )
 
     def order(self, epoch: int, *, skip: int = 0) -> list[list[int]]:
-        """Return the positions in each part of an epoch's batches, after `skip` batches."""
+        """Return the image positions of each part, batch by batch, after `skip` batches."""
         generator = torch.Generator().manual_seed(self.seed * 100_003 + epoch)
         order = torch.randperm(len(self.shapes), generator=generator).tolist()
         order += order[: self.batches * self.size - len(order)]
@@ -150,7 +150,7 @@ class StageBatches:
                 yield batch
 
     def _starts(self, epoch: int) -> Tensor | None:
-        """Return the start tokens of an epoch with `any_style`; None if it is 0."""
+        """Draw the start tokens of an epoch; None if `data.any_style` is 0."""
         if self.default_start is None:
             return None
         chance = random.Random(f"{self.sampler.seed}/{epoch}")

@@ -1,4 +1,4 @@
-"""Drawn scenes with exact captions and boxes, for the recipe smoke and for tests.
+"""Synthetic scenes with exact captions and boxes, for the recipe smoke and for tests.
 
 A scene has a large and a small shape. Its caption starts with the large one: "a large red circle
 above a small blue square". Only this caption is right, so exact matches can be counted. The boxes

@@ -89,7 +89,7 @@ def bleu_tables(references: References, captions: Sequence[Words]) -> Tables:
 def _bleu_counts(references: Sequence[Words], caption: Words) -> list[int]:
     """Count clipped matches and n-grams by order, and the words of caption and reference.
 
-    The reference is the one nearest in length; of two equally near ones, the shorter.
+    The reference whose words are counted is the one nearest in length, or the shorter of two.
     """
     matches, count = [], []
     for order in _ORDERS:
@@ -139,8 +139,8 @@ def human_tables(
     """Score human captions: each reference of an image against the image's other references.
 
     Images with a single reference are skipped. Human captions have one reference fewer than the
-    model's, which costs some BLEU. All images have the same weight: if an image has fewer
-    references than others, its references are counted more often.
+    model's captions, which lowers their BLEU slightly. All images have the same weight: if an image
+    has fewer references than others, its references are counted more often.
     """
     images = [captions for captions in references if len(captions) > 1]
     if not images:

@@ -35,7 +35,7 @@ class _Table(NamedTuple):
 
 
 class _Grams(NamedTuple):
-    """The n-grams of sentences, all (B, S, P): keys, counts in the sentence, and squared idf."""
+    """The n-grams of sentences: keys, counts in the sentence, and squared idf, each (B, S, P)."""
 
     keys: Tensor
     counts: Tensor
@@ -116,8 +116,8 @@ class CiderD:
     def _similarity(self, captions: Tensor, references: Tensor, order: int) -> Tensor:
         """Return the cosines (B, K, R) of the tf-idf vectors of one order, with clipped counts.
 
-        A sum over distinct n-grams is computed as a sum over places: each place counts 1 / n if its
-        n-gram occurs n times.
+        A sum over distinct n-grams is computed as a sum over places. If an n-gram occurs n times,
+        each of its places has the weight 1 / n.
         """
         given, wanted = self._grams(captions, order), self._grams(references, order)
         equal = given.keys[:, :, None, :, None] == wanted.keys[:, None, :, None, :]

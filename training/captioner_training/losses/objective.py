@@ -62,7 +62,7 @@ class TeacherForcedOutput:
             Otherwise only the N tokens that count are computed, and their logits in chunks.
 
     Attributes:
-        mask: (B, K, T), whether a token counts.
+        mask: (B, K, T), whether the next token counts, that is, is not <pad>.
         targets: (N,), the next tokens; N is B * K * T if dense.
         tokens, count: the number of tokens and captions in the whole batch.
     """
@@ -97,7 +97,7 @@ class TeacherForcedOutput:
 
     @property
     def log_probabilities(self) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (N,) of the targets, and averaged over all words (N,); float32."""
+        """The log-probability of each target, and the mean over all words: (N,), float32."""
         # Not functools.cached_property: its lock breaks the compiled graph.
         if self._log_probabilities is None:
             self._log_probabilities = self._score_targets()

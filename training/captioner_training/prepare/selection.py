@@ -95,7 +95,7 @@ def select(
             has a split; otherwise images without a split are left out.
 
     Raises:
-        ConfigError: `fractions` is given, but the data set has splits of its own.
+        ConfigError: `fractions` is given, but all images have splits, and no val can be drawn.
         DataError: the name of a split is invalid.
     """
     images = list(_unique(listed, problems))
@@ -169,7 +169,7 @@ def _named_by_place(image: ListedImage, found: Found | None, files: ImageFiles) 
 
 
 def _without_vehicles(images: Sequence[ListedImage], present: Container[str]) -> list[ListedImage]:
-    """Do not treat a folder `train` as a split if it is a class beside others: bus, car, train."""
+    """Remove the split of a folder `train` that is a class beside others: bus, car, train."""
     named = {image.split for image in images if image.split_from == "folders" and image.split}
     outside = [image for image in images if not image.split and image.file_name in present]
     if named == {"train"} and any(folders_of(image.file_name) for image in outside):
@@ -200,7 +200,7 @@ def _valid(text: str) -> str:
 
 
 def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) -> dict[str, Found]:
-    """Find images by name. Reports missing images, and notes images found by another name."""
+    """Find images by name; report missing images and note images found by another name."""
     rows = {image.file_name: image.row() for image in images}
     originals = {
         image.file_name: Found(image.file_name, image.location)

@@ -129,7 +129,7 @@ def _measure(data: bytes, picture: Image.Image) -> tuple[int, int, bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The content of a shard."""
+    """The planned content of a shard."""
 
     split: str
     number: int  # number of the shard in its split

@@ -56,7 +56,7 @@ def split_named(name: str) -> str | None:
 
 
 def split_in_folders(path: str) -> str | None:
-    """Return the split in the names of a file's folders, the outermost first.
+    """Return the split named by a file's folders; if several are named, the outermost.
 
     >>> split_in_folders("data/Train/test/1.jpg")
     'train'

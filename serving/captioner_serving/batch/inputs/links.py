@@ -151,7 +151,10 @@ def _open(url: str, policy: AddressPolicy) -> Iterator[Iterator[bytes]]:
 
 
 def _join(pieces: Iterator[bytes], most: int, *, end: float | None = None) -> bytes:
-    """Join pieces until they have at least `most` bytes, or end."""
+    """Join pieces until there are at least `most` bytes or no more pieces.
+
+    Raises TimeoutError: it is later than `end`.
+    """
     data = bytearray()
     for piece in pieces:
         data += piece
