@@ -41,8 +41,8 @@ _LONGEST = 10_000  # the longest wavelength of the sines, over 2 pi
 def sine(places: Tensor, dim: int) -> Tensor:
     """Return sin(w_i p) and cos(w_i p) for each position p, with w_i from 1 to 1 / 10,000.
 
-    The encoding of p + delta is that of p with pair i rotated by the angle w_i delta. So a linear
-    map can find a fixed distance at any position.
+    The encoding of p + delta is that of p with pair i rotated by the angle w_i delta. So a fixed
+    linear map turns the encoding of any position p into that of p + delta.
 
     Args:
         places: (...), the positions.

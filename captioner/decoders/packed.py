@@ -1,6 +1,7 @@
 """Linear layers whose weights are packed for oneDNN once, instead of at every call.
 
-With few rows, such as the five hypotheses of one photo, packing takes most of a product's time.
+With few rows, such as the five hypotheses of one photo, packing takes most of the time of a matrix
+product.
 """
 
 from __future__ import annotations

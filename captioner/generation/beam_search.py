@@ -84,7 +84,7 @@ class _Search:
         self.closed |= bound <= self.pool.score[:, -1]
 
     def collect(self) -> bool:
-        """Remove closed images if there are enough; return whether any image is unfinished."""
+        """Remove closed images once enough are closed; return whether any is unfinished."""
         flags = torch.cat([self.closed, self.broken]).cpu()  # one copy from the device
         check_numbers(bool(flags[-1]))
         closed = flags[:-1]

@@ -13,7 +13,7 @@ KEYWORD_TRUST = 0.55
 def choose_keywords(
     words: Iterable[tuple[str, float | None]], *, minimum_trust: float = KEYWORD_TRUST
 ) -> list[str]:
-    """Return the words with at least this trust, in lower case and without repetitions.
+    """Return the words with enough trust, in lower case and without repetitions.
 
     Words without trust, such as "a" and "group", are no keywords.
 

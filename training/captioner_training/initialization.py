@@ -135,7 +135,7 @@ def build_model(
 
 
 def _load_origin_weights(model: CaptionModel, vocabulary: Vocabulary, origin: Checkpoint) -> None:
-    """Load a checkpoint's weights. Rows of words move to the words' places in `vocabulary`."""
+    """Load a checkpoint's weights; reorder the rows of word matrices to match `vocabulary`."""
     weights = origin.model.state_dict()
     shared = [word for word in vocabulary.words if word in origin.vocabulary]
     theirs, ours = origin.vocabulary.encode(shared), vocabulary.encode(shared)

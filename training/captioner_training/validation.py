@@ -35,7 +35,7 @@ class Validation:
     recipe: Recipe
     corpus: Corpus
     processes: Processes
-    boxes: Path | None = None  # boxes of drawn scenes, to score attention
+    boxes: Path | None = None  # boxes of synthetic scenes, to score attention
 
     def score(
         self,

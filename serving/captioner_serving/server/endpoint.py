@@ -161,7 +161,7 @@ class GradioGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the request and pass it on.
 
-        Raises CaptionerError: gradio_client makes no such call, or a limit is reached.
+        Raises CaptionerError: the call is none that gradio_client makes, or a limit is reached.
         """
         if scope["type"] != "http":
             return await self.app(scope, receive, send)

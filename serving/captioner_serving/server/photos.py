@@ -33,7 +33,7 @@ class PhotoPool:
 
     Args:
         captioner: its `max_pixels` is the limit of a photo.
-        config: if it allows URLs, there are more processes.
+        config: if it allows URLs, further processes download them.
         metrics: records the decoding time.
     """
 

@@ -95,7 +95,7 @@ def stems_of(references: Iterable[Sequence[str]]) -> set[str]:
 
 
 def synonyms(of: str) -> frozenset[str]:
-    """Return the stems in references that make a word with the stem `of` right, including it."""
+    """Return the stems that count as the stem `of` in references: its synonyms and itself."""
     return _synonyms().get(of, frozenset([of]))
 
 

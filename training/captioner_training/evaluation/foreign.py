@@ -29,7 +29,7 @@ _BATCH = 16
 def force_foreign(
     captioner: HuggingFaceCaptioner, square: Tensor, images: Sequence[CaptionedImage]
 ) -> ForcedTokens:
-    """Predict every token of the references of one image, given as uint8 (3, size, size)."""
+    """Predict each token of one image's references; the image is uint8 (3, size, size)."""
     texts = [captioner.vocabulary.join(words) for image in images for words in image.words]
     logits, targets = captioner.force(square[None], texts)
     return ForcedTokens(logits, targets, torch.zeros_like(targets))

@@ -145,7 +145,7 @@ def validate(
         data: the data configuration of the run.
         autocast: the precision of the model.
         processes: the processes of the run. Each one captions its share of the images.
-        boxes: file with the boxes of drawn scenes; see scene_pointing.
+        boxes: file with the boxes of synthetic scenes; see scene_pointing.
         grids: cached grids of the images; None: encode the photos.
         together: called after full batches, equally often in every process.
     """

@@ -69,7 +69,7 @@ def _read_recipe(values: object) -> Recipe | None:
 def _data_name(recipe: Recipe) -> str:
     """Name the training data by their folders, without the paths of this machine."""
     if recipe.data.scenes is not None:
-        return "drawn scenes"
+        return "synthetic scenes"
     names = (
         entry.style or Path(entry.captions).stem
         if isinstance(entry, Source)

@@ -160,7 +160,7 @@ def _facts(
 ) -> Iterator[tuple[str, str]]:
     best = max(epochs, key=lambda epoch: epoch["validation"]["CIDEr"])
     yield "recipe", recipe.name
-    yield "data", recipe.data.root if recipe.data.scenes is None else "drawn scenes"
+    yield "data", recipe.data.root if recipe.data.scenes is None else "synthetic scenes"
     yield "started from", recipe.weights or f"encoder {recipe.encoder_weights}"
     if log[0]["event"] == "origin":
         yield "CIDEr of that model during training", f"{log[0]['validation']['CIDEr']:.1f}"
