@@ -459,7 +459,7 @@ class Captioner:
             raise ConfigError(f"{setting} is {minimum_trust}; it must be between 0 and 1")
         if self.trust is None:
             raise ConfigError(
-                f"{setting}: the checkpoint {self.name} has no trust file: run `captioner trust`"
+                f"{setting}: the checkpoint {self.name} has no trust file; run `captioner trust`"
             )
 
 

@@ -154,7 +154,10 @@ def _draw_cell(
 def _draw_key(
     sheet: Image.Image, corner: _Size, unit: float, options: OverlayOptions, measure: str
 ) -> None:
-    """Draw the legend of the heat, over grey; then, if there is room, the legend of the numbers."""
+    """Draw the legend of the heat on a grey background.
+
+    If there is room, the legend of the numbers follows.
+    """
     draw, font = ImageDraw.Draw(sheet), font_of(round(14 * unit))
     size, gap = (round(104 * unit), round(10 * unit)), 9 * unit
     ramp = Image.linear_gradient("L").rotate(90).resize(size)

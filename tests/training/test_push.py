@@ -99,7 +99,7 @@ def test_scores_of_a_report_are_those_of_its_checkpoint(
     bleu = results["BLEU-4 (Treebank tokens, beam 3)"]
     assert (bleu.dataset_split, bleu.metric_value) == ("val", round(scores["BLEU-4"], 1))
     done = run_main("push", saved_tiny, "user/model", "--report", report, "--dry-run")
-    assert done.returncode == 1 and "not about the checkpoint to upload" in done.stderr
+    assert done.returncode == 1 and "not of the checkpoint to upload" in done.stderr
 
 
 def test_a_dry_run_needs_no_network_and_lists_the_files(

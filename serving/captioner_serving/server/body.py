@@ -263,7 +263,7 @@ def _checked(
 def _boundary(kind: str) -> str:
     """Return the boundary in a multipart Content-Type.
 
-    Other parameters are dropped, because decoding with a charset of the client could take hours.
+    Only the boundary is used: with a charset chosen by the client, decoding could take hours.
 
     Raises RefusedError: there is no valid boundary.
     """

@@ -96,8 +96,8 @@ def make_page(
 def put_preview() -> None:
     """Replace the preview tags in Gradio's HTML document by those of this page.
 
-    This changes all Gradio pages of the process. Only a page that starts with a sample has a
-    picture.
+    This changes all Gradio pages of the process. The preview has a picture only if the page opens
+    with a sample photo.
     """
     environment = gr.routes.templates.env
     loader = cast(BaseLoader, environment.loader)

@@ -275,7 +275,7 @@ class CaptionService:
         except CaptionerError as error:
             raise RefusedError("not-ready", error.detail) from error
         except Exception as error:
-            _LOGGER.exception("the model does not answer")
+            _LOGGER.exception("the readiness check failed")
             raise RefusedError("not-ready", "the model fails; the log has the reason") from error
 
     def refuse(self) -> None:

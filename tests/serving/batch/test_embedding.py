@@ -159,7 +159,8 @@ def test_what_cannot_be_embedded_is_a_sentence_and_costs_no_caption(
     assert details == [
         "p000.jpg is not a JPEG file: texts cannot be embedded; use --sidecar xmp",
         "p001.jpg is read-only: make it writable to embed texts",
-        "p002.jpg is a symbolic link: caption its target to embed texts",
+        "p002.jpg is a symbolic link: texts can only be embedded in the file itself; name that "
+        "file instead",
     ]
     assert all(line["caption"] for line in records) and "error" not in good
     after = read_tree(folder)

@@ -77,7 +77,7 @@ def test_subfolders_called_as_splits_are_splits(
     found = prepared(run_main, tmp_path / "to", "folder", photos)
     assert {split: len(images) for split, images in found.items()} == {"train": 3, "val": 3}
     message = refused(run_main, tmp_path / "no", "folder", photos, "--val", 0.5, status=2)
-    assert "has the splits train, val from folders: leave out --val" in message
+    assert "has a split (train, val from folders): leave out --val" in message
 
 
 def test_csv_rows_of_an_image_belong_together(run_main: Run, photos: Path, tmp_path: Path) -> None:

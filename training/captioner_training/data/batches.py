@@ -69,7 +69,7 @@ class BucketSampler:
             )
 
     def order(self, epoch: int, *, skip: int = 0) -> list[list[int]]:
-        """Return the image positions of each part, batch by batch, after `skip` batches."""
+        """Return the image indexes of each part, batch by batch, after `skip` batches."""
         generator = torch.Generator().manual_seed(self.seed * 100_003 + epoch)
         order = torch.randperm(len(self.shapes), generator=generator).tolist()
         order += order[: self.batches * self.size - len(order)]

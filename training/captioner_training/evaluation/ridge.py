@@ -17,7 +17,11 @@ _LEAST_PHOTOS = 5
 
 
 def fewest_photos(photos: int) -> int:
-    """Return the least number of training photos that a word or n-gram must occur in."""
+    """Return the least number of training photos that a word or n-gram must occur in.
+
+    Args:
+        photos: the number of training photos.
+    """
     return max(_LEAST_PHOTOS, -(-photos // _LEAST_SHARE))
 
 

@@ -290,8 +290,8 @@ def _drawn_anew(
         return list(groups), fractions, ""
     if "val" in names or "train" not in names:
         raise ConfigError(
-            f"the data set has the splits {', '.join(sorted(names))} {split_from}: leave out --val "
-            "and --test"
+            f"every image already has a split ({', '.join(sorted(names))} {split_from}): leave out "
+            "--val and --test"
         )
     train = [group for group in groups if splits[group[0]] == "train"]
     return train, replace(fractions, test=0.0), f"{split_from}, val drawn from train"

@@ -126,7 +126,7 @@ class Fractions:
             )
 
     def test_of(self, count: int) -> float:
-        """Return the share of test for a number of images."""
+        """Return the fraction of a data set of `count` images that becomes the test split."""
         if self.test is None:
             return min(0.1, (1 - self.val) / 2) if count >= _FOR_TEST else 0.0
         return self.test

@@ -111,8 +111,9 @@ def _scores_of(path: Path, checkpoint: Checkpoint) -> Scores:
     made_by = report.get("checkpoint") or {}
     if made_by.get("hash") != checkpoint.fingerprint():
         raise DataError(
-            f"{path} is about {made_by.get('name', 'captions of a file')}, not about the "
-            "checkpoint to upload: name a report of `captioner evaluate --checkpoint` with it"
+            f"{path} has the scores of {made_by.get('name', 'captions from a file')}, not of the "
+            "checkpoint to upload: evaluate that checkpoint with `captioner evaluate --checkpoint "
+            "CHECKPOINT --report DIR`, and name the new report"
         )
     part, _ = main_scores(report)
     if part is None:

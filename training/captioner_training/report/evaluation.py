@@ -128,7 +128,10 @@ def _name(report: Report) -> str:
 def _comparisons(
     report: Report, rows: Sequence[ImageRow]
 ) -> list[tuple[Part, str, list[tuple[str, list[int]]]]]:
-    """Return the differences from each other report, its name, and the photos that differ most."""
+    """Return the score differences from each compared report.
+
+    With each come the name of the compared model, and the photos whose CIDEr changed most.
+    """
     parts = report.get("comparisons", ())
     return [
         (Part(part), _name(part["report"]), _changed(rows, at)) for at, part in enumerate(parts)

@@ -102,7 +102,10 @@ def _read(path: str) -> bytes:
     Raises OutputError: it is not a writable JPEG file, or cannot be read.
     """
     if os.path.islink(path):
-        raise OutputError(f"{path} is a symbolic link: caption its target to embed texts")
+        raise OutputError(
+            f"{path} is a symbolic link: texts can only be embedded in the file itself; name that "
+            "file instead"
+        )
     data = read_existing(path, kind="a photo", largest=LARGEST_FILE)
     if data is None:
         raise OutputError(f"{path} no longer exists: texts cannot be embedded")
