@@ -158,7 +158,7 @@ def test_frozen_encoder_keeps_nothing_for_a_gradient() -> None:
         ({"name": "resnet18", "last_stage": 5}, "stages 0 to 4; there is no 5"),
         (
             {"name": "resnet18", "last_stage": 3},
-            "resnet18 up to stage 3 has a stride of 16, and 8",
+            "resnet18 up to stage 3 has a stride of 16, or 8 with",
         ),
         ({"name": "timm/resnet81"}, "no model 'resnet81', did you mean resnet18"),
         ({"name": "timm/hf-hub:somebody/model"}, "no model"),

@@ -323,7 +323,7 @@ def test_layers_and_heads_must_exist(
 def test_weights_of_other_classes_are_not_downloaded(hub: Hub) -> None:
     config = {"architectures": ["LlamaForCausalLM"]}
     hub.add("user/llama", {"config.json": json.dumps(config).encode(), "model.safetensors": b""})
-    with pytest.raises(CheckpointFormatError, match="user/llama: it is a LlamaForCausalLM model"):
+    with pytest.raises(CheckpointFormatError, match="user/llama: LlamaForCausalLM models are not"):
         Captioner.from_pretrained("hf:user/llama")
     assert not [request for request in hub.requests if "safetensors" in request]
 

@@ -138,6 +138,7 @@ def test_the_keyboard_is_enough_to_review(visit: Visit, photos: list[Path]) -> N
     tab.click(".removed button")
     assert tab.locator(".strip li").count() == 3 and current(visit) == "notes.jpg"
     tab.keyboard.press("Delete")
+    tab.wait_for_function(KEPT + " === 2)")
     tab.reload()
     visit.settled()
     assert len(visit.strip()) == 2
