@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -11,7 +11,9 @@ __all__ = ["Hypothesis"]
 
 
 class Hypothesis(NamedTuple):
-    """A finished sentence of T words. Tensors are float32 on the CPU.
+    """A finished sentence of T words.
+
+    Tensors are float32 on the CPU, and may be views of tensors of the whole batch.
 
     tokens: the words, without <end>.
     score: the ranking score: the summed log-probability of words and <end>, divided by their
@@ -28,3 +30,12 @@ class Hypothesis(NamedTuple):
     attention: Tensor | None = None
     gate: Tensor | None = None
     heads: Tensor | None = None
+
+    def copy(self) -> Self:
+        """Return a copy that does not keep the rest of its batch in memory."""
+        tensors = {
+            name: part.clone()
+            for name, part in self._asdict().items()
+            if name not in ("tokens", "score") and part is not None
+        }
+        return self._replace(**tensors)

@@ -7,16 +7,20 @@ of another hypothesis. This runs on the device, and all sentences are copied to 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from itertools import islice, repeat
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from captioner.decoders.state import StepOutput
 from captioner.generation.hypothesis import Hypothesis
 from captioner.vocabulary import END
 
-__all__ = ["Ends", "Trace"]
+__all__ = ["Ends", "PackedHypotheses", "Trace"]
 
 _OPTIONAL = ("attention", "gate", "heads")  # optional outputs of a step
 
@@ -50,6 +54,50 @@ class Ends(NamedTuple):
     def take(self, rows: Tensor) -> Ends:
         """Return the ends of these images only."""
         return Ends(*(part[rows] for part in self))
+
+
+class PackedHypotheses(NamedTuple):
+    """C hypotheses of each of B images, packed on the device for one copy to the CPU.
+
+    values: (B, C, N), float32, which is exact for tokens: the parts of each hypothesis, flattened.
+    shapes: the shape of each part of a hypothesis, in the order of `values`.
+    """
+
+    values: Tensor
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def read(self) -> list[list[Hypothesis]]:
+        """Copy the hypotheses to the CPU, and take them apart; those with score -inf are skipped.
+
+        Their tensors are views of tensors of the whole batch.
+        """
+        values = self.values.cpu().flatten(0, 1)
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        columns = torch.split(values, sizes, dim=1)
+        parts = {
+            name: column.reshape(-1, *shape)
+            for (name, shape), column in zip(self.shapes.items(), columns, strict=True)
+        }
+        exists, ends = parts["score"] > -torch.inf, parts["length"].unsqueeze(1)
+        places = torch.arange(parts["tokens"].shape[1] + 1)
+        is_word = exists.unsqueeze(1) & (places[:-1] < ends)
+        lengths = parts["length"][exists].int().tolist()
+        logs = torch.cat([parts["logs"], parts["end"].unsqueeze(1)], dim=1)
+        logs = torch.where(places == ends, parts["end"].unsqueeze(1), logs)
+        logs = logs[exists.unsqueeze(1) & (places <= ends)]
+        tokens = iter(parts["tokens"][is_word].int().tolist())
+        hypotheses = map(
+            Hypothesis,
+            [list(islice(tokens, length)) for length in lengths],
+            parts["score"][exists].tolist(),
+            torch.split(logs, [length + 1 for length in lengths]),
+            *(
+                torch.split(parts[name][is_word], lengths) if name in parts else repeat(None)
+                for name in _OPTIONAL
+            ),
+        )
+        counts = exists.view(self.values.shape[:2]).sum(dim=1).tolist()
+        return [list(islice(hypotheses, count)) for count in counts]
 
 
 class Trace:
@@ -116,32 +164,34 @@ class Trace:
         return self.read(numbers[:images], ends)
 
     def read(self, images: Tensor, ends: Ends) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each image in the order of `ends`; skip scores of -inf.
+        """Return the hypotheses of each image in the order of `ends`; arguments as for `pack`."""
+        return self.pack(images, ends).read()
+
+    def pack(self, images: Tensor, ends: Ends) -> PackedHypotheses:
+        """Gather the hypotheses of each image on the device, without waiting for it.
 
         Args:
             images: (B,), the index of each image in the trace.
             ends: (B, C), see Ends.
         """
         words, parents = self._follow(images, ends)
-        parts = {"score": ends.score, "step": ends.step, "end": ends.log_probability}
-        parts["tokens"] = _pick(self._tokens, images, words)
-        parts["logs"] = _pick(self._logs, images, words)
-        parts |= {name: _pick(steps, images, parents) for name, steps in self._outputs.items()}
-        parts = _to_cpu(parts)
-        return [
-            [
-                _hypothesis({name: part[image, k] for name, part in parts.items()})
-                for k in range(ends.score.shape[1])
-                if parts["score"][image, k] > -torch.inf
-            ]
-            for image in range(len(images))
-        ]
+        parts = {
+            "score": ends.score,
+            "length": ends.step,
+            "end": ends.log_probability,
+            "tokens": _pick(self._tokens, images, words),
+            "logs": _pick(self._logs, images, words),
+            **{name: _pick(steps, images, parents) for name, steps in self._outputs.items()},
+        }
+        flat = [part.float().reshape(*ends.score.shape, -1) for part in parts.values()]
+        shapes = {name: part.shape[2:] for name, part in parts.items()}
+        return PackedHypotheses(torch.cat(flat, dim=-1), shapes)
 
-    def _follow(self, images: Tensor, ends: Ends) -> tuple[list[Tensor], list[Tensor]]:
+    def _follow(self, images: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
         """Follow the parents back from the ends.
 
-        Returns, for each step, the hypotheses (B, C) on the paths and their parents, which computed
-        the attention. Values after the end of a sentence are arbitrary.
+        Returns the hypotheses (B, C, T) on the paths and their parents, which computed the
+        attention. Values after the end of a sentence are arbitrary.
         """
         at, on_path, before = ends.hypothesis, [], []
         for step in range(len(self._parents) - 1, -1, -1):
@@ -149,36 +199,11 @@ class Trace:
             if (parents := self._parents[step]) is not None:
                 at = torch.where(ends.step > step, parents[images].gather(1, at), at)
             before.append(at)
-        return on_path[::-1], before[::-1]
+        return torch.stack(on_path[::-1], dim=-1), torch.stack(before[::-1], dim=-1)
 
 
-def _pick(steps: list[Tensor], images: Tensor, chosen: list[Tensor]) -> Tensor:
-    """Gather hypotheses (B, C) of the images from each step (., K, ...): (B, C, T, ...)."""
-    rows, before = [], 0
-    for step, index in zip(steps, chosen, strict=True):
-        rows.append(before + images.unsqueeze(1) * step.shape[1] + index)
-        before += step.shape[0] * step.shape[1]
-    return torch.cat([step.flatten(0, 1) for step in steps])[torch.stack(rows, dim=-1)]
-
-
-def _to_cpu(parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors (B, C, ...) to the CPU at once, as float32, which is exact for tokens."""
-    flat = [part.float().reshape(*part.shape[:2], -1) for part in parts.values()]
-    together = torch.split(torch.cat(flat, dim=-1).cpu(), [part.shape[-1] for part in flat], dim=-1)
-    return {
-        name: packed.reshape(part.shape)
-        for (name, part), packed in zip(parts.items(), together, strict=True)
-    }
-
-
-def _hypothesis(parts: dict[str, Tensor]) -> Hypothesis:
-    """Make one hypothesis, cut at its end."""
-    length = int(parts["step"])
-    logs = torch.cat([parts["logs"][:length], parts["end"].unsqueeze(0)])
-    return Hypothesis(
-        parts["tokens"][:length].long().tolist(),
-        float(parts["score"]),
-        logs,
-        # Views would keep the whole batch in memory.
-        **{name: parts[name][:length].clone() for name in _OPTIONAL if name in parts},
-    )
+def _pick(steps: list[Tensor], images: Tensor, chosen: Tensor) -> Tensor:
+    """Gather hypotheses (B, C, T) of the images from T steps (., K, ...): (B, C, T, ...)."""
+    padded = pad_sequence([step.transpose(0, 1) for step in steps])  # (K, T, ., ...)
+    numbers = torch.arange(len(steps), device=chosen.device)
+    return padded[chosen, numbers, images.reshape(-1, 1, 1)]

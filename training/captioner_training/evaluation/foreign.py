@@ -62,7 +62,7 @@ def caption_foreign(
             )
             batch: list[Captioned] = []
             for hypotheses, word_effects in zip(decoded.hypotheses, decoded.effects, strict=True):
-                best, image = hypotheses[0], images[len(captioned) + len(batch)]
+                best, image = hypotheses[0].copy(), images[len(captioned) + len(batch)]
                 words = captioner.vocabulary.decode_plain(best.tokens)
                 attention = best.attention
                 if attention is not None:

@@ -79,7 +79,7 @@ def caption_split(
                     consensus=consensus,
                 )
             batch = [
-                _captioned(image, hypotheses[0], grid, vocabulary)
+                _captioned(image, hypotheses[0].copy(), grid, vocabulary)
                 for image, hypotheses in zip(batch_images, results, strict=True)
             ]
             captioned += batch
