@@ -20,6 +20,7 @@ from PIL import Image
 from captioner.ahead import decode_ahead
 from captioner.caption import Caption, ModelName
 from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.cuda_graphs import CudaGraphs
 from captioner.decoded import DecodedBatch
 from captioner.deletion import sentence_effects
 from captioner.device import find_device, find_dtype
@@ -94,6 +95,7 @@ class Captioner:
         self.dtype = find_dtype(dtype, self.device)
         model = copy.deepcopy(checkpoint.model)
         self.model = prepare_model(model, device=self.device, dtype=self.dtype)
+        self._graphs = CudaGraphs()
 
     @classmethod
     def from_pretrained(
@@ -212,7 +214,8 @@ class Captioner:
     def encode(self, pixels: torch.Tensor | NDArray[np.uint8]) -> Grid:
         """Encode square images, uint8 (B, 3, size, size), into a grid with features (B, L, D)."""
         pixels = self.transform.normalize(torch.as_tensor(pixels, device=self.device))
-        return self.model.encode(pixels.contiguous(memory_format=torch.channels_last))
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        return self._graphs("encode", self.model.encode, pixels)
 
     def decode_batch(
         self, pixels: NDArray[np.uint8], config: GenerationConfig, *, check_attention: bool = False
@@ -230,6 +233,7 @@ class Captioner:
             config,
             vocabulary=self.vocabulary,
             consensus=self.consensus,
+            graphs=self._graphs,
         )
         effects: list[list[list[float] | None]] = [[None] * len(beam) for beam in hypotheses]
         if check_attention:

@@ -30,6 +30,7 @@ from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.trust.trust import digest_weights, trust_file
 from captioner_training.distributed import Processes
+from captioner_training.losses import self_critical
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.losses.objective import Objective
@@ -141,11 +142,15 @@ def step_of(checkpoint: Checkpoint, stage: Stage, *objectives: Objective) -> Tra
     return step
 
 
-def test_a_self_critical_step_reads_no_more_than_its_sampling(
+def test_a_self_critical_step_reads_nothing(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rewards are computed where the captions are sampled."""
-    monkeypatch.setattr(roll_out, "sync_interval", lambda _: sync_interval(torch.device("cuda")))
+
+    def as_on_a_gpu(*given: Any, **options: Any) -> Any:
+        return roll_out.roll_out(*given, **{**options, "checks": False})
+
+    monkeypatch.setattr(self_critical, "roll_out", as_on_a_gpu)
     words = tiny_checkpoint.vocabulary.words[4:10]
     critic = SelfCriticalCaptions(
         SelfCritical(samples=3), vocabulary=tiny_checkpoint.vocabulary,
@@ -153,12 +158,12 @@ def test_a_self_critical_step_reads_no_more_than_its_sampling(
     )  # fmt: skip
     step = step_of(tiny_checkpoint, Stage(epochs=1, batch_size=4), critic)
     batch = make_batch(torch.randn(4, 9, 576), CAPTIONS, starts=[1] * 4, maximum_length=5)
-    critic.rewards(batch.tokens, batch.positions)  # moves the references to the device once
+    # The first call moves the references to the device.
+    critic.rewards(batch.tokens, torch.tensor(batch.positions))
     with DeviceReads() as device:
         device.put(batch.images, batch.tokens, *tiny_checkpoint.model.parameters())
         values = step([batch])
-        assert 1 <= device.reads.pop("tolist") <= 2, device.reads  # of the 8 steps of sampling
-        assert not +device.reads
+        assert not device.reads
     assert torch.isfinite(values["reward"])
 
 

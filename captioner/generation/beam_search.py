@@ -10,9 +10,9 @@ from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
 from captioner.generation.hypothesis import Hypothesis
 from captioner.generation.step import BeamStep, Step
-from captioner.generation.trace import Ends, Trace
+from captioner.generation.trace import Ends, PackedHypotheses, Trace
 
-__all__ = ["beam_search"]
+__all__ = ["beam_search", "whole_search"]
 
 _OPEN = 0.75  # finished images are removed when at most this share is unfinished
 
@@ -92,8 +92,7 @@ class _Search:
         if unfinished > _OPEN * len(closed):
             return True
         rows = closed.nonzero().squeeze(1).to(self.closed.device, non_blocking=True)
-        ends = Ends(*(part[rows, : self.config.captions] for part in self.pool))
-        captions = self.trace.read(rows, ends)
+        captions = self.pack(rows).read()
         for number, hypotheses in zip(self.numbers[closed].tolist(), captions, strict=True):
             self.results[number] = hypotheses
         if unfinished:
@@ -101,6 +100,11 @@ class _Search:
             self._keep(left.to(self.closed.device, non_blocking=True))
             self.numbers = self.numbers[~closed]
         return unfinished > 0
+
+    def pack(self, rows: Tensor) -> PackedHypotheses:
+        """Return the finished hypotheses of these images, still on the device."""
+        ends = Ends(*(part[rows, : self.config.captions] for part in self.pool))
+        return self.trace.pack(rows, ends)
 
     def _keep(self, rows: Tensor) -> None:
         self.tokens, self.totals = self.tokens[rows], self.totals[rows]
@@ -140,3 +144,24 @@ def beam_search(
         if is_sync and not search.collect():
             break
     return search.results
+
+
+def whole_search(
+    decoder: StepDecoder,
+    features: Tensor,
+    starts: Tensor,
+    *,
+    config: GenerationConfig,
+    constraints: Constraints,
+) -> tuple[PackedHypotheses, Tensor]:
+    """Search like `beam_search`, but without reading from the device, for a CUDA graph.
+
+    The search always goes on to the maximum length, which does not change its result.
+
+    Returns the hypotheses, and whether a score is NaN: (1,) bool.
+    """
+    search = _Search(decoder, features, config, constraints, starts)
+    for step in range(config.maximum_length + 1):
+        search.advance(step)
+    rows = torch.arange(len(features), device=features.device)
+    return search.pack(rows), search.broken

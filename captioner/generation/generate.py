@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from captioner.decoders.state import StepDecoder
-from captioner.generation.beam_search import beam_search
+from captioner.cuda_graphs import CudaGraphs
+from captioner.decoders.state import StepDecoder, check_numbers
+from captioner.generation.beam_search import beam_search, whole_search
 from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
 from captioner.generation.hypothesis import Hypothesis
@@ -21,6 +23,8 @@ from captioner.trust.consensus import Consensus
 from captioner.vocabulary import Vocabulary
 
 __all__ = ["generate"]
+
+_LONGEST = 40  # words; a graph holds all steps up to the maximum length
 
 
 @torch.inference_mode()
@@ -32,6 +36,7 @@ def generate(
     vocabulary: Vocabulary | None = None,
     starts: Sequence[int] | None = None,
     consensus: Consensus | None = None,
+    graphs: CudaGraphs | None = None,
 ) -> list[list[Hypothesis]]:
     """Generate captions for the grids of B images.
 
@@ -43,6 +48,7 @@ def generate(
         starts: the first token of each image's captions; None: the start token of
             `config.style`.
         consensus: re-ranks the sentences of a beam, if the configuration allows it.
+        graphs: the CUDA graphs of this decoder and vocabulary, for repeated beam searches.
 
     Returns:
         For each image `config.captions` hypotheses, best first (samples in the order drawn). Fewer
@@ -65,12 +71,12 @@ def generate(
         silent=vocabulary.silent,
         device=features.device,
     )
+    search = partial(_search, decoder, features, begin, constraints=constraints, graphs=graphs)
     if config.uses_consensus and consensus is not None:
-        whole_beam = replace(config, captions=config.beam_size)
-        beams = beam_search(decoder, features, whole_beam, constraints, begin)
+        beams = search(config=replace(config, captions=config.beam_size))
         return [beam[: config.captions] for beam in consensus.choose(features, beams)]
     if config.uses_beam:
-        return beam_search(decoder, features, config, constraints, begin)
+        return search(config=config)
     choose = _sampler(config, features.device) if config.sample else choose_likeliest
     return roll_out(
         decoder,
@@ -80,6 +86,24 @@ def generate(
         choose=choose,
         starts=begin,
     ).read_all(length_penalty=config.length_penalty)
+
+
+def _search(
+    decoder: StepDecoder,
+    features: Tensor,
+    starts: Tensor,
+    *,
+    config: GenerationConfig,
+    constraints: Constraints,
+    graphs: CudaGraphs | None,
+) -> list[list[Hypothesis]]:
+    """Run a beam search, on a GPU from a graph if sentences are not too long."""
+    if graphs is None or not features.is_cuda or config.maximum_length > _LONGEST:
+        return beam_search(decoder, features, config, constraints, starts)
+    whole = partial(whole_search, decoder, config=config, constraints=constraints)
+    packed, broken = graphs(config, whole, features, starts)
+    check_numbers(bool(broken))
+    return packed.read()
 
 
 def _sampler(config: GenerationConfig, device: torch.device) -> Sampler:

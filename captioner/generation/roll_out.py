@@ -23,6 +23,7 @@ def roll_out(
     constraints: Constraints,
     choose: Callable[[Tensor], Tensor],
     starts: Tensor,
+    checks: bool = True,
 ) -> Trace:
     """Generate `count` hypotheses for each of the grids (B, L, D) until all have ended.
 
@@ -33,6 +34,8 @@ def roll_out(
         constraints: the constraints on the words.
         choose: maps log-probabilities (B, K, words), -inf for forbidden words, to words (B, K).
         starts: (B,), the first token of each image's hypotheses.
+        checks: stop once all hypotheses have ended, and refuse NaN; False: go on to the maximum
+            length without reading from the device, for a CUDA graph.
 
     Returns:
         The trace. Words after a hypothesis's first <end> are arbitrary.
@@ -52,7 +55,7 @@ def roll_out(
         trace.add(output, None, tokens, logs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
         state = output.state
         ended |= tokens == END
-        if (step + 1) % interval == 0 or step == constraints.maximum_length:
+        if checks and ((step + 1) % interval == 0 or step == constraints.maximum_length):
             all_ended, any_nan = torch.stack([ended.all(), broken]).tolist()
             check_numbers(any_nan)
             if all_ended:

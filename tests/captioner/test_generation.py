@@ -13,6 +13,8 @@ from torch import Tensor
 
 from captioner import ConfigError, GenerationConfig, GenerationError
 from captioner.decoders.state import State, StepOutput
+from captioner.generation.beam_search import whole_search
+from captioner.generation.constraints import Constraints
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.generation.roll_out import draw, filter_top
@@ -187,6 +189,24 @@ def test_a_narrow_beam_is_beam_search_with_lists(
         assert [tuple(hypothesis.tokens) for hypothesis in found] == [said for _, said in expected]
         for hypothesis, (score, _) in zip(found, expected, strict=True):
             assert hypothesis.score == pytest.approx(score, abs=1e-5)
+
+
+@pytest.mark.parametrize("captions", [1, 3])
+def test_a_search_that_never_reads_from_the_device_finds_the_same(captions: int) -> None:
+    """A CUDA graph holds `whole_search`; on a CPU images leave the batch when they are finished."""
+    config = GenerationConfig(beam_size=3, captions=captions, maximum_length=7)
+    constraints = Constraints(maximum_length=7, minimum_length=1, no_repeat_ngram=2)
+    images, model = features(*range(1, 21)), Hasty(words=9, scale=1.0)
+    wanted = generate(model, images, config)
+    packed, broken = whole_search(
+        model, images, torch.full((20,), START), config=config, constraints=constraints
+    )
+    for ours, theirs in zip(packed.read(), wanted, strict=True):
+        for mine, other in zip(ours, theirs, strict=True):
+            assert (mine.tokens, mine.score) == (other.tokens, pytest.approx(other.score))
+            for part in ("log_probabilities", "attention", "gate", "heads"):
+                assert torch.equal(getattr(mine, part), getattr(other, part))
+    assert not broken and max(len(beam[0].tokens) for beam in wanted) < 6  # they end earlier
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 
 from captioner.checkpoint import Checkpoint
 from captioner.decoders.decoder import DecoderOutput
+from captioner.generation.constraints import Constraints
 from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, START, UNK
 from captioner_training.data.dataset import Batch
@@ -266,8 +267,8 @@ def test_without_dropout_the_likeliest_caption_is_its_own_baseline(
     decoder.dropout.p = 0.9
     features, starts = batch.images, torch.tensor([START] * 4)
     best = sample_captions(
-        decoder, features, count=1, starts=starts, silent=vocabulary.silent,
-        maximum_length=5, greedy=True,
+        decoder, features, count=1, starts=starts, greedy=True,
+        constraints=Constraints(maximum_length=5, silent=vocabulary.silent, must_end=False),
     )  # fmt: skip
     words = vocabulary.words
     own = [[[words[token] for token in row[0] if token > UNK]] for row in best.tolist()]
@@ -281,7 +282,7 @@ def test_without_dropout_the_likeliest_caption_is_its_own_baseline(
     reward = self_critical_step(tiny_checkpoint, batch, critic)["reward"]
     tokens, above, _ = drawn[0]
     assert torch.equal(tokens, best.expand(-1, 4, -1)) and not above.any()
-    rewards = critic.rewards(best, range(4))
+    rewards = critic.rewards(best, torch.arange(4))
     assert rewards.min() > 1 and reward == pytest.approx(rewards.mean().item())
 
 

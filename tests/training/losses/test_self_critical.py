@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, DecoderOutput, build_decoder
+from captioner.generation.constraints import Constraints
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
 from captioner_training.data.dataset import Batch
 from captioner_training.losses.cider import CiderD
@@ -76,7 +77,7 @@ def test_the_reward_is_the_official_scorers_with_the_end_as_a_word() -> None:
             for image in said
         ]
     )
-    rewards = critic.rewards(tokens, [2, 0])
+    rewards = critic.rewards(tokens, torch.tensor([2, 0]))
     for k in range(3):
         theirs = scorer.CiderScorer()
         for image, each in enumerate(references):
@@ -101,8 +102,7 @@ def test_captions_are_drawn_from_the_models_probabilities(
         features,
         count=20_000,
         starts=torch.tensor([START]),
-        silent=[PAD, START],
-        maximum_length=3,
+        constraints=Constraints(maximum_length=3, must_end=False),
         temperature=temperature,
     )
     drawn = torch.bincount(tokens[0, :, 1], minlength=len(expected)) / 20_000
@@ -113,8 +113,7 @@ def test_captions_are_drawn_from_the_models_probabilities(
 def test_drawn_captions_end_once_or_are_cut(decoder: Decoder) -> None:
     drawn = partial(
         sample_captions, decoder, torch.randn(3, 4, 6), starts=torch.tensor([START] * 3),
-        silent=[PAD, START],
-        maximum_length=5,
+        constraints=Constraints(maximum_length=5, must_end=False),
     )  # fmt: skip
     tokens = drawn(count=50)
     assert tokens.shape[:2] == (3, 50) and (tokens[..., 0] == START).all()
@@ -135,8 +134,7 @@ def test_what_starts_captions_is_not_drawn_and_has_no_probability(decoder: Decod
         features,
         count=50,
         starts=torch.tensor([5, START]),
-        silent=silent,
-        maximum_length=5,
+        constraints=Constraints(maximum_length=5, silent=silent, must_end=False),
     )
     assert tokens[:, 0, 0].tolist() == [5, START] and not (tokens[..., 1:] == 5).any()
     vocabulary: Any = SimpleNamespace(silent=silent)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from captioner.cuda_graphs import CudaGraphs
 from captioner.decoders.decoder import Decoder
 from captioner.generation.constraints import Constraints
 from captioner.generation.roll_out import Sampler, choose_likeliest, roll_out
@@ -54,6 +55,7 @@ class SelfCriticalCaptions(SamplingObjective):
         self._references = [[(*words, _END) for words in captions] for captions in references]
         self._never = torch.tensor([*vocabulary.silent, UNK])
         self._reward: _Reward | None = None
+        self._graphs = CudaGraphs()
 
     @classmethod
     def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:
@@ -68,20 +70,34 @@ class SelfCriticalCaptions(SamplingObjective):
     @torch.no_grad()
     def sample(self, decoder: Decoder, features: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """Sample captions for the grids (B, L, D) of a batch, beginning with its start tokens."""
-        sample = partial(
-            sample_captions,
-            decoder,
-            features,
-            starts=batch.tokens[:, 0, 0],
-            silent=self.vocabulary.silent,
-            maximum_length=self.maximum_length,
-        )
         self._never = self._never.to(features.device)
+        starts, positions = (
+            part.to(features.device, non_blocking=True)
+            for part in (batch.tokens[:, 0, 0], torch.tensor(batch.positions))
+        )
+        constraints = Constraints(
+            maximum_length=self.maximum_length,
+            silent=self.vocabulary.silent,
+            must_end=False,
+            device=features.device,
+        )
+        sample = partial(self._sample, decoder, constraints)
+        return self._graphs("sample", sample, features, starts, positions)
+
+    def _sample(
+        self,
+        decoder: Decoder,
+        constraints: Constraints,
+        features: Tensor,
+        starts: Tensor,
+        positions: Tensor,
+    ) -> tuple[Tensor, ...]:
+        sample = partial(sample_captions, decoder, features, starts=starts, constraints=constraints)
         tokens = sample(count=self.config.samples, temperature=self.config.temperature)
         greedy = None
         if self.config.baseline == "greedy":
-            greedy = self.rewards(sample(count=1, greedy=True), batch.positions)
-        rewards = self.rewards(tokens, batch.positions)
+            greedy = self.rewards(sample(count=1, greedy=True), positions)
+        rewards = self.rewards(tokens, positions)
         return tokens, advantages(rewards, greedy), rewards.sum()
 
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
@@ -98,8 +114,8 @@ class SelfCriticalCaptions(SamplingObjective):
         weights = forced.pick(advantage.unsqueeze(-1).expand(forced.mask.shape))
         return -forced.sum(weights * chosen) / forced.tokens
 
-    def rewards(self, tokens: Tensor, positions: Sequence[int]) -> Tensor:
-        """Return the CIDEr-D (B, K) of captions (B, K, T) of training images, on their device."""
+    def rewards(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return the CIDEr-D (B, K) of captions (B, K, T) of the images at positions (B,)."""
         if self._reward is None or self._reward.numbers.device != tokens.device:
             self._reward = _Reward.build(self._references, self.vocabulary, device=tokens.device)
         return self._reward.score(tokens, positions)
@@ -130,10 +146,9 @@ class _Reward(NamedTuple):
         numbers[PAD] = -1
         return cls(cider, numbers.to(device), cider.number(references).int().to(device))
 
-    def score(self, tokens: Tensor, positions: Sequence[int]) -> Tensor:
-        index = torch.tensor(positions).to(tokens.device, non_blocking=True)
+    def score(self, tokens: Tensor, positions: Tensor) -> Tensor:
         captions = self.numbers[tokens[..., 1:]]
-        return self.cider.compare(captions, self.references[index]).float()
+        return self.cider.compare(captions, self.references[positions]).float()
 
 
 def advantages(rewards: Tensor, greedy: Tensor | None) -> Tensor:
@@ -155,8 +170,7 @@ def sample_captions(
     *,
     count: int,
     starts: Tensor,
-    silent: Sequence[int],
-    maximum_length: int,
+    constraints: Constraints,
     greedy: bool = False,
     temperature: float = 1.0,
 ) -> Tensor:
@@ -167,19 +181,15 @@ def sample_captions(
         features: grids (B, L, D).
         count: K, captions per grid.
         starts: (B,), the start token of each grid's captions.
-        silent: tokens that are never sampled.
-        maximum_length: largest number of words.
+        constraints: the constraints on the words, with must_end=False.
         greedy: take the likeliest word at each step instead of sampling.
         temperature: below 1 sharpens the probabilities.
 
     Returns:
-        Tokens (B, K, T), start first, padded with <pad>. A caption that reaches `maximum_length`
+        Tokens (B, K, T), start first, padded with <pad>. A caption that reaches the maximum length
         has no <end>.
     """
     begin = starts.to(features.device, non_blocking=True)
-    constraints = Constraints(
-        maximum_length=maximum_length, silent=silent, must_end=False, device=features.device
-    )
     words = roll_out(
         decoder,
         features,
@@ -187,9 +197,10 @@ def sample_captions(
         constraints=constraints,
         choose=choose_likeliest if greedy else Sampler(temperature=temperature),
         starts=begin,
+        checks=features.device.type == "cpu",
     ).words
     ends = words == END
     words = words.masked_fill(ends.cumsum(dim=-1) > ends.long(), PAD)
-    if words.shape[-1] > maximum_length:  # the last position may only have <end>
+    if words.shape[-1] > constraints.maximum_length:  # the last position may only have <end>
         words[..., -1] = words[..., -1].where(ends[..., -1], PAD)
     return torch.cat([begin[:, None, None].expand(-1, count, 1), words], dim=-1)
