@@ -62,11 +62,13 @@ class _Search:
         self.trace.add(extended.output, extended.parents, extended.tokens, extended.logs)
 
     def _finish(self, extended: Step, step: int) -> None:
-        """Add hypotheses that end after `step` words to the pools of unfinished images."""
+        """Add hypotheses that end after `step` words to the pools.
+
+        The pool of a finished image does not change, because its bound is below all scores.
+        """
         self.pool = self.pool.best_of(
             Ends(
-                extended.ending.masked_fill(self.closed.unsqueeze(1), -torch.inf)
-                / (step + 1) ** self.config.length_penalty,
+                extended.ending / (step + 1) ** self.config.length_penalty,
                 torch.full_like(extended.ended, step),
                 extended.ended,
                 extended.end_logs.gather(1, extended.ended),

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -207,6 +208,22 @@ def test_a_search_that_never_reads_from_the_device_finds_the_same(captions: int)
             for part in ("log_probabilities", "attention", "gate", "heads"):
                 assert torch.equal(getattr(mine, part), getattr(other, part))
     assert not broken and max(len(beam[0].tokens) for beam in wanted) < 6  # they end earlier
+
+
+def test_consensus_chooses_from_the_whole_beam() -> None:
+    class Reverse:
+        def choose(self, features: Tensor, beams: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+            return [beam[::-1] for beam in beams[: len(features)]]
+
+    model, images = Historian(), features(1, 2, 3)
+    config = GenerationConfig(beam_size=4, captions=4, maximum_length=6, consensus=False)
+    beams = generate(model, images, config)
+    consensus: Any = Reverse()
+    chosen = generate(
+        model, images, replace(config, captions=1, consensus=True), consensus=consensus
+    )
+    for beam, (hypothesis,) in zip(beams, chosen, strict=True):
+        assert hypothesis.tokens == beam[-1].tokens
 
 
 @pytest.mark.parametrize(
