@@ -267,7 +267,7 @@ class Caption:
         return "likely right" if self._has_trust else "probability"
 
     def panels(self, head: int | None = None) -> Sequence[Panel]:
-        """Return the words for captioner.drawing, with the attention of one head or of all (mean).
+        """Return the words for captioner.drawing, with the attention of one head or the mean.
 
         Raises ConfigError: the model has no attention, or no such head.
         """

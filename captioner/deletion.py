@@ -125,7 +125,7 @@ def word_effects(
         decoder: the decoder that computes the attention.
         features: (B, L, D), the grids.
         captions: the tokens of each caption, without <end>.
-        draws: draws the random cells.
+        draws: the function that draws the random cells.
         starts: the start token of each caption.
         images: the index of each caption's grid; None: one caption for each grid.
         insertion: also measure insertion, which doubles the work.

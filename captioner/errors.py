@@ -4,7 +4,7 @@ CaptionerError
 ├── ImageError                  one image cannot be captioned; others can
 │   ├── ImageNotFoundError        the file does not exist or cannot be read
 │   ├── ImageEmptyError           zero bytes or zero pixels
-│   ├── ImageFormatError          not an image, or an unsupported format
+│   ├── ImageFormatError          not an image, or in an unsupported format
 │   ├── ImageTypeError            an object that is not an image
 │   ├── ImageTruncatedError       truncated or damaged
 │   ├── ImageTooLargeError        more pixels than the limit

@@ -129,7 +129,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 def identity(path: str | os.PathLike[str]) -> set[object]:
     """Return keys of the file that a path leads to.
 
-    Two paths lead to the same file if their keys intersect.
+    Two paths lead to the same file if they have a key in common.
     """
     real = os.path.realpath(path)
     # File names ignore case on these systems.

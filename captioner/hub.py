@@ -175,14 +175,14 @@ def explain_access(name: str, error: BaseException) -> CheckpointNotFoundError |
         text = f"is not there: {repository} has no revision {revision or 'main'}."
     elif has(errors.RepositoryNotFoundError, errors.HFValidationError):
         text = (
-            f"is neither a file or folder here nor a model on {_host()}: check the name. A private "
-            "model needs `hf auth login`."
+            f"is neither a local file or folder nor a model on {_host()}: check the name. A "
+            "private model needs `hf auth login`."
         )
     elif any(_status(link) == 401 for link in chain):
         text = f"cannot be downloaded: {_host()} rejects the token. Run `hf auth login`."
     elif has(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
         text = (
-            f"is neither a file or folder here nor in the local cache, and {_host()} cannot be "
+            f"is neither a local file or folder nor in the local cache, and {_host()} cannot be "
             "reached: check the name, or go online once."
         )
     else:

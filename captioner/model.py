@@ -17,7 +17,7 @@ __all__ = ["CaptionModel", "ModelConfig", "prepare_model"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The configuration of a model; with the vocabulary size it determines all shapes."""
+    """The configuration of a model. Together with the vocabulary size it determines all shapes."""
 
     encoder: EncoderConfig
     decoder: DecoderConfig

@@ -148,7 +148,7 @@ _LEAD = (
     "Captions a photo, and shows for every word where the model looked. A checkpoint of Captioner."
 )
 _LIMITS = """- Captions can be wrong. Check statements about people before you publish them.
-- The model describes anything that its training photos did not show as something it knows.
+- If its training photos did not show a thing, the model calls it by the name of another thing.
 - Attention shows which part of the photo a word drew its features from, not why it was chosen."""
 
 

@@ -317,8 +317,8 @@ class Captioner:
                 iterable of these, or one array (N, ...). See captioner.sources.as_source.
             config: beam size, number of captions, lengths, sampling; None: `self.generation`, the
                 settings of the checkpoint.
-            errors: for several images: "raise" raises the first ImageError; "return" returns every
-                ImageError in place of the caption.
+            errors: for several images: "raise" raises the first ImageError; "return" returns an
+                ImageError instead of a caption for each image that fails.
             check_attention: also measure the `effect` of each word, which takes longer.
             minimum_trust: 0 to 1; a caption with less trust becomes an UntrustedError.
             batch_size: images per batch; None: `self.batch_size`.
@@ -463,7 +463,8 @@ class Captioner:
             raise ConfigError(f"{setting} is {minimum_trust}; it must be between 0 and 1")
         if self.trust is None:
             raise ConfigError(
-                f"{setting}: the checkpoint {self.name} has no trust file; run `captioner trust`"
+                f"{setting} needs a trust file, but the checkpoint {self.name} has none: run "
+                "`captioner trust`"
             )
 
 

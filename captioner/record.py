@@ -108,5 +108,5 @@ def read_record(record: object) -> CaptionRecord:
         return CaptionRecord.model_validate(record)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "all of it"
-        raise ConfigError(f"the record cannot be used: {place}: {first['msg']}") from error
+        place = ".".join(map(str, first["loc"])) or "record"
+        raise ConfigError(f"the record cannot be used ({place}: {first['msg']})") from error

@@ -37,8 +37,8 @@ SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
 
 _WORD = re.compile(r"\w")
-# Captions that Treebank only splits at spaces, unless they have a word in _CUT. Splitting them
-# without Treebank is much faster.
+# Captions that Treebank's rules split only at spaces, unless they have a word in _CUT. Splitting
+# them without Treebank is much faster.
 _PLAIN = re.compile(r" *[a-z0-9]+(?:(?: *,)? +[a-z0-9]+)* *\.? *")
 # Control characters, marks of writing direction and lone surrogates: not allowed in records.
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

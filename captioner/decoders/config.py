@@ -82,8 +82,8 @@ class DecoderConfig:
         if not projected and (self.heads > 1 or not SCORES[self.score].projects):
             setting = f"heads {self.heads}" if self.heads > 1 else f"score {self.score!r}"
             yield (
-                f"{setting} needs projected values: set value_dim, to hidden_dim "
-                f"{self.hidden_dim} for instance"
+                f"{setting} needs projected values: set value_dim, for example to hidden_dim, "
+                f"{self.hidden_dim}"
             )
             return
         values = self.value_dim or self.hidden_dim

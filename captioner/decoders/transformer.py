@@ -186,7 +186,7 @@ class _Layer(Layer):
 
 
 def _extend(path: Tensor, *, length: int) -> Tensor:
-    """Append to path k of (B, K, t) paths the cache index of its newest word, `length` + k."""
+    """Append the cache index of the newest word, `length` + k, to path k of (B, K, t)."""
     newest = torch.arange(length, length + path.shape[1], device=path.device)
     return torch.cat([path, newest[None, :, None].expand(len(path), -1, -1)], dim=-1)
 

@@ -72,7 +72,7 @@ def notebook_sheet(
         score: the score of the caption.
         alternatives: further sentences with their scores.
         note: the legend for doubtful words; None: no legend.
-        measure: the name of the words' confidence, for the legend.
+        measure: the label of the numbers beside the words, for the legend.
         box: the part of the photo that the grid covers.
     """
     picture = fit(photo, (_SIDE, _SIDE), enlarge=2)

@@ -222,7 +222,7 @@ def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
 
 
 def used_colors(name: str) -> list[tuple[int, int, int]]:
-    """Return the 256 colours of a scale in which heat from 0 to 255 is drawn.
+    """Return the colours of a scale for the heat values 0 to 255.
 
     Raises ConfigError: there is no scale of this name.
     """

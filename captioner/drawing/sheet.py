@@ -56,7 +56,7 @@ def contact_sheet(
         panels: the words; may be empty. Doubtful words have a dashed outline.
         title: text above the panels, usually the caption.
         note: text below the panels, the legend for doubtful words.
-        measure: the name of the words' confidence, for the legend.
+        measure: the label of the numbers beside the words, for the legend.
         box: the part of the photo that the grid covers.
         panel_side: pixels of a square photo's panel. Other photos get panels of the same area. Text
             and spacing are proportional.

@@ -43,8 +43,8 @@ class GenerationConfig:
     """Rank the sentences of a beam by expected CIDEr, if the checkpoint has the
     statistics (captioner.trust.consensus). False: by probability."""
     no_repeat_ngram: Annotated[int, Ge(0)] = 2
-    """n: no n-gram occurs twice, and no word occurs twice in a row; 0: both are allowed. With a
-    vocabulary of characters a character may occur twice in a row."""
+    """The length n of n-grams that must not occur twice; 0: no limit. Above 0, no word occurs twice
+    in a row either, except with a vocabulary of characters."""
     different_around: str = "and"
     """A word that must not stand between two equal words ("a red and red car"); "": none."""
     minimum_length: Annotated[int, Ge(0)] = 1

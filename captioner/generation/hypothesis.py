@@ -16,8 +16,8 @@ class Hypothesis(NamedTuple):
     Tensors are float32 on the CPU, and may be views of tensors of the whole batch.
 
     tokens: the words, without <end>.
-    score: the ranking score: the summed log-probability of words and <end>, divided by their
-        number to the power of GenerationConfig.length_penalty.
+    score: the summed log-probability of words and <end>, divided by (their number)^length_penalty.
+        Hypotheses are ranked by it.
     log_probabilities: (T + 1,), the log-probabilities of the words and <end>.
     attention: (T, L); None if the decoder has no attention.
     gate: (T,); None if the decoder has no gate.

@@ -95,7 +95,7 @@ def _load_parts(folder: Path, kind: str) -> tuple[Any, Any, TransformConfig]:
     wrong = [key for key in report["missing_keys"] if ".pooler." not in key]
     if wrong := [*wrong, *(key for key, *_ in report["mismatched_keys"])]:
         raise CheckpointMismatchError(
-            f"its weights lack {min(wrong)} in the size of config.json: download it again"
+            f"its weights have no {min(wrong)} of the size in config.json: download it again"
         )
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
@@ -107,11 +107,16 @@ def _load_parts(folder: Path, kind: str) -> tuple[Any, Any, TransformConfig]:
 def _class_in(folder: Path) -> str:
     """Return the class of a model from its config.json.
 
-    Raises CheckpointFormatError: there is no config.json, or the class is not supported.
+    Raises CheckpointFormatError: there is no valid config.json, or the class is not supported.
     """
     if not (folder / _CONFIG).is_file():
         raise CheckpointFormatError(f"it has no {_CONFIG}, as a model of transformers has")
-    config = json.loads((folder / _CONFIG).read_bytes())
+    try:
+        config = json.loads((folder / _CONFIG).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointFormatError(f"its {_CONFIG} is not JSON: download it again") from error
+    if not isinstance(config, dict):
+        raise CheckpointFormatError(f"its {_CONFIG} is not a JSON object: download it again")
     kind = str((config.get("architectures") or [config.get("model_type")])[0])
     if kind not in FAMILIES or config.get("num_image_with_embedding"):
         kind = "GIT video" if kind in FAMILIES else kind

@@ -15,7 +15,7 @@ def choose_keywords(
 ) -> list[str]:
     """Return the words with enough trust, in lower case and without repetitions.
 
-    Words without trust, such as "a" and "group", are no keywords.
+    Words without trust, such as "a" and "group", are not keywords.
 
     Args:
         words: text and trust of each word, in the order of the sentence.

@@ -39,6 +39,8 @@ NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
 
+_RANGES = ("greater_than", "less_than", "finite", "too_")  # pydantic's errors about a range
+
 EXPLAINED = {"extra": "forbid", "use_attribute_docstrings": True}
 """`__pydantic_config__` of configurations in recipes: the docstring of a field is printed by
 `captioner train --fields`."""
@@ -88,7 +90,9 @@ def _problems(config: Any) -> Iterator[str]:
         except ValidationError as error:
             wanted = [item["msg"].removeprefix("Value error, ") for item in error.errors()]
             allowed = " or ".join(dict.fromkeys(wanted)).replace("Input should", "it should")
-            yield f"{name} {repr(value)[:200]} is out of range: {allowed}"
+            is_number = any(item["type"].startswith(_RANGES) for item in error.errors())
+            fault = "is out of range" if is_number else "is invalid"
+            yield f"{name} {repr(value)[:200]} {fault}: {allowed}"
 
 
 @cache

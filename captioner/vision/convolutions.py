@@ -23,10 +23,10 @@ _OPERATION = "_convolution_pointwise"  # oneDNN's fused operation
 
 
 class SameConv2d(nn.Conv2d):
-    """A strided convolution with TensorFlow's SAME padding: an odd pixel is added right or below.
+    """A strided convolution with TensorFlow's SAME padding.
 
-    Weights trained in TensorFlow need this padding; torch's symmetric padding shifts every stride-2
-    layer by a pixel.
+    If the padding is odd, the extra pixel is added at the right or at the bottom. Weights trained
+    in TensorFlow need this; torch's symmetric padding shifts every stride-2 layer by a pixel.
 
     Args:
         conv: the convolution to replace; its parameters are shared.

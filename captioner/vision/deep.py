@@ -1,4 +1,4 @@
-"""RGB images with 16 bits per channel of which 8 to 14 are used, from cameras and scanners.
+"""RGB images from cameras and scanners that use only 8 to 14 of the 16 bits per channel.
 
 Pillow keeps only the high bytes, which makes such a photo almost black. The low bytes are read by
 decoding the file again in the other byte order.

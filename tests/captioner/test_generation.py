@@ -483,7 +483,7 @@ def test_every_field_that_is_out_of_bounds_is_named_at_once() -> None:
     assert all(name in str(caught.value) for name in ("beam_size", "top_p", "temperature", "seed"))
     with pytest.raises(ConfigError, match="minimum_length 9 is out of range: it is at most"):
         GenerationConfig(minimum_length=9, maximum_length=8)
-    with pytest.raises(ConfigError, match="sample 1 is out of range: it should be a valid boolean"):
+    with pytest.raises(ConfigError, match="sample 1 is invalid: it should be a valid boolean"):
         GenerationConfig(sample=1)  # type: ignore[arg-type]
 
 

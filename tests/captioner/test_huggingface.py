@@ -286,12 +286,12 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, monkeypatch: Any) ->
     tensors = load_file(lacks / "model.safetensors")
     del tensors["git.visual_projection.visual_projection.0.weight"]
     save_file(tensors, lacks / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"lacks: its weights lack git\.visual"):
+    with pytest.raises(CheckpointError, match=r"lacks: its weights have no git\.visual"):
         Captioner.from_pretrained(f"hf:{lacks}")
     other = save_tiny("git", tmp_path / "other")
     settings = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(settings | {"vocab_size": 50}))
-    with pytest.raises(CheckpointError, match=r"other: its weights lack git\.embeddings\.word"):
+    with pytest.raises(CheckpointError, match=r"other: its weights have no git\.embeddings\.word"):
         Captioner.from_pretrained(f"hf:{other}")
     wordless = save_tiny("git", tmp_path / "wordless")
     for file in (*wordless.glob("tokenizer*"), *wordless.glob("vocab*")):
@@ -304,6 +304,10 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, monkeypatch: Any) ->
     (pads / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(CheckpointFormatError, match="must resize to a square"):
         Captioner.from_pretrained(f"hf:{pads}")
+    for text, problem in (("[]", "is not a JSON object"), ("{", "is not JSON")):
+        (other / "config.json").write_text(text)
+        with pytest.raises(CheckpointFormatError, match=rf"other: its config\.json {problem}"):
+            Captioner.from_pretrained(f"hf:{other}")
     with pytest.raises(CheckpointFormatError, match=r"pictures: it has no config\.json"):
         (tmp_path / "pictures").mkdir()
         Captioner.from_pretrained(f"hf:{tmp_path / 'pictures'}")
@@ -371,9 +375,9 @@ def test_a_model_of_the_hub_is_downloaded_once(
     ("name", "message"),
     [
         ("user/gated", "user/gated is gated: accept its terms at"),
-        ("user/none", "user/none is neither a file or folder here nor a model"),
+        ("user/none", "user/none is neither a local file or folder nor a model"),
         ("user/model@v9", "user/model has no revision v9"),
-        ("a b", "a b is neither a file or folder here nor a model"),
+        ("a b", "a b is neither a local file or folder nor a model"),
     ],
 )
 def test_errors_of_the_hub_are_explained(name: str, message: str, hub: Hub) -> None:
@@ -414,7 +418,7 @@ for name in sys.argv[1:]:
     )  # fmt: skip
     cached, missing = done.stdout.splitlines()
     assert cached == "someone/model 01234567"
-    assert "someone/other is neither a file or folder here nor in the local cache" in missing
+    assert "someone/other is neither a local file or folder nor in the local cache" in missing
 
 
 @pytest.mark.slow

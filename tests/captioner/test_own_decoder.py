@@ -111,5 +111,5 @@ def test_a_step_of_training_moves_every_weight(checkpoint: Checkpoint) -> None:
 
 def test_a_recipe_knows_it_while_it_is_in_the_table(checkpoint: Checkpoint) -> None:
     assert "decoder.kind: lstm  (lstm, top_down, transformer, bigram)" in fields_text()
-    with pytest.raises(ConfigError, match=r"kind 'trigram' is out of range: use lstm, .*, bigram"):
+    with pytest.raises(ConfigError, match=r"kind 'trigram' is invalid: use lstm, .*, bigram"):
         DecoderConfig(kind="trigram")

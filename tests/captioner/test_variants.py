@@ -251,10 +251,10 @@ def test_files_of_before_add_positions_as_they_are(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"score": "dotty"}, "score 'dotty' is out of range"),
+        ({"score": "dotty"}, "score 'dotty' is invalid: use"),
         ({"heads": 3}, "heads is 3, which does not divide"),
         ({"heads": 2, "value_dim": None}, "heads 2 needs projected values: set value_dim"),
-        ({"score": "dot", "value_dim": None}, "set value_dim, to hidden_dim 8"),
+        ({"score": "dot", "value_dim": None}, "set value_dim, for example to hidden_dim, 8"),
         ({"score": "dot", "value_dim": 6}, "of the same size, not 8 and 6"),
         ({"score": "none", "heads": 2}, "needs no more than one"),
         ({"hidden_dim": 0}, "hidden_dim 0"),

@@ -114,7 +114,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ),
         (
             {"stages.1.objectives": "{cross_entropy: 1}"},
-            "objectives 'cross_entropy' is not module:Class; built-in losses have fields",
+            "objectives 'cross_entropy' is not module:Class; built-in losses are set by their",
         ),
         ({"stages.1.learning_rate": "-1"}, "stages.1.learning_rate: should be greater"),
         ({"stages.1.attention_entropy": "nan"}, "stages.1.attention_entropy: "),
@@ -125,7 +125,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ),
         (
             {"data": "{train: [a/set, b/set], validation: [v], styles: true}"},
-            "two training sets have the same name",
+            "training folders with different names: rename one",
         ),
         (
             {"data": "{train: [{captions: a, images: b, style: c}], validation: [v]}"},
@@ -134,7 +134,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ({"data": "{train: [a], validation: [v], any_style: 0.5}"}, "any_style needs data.styles"),
         (
             {"data": "{root: /any, train: [.], validation: [v], styles: true, any_style: 0.5}"},
-            "a training set has that name",
+            "any_style adds the style any: rename the training set any",
         ),
     ],
 )  # fmt: skip

@@ -33,8 +33,8 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
 
     Raises:
         ConfigError: there are fewer than two checkpoints, or not one positive share for each.
-        CheckpointError: a checkpoint cannot be read, has NaN or infinite weights, has other
-            settings than the first (except dropout), or started from other weights.
+        CheckpointError: a checkpoint cannot be read, has NaN or infinite weights, has settings that
+            differ from those of the first (except dropout), or started from other weights.
     """
     parts = _check_shares(shares, len(paths))
     first = load_checkpoint(paths[0])

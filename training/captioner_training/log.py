@@ -216,8 +216,8 @@ class Log(Closing):
             )
         if origin.styles and not corpus.vocabulary.styles:
             self.print(
-                f"note: the model's styles ({', '.join(origin.styles)}) are dropped; data.styles "
-                "keeps them"
+                f"note: the model's styles ({', '.join(origin.styles)}) are dropped; to keep "
+                "them, set data.styles"
             )
 
     def stop(self, states: Sequence[Path]) -> None:
@@ -243,7 +243,7 @@ class Log(Closing):
             yield
 
     def is_due(self, stage: StageState) -> bool:
-        """Whether the step just taken is one to log."""
+        """Whether the last step is to be logged."""
         every = min(self.recipe.log_every, max(1, stage.steps // _LINES))
         return self.progress.taken % every == 0
 

@@ -20,9 +20,12 @@ def import_class(path: str, base: type, *, field: str) -> Any:
         base: the required base class.
         field: the field of the recipe, for messages.
 
-    Raises ConfigError: the class cannot be imported, or is not a subclass of `base`.
+    Raises ConfigError: `path` has another form, the class cannot be imported, or it is not a
+    subclass of `base`.
     """
     module, _, name = path.partition(":")
+    if not all(map(str.isidentifier, (*module.split("."), name))):
+        raise ConfigError(f"{field} {path!r} is not module:Class: use {_corrected(path)}")
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
@@ -35,3 +38,10 @@ def import_class(path: str, base: type, *, field: str) -> Any:
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise ConfigError(f"{field} {path!r} is not a subclass of {base.__name__}")
     return kind
+
+
+def _corrected(path: str) -> str:
+    """Return the likely module:Class for a path of a file, or for a dotted name."""
+    dotted = path.removeprefix("./").replace(".py:", ":").replace("/", ".")
+    parts = dotted.partition(":") if ":" in dotted else dotted.rpartition(".")
+    return f"{parts[0]}:{parts[2]}" if all(parts) else "a form like package.module:Class"

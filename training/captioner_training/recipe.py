@@ -1,4 +1,4 @@
-"""Recipes: everything that decides a training run.
+"""Recipes: all settings of a training run.
 
 The text under a field describes it; `captioner train --fields` prints all of these texts.
 recipe_file.py reads recipes from YAML and from the command line.
@@ -56,7 +56,8 @@ class Source:
     images: str
     """A folder, a tar file, or a glob of them."""
     style: str = ""
-    """The style of its captions, with data.styles."""
+    """Name of the style of these captions; needs `data.styles: true`, which requires a style for
+    each training set given by its files."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
@@ -72,33 +73,35 @@ class DataConfig:
     """The data sets, and how their captions become tokens."""
 
     root: str = "."
-    """The folder that data sets are looked for in."""
+    """Folder that contains the data sets; their paths are relative to it."""
     train: tuple[str | Source, ...] = ()
-    """Training sets: folders, whose split `train` is read, or files of a split:
-    {captions, images, style}."""
+    """Training sets. Each one is a folder, whose split `train` is read, or the files of a split:
+    {captions: FILE, images: PATH, style: NAME}."""
     validation: tuple[str | Source, ...] = ()
-    """Validation sets, as train; the split of a folder is `val`."""
+    """Validation sets, in the same form; the split `val` of a folder is read."""
     scenes: ScenesConfig | None = None
-    """Drawn scenes, in place of train and validation."""
+    """Number of synthetic scenes to draw. They replace train and validation."""
     styles: bool = False
-    """Learn one style of captions per training set, each with its own start token. A style has the
-    name of the set's folder; generation.style selects it, and the first is the default. A
-    validation set of the same name is captioned in that style."""
+    """Learn a separate caption style from each training set, with a start token for each style. A
+    style is named after the folder of its set. generation.style selects a style; the default is the
+    style of the first set. A validation set is captioned in the style of the same name, if there is
+    one, and otherwise in the default style."""
     any_style: Fraction = 0.0
-    """With styles: the share of images, drawn in every epoch, that learn the additional style
-    `any`, which is learned from all sets and becomes the default."""
+    """Share of training images, drawn anew in every epoch, that train the additional style `any`
+    instead of the style of their set. Above 0, `any` is the default style. Needs `data.styles:
+    true`."""
     minimum_count: Positive = 5
     """Words that occur less often in the training captions become <unk>."""
     maximum_length: Length = 22
     """Longest caption in words; longer ones are cut."""
     tokenizer: Tokenizer = "words"
     """`words` for English, `unicode` for other languages with spaces between words, `characters`
-    for languages without, such as Chinese."""
+    for languages without spaces, such as Chinese."""
     lowercase: bool = True
     """Convert captions to lower case; false for German, where nouns have capitals."""
     workers: Annotated[int, Ge(0)] | Literal["auto"] = "auto"
-    """Processes that decode images, at most one per core. auto: the cores of the machine, divided
-    by its training processes."""
+    """Number of processes that decode images, at most one per core. auto: the number of cores,
+    divided by the number of training processes on the machine."""
 
     def __post_init__(self) -> None:
         _refuse(self._contradictions())
@@ -117,12 +120,12 @@ class DataConfig:
             yield "data.styles has no effect on scenes: leave it out"
         names = [self.style_of(entry) for entry in self.train]
         if "" in names:
-            yield "data.styles needs a style for each training set given by its files"
+            yield "data.styles: true needs a style for each training set that is given by its files"
         folders = [self.style_of(entry) for entry in self.train if isinstance(entry, str)]
         if len(set(folders)) < len(folders):
-            yield "data.styles takes the names of folders, but two training sets have the same name"
+            yield "data.styles needs training folders with different names: rename one"
         if self.any_style > 0 and ANY_STYLE in names:
-            yield f"data.any_style uses the style {ANY_STYLE}, but a training set has that name"
+            yield f"data.any_style adds the style {ANY_STYLE}: rename the training set {ANY_STYLE}"
 
     def tokenize(self, caption: str) -> list[str]:
         """Split a caption into words."""
@@ -142,17 +145,17 @@ class SelfCritical:
     samples: Positive = 5
     """Captions sampled per image."""
     temperature: PositiveFloat = 0.5
-    """Samples are drawn from the softmax of scores / temperature. Label smoothing leaves
-    probability on senseless words; a temperature below 1 avoids them."""
+    """Samples are drawn from softmax(scores / temperature). Label smoothing gives every word some
+    probability; a temperature below 1 makes unsuitable words rare."""
     baseline: Literal["mean", "greedy"] = "mean"
     """The baseline subtracted from rewards: `mean` of the image's other samples (Luo 2020), or the
     reward of the `greedy` caption (Rennie et al. 2017)."""
     cross_entropy: NotNegative = 0.0
-    """Weight of the cross-entropy of the data's captions beside the reward (Wu et al. 2016,
-    equation 9). It keeps word probabilities calibrated."""
+    """Weight of the cross-entropy of the data's captions, which is added to the self-critical loss
+    (Wu et al. 2016, equation 9). It keeps word probabilities calibrated."""
     maximum_length: Length | None = None
-    """Longest sample in words; null: data.maximum_length. All samples of a batch take the time of
-    the longest."""
+    """Longest sample in words; null: data.maximum_length. The longest sample of a batch determines
+    its time."""
 
     def __post_init__(self) -> None:
         if self.samples < 2 and self.baseline == "mean":
@@ -165,7 +168,7 @@ class Stage:
 
     epochs: Positive
     batch_size: Positive = 64
-    """Images per step, over all processes, each with all its captions."""
+    """Images per step, summed over all processes. A step uses all captions of its images."""
     learning_rate: NotNegative = 1e-3
     """Peak learning rate of the decoder."""
     encoder_learning_rate: NotNegative | None = None
@@ -177,28 +180,29 @@ class Stage:
     flip: bool = False
     """Mirror half of the images, except those whose captions mention left or right."""
     crop: Fraction = 0.0
-    """Largest share of a side that a random crop removes."""
+    """Largest share of the width or height that a random crop removes."""
     size: Positive | None = None
-    """Pixels of a side, in place of transform.size: fewer are faster (Tan and Le 2021)."""
+    """Width and height of the images of this stage in pixels; null: transform.size. Small images
+    make a stage faster (Tan and Le 2021)."""
     doubly_stochastic: NotNegative = 0.05
     """Weight of the loss that spreads a caption's attention over all cells (Xu et al. 2015)."""
     attention_entropy: NotNegative = 0.03
     """Weight of the loss that makes the attention of each word sharp."""
     objectives: dict[str, Any] = field(default_factory=dict)
-    """Your own losses, {module:Class: setting}; the setting is usually a weight. See
+    """Additional losses of your own, {module:Class: setting}; the setting is usually a weight. See
     losses/objective.py."""
     accumulate: Positive = 1
-    """Parts that a batch is computed in, one after the other, to save memory."""
+    """Number of parts that a batch is split into, to save memory; they are computed in turn."""
     scheduled_sampling: Share = 0.0
-    """Share of input words replaced by the model's predictions at the end of the stage; it rises
-    linearly from 0. 0.1 to 0.25 is usual."""
+    """Share of input words that are replaced by the model's predictions. It rises linearly from 0
+    to this value, which is reached at the end of the stage and is usually 0.1 to 0.25."""
     patience: Positive | None = None
-    """Epochs without a better validation score after which the stage ends."""
+    """End the stage after this many epochs without a better validation score; null: never."""
     carry_over: Literal["best", "last"] = "best"
-    """The epoch whose weights the next stage starts from: the one with the highest CIDEr (noisy on
-    a few hundred photos), or the last."""
+    """The epoch whose weights the next stage starts from: `best` is the one with the highest CIDEr
+    on validation (noisy on a few hundred photos), `last` is the last one."""
     self_critical: SelfCritical | None = None
-    """Learn from the CIDEr-D of sampled captions, instead of from the data's captions."""
+    """Learn from the CIDEr-D of sampled captions instead of the data's captions."""
 
     def __post_init__(self) -> None:
         _refuse(self._contradictions())
@@ -207,8 +211,8 @@ class Stage:
         for name in self.objectives:
             if not all(name.partition(":")):
                 yield (
-                    f"objectives {name!r} is not module:Class; built-in losses have fields of "
-                    "their own: doubly_stochastic, attention_entropy, self_critical"
+                    f"objectives {name!r} is not module:Class; built-in losses are set by their "
+                    "fields: doubly_stochastic, attention_entropy or self_critical"
                 )
         if self.fine_tune_from is None:
             unused = {
@@ -243,11 +247,13 @@ class Recipe:
     data: DataConfig
     stages: tuple[Stage, ...]
     encoder_weights: Annotated[str, MinLen(1)] = "bundled"
-    """Initial weights of the encoder: `bundled` (from the bundled checkpoint), `torchvision`,
-    `random`, or a safetensors file (a Captioner checkpoint, or the encoder's stages)."""
+    """Initial weights of the encoder: `bundled` (from the bundled checkpoint), `torchvision` (the
+    ImageNet weights of torchvision, or of timm for a timm encoder), `random`, or a safetensors file
+    (a Captioner checkpoint, or only the encoder's stages)."""
     weights: Annotated[str, MinLen(1)] | None = None
-    """Captioner checkpoint to start from, `bundled` or a path: encoder, decoder and words, in place
-    of encoder_weights. New words of the data are added. Its architecture must be the recipe's."""
+    """Checkpoint to start from: `bundled`, or a Captioner checkpoint with the architecture of this
+    recipe. The run starts with the encoder, the decoder and the vocabulary of the checkpoint, and
+    ignores encoder_weights. New words of the data are added to the vocabulary."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     transform: TransformConfig = field(default_factory=TransformConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
@@ -266,14 +272,14 @@ class Recipe:
     ema: Fraction = 0.999
     """Decay of the averaged weights, which are validated and saved; 0: no average."""
     generation: GenerationConfig = field(default_factory=GenerationConfig)
-    """Caption generation: during validation, and stored in the checkpoint."""
+    """Settings of caption generation, for validation and as the defaults of the checkpoint."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile for the whole loss; auto: on GPUs. If compiling fails, training runs without
-    it."""
+    """Whether the loss is compiled with torch.compile; auto: only on GPUs. If compiling fails,
+    training runs without it."""
     log_every: Positive = 50
-    """Steps between two lines of the log; a stage has at least 20 lines."""
+    """Steps between two lines of the log. A stage has at least 20 lines, or one for each step."""
     save_every_minutes: PositiveFloat = 10.0
-    """Minutes between two saved states; each epoch ends with one too."""
+    """Minutes between two saved states. A state is also saved after each epoch."""
     save_every_steps: Positive | None = None
     """Steps between two saved states, in addition to save_every_minutes."""
     keep_states: Positive = 2
@@ -283,7 +289,7 @@ class Recipe:
     keep_files: bool = False
     """Keep states and cached grids after the run has finished."""
     max_steps: Positive | None = None
-    """Dry run: this many steps of each stage, on as much data as they take."""
+    """Dry run: take only this many steps in each stage, and read only as much data as they need."""
 
     def __post_init__(self) -> None:
         _refuse(self._contradictions())

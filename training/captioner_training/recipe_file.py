@@ -55,10 +55,10 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
 
 
 def _register_score(values: Mapping[str, Any]) -> None:
-    """Import a decoder.score that is module:Class. Raises ConfigError."""
+    """Import a decoder.score that is not built in. Raises ConfigError."""
     decoder = values.get("decoder")
     score = decoder.get("score") if isinstance(decoder, dict) else None
-    if isinstance(score, str) and ":" in score:
+    if isinstance(score, str) and (":" in score or "." in score):
         SCORES[score] = import_class(score, ScoreFunction, field="decoder.score")
 
 
@@ -138,7 +138,8 @@ def _parse(text: str, source: str) -> Any:
 
 
 def _set(values: dict[str, Any], key: str, text: str) -> str | None:
-    *path, last = key.split(".")
+    above, is_objective, name = key.partition(".objectives.")
+    *path, last = [*above.split("."), "objectives", name] if is_objective else key.split(".")
     target: Any = values
     for part in path:
         if isinstance(target, list):

@@ -166,7 +166,7 @@ class DecodeProcess:
                 return failed(_too_slow(photo, self._limits.seconds))
             except StoppedError as error:
                 self.end(kill=True)
-                raise CaptionerError(f"{photo.name} is no longer wanted") from error
+                raise CaptionerError(f"decoding {photo.name} was cancelled") from error
             except (EOFError, OSError):
                 status = self.end()
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError):

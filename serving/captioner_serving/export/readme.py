@@ -10,31 +10,32 @@ __all__ = ["write_readme"]
 
 _TEXT = """# {name} {version}, exported from Captioner
 
-A photo in, a sentence out, and for every word the place where the model looked. Neither PyTorch nor
-Captioner is needed.
+Captions photos and shows, for every word, where the model looked. It needs neither PyTorch nor
+Captioner.
 
     pip install numpy pillow onnxruntime
     python caption.py photo.jpg
     python caption.py photo.jpg --overlay dog.png --word dog
     python caption.py *.jpg --json --attention > captions.jsonl
 
-In a browser, from any static host; the photo never leaves the device:
+To use it in a browser, run this command here, or copy this folder to any static web host. Photos
+stay on the visitor's device.
 
     python -m http.server
 
 | file | what it is |
 | --- | --- |
-| `encoder.onnx` | from squares of pixels to the state that captions begin with |
-| `step.onnx` | a step of beam search for B images with K hypotheses |
-| `captioner.json` | vocabulary, transform, settings of generation, colours, name and licence |
-| `trust.safetensors` | statistics for trust, familiarity and consensus; if known |
-| `index.html`, `browser/` | the page |
-| `caption.py` | everything between a photo and its record, in one file |
+| `encoder.onnx` | the encoder: turns square photos into the initial state of the decoder |
+| `step.onnx` | one step of beam search for B images with K hypotheses each |
+| `captioner.json` | vocabulary, transform, generation settings, colours, name and licence |
+| `trust.safetensors` | statistics for trust, familiarity and consensus, if available |
+| `index.html`, `browser/` | the web page |
+| `caption.py` | a program in one file: opens photos, runs the search, writes records and overlays |
 
 ## Graphs
 
-B images, K hypotheses of each before a step and K' after it: `beam`. F is the length of the longest
-list of forbidden words.
+B is the number of images. K is the number of hypotheses per image before a step, and K' the number
+after it, which the input `beam` sets. F is the length of the longest list of forbidden words.
 
 {tables}
 

@@ -119,7 +119,7 @@ def limit_to_function(blocks: gr.Blocks, config: ServerConfig) -> None:
 async def _photo(
     config: ServerConfig, image: str, image_url: str, image_path: str
 ) -> bytes | Readable:
-    """Return the photo of the one argument that is given.
+    """Return the photo from the only argument that is given.
 
     Raises:
         RefusedError: none or several are given, or one that this server does not allow.

@@ -161,7 +161,7 @@ class GradioGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the request and pass it on.
 
-        Raises CaptionerError: the call is none that gradio_client makes, or a limit is reached.
+        Raises CaptionerError: gradio_client does not make such a call, or a limit is reached.
         """
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
@@ -260,5 +260,5 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()  # an upload: see GradioGuard
     except OSError as error:
         raise RefusedError(
-            "forbidden", "the photo was deleted, as after ten minutes: upload it again"
+            "forbidden", "the photo was deleted, because uploads are temporary: upload it again"
         ) from error

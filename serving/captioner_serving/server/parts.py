@@ -15,7 +15,7 @@ _LIMITS = (
     "Trained on 12,420 photos, mostly of people, dogs, sports and streets. It names unknown things "
     "wrongly, miscounts, cannot read text, and guesses sex and age."
 )
-_ANY_LIMITS = "A model names things that are not in its training data wrongly."
+_ANY_LIMITS = "A model gives wrong names to things that are not in its training data."
 
 
 def limits_of(models: Sequence[str]) -> str:

@@ -250,7 +250,7 @@ REFUSED: Refusals = {
     "convert t.csv --sidecar json": (2, "--sidecar json need the .jsonl"),
     "convert r.jsonl --to no/c.csv": (1, "there is no folder"),
     "convert gone.jsonl --to c.csv": (1, "gone.jsonl cannot be read"),
-    "convert r.jsonl --sidecar doc": (2, "--sidecar 'doc' is out of range: it"),
+    "convert r.jsonl --sidecar doc": (2, "--sidecar 'doc' is invalid: it"),
     "convert r.jsonl --to c.csv --existing append": (2, "it requires"),
     "convert r.jsonl --to c.csv --replace man": (2, "write OLD=NEW"),
 }

@@ -146,7 +146,7 @@ def test_batch_writes_keywords_of_models_with_trust_alone(
         words = [word["word"] for word in line["words"] if word.get("trust", 0) >= 0.5]
         renamed = ["hound" if word == "dog" else word for word in words]
         assert line["keywords"] == list(dict.fromkeys(renamed))
-    with pytest.raises(ConfigError, match=r"keywords: the checkpoint tiny has no trust file"):
+    with pytest.raises(ConfigError, match="keywords needs a trust file, but the checkpoint tiny"):
         list(caption_batch(folder, config=config, captioner=tiny))
     (photo,) = photos(1, name="one").iterdir()
     model = ("--checkpoint", lively_file)

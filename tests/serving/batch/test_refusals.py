@@ -34,7 +34,7 @@ REFUSED: Refusals = {
     ),
     "photos --minimum-trust 0.5 --review u.jsonl": (
         2,
-        "--minimum-trust: the checkpoint tiny has no trust file; run",
+        "--minimum-trust needs a trust file, but the checkpoint tiny has none: run",
     ),
     "photos --maps sheet": (2, "--maps requires --maps-to"),
     "photos --head 2": (2, "it requires maps"),

@@ -271,7 +271,7 @@ def test_a_caption_below_the_least_trust_is_marked_as_a_batch_marks_it(
         assert odd.status_code == 422 and "minimum_trust" in odd.json()["detail"]
     none = api.post("/api/caption", files={"image": photo}, data={"minimum_trust": "0.5"})
     assert (none.status_code, none.json()["type"]) == (422, "config-error")
-    assert "the checkpoint tiny has no trust file" in none.json()["detail"]
+    assert "a trust file, but the checkpoint tiny has none" in none.json()["detail"]
 
 
 def encoded(kind: str, count: int = 1) -> bytes:

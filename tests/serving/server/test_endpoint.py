@@ -130,7 +130,7 @@ def test_a_caption_below_the_least_trust_is_marked(
     assert "minimum_trust is '2': it should be less than or equal to 1" in asked(2)["error"]
     assert "minimum_trust is 'x': it should be a valid number" in asked("x")["error"]
     output = result(api, call(api, file_data(upload(api)), *USUAL[:-1], 0.5))
-    assert "the checkpoint tiny has no trust file" in output["error"]
+    assert "a trust file, but the checkpoint tiny has none" in output["error"]
 
 
 def test_a_link_to_the_page_shows_the_product(

@@ -212,7 +212,7 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "no base64": ({"urls": ["photo.jpg"]}, 400, "must be base64"),
     "no photo": ({"urls": ["AAAA"]}, 415, "not a JPEG"),
     "half a photo": ({"urls": [CODED[: len(CODED) // 8 * 4]]}, 422, "cut off or damaged"),
-    "no trust": ({"model": "plain", "text": "keywords"}, 422, "has no trust file"),
+    "no trust": ({"model": "plain", "text": "keywords"}, 422, "needs a trust file"),
 }
 
 

@@ -235,7 +235,7 @@ def test_what_is_no_text_is_no_caption(run_main: Run, photos: Path, tmp_path: Pa
         content["annotations"].append({"image_id": 8, "caption": odd})
     path.write_text(json.dumps(content))
     said = refused(run_main, tmp_path / "to", "coco-json", path, "--images", photos)
-    assert f"caption that is no text: 3 (None for image 8 in {path}; 5 for image 8" in said
+    assert f"caption that is not text: 3 (None for image 8 in {path}; 5 for image 8" in said
     assert "empty caption: 1 (a/1.jpg)" in said
     with pytest.raises(DataError, match="image 8 has the caption None, which is not text"):
         read_coco(path, photos)
@@ -322,7 +322,9 @@ def test_flickr8k_of_two_copies_is_not_guessed(run_main: Run, photos: Path, tmp_
     shutil.copy(photos / "a" / "2.jpg", photos / "b" / "1.jpg")
     message = refused(run_main, tmp_path / "no", *command)
     assert f"missing image: 1 (1.jpg (ambiguous: {photos}/a/1.jpg, {photos}/b/1.jpg))" in message
-    assert "; if a folder has several copies of the data set, name the folder of one\n" in message
+    assert (
+        "; if a folder has several copies of the data set, name the folder of one copy\n" in message
+    )
     (photos / "b" / "captions.txt").write_text("image,caption\n1.jpg,A cat\n")
     message = refused(run_main, tmp_path / "no", *command)
     assert f"two different captions.txt, {photos}/a/captions.txt and {photos}/b/" in message

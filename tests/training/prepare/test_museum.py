@@ -189,7 +189,7 @@ def test_everything_that_was_left_out_stands_in_one_file(
     assert f"\n{problems} lists all of them with remedies." in said
     with problems.open(encoding="utf-8-sig", newline="") as file:
         found = {
-            (one["what"].split(":")[0], one["row"], one["file"]) for one in csv.DictReader(file)
+            (one["problem"].split(":")[0], one["row"], one["file"]) for one in csv.DictReader(file)
         }
     expected = {
         ("corrupt image", "line 3", cut),
@@ -203,7 +203,7 @@ def test_everything_that_was_left_out_stands_in_one_file(
     }
     assert found == expected
     with problems.open(encoding="utf-8-sig", newline="") as file:
-        assert all(one["what to do"] for one in csv.DictReader(file))
+        assert all(one["remedy"] for one in csv.DictReader(file))
     # What is put right is no more in it, and goes with the last of them.
     said = prepare(run_main, tmp_path / "to", *command, "--skip-bad")
     assert f"note: {problems} lists every photo and row that these notes are about\n" in said

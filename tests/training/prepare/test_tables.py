@@ -50,7 +50,7 @@ def test_too_many_cells_elsewhere_are_named(tmp_path: Path, problems: Problems) 
     table = "image,caption,split\n1.jpg,a dog, a cat,train\n2.jpg,fine,train\n"
     assert read(tmp_path, table, problems) == {"2.jpg": ("fine",)}
     assert problems.report().splitlines() == [
-        "  row with too many cells: 1 (line 2 has 4)",
+        "  row with too many cells: 1 (line 2 has 4 cells)",
         "    there are 3 columns; put text that contains ',' into quotation marks",
     ]
 

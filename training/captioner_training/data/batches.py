@@ -64,8 +64,8 @@ class BucketSampler:
         self.size = -(-len(shapes) // self.batches)
         if self.size < world * parts:
             raise ConfigError(
-                f"batches of {self.size} of the {len(shapes)} images are too few for {world} "
-                f"processes with {parts} parts: raise batch_size or lower accumulate"
+                f"a batch has {self.size} of the {len(shapes)} images, too few for {world} "
+                f"processes with {parts} parts each: raise batch_size or lower accumulate"
             )
 
     def order(self, epoch: int, *, skip: int = 0) -> list[list[int]]:

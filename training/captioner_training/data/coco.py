@@ -87,7 +87,7 @@ def _parse(content: Any, name: str, report: Callable[[str, str], None] | None) -
         elif isinstance(caption, str):
             captions[str(key)].append(caption)
         elif report is not None:
-            report("caption that is no text", f"{caption!r:.40} for image {key} in {name}")
+            report("caption that is not text", f"{caption!r:.40} for image {key} in {name}")
         else:
             raise TypeError(f"image {key} has the caption {caption!r:.40}, which is not text")
     licences = {entry["id"]: entry.get("name") for entry in content.get("licenses") or []}

@@ -71,7 +71,7 @@ class CachedGrids:
                 yield ahead.result()
 
     def resident(self, device: torch.device) -> ResidentGrids | None:
-        """Load the grids into GPU memory; None without a GPU, or if they need most of it."""
+        """Load the grids into GPU memory; None without a GPU, or if they do not fit."""
         if not fits_on_gpu(2 * math.prod(self.shape), device):
             return None
         grids = torch.empty(self.shape, dtype=torch.float16, device=device)

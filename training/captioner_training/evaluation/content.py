@@ -95,7 +95,7 @@ def stems_of(references: Iterable[Sequence[str]]) -> set[str]:
 
 
 def synonyms(of: str) -> frozenset[str]:
-    """Return the stems that count as the stem `of` in references: its synonyms and itself."""
+    """Return the stem `of` and its synonyms; all of them count as this stem in references."""
     return _synonyms().get(of, frozenset([of]))
 
 

@@ -96,7 +96,7 @@ class DeletionTest:
 
 
 class EffectMeans:
-    """Averages the word effects of a split that the captioner itself measured."""
+    """Averages word effects over a split, if the captioner itself measures them."""
 
     def __init__(self) -> None:
         self._words: list[tuple[int, str, float]] = []

@@ -18,7 +18,7 @@ def measure_gain(
     """Compare the CIDEr-D of each image of a split after a run and before it, in percent.
 
     Returns `split`, `images`, the mean score `after`, and `intervals`. If the run started from a
-    model, also the mean score `before` and the mean difference of each image's scores, `gain`.
+    model, also the mean score `before`, and `gain`, the mean difference over images.
     """
     tables = {"after": mean_table(after)}
     if before is not None:
@@ -33,8 +33,8 @@ def describe_gain(gain: Mapping[str, Any]) -> str:
     photos = f"on {gain['images']:,} test {noun}"
     if gain["split"] != "test":
         photos = (
-            f"on the {gain['images']:,} validation {noun} that chose the epoch (expect less on "
-            "others)"
+            f"on the {gain['images']:,} validation {noun} that chose the epoch (usually lower "
+            "on other photos)"
         )
     low, high = gain["intervals"]["gain" if "gain" in gain else "after"]
     if "gain" not in gain:

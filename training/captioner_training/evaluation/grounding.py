@@ -124,7 +124,7 @@ def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
 
 
 def object_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, object]:
-    """Measure as in person_grounding for all other categories, at the last word of a name.
+    """Measure as person_grounding does, for all other categories and at the last word of a name.
 
     Raises DataError: no caption names a category that has boxes, or the model has no attention.
     """
@@ -138,7 +138,7 @@ def object_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
 def category_grounding(
     captioned: Sequence[Captioned], boxes: Boxes, *categories: str
 ) -> dict[str, object] | None:
-    """Measure as in person_grounding for the given categories.
+    """Measure as person_grounding does, for the given categories.
 
     Returns None if no caption names one of them in an image that has boxes of it.
 

@@ -94,7 +94,7 @@ def words_of(table: str) -> dict[str, Any]:
 
 @cache
 def _names() -> dict[tuple[str, ...], str]:
-    """Return categories by name, a tuple of words; "" for phrases without a category."""
+    """Return the category of each name, a tuple of words; "" for phrases that name no category."""
     lists = words_of("categories.yaml")
     names: dict[tuple[str, ...], str] = {(word,): "person" for word in lists["people"].split()}
     for category, synonyms in lists["categories"].items():

@@ -122,8 +122,13 @@ def hash_split(images: Sequence[Target]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def measure_parts(report: dict[str, object], parts: Mapping[str, Callable[[], object]]) -> bool:
-    """Compute parts and add their results or errors to a report. Return whether one failed."""
+def measure_parts(
+    report: dict[str, object], parts: Mapping[str, Callable[[], object]], *, model: str = ""
+) -> bool:
+    """Compute parts and add their results or errors to a report. Return whether one failed.
+
+    `model` is named in the printed errors, if it is not the model of the main report.
+    """
     failed = False
     for name, part in parts.items():
         try:
@@ -131,7 +136,8 @@ def measure_parts(report: dict[str, object], parts: Mapping[str, Callable[[], ob
         except CaptionerError as error:
             failed = True
             report[name] = {"error": error.record()}
-            print(f"captioner: {name}: {printable(str(error))}", file=sys.stderr)
+            place = f"{model}: {name}" if model else name
+            print(f"captioner: {place}: {printable(str(error))}", file=sys.stderr)
     return failed
 
 

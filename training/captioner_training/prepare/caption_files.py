@@ -1,4 +1,4 @@
-"""Read files of captions: tables, COCO's and Karpathy's JSON, JSON objects by photo, Parquet."""
+"""Read files of captions: tables, Parquet, COCO's, Karpathy's and other JSON."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from captioner_training.prepare.originals import Found, image_suffix
 __all__ = ["CAPTION_FILES", "coco_images", "read_caption_file"]
 
 CAPTION_FILES = (".csv", ".tsv", ".token", *JSON_TABLES, *WORKBOOKS, ".parquet")
-"""Suffixes of files with photos and captions."""
+"""Suffixes of files that list photos and their captions."""
 
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
-"""The place of each row, for messages, and its cells by column."""
+"""Rows of a table: the place of each row for messages ("line 3"), and its cells by column."""
 
 _OTHER_FORMATS = (".yaml", ".yml", ".xml", ".html", ".toml")
 _NUMBERED = re.compile(r"(.+)#\d+")  # 1000092795.jpg#0, as in Flickr8k.token.txt
 _BATCH = 256  # rows of Parquet in memory at once
 _TOP = 10  # rows that may be the header
-_TABS = {"\\t": "\t", "tab": "\t"}  # ways to type a tab in a shell
+_TABS = {"\\t": "\t", "tab": "\t"}  # values of --delimiter that stand for a tab
 
 
 def read_caption_file(
@@ -101,7 +101,7 @@ def _group(columns: Columns, rows: Rows, problems: Problems) -> list[ListedImage
 def _under_header(
     sheet: Sheet, path: Path, columns: Columns, problems: Problems
 ) -> tuple[Columns, Rows]:
-    """Return the columns and the rows below the header. Lines of titles may precede the header.
+    """Return the columns and the rows below the header. Title lines above the header are skipped.
 
     If the first row already names a photo, there is no header, and columns are called 1, 2, ...
     """
@@ -146,7 +146,7 @@ def _checked_width(
     )
     for row, (place, cells) in zip(body, named, strict=True):
         if any(map(str.strip, row.cells[width:])):
-            problems.add(kind, f"{place} has {len(row.cells)}", row=place)
+            problems.add(kind, f"{place} has {len(row.cells)} cells", row=place)
         else:
             yield place, cells
 
@@ -213,7 +213,7 @@ def _json_lines(text: str) -> list[tuple[str, Any]]:
 def _read_objects(
     values: Sequence[tuple[str, Any]], path: Path, columns: Columns, problems: Problems
 ) -> list[ListedImage]:
-    """Read objects that are the rows of a table."""
+    """Read JSON objects as the rows of a table."""
     rows = [(place, row) for place, row in values if isinstance(row, dict)]
     if not rows:
         raise DataError(f"{path} has no JSON objects that name photos and captions")
@@ -225,7 +225,7 @@ def _read_objects(
 
 
 def _by_photo(content: Mapping[str, Any], path: Path) -> list[ListedImage]:
-    """Read an object with the captions of each photo by its name, such as kohya's metadata."""
+    """Read a JSON object that maps photo names to captions, such as kohya's metadata."""
     listed = [
         ListedImage(id=name, file_name=name, captions=tuple(cell_captions(value)), rows=(name,))
         for name, value in content.items()
@@ -281,8 +281,8 @@ def _read_parquet(
 ) -> list[ListedImage]:
     """Read a Parquet file.
 
-    Tables of Hugging Face contain photos, as {bytes, path}. The photos are not kept in memory: a
-    Location stores where to read each one again.
+    Tables from Hugging Face contain the photos themselves, as {bytes, path}. They are not kept in
+    memory: a Location stores where each photo can be read again.
     """
     with open_parquet(path) as file:
         names = file.schema_arrow.names

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Kind", "Request", "read_source"]
 
 _SAMPLE = 1000  # images whose captions decide the language
-_COPIES_HINT = "if a folder has several copies of the data set, name the folder of one"
+_COPIES_HINT = "if a folder has several copies of the data set, name the folder of one copy"
 _FLICKR8K_LICENCE = "Flickr8k: research use; the photos belong to their authors on Flickr"
 
 

@@ -56,14 +56,14 @@ class _Problem(NamedTuple):
     row: str
 
 
-# The last column of problems.csv.
+# The column `remedy` of problems.csv.
 _REMEDIES = {
     "missing image": "add the photo, or correct its name in the row",
     "corrupt image": "copy or download the photo again, or remove it",
     "image without caption": "write a caption, or remove the photo",
     "empty caption": "write the caption, or delete the row",
     "incomplete row": "add the name of the photo, or delete the row",
-    "caption that is no text": "write it as text",
+    "caption that is not text": "write it as text",
     "caption of an unknown image": "add the photo, or delete the caption",
     "unreadable captions": "save the file again as UTF-8",
     "duplicate id": "give each photo a different id",
@@ -144,7 +144,7 @@ class Problems:
             return None
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
-        table.writerow(["row", "file", "what", "what to do"])
+        table.writerow(["row", "file", "problem", "remedy"])
         table.writerows([_harmless(cell) for cell in row] for row in rows)
         with replace_file(path) as file:  # spreadsheets recognize UTF-8 by the BOM
             file.write(codecs.BOM_UTF8 + text.getvalue().encode("utf-8", "backslashreplace"))

@@ -35,7 +35,7 @@ class Location(NamedTuple):
 
     @property
     def is_loose(self) -> bool:
-        """Whether the image is a file of its own. Members of tar files have an offset."""
+        """Whether the image is a separate file. Members of tar files have an offset."""
         return self.member is None and self.offset == 0
 
     @property

@@ -138,8 +138,9 @@ class ImageFiles:
     def find(self, name: str) -> Found | None:
         """Return the image with this path, or else the one with the most similar name.
 
-        A path that differs only in case or a missing suffix comes before an equal base name.
-        Returns None if no image matches, or if several different images match equally well.
+        An image whose path differs only in case or by a missing suffix is preferred to an image in
+        another folder with the same base name. Returns None if no image matches, or if several
+        different images match equally well.
         """
         images = self._called(name)
         locations = [image.location for image in images]

@@ -169,7 +169,7 @@ def _named_by_place(image: ListedImage, found: Found | None, files: ImageFiles) 
 
 
 def _without_vehicles(images: Sequence[ListedImage], present: Container[str]) -> list[ListedImage]:
-    """Remove the split of a folder `train` that is a class beside others: bus, car, train."""
+    """Remove splits that are classes: beside folders `bus` and `car`, `train` is a vehicle."""
     named = {image.split for image in images if image.split_from == "folders" and image.split}
     outside = [image for image in images if not image.split and image.file_name in present]
     if named == {"train"} and any(folders_of(image.file_name) for image in outside):
@@ -332,7 +332,7 @@ def _merge(images: Iterable[SelectedImage]) -> list[SelectedImage]:
     """Merge the captions of images that are the same file."""
     records: dict[object, SelectedImage] = {}
     for image in images:
-        # Images with ids of their own are not merged.
+        # Images whose ids are not their file names are merged only if the ids are equal.
         place = image.location.path, image.location.offset, image.location.member
         key = (place if image.id == image.file_name else image.id), image.split
         if earlier := records.get(key):

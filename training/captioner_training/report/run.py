@@ -147,10 +147,10 @@ def _plots(log: Sequence[Record], epochs: Sequence[Record]) -> Iterator[tuple[Pl
         (
             {"after": cider},
             "CIDEr",
-            "Validation during training: most likely sentences, in the precision of training. "
-            "The scores above and captioner evaluate use the saved checkpoint with its consensus.",
+            "Measured after each epoch, in the training precision and without consensus. The "
+            "scores above and captioner evaluate use the saved checkpoint with its consensus.",
         ),
-        ({"before": points(steps, "learning_rate")}, "learning rate", "Of the decoder."),
+        ({"before": points(steps, "learning_rate")}, "learning rate", "Rate of the decoder."),
     ):
         yield curves_plot(curves, title=title, ends=ends), about
 

@@ -186,7 +186,8 @@ def _compare(
             failed |= has_failed
             other = {**measured, "per_image": [row.record() for row in other_rows]}
         compared = partial(compare_reports, report, rows, other)
-        if measure_parts(report, {"comparison": compared}):
+        name = (other.get("checkpoint") or {}).get("name") or str(other.get("predictions"))
+        if measure_parts(report, {"comparison": compared}, model=name):
             failed = True
             continue
         report.setdefault("comparisons", []).append(report.pop("comparison"))
@@ -216,7 +217,7 @@ def _measure(
     options: dict[str, Any] = {
         "official": arguments.official, "training": inputs.training, "boxes": inputs.boxes,
     }  # fmt: skip
-    source = inputs.source
+    source, model = inputs.source, ""
     rows: Callable[[], list[ImageRow]]
     if isinstance(source, Predictions):
         captions = CaptionSet.from_predictions(source, inputs.split, corpus=inputs.corpus)
@@ -239,13 +240,15 @@ def _measure(
             corpus=inputs.corpus,
         )
         report |= split.facts()
-        if not is_other:
+        if is_other:
+            model = source.name
+        else:
             options |= {"unlike": arguments.unlike, "predictions": arguments.predictions}
         parts, rows = split.parts(**options), split.rows
         if arguments.save is not None and not is_other:
             parts["saved"] = partial(_save, arguments, split)
         gallery = Gallery(images=inputs.images, captioned=split.captioned, framing=source.transform)
-    failed = measure_parts(report, parts)
+    failed = measure_parts(report, parts, model=model)
     return failed, rows(), gallery
 
 

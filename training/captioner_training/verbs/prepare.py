@@ -80,7 +80,7 @@ def _add_source(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
         add("--images", nargs="+", default=[], metavar="PLACE",
             help="folders, tar or zip files, or globs of them; default: "
             "the folder of FILE")  # fmt: skip
-    group = parser.add_argument_group("splits of images without a split")
+    group = parser.add_argument_group("splits to draw for images without a split")
     add = group.add_argument
     add("--val", type=float, metavar="FRACTION", help="share of images for val; default: 0.1")
     add("--test", type=float, metavar="FRACTION",

@@ -177,7 +177,7 @@ class Captioner:
         attention: bool = True,
         image: str | None = None,
     ) -> dict[str, Any]:
-        """Caption a photo (a path or a binary file). The record: see `captioner caption --json`."""
+        """Return the record of a photo (a path or a binary file), as `captioner caption --json`."""
         opened = self.open(photo)
         beam = max(self.settings["beam_size"], captions) if beam_size is None else beam_size
         if not 1 <= captions <= beam:
