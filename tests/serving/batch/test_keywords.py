@@ -152,7 +152,7 @@ def test_batch_writes_keywords_of_models_with_trust_alone(
     model = ("--checkpoint", lively_file)
     for command, status, sentence in (
         (("caption", photo, "--keywords", *model), 2, "--keywords needs --json"),
-        (("caption", photo, "--json", "--keywords", *model), 2, "--keywords: the checkpoint"),
+        (("caption", photo, "--json", "--keywords", *model), 2, "--keywords needs a trust file"),
         (("caption", "--keywords", photo, *model), 2, "is not between 0 and 1"),
         (
             ("convert", output, "--keywords", "nan", "--to", "x.csv"),

@@ -2,12 +2,12 @@
 import { likely, percent, placeOf } from "./sentence.js";
 
 const MEANINGS = {
-  trust: "How likely it is that at least one of five people would use this word or a synonym for this photo. Doubtful words have a dashed underline.",
+  trust: "How likely it is that at least one of five people would use this word or a synonym for this photo; doubtful words have a dashed underline.",
   unknown: "This model does not estimate trust, so wrong words are not marked.",
   probability: "The probability of this word, given the photo and the words before it.",
-  focus: "The part of the photo with most of the word's attention. The colours on the photo show all of its attention.",
+  focus: "The part of the photo with most of the word's attention; the colours on the photo show all of its attention.",
   visual: "How much the word depends on the photo, rather than on the words before it.",
-  effect: "How much less likely the word becomes when the area it looked at is hidden, compared with hiding an equally large area elsewhere. Below 5 %, the word is also visible elsewhere and may still be right.",
+  effect: "How much less likely the word becomes when the area it looked at is hidden, compared with hiding an equally large area elsewhere; below 5 %, the word is also visible elsewhere and may still be right.",
   heat: "Colour (light with Spotlight) starts above an even share of attention and is full at eight times that share.",
 };
 
