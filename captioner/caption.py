@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from html import escape
 from operator import index
 from typing import Any, Unpack
@@ -44,7 +44,7 @@ class ModelName:
 
     def record(self) -> dict[str, str]:
         """Return the value of `model` in a record."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -84,28 +84,38 @@ class DecodedBatch(NamedTuple):
         vocabulary: Vocabulary,
     ) -> Alternative:
         texts = vocabulary.decode(hypothesis.tokens)
-        unknown = [None] * len(texts)
-        trusts = unknown if judgement is None else judgement.words
-        logs = hypothesis.log_probabilities[:-1].tolist()  # the last one belongs to <end>
+        grid = (self.rows, self.columns)
         gates, attention, heads = map(
             _copy, (hypothesis.gate, hypothesis.attention, hypothesis.heads)
         )
+        unknown = [None] * len(texts)
+        columns = zip(
+            texts,
+            hypothesis.log_probabilities[:-1].tolist(),  # the last one belongs to <end>
+            unknown if gates is None else gates.tolist(),
+            unknown if attention is None else attention.reshape(-1, *grid),
+            unknown if heads is None else heads.reshape(*heads.shape[:2], *grid),
+            effects or unknown,
+            unknown if judgement is None else judgement.words,
+            strict=True,
+        )
+        subject = None if judgement is None else judgement.subject
         words = tuple(
-            Word(
-                text=text,
-                probability=exp(log),
-                gate=None if gates is None else float(gates[at]),
-                attention=(
-                    None if attention is None else attention[at].reshape(self.rows, self.columns)
-                ),
-                heads=None if heads is None else heads[at].reshape(-1, self.rows, self.columns),
-                effect=effect,
-                trust=trust,
-                subject=judgement is not None and at == judgement.subject,
-            )
-            for at, (text, log, effect, trust) in enumerate(
-                zip(texts, logs, effects or unknown, trusts, strict=True)
-            )
+            [
+                Word(
+                    text=text,
+                    probability=exp(log),
+                    gate=gate,
+                    attention=weights,
+                    heads=head_weights,
+                    effect=effect,
+                    trust=trust,
+                    subject=at == subject,
+                )
+                for at, (text, log, gate, weights, head_weights, effect, trust) in enumerate(
+                    columns
+                )
+            ]
         )
         return Alternative(
             text=vocabulary.join(texts),

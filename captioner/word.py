@@ -154,4 +154,6 @@ def read_word(read: WordRecord) -> Word:
 
 
 def _rounded(weights: NDArray[np.float32]) -> list[float]:
-    return [round(weight, 6) for weight in weights.ravel().tolist()]
+    # The same as round(), because a float32 times 10^6 is exact in float64.
+    rounded: list[float] = np.round(weights.ravel().astype(np.float64), 6).tolist()
+    return rounded

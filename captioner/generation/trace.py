@@ -8,13 +8,15 @@ of another hypothesis. This runs on the device, and all sentences are copied to 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice, repeat
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.functional import pad
 
 from captioner.decoders.state import StepOutput
 from captioner.generation.hypothesis import Hypothesis
@@ -71,33 +73,31 @@ class PackedHypotheses(NamedTuple):
 
         Their tensors are views of tensors of the whole batch.
         """
-        values = self.values.cpu().flatten(0, 1)
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        columns = torch.split(values, sizes, dim=1)
-        parts = {
-            name: column.reshape(-1, *shape)
-            for (name, shape), column in zip(self.shapes.items(), columns, strict=True)
-        }
-        exists, ends = parts["score"] > -torch.inf, parts["length"].unsqueeze(1)
-        places = torch.arange(parts["tokens"].shape[1] + 1)
-        is_word = exists.unsqueeze(1) & (places[:-1] < ends)
-        lengths = parts["length"][exists].int().tolist()
-        logs = torch.cat([parts["logs"], parts["end"].unsqueeze(1)], dim=1)
-        logs = torch.where(places == ends, parts["end"].unsqueeze(1), logs)
-        logs = logs[exists.unsqueeze(1) & (places <= ends)]
-        tokens = iter(parts["tokens"][is_word].int().tolist())
+        values = self.values.cpu().numpy()
+        parts, start = {}, 0
+        for name, shape in self.shapes.items():
+            stop = start + math.prod(shape)
+            parts[name] = values[..., start:stop].reshape(*values.shape[:2], *shape)
+            start = stop
+        exists, ends = parts["score"] > -np.inf, parts["length"][..., np.newaxis]
+        places = np.arange(parts["tokens"].shape[2] + 1)
+        is_word = exists[..., np.newaxis] & (places[:-1] < ends)
+        is_log = exists[..., np.newaxis] & (places <= ends)
+        end = parts["end"][..., np.newaxis]
+        logs = np.where(places == ends, end, np.concatenate([parts["logs"], end], axis=2))
+        lengths = parts["length"][exists].astype(int).tolist()
+        tokens = iter(parts["tokens"][is_word].astype(int).tolist())
         hypotheses = map(
             Hypothesis,
             [list(islice(tokens, length)) for length in lengths],
             parts["score"][exists].tolist(),
-            torch.split(logs, [length + 1 for length in lengths]),
+            _split(logs[is_log], [length + 1 for length in lengths]),
             *(
-                torch.split(parts[name][is_word], lengths) if name in parts else repeat(None)
+                _split(parts[name][is_word], lengths) if name in parts else repeat(None)
                 for name in _OPTIONAL
             ),
         )
-        counts = exists.view(self.values.shape[:2]).sum(dim=1).tolist()
-        return [list(islice(hypotheses, count)) for count in counts]
+        return [list(islice(hypotheses, count)) for count in exists.sum(axis=1).tolist()]
 
 
 class Trace:
@@ -109,8 +109,8 @@ class Trace:
 
     def __init__(self, words: Tensor) -> None:
         self.words = words
-        # (B, K), indices into the hypotheses of the step before; None: the same index.
-        self._parents: list[Tensor | None] = []
+        # (B, K), indices into the hypotheses of the step before; empty: always the same index.
+        self._parents: list[Tensor] = []
         self._tokens: list[Tensor] = []  # (B, K)
         self._logs: list[Tensor] = []  # (B, K)
         # (B, K, ...), computed by the hypotheses of the step before.
@@ -125,7 +125,6 @@ class Trace:
             tokens: (B, K), the new words.
             logs: (B, K), their log-probabilities.
         """
-        self._parents.append(parents)
         self._tokens.append(tokens)
         self._logs.append(logs)
         for name in _OPTIONAL:
@@ -133,6 +132,7 @@ class Trace:
                 self._outputs.setdefault(name, []).append(part)
         last = tokens.unsqueeze(-1)
         if parents is not None:
+            self._parents.append(parents)
             index = parents.unsqueeze(-1).expand(-1, -1, self.words.shape[-1])
             self.words = self.words.gather(1, index)
         self.words = torch.cat([self.words, last], dim=-1)
@@ -140,7 +140,7 @@ class Trace:
     def take(self, rows: Tensor) -> Trace:
         """Return the trace of these images only."""
         taken = Trace(self.words[rows])
-        taken._parents = [None if step is None else step[rows] for step in self._parents]
+        taken._parents = [step[rows] for step in self._parents]
         taken._tokens = [step[rows] for step in self._tokens]
         taken._logs = [step[rows] for step in self._logs]
         taken._outputs = {
@@ -193,17 +193,38 @@ class Trace:
         Returns the hypotheses (B, C, T) on the paths and their parents, which computed the
         attention. Values after the end of a sentence are arbitrary.
         """
+        if not self._parents:
+            path = ends.hypothesis.unsqueeze(-1).expand(-1, -1, len(self._tokens))
+            return path, path
+        all_parents = _stack(self._parents)[:, images].unbind()
+        numbers = torch.arange(len(all_parents), device=images.device)
+        is_before_end = (ends.step > numbers.reshape(-1, 1, 1)).unbind()
         at, on_path, before = ends.hypothesis, [], []
-        for step in range(len(self._parents) - 1, -1, -1):
+        for parents, is_word in zip(all_parents[::-1], is_before_end[::-1], strict=True):
             on_path.append(at)
-            if (parents := self._parents[step]) is not None:
-                at = torch.where(ends.step > step, parents[images].gather(1, at), at)
+            at = torch.where(is_word, parents.gather(1, at), at)
             before.append(at)
         return torch.stack(on_path[::-1], dim=-1), torch.stack(before[::-1], dim=-1)
 
 
-def _pick(steps: list[Tensor], images: Tensor, chosen: Tensor) -> Tensor:
+def _stack(steps: Sequence[Tensor]) -> Tensor:
+    """Stack T tensors (B, K, ...) to (T, B, K, ...); K may be smaller in the first steps."""
+    most = steps[-1].shape[1]
+    return torch.stack(
+        [
+            step
+            if step.shape[1] == most
+            else pad(step, (0, 0) * (step.dim() - 2) + (0, most - step.shape[1]))
+            for step in steps
+        ]
+    )
+
+
+def _pick(steps: Sequence[Tensor], images: Tensor, chosen: Tensor) -> Tensor:
     """Gather hypotheses (B, C, T) of the images from T steps (., K, ...): (B, C, T, ...)."""
-    padded = pad_sequence([step.transpose(0, 1) for step in steps])  # (K, T, ., ...)
     numbers = torch.arange(len(steps), device=chosen.device)
-    return padded[chosen, numbers, images.reshape(-1, 1, 1)]
+    return _stack(steps)[numbers, images.reshape(-1, 1, 1), chosen]
+
+
+def _split(rows: NDArray[np.float32], lengths: list[int]) -> tuple[Tensor, ...]:
+    return torch.split(torch.from_numpy(rows), lengths)

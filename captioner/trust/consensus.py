@@ -98,7 +98,7 @@ class Consensus(Statistics):
         """Return, for each of B beams, the indices of its sentences in order of expected CIDEr."""
         offsets = features.float().mean(dim=1) - self.on(features.device)["middle"]
         return [
-            np.argsort(np.negative(expected), kind="stable").tolist()
+            sorted(range(len(expected)), key=expected.__getitem__, reverse=True)  # stable
             for expected in self.expect(offsets, beams)
         ]
 
@@ -121,8 +121,8 @@ class Consensus(Statistics):
             torch.from_numpy(array).to(device)
             for array in (unique, inverse.reshape(every.shape), photos[:, np.newaxis], parts)
         )
-        slopes, scales = tensors["slopes"][rows].float(), tensors["scales"][rows]
-        expected = torch.addmm(tensors["usual"][rows], offsets, slopes.T * scales)  # (B, rows)
+        slopes = tensors["slopes"][rows] * tensors["scales"][rows].unsqueeze(1)
+        expected = torch.addmm(tensors["usual"][rows], offsets, slopes.T)  # (B, rows)
         sums = (expected[images, columns] * weights).sum(dim=1) / len(ORDERS)
         values = iter(sums.tolist())
         return [[next(values) for _ in beam] for beam in beams]
@@ -138,7 +138,8 @@ class Consensus(Statistics):
         first = np.full((len(sentences), most), -1, np.int64)
         for row, tokens in zip(first, sentences, strict=True):
             row[: len(tokens)] = tokens
-        second = np.pad(first[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+        second = np.full_like(first, -1)
+        second[:, :-1] = first[:, 1:]
         keys = np.stack([_keys(first, -1), _keys(first, second)], axis=1)  # (S, 2, T)
         is_there = np.stack([first, second], axis=1) >= 0
         known_keys, known_rows = self._index

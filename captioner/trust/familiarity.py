@@ -46,7 +46,7 @@ def pool(features: Tensor) -> Tensor:
 
     features = features.float()
     means = features.mean(dim=1, keepdim=True)
-    deviations = (features - means).square().mean(dim=1).sqrt()
+    deviations = (features - means).square_().mean(dim=1).sqrt()
     return torch.cat([means.squeeze(1), deviations.mean(dim=1, keepdim=True)], dim=1)
 
 

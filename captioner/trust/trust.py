@@ -20,6 +20,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -122,6 +123,14 @@ class WordFeatures(Statistics):
         kinds: NDArray[Any] = np.where(numbers < len(self.kinds), known, len(self.shares) - 1)
         return kinds
 
+    def is_noun(self, tokens: Sequence[int]) -> NDArray[np.bool_]:
+        """Return whether tokens (T,) are nouns; False if the file does not list nouns."""
+        if self.nouns is None:
+            return np.zeros(len(tokens), bool)
+        numbers = np.asarray(tokens, np.int64).clip(max=len(self.nouns) - 1)
+        is_noun: NDArray[np.bool_] = self.nouns[numbers] > 0
+        return is_noun
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trust(Statistics):
@@ -174,34 +183,50 @@ class Trust(Statistics):
             torch.cat(parts).cpu().numpy(), [len(kinds), len(kinds) + len(pooled)]
         )
         familiarities = self.familiarity.rank(distances, spreads)
-        limits = [value if value < UNFAMILIAR else 1.0 for value in familiarities]
-        cuts = np.cumsum([len(hypothesis.tokens) for beam in beams for hypothesis in beam])[:-1]
-        words = zip(np.split(trusts, cuts), np.split(kinds, cuts), strict=True)
-        judgements = [
-            [self._judge(hypothesis.tokens, *next(words), most=limit) for hypothesis in beam]
-            for beam, limit in zip(beams, limits, strict=True)
-        ]
-        return Assessment(judgements, familiarities)
+        limits = np.array([value if value < UNFAMILIAR else 1.0 for value in familiarities])
+        judgements = iter(
+            self._judge(
+                [hypothesis.tokens for beam in beams for hypothesis in beam],
+                trusts,
+                kinds,
+                np.repeat(limits, [len(beam) for beam in beams]),
+            )
+        )
+        return Assessment([list(islice(judgements, len(beam))) for beam in beams], familiarities)
 
     def _judge(
-        self, tokens: Sequence[int], trusts: NDArray[Any], kinds: NDArray[Any], *, most: float
-    ) -> Judgement:
-        """Judge a sentence from the trusts and kinds (T,) of its words."""
+        self,
+        sentences: Sequence[Sequence[int]],
+        trusts: NDArray[Any],
+        kinds: NDArray[Any],
+        limits: NDArray[Any],
+    ) -> list[Judgement]:
+        """Judge S sentences.
+
+        Args:
+            sentences: the tokens of each sentence.
+            trusts, kinds: (N,), of the words of all sentences.
+            limits: (S,), the highest trust of each sentence.
+        """
         trusts = trusts.clip(min=1e-6)  # the logarithm below needs positive numbers
-        named = kinds >= 0
+        is_named = kinds >= 0
+        is_noun = is_named & self.word_features.is_noun(list(chain.from_iterable(sentences)))
         words = [
-            trust if is_named else None
-            for trust, is_named in zip(trusts.tolist(), named.tolist(), strict=True)
+            trust if is_claim else None
+            for trust, is_claim in zip(trusts.tolist(), is_named.tolist(), strict=True)
         ]
-        if not named.any():
-            return Judgement(words, None)
-        whole = self.caption[0] + self.caption[1] * np.log(trusts[named]).sum()
-        subject = None
-        if (is_noun := self.word_features.nouns) is not None:
-            numbers = np.minimum(tokens, len(is_noun) - 1)
-            nouns = np.flatnonzero(named & (is_noun[numbers] > 0))
-            subject = int(nouns[0]) if len(nouns) else None
-        return Judgement(words, min(float(_sigmoid(whole)), most), subject)
+        nouns, starts = is_noun.tolist(), np.cumsum([0, *map(len, sentences)])
+        claims = np.concatenate([[0], np.cumsum(is_named)])[starts].tolist()
+        logs = np.log(trusts[is_named])
+        sums = np.array([logs[first:last].sum() for first, last in pairwise(claims)])
+        wholes = np.minimum(_sigmoid(self.caption[0] + self.caption[1] * sums), limits)
+        judgements = []
+        parts = zip(pairwise(starts.tolist()), pairwise(claims), wholes.tolist(), strict=True)
+        for (start, stop), (first, last), whole in parts:
+            subject = nouns.index(True, start, stop) - start if True in nouns[start:stop] else None
+            caption = whole if first < last else None
+            judgements.append(Judgement(words[start:stop], caption, subject))
+        return judgements
 
     def save(self, path: Path) -> None:
         """Write the trust file.
