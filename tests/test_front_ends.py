@@ -68,7 +68,7 @@ def mean_of(heads: list[list[float]]) -> list[float]:
     return [sum(each) / len(heads) for each in zip(*heads, strict=True)]
 
 
-def test_the_command_draws_a_head_and_tells_all_of_them(
+def test_the_command_draws_a_head_or_the_mean_of_all(
     run_main: Run, variant: tuple[Path, int], photo: Path, tmp_path: Path
 ) -> None:
     path, heads = variant
@@ -124,7 +124,7 @@ def test_a_batch_draws_a_head_and_checks_its_words(
     assert refused.returncode == 2 and "--head is 1; it requires maps" in refused.stderr
 
 
-def test_a_model_that_never_says_less_than_three_words_is_healthy(running: Server) -> None:
+def test_a_model_with_a_minimum_length_is_healthy(running: Server) -> None:
     """The first that asks: nobody has had a caption yet."""
     with running.client() as client:
         assert client.get("/api/health").status_code == 200

@@ -72,14 +72,14 @@ def imports(*packages: str) -> dict[str, set[str]]:
     return graph
 
 
-def test_imports_run_in_no_circle() -> None:
+def test_imports_have_no_cycles() -> None:
     try:
         graphlib.TopologicalSorter(imports(*FOLDERS)).prepare()
     except graphlib.CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
 
 
-def test_training_has_at_most_eight_floors() -> None:
+def test_training_has_at_most_eight_levels_of_imports() -> None:
     whole = imports("captioner_training")
     graph = {module: used & whole.keys() for module, used in whole.items()}
     floors: dict[str, int] = {}
@@ -151,7 +151,7 @@ def test_every_exception_is_public_and_drawn_in_the_tree() -> None:
 # The table of mistakes moves with the tree; `make mutations` makes them
 
 
-def test_what_a_mistake_replaces_stands_there_once_and_its_tests_exist() -> None:
+def test_mutations_match_their_file_once_and_name_existing_tests() -> None:
     problems = []
     for mutation in table():
         try:

@@ -146,7 +146,7 @@ def test_veras_masked_softmax() -> None:
 # Masks, widths and half precision
 
 
-def test_a_mask_keeps_the_proportions_of_what_may_be_seen() -> None:
+def test_a_mask_keeps_the_proportions_of_visible_keys() -> None:
     scores = torch.randn(4, 4)
     whole, seen = masked_softmax(scores, full(4, 4)), masked_softmax(scores, causal(4, 4))
     torch.testing.assert_close(whole, scores.softmax(-1))
@@ -154,7 +154,7 @@ def test_a_mask_keeps_the_proportions_of_what_may_be_seen() -> None:
     torch.testing.assert_close(seen, (whole.tril().T / whole.tril().sum(-1)).T)
 
 
-def test_a_row_that_may_see_nothing_has_weights_of_zero() -> None:
+def test_a_fully_masked_row_has_weights_of_zero() -> None:
     """And no slope: nothing becomes NaN, forward or backward, in any way to attend."""
     attention = built("scaled_dot", 2)
     keys, queries = torch.randn(1, 4, 8), torch.randn(1, 3, 8, requires_grad=True)
@@ -269,14 +269,16 @@ def test_what_cannot_work_is_refused(changes: dict[str, int | str], sentence: st
 # Positions
 
 
-def test_a_grid_with_places_is_square() -> None:
+def test_positions_need_a_square_grid() -> None:
     with pytest.raises(ConfigError, match="12 cells is not square"):
         grid_places(12)
 
 
 @pytest.mark.parametrize("axes", [1, 2])
 @pytest.mark.parametrize("kind", POSITIONS[1:])
-def test_positions_begin_as_loud_as_what_they_place_and_learn(kind: str, axes: int) -> None:
+def test_positions_start_with_the_norm_of_the_features_and_are_learned(
+    kind: str, axes: int
+) -> None:
     """Whatever the features' norm is; those of another image make no difference."""
     torch.manual_seed(0)
     positions = Positions(kind=kind, dim=128, axes=axes, length=8)
@@ -295,14 +297,14 @@ def test_positions_begin_as_loud_as_what_they_place_and_learn(kind: str, axes: i
     assert "scale" not in plain.state_dict()
 
 
-def test_a_word_is_told_its_place_whatever_stands_beside_it() -> None:
+def test_the_position_of_a_word_does_not_depend_on_other_words() -> None:
     positions = Positions(kind="sine", dim=8, axes=1, length=9)
     words = torch.randn(2, 9, 8)
     torch.testing.assert_close(positions(words[:, 4:5], first=4), positions(words)[:, 4:5])
 
 
 @pytest.mark.parametrize("kind", ["learned", "binary"])
-def test_a_place_beyond_the_length_is_refused(kind: str) -> None:
+def test_a_position_beyond_the_length_is_refused(kind: str) -> None:
     positions = Positions(kind=kind, dim=4, axes=1, length=3)
     assert positions(torch.zeros(1, 2, 4), first=1).shape[1] == 2
     with pytest.raises(

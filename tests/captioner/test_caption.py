@@ -84,7 +84,7 @@ def test_find_word_takes_words_and_indices(
 
 
 @pytest.mark.parametrize("word", [6, -7, "zebra", "", "2", "1.5", 1.5, [1]])
-def test_words_that_are_not_there(caption: Caption, word: object) -> None:
+def test_unknown_words_and_indices_are_refused(caption: Caption, word: object) -> None:
     with pytest.raises(ConfigError, match=re.escape(repr(word)) + ".*below 6"):
         caption.overlay(word)  # type: ignore[arg-type]
 
@@ -188,7 +188,7 @@ def test_pointing_at_a_word_puts_its_attention_on_the_photo(caption: Caption, br
     page.close()
 
 
-def test_a_caption_is_made_of_its_record_again(caption: Caption) -> None:
+def test_boxes_heads_and_alternatives_survive_a_record(caption: Caption) -> None:
     heads = np.array([[[0.2, 0.8]], [[0.6, 0.4]]], np.float32)
     word = Word(text="a", probability=0.25, effect=-0.5, attention=heads.mean(0), heads=heads)
     best = replace(caption, box=Box(-0.25, 0, 1.25, 1), familiarity=0.5, style="short")
@@ -229,7 +229,7 @@ def spoken(**trusts: float | None) -> tuple[Word, ...]:
         (None, {"a": None, "dog": None, "ran": None}, None),
     ],
 )
-def test_a_caption_that_is_likely_wrong_says_so_in_one_line(
+def test_a_caption_that_may_be_wrong_has_a_one_line_warning(
     trust: float | None, words: dict[str, float | None], doubt: str | None, caption: Caption
 ) -> None:
     others = [
@@ -267,7 +267,7 @@ def test_a_record_is_a_line_that_any_program_reads(name: str, encoding: str) -> 
     assert not any(0x7F <= ord(letter) < 0xA0 or ord(letter) == 0x202E for letter in line)
 
 
-def test_letters_stay_where_the_stream_holds_them() -> None:
+def test_json_keeps_letters_unless_the_encoding_lacks_them() -> None:
     assert json_line({"image": "日本 ü.jpg"}) == '{"image": "日本 ü.jpg"}'
     for other in ("latin-1", None):  # a StringIO has none
         assert json_line({"image": "ü"}, encoding=other) == r'{"image": "\u00fc"}'
@@ -323,7 +323,7 @@ def captions(draw: Any) -> Caption:
 
 @FEW
 @given(caption=captions())
-def test_a_caption_comes_back_from_its_record(caption: Caption) -> None:
+def test_a_caption_survives_its_record(caption: Caption) -> None:
     """Through JSON, as the API, batch files and `--json` have it."""
     line = json_line(caption.record(attention=True))
     assert Caption.from_record(json.loads(line)) == caption

@@ -48,7 +48,9 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
 
 
-def test_what_is_saved_comes_back(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_saved_checkpoint_is_loaded_unchanged(
+    tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     path = tmp_path / "model.safetensors"
     tiny_checkpoint.save(path, dtype=torch.float32)
     loaded = load_checkpoint(path)
@@ -62,7 +64,7 @@ def test_what_is_saved_comes_back(tiny_checkpoint: Checkpoint, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_a_model_is_no_view_of_its_file(
+def test_a_loaded_model_does_not_change_with_its_file(
     tiny_checkpoint: Checkpoint, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     """Somebody may write over the file while the model is at work."""
@@ -76,7 +78,7 @@ def test_a_model_is_no_view_of_its_file(
         assert torch.equal(model.state_dict()[name], expected), name
 
 
-def test_half_precision_halves_the_matrices_and_spares_the_vectors(
+def test_half_precision_applies_to_matrices_only(
     tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     tiny_checkpoint.model.encoder.stages[0][1].running_var.fill_(1e6)  # type: ignore[index,union-attr]
@@ -207,7 +209,7 @@ A, B = "encoder.stages.0.1.num_batches_tracked", "encoder.stages.0.1.weight"
         lambda head, end: head.update({f"stray {n}": empty(end) for n in range(100_000)}),
     ],
 )
-def test_tensors_of_a_file_that_lies(
+def test_tensors_that_contradict_the_header(
     tiny_file: Path, change: Callable[[dict[str, Any], int], object]
 ) -> None:
     data = tiny_file.read_bytes()
@@ -218,12 +220,12 @@ def test_tensors_of_a_file_that_lies(
 
 
 @pytest.mark.parametrize("length", [0, 2**62, 2**64 - 1, 99_000_000])
-def test_headers_of_a_length_that_is_a_lie(tiny_file: Path, length: int) -> None:
+def test_headers_with_a_wrong_length(tiny_file: Path, length: int) -> None:
     refuse_file(tiny_file, b"{}", b"", length=length)
 
 
 @pytest.mark.parametrize("header", [b'{"a":' + b"[" * 200_000, b"[1]", b"\xff{}", b'{"a":1e999}'])
-def test_headers_that_are_no_list_of_tensors(tiny_file: Path, header: bytes) -> None:
+def test_headers_that_do_not_list_tensors(tiny_file: Path, header: bytes) -> None:
     refuse_file(tiny_file, header, b"")
 
 
@@ -243,7 +245,7 @@ def refuse_file(path: Path, header: bytes, body: bytes, *, length: int | None = 
     assert time.process_time() - began < 10  # and not minutes
 
 
-def test_saving_where_it_cannot_be_leaves_the_old_file(
+def test_a_failed_save_keeps_the_old_file(
     tiny_checkpoint: Checkpoint, tiny_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(OutputError, match=r"missing.*cannot be written"):
@@ -260,7 +262,7 @@ def test_saving_where_it_cannot_be_leaves_the_old_file(
     assert list(tiny_file.parent.iterdir()) == [tiny_file]
 
 
-def test_a_checkpoint_says_how_it_makes_captions(
+def test_generation_settings_are_stored_in_the_checkpoint(
     tiny_checkpoint: Checkpoint, photo: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.safetensors"
@@ -282,7 +284,9 @@ def test_a_checkpoint_says_how_it_makes_captions(
         load_checkpoint(path)
 
 
-def test_how_captions_are_cut_comes_back(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_the_tokenizer_is_stored_in_the_checkpoint(
+    tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     words = tiny_checkpoint.vocabulary.ordinary_words
     vocabulary = Vocabulary(words, tokenizer="unicode", lowercase=False)
     replace(tiny_checkpoint, vocabulary=vocabulary).save(tmp_path / "best.safetensors")

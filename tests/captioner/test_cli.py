@@ -210,7 +210,7 @@ def test_a_photo_comes_by_standard_input(
     assert json.loads(alone.stdout)["caption"] == json.loads(result.stdout)["caption"]
 
 
-def test_the_word_of_an_overlay_is_said_or_that_it_is_not_there(
+def test_overlay_prints_its_word_or_an_error_for_an_unknown_word(
     run_main: Run, tiny_file: Path, photo: Path
 ) -> None:
     target = photo.with_name("o.png")
@@ -229,7 +229,7 @@ def test_the_word_of_an_overlay_is_said_or_that_it_is_not_there(
     ("arguments", "status"),
     [("--version >&-", 0), ("caption a.jpg --attention >&- 2>&-", 2)],
 )
-def test_a_closed_output_loses_nothing_else(arguments: str, status: int) -> None:
+def test_closed_standard_streams_cause_no_traceback(arguments: str, status: int) -> None:
     """Shells and cron can start a command without them: Python then has None in their place."""
     line = f"{shlex.quote(sys.executable)} -m captioner {arguments}"
     result = subprocess.run(line, shell=True, capture_output=True, text=True, env=environment())
@@ -237,7 +237,7 @@ def test_a_closed_output_loses_nothing_else(arguments: str, status: int) -> None
     assert "Traceback" not in result.stdout + result.stderr
 
 
-def test_file_names_that_are_no_text(
+def test_file_names_that_are_not_utf8(
     run_main: Run, tiny_file: Path, photo: Path, tmp_path: Path
 ) -> None:
     odd = os.fsencode(tmp_path) + b"/caf\xe9\nnew 'line'.jpg"
@@ -249,7 +249,7 @@ def test_file_names_that_are_no_text(
     assert json.loads(result.stdout)["image"] == name
 
 
-def test_a_name_does_not_steer_the_terminal(run_main: Run) -> None:
+def test_control_characters_in_file_names_are_escaped(run_main: Run) -> None:
     for name in ("a\x1b[2J\x9b5m\n.jpg", "b\x1b[2J\x9b5m.safetensors"):
         options = ("a.jpg", "--checkpoint", name) if name.startswith("b") else (name,)
         result = run_main("caption", *options)

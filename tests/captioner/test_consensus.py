@@ -50,7 +50,7 @@ def test_the_expected_cider_by_hand(known: Consensus) -> None:
     assert first == pytest.approx([0.1 / 2]) and second == pytest.approx([pair, four / 2])
 
 
-def test_sentences_come_in_the_order_of_what_is_expected(known: Consensus) -> None:
+def test_sentences_are_sorted_by_expected_cider(known: Consensus) -> None:
     made = [
         [Hypothesis([9], -1.0, np.zeros(2)), Hypothesis([5], -2.0, np.zeros(2)),
          Hypothesis([4, 5], -3.0, np.zeros(3)), Hypothesis([8], -4.0, np.zeros(2))],
@@ -63,7 +63,7 @@ def test_sentences_come_in_the_order_of_what_is_expected(known: Consensus) -> No
     assert [one.tokens for one in second] == [[4], [5]]
 
 
-def test_a_beam_is_put_in_order_and_nothing_else_is(tiny_file: Path, photo: Path) -> None:
+def test_only_beams_are_reordered(tiny_file: Path, photo: Path) -> None:
     path = trust_file(tiny_file)
     make_trust(weights=digest_weights(tiny_file), consensus=make_consensus()).save(path)
     captioner = Captioner.from_pretrained(tiny_file, dtype="float32")
@@ -91,7 +91,7 @@ def test_a_beam_is_put_in_order_and_nothing_else_is(tiny_file: Path, photo: Path
     assert said(captions=5) == likeliest
 
 
-def test_it_lies_beside_its_checkpoint(tiny_file: Path) -> None:
+def test_consensus_is_stored_beside_its_checkpoint(tiny_file: Path) -> None:
     known = make_trust(weights=digest_weights(tiny_file), consensus=make_consensus())
     known.save(trust_file(tiny_file))
     again = Trust.beside(tiny_file)
@@ -101,7 +101,7 @@ def test_it_lies_beside_its_checkpoint(tiny_file: Path) -> None:
     assert again.consensus.slopes.dtype == np.int8
 
 
-def test_the_bundled_model_knows_it(run_main: Run) -> None:
+def test_the_bundled_model_has_consensus(run_main: Run) -> None:
     done = run_main("caption", COFFEE, "--json", "--captions", "5", "--dtype", "float32")
     record = json.loads(done.stdout)
     others = [one["caption"] for one in record["alternatives"]]

@@ -99,7 +99,7 @@ def test_an_early_grid_can_be_dilated(settings: dict[str, Any], rows: int) -> No
     assert (grid.rows, grid.features.shape[-1]) == (rows, encoder.channels())
 
 
-def test_coordinates_are_where_a_cell_is() -> None:
+def test_coordinates_are_the_centres_of_cells() -> None:
     """From -3 to 3: the centres of two halves are at -1.5 and 1.5, of three thirds at -2, 0, 2."""
     plain = Encoder(EncoderConfig(name="mobilenet_v3_small")).eval()
     placed = Encoder(EncoderConfig(name="mobilenet_v3_small", coordinates=True)).eval()
@@ -172,7 +172,7 @@ def test_errors_name_the_value_and_the_remedy(settings: dict[str, Any], message:
         Encoder(EncoderConfig(**settings))
 
 
-def test_what_a_network_cannot_do_is_said_when_it_is_asked() -> None:
+def test_what_a_network_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="stages 0 to 12; there is no 40"):
         Encoder(EncoderConfig(name="mobilenet_v3_small")).fine_tune(from_stage=40)
     with pytest.raises(ConfigError, match="efficientnet_v2_b0 has no pretrained weights"):

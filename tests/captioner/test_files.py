@@ -47,7 +47,7 @@ def test_an_error_leaves_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_rights_are_those_of_the_old_file_or_of_any_new_one(tmp_path: Path) -> None:
+def test_permissions_are_those_of_the_old_file_or_the_default(tmp_path: Path) -> None:
     old, new, plain = tmp_path / "old", tmp_path / "new", tmp_path / "plain"
     old.write_bytes(b"old")
     old.chmod(0o640)

@@ -262,7 +262,7 @@ def test_lengths_are_kept() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
-def test_what_may_be_said_is_what_the_rules_say(n: int) -> None:
+def test_greedy_search_equals_a_search_with_rules_over_lists(n: int) -> None:
     """Greedy, with the rules over lists: nothing else is forbidden either."""
     model, vocabulary = Historian(words=8), Vocabulary(["and", "red", "blue", "dog"])
     config = GenerationConfig(beam_size=1, no_repeat_ngram=n, minimum_length=12, maximum_length=16)
@@ -374,7 +374,7 @@ def test_no_word_stands_on_both_sides_of_and(method: dict[str, int]) -> None:
     assert say(different_around="blue").tokens == [RED, AND, RED]
 
 
-def test_special_tokens_are_never_said() -> None:
+def test_special_tokens_are_never_generated() -> None:
     class Fond(Historian):
         def logits(self, image: int, history: int) -> Tensor:
             logits = super().logits(image, history)
@@ -388,9 +388,7 @@ def test_special_tokens_are_never_said() -> None:
 
 @pytest.mark.parametrize("method", [{"beam_size": 3}, {"beam_size": 1}, {"sample": True}])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_numbers_that_are_none_end_in_a_clear_error(
-    method: dict[str, object], poison: float
-) -> None:
+def test_nan_scores_raise_a_clear_error(method: dict[str, object], poison: float) -> None:
     class Broken(Historian):
         def logits(self, image: int, history: int) -> Tensor:
             logits = super().logits(image, history)
@@ -403,7 +401,7 @@ def test_numbers_that_are_none_end_in_a_clear_error(
 
 
 @pytest.mark.parametrize("method", [{"beam_size": 3}, {"beam_size": 1}, {"sample": True}])
-def test_a_model_that_never_ends_and_one_with_nothing_to_say_still_answer(
+def test_models_that_never_end_or_end_at_once_give_hypotheses(
     method: dict[str, object],
 ) -> None:
     class Endless(Historian):
@@ -462,7 +460,7 @@ def test_top_k_and_top_p() -> None:
     assert kept(top_p=0.01) == [0]
 
 
-def test_what_is_asked_for_follows_one_rule() -> None:
+def test_for_request_combines_options_and_settings() -> None:
     own = GenerationConfig(beam_size=5, length_penalty=0.7)
     assert own.for_request() == own
     assert own.for_request(captions=8) == replace(own, beam_size=8, captions=8)  # as wide as needed

@@ -123,7 +123,7 @@ def test_metadata_is_not_copied_a_thousand_times() -> None:
         assert found[name][0] == [48, 64], "a turn among the entries"
 
 
-def test_the_turn_is_read_as_pillow_reads_it() -> None:
+def test_orientation_is_that_of_pillow() -> None:
     for order, head in (("<", b"II*\0"), (">", b"MM\0*")):
         for kind, value in ((3, "HH"), (4, "I")):
             entry = struct.pack(f"{order}HHI{value}", 274, kind, 1, *(6, 0)[: len(value)])

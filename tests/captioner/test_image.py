@@ -100,7 +100,7 @@ def turned(kind: str, orientation: int, **options: object) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind not in ("BMP", "GIF")])
-def test_exif_turns(kind):
+def test_exif_orientation_is_applied(kind):
     for orientation in range(1, 9):
         picture = open_image(turned(kind, orientation, **LOSSLESS.get(kind, {})))
         assert difference(picture, draw()) <= (0 if kind in LOSSLESS else 4), orientation
@@ -108,7 +108,7 @@ def test_exif_turns(kind):
         assert not picture.info
 
 
-def test_an_exif_that_says_nothing_does_not_cost_the_photo():
+def test_invalid_exif_is_ignored():
     exif = Image.Exif()
     exif[0x0112] = 77
     for block in (exif, b"Exif\0\0this is not TIFF at all"):
@@ -360,7 +360,7 @@ def test_a_gif_beyond_the_limit_of_pillow_is_refused_without_a_warning(limit, mo
         open_image(patched(data, 6, "<HH", 1, 1))
 
 
-def test_nothing_global_changes_and_threads_do_not_meet():
+def test_no_global_setting_changes_and_threads_are_independent():
     limit, filters = Image.MAX_IMAGE_PIXELS, list(warnings.filters)
     good = [encode(draw(), kind) for kind in ("JPEG", "PNG", "GIF", "TIFF")]
     bad = list(bombs().values())

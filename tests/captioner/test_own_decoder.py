@@ -76,7 +76,7 @@ def test_it_is_saved_loaded_and_captions(checkpoint: Checkpoint, tmp_path: Path)
 
 
 @torch.no_grad()
-def test_its_steps_say_what_its_pass_says(checkpoint: Checkpoint) -> None:
+def test_steps_equal_the_whole_pass(checkpoint: Checkpoint) -> None:
     decoder = checkpoint.model.decoder
     features, tokens = torch.randn(2, 4, 576), torch.randint(3, 8, (2, 3, 5))
     whole = decoder.logits(decoder(features, tokens).deep)
@@ -109,7 +109,7 @@ def test_a_step_of_training_moves_every_weight(checkpoint: Checkpoint) -> None:
         assert not torch.equal(old, new)
 
 
-def test_a_recipe_knows_it_while_it_is_in_the_table(checkpoint: Checkpoint) -> None:
+def test_a_recipe_accepts_the_kind_while_it_is_registered(checkpoint: Checkpoint) -> None:
     assert "decoder.kind: lstm  (lstm, top_down, transformer, bigram)" in fields_text()
     with pytest.raises(ConfigError, match=r"kind 'trigram' is invalid: use lstm, .*, bigram"):
         DecoderConfig(kind="trigram")

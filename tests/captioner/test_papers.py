@@ -376,9 +376,7 @@ def test_layers_over_the_grid_are_torchs_encoder(
 
 @pytest.mark.parametrize("positions", ["sine", "learned", "binary"])
 @pytest.mark.parametrize("kind", ["lstm", "top_down", "transformer"])
-def test_a_cell_that_moves_changes_its_weight_where_there_are_positions(
-    kind: str, positions: str
-) -> None:
+def test_moving_cells_changes_their_weights_only_with_positions(kind: str, positions: str) -> None:
     (a, tokens), moved = given(), torch.arange(L).roll(4)
     blind, told = made(kind=kind), made(kind=kind, positions=positions)
     before, after = blind(a, tokens).attention, blind(a[:, moved], tokens).attention

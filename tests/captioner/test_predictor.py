@@ -40,7 +40,7 @@ def test_every_kind_of_source_gives_the_same_caption(captioner: Captioner, photo
     assert all(caption.size == (120, 80) for caption in captions)
 
 
-def test_the_words_carry_what_is_known_of_them(captioner: Captioner, photo: Path) -> None:
+def test_words_have_probability_gate_and_attention(captioner: Captioner, photo: Path) -> None:
     caption = captioner.caption(photo, GenerationConfig(captions=3))
     assert isinstance(caption, Caption)
     assert " ".join(word.text for word in caption.words) == caption.text
@@ -69,7 +69,7 @@ def test_an_alternative_can_be_chosen_with_its_own_words(captioner: Captioner, p
             best.choose(number)
 
 
-def test_the_record_is_that_of_the_contract(captioner: Captioner, photo: Path) -> None:
+def test_the_record_has_the_documented_fields(captioner: Captioner, photo: Path) -> None:
     record = captioner.caption(str(photo)).record(attention=True)
     assert list(record) == ["image", "caption", "score", "words", "alternatives", "model"]
     assert record["image"] == str(photo)
@@ -158,7 +158,7 @@ def test_one_open_image_may_be_in_a_list_many_times(captioner: Captioner, photo:
         assert captioner.caption([file, photo])[0].text == expected
 
 
-def test_an_error_that_is_kept_keeps_no_photos(captioner: Captioner, tmp_path: Path) -> None:
+def test_a_stored_error_holds_no_photos(captioner: Captioner, tmp_path: Path) -> None:
     photo = Image.new("RGB", (60, 40))
     held = weakref.ref(photo)
     gc.disable()  # which would find a cycle, some time
@@ -170,14 +170,14 @@ def test_an_error_that_is_kept_keeps_no_photos(captioner: Captioner, tmp_path: P
         gc.enable()
 
 
-def test_pictures_of_a_photo_that_has_gone_say_so(captioner: Captioner, photo: Path) -> None:
+def test_drawing_on_a_deleted_photo_raises_an_error(captioner: Captioner, photo: Path) -> None:
     caption = captioner.caption(photo)
     photo.unlink()
     with pytest.raises(ImageNotFoundError, match=r"photo\.jpg"):
         caption.contact_sheet()
 
 
-def test_one_checkpoint_serves_in_two_dtypes_and_stays_as_it_is(
+def test_two_dtypes_of_one_checkpoint_leave_it_unchanged(
     tiny_checkpoint: Checkpoint, photo: Path
 ) -> None:
     model = tiny_checkpoint.model.train()
@@ -242,12 +242,12 @@ def test_settings_are_given_by_name(captioner: Captioner, photo: Path) -> None:
         captioner.caption(photo, beam_size=0)
 
 
-def test_it_says_which_model_it_is_and_where(captioner: Captioner) -> None:
+def test_repr_names_model_device_and_dtype(captioner: Captioner) -> None:
     dtype = best_dtype(torch.device("cpu"))[0]  # of this machine
     assert repr(captioner) == f"Captioner('tiny', version='1', cpu, {dtype})".replace("torch.", "")
 
 
-def test_a_seeded_sample_does_not_depend_on_its_place(
+def test_a_seeded_sample_does_not_depend_on_the_batch(
     captioner: Captioner, photo: Path, tmp_path: Path
 ) -> None:
     for name, color in (("red", "red"), ("blue", "blue")):

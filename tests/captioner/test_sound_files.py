@@ -101,7 +101,7 @@ def test_a_png_is_judged_by_the_checksums_of_its_pixels(mode: str) -> None:
                 open_image(bytes(damaged))
 
 
-def test_exif_behind_the_pixels_of_a_png_counts() -> None:
+def test_exif_after_the_pixels_of_a_png_is_used() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     data = encode(draw(), "PNG", exif=exif)
@@ -126,7 +126,7 @@ def test_grey_is_scaled_to_the_depth_that_it_uses() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
-def test_red_green_and_blue_are_too(bits: int) -> None:
+def test_rgb_is_scaled_to_the_depth_that_it_uses(bits: int) -> None:
     white = (1 << bits) - 1
     deep = np.round(np.asarray(draw()) * (white / 255)).astype(np.uint16)
     deep[0, 0] = white
@@ -252,7 +252,9 @@ def test_a_bmp_whose_fourth_byte_is_empty_is_opaque(header: int, masks: bool) ->
     ],
     ids=["lfs", "html", "html, later", "icloud", "icloud, binary"],
 )
-def test_stand_ins_are_named(data: bytes, sentence: str, tmp_path: Path) -> None:
+def test_files_that_stand_in_for_a_photo_are_named(
+    data: bytes, sentence: str, tmp_path: Path
+) -> None:
     path = tmp_path / "photo.jpg"
     path.write_bytes(data)
     with pytest.raises(ImageFormatError, match=rf"photo\.jpg .*{sentence}"):

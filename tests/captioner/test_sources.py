@@ -90,7 +90,9 @@ def test_grey_arrays_are_pictures(grey: Any) -> None:
         ("ftp://host/a.jpg", ImageNotFoundError, "not an http or https address"),
     ],
 )
-def test_all_else_is_refused_with_what_is_taken(image: Any, error: Any, said: str) -> None:
+def test_other_objects_are_refused_with_the_accepted_kinds(
+    image: Any, error: Any, said: str
+) -> None:
     assert not is_many(image)
     with pytest.raises(error, match=said):
         open_image(as_source(image))
@@ -119,7 +121,7 @@ def test_a_batch_is_its_images(batch: Any) -> None:
     assert pixels(first) == pixels(COLORS) and pixels(second) == pixels(COLORS[::-1])
 
 
-def test_a_batch_of_none_has_no_captions(captioner: Captioner) -> None:
+def test_an_empty_batch_has_no_captions(captioner: Captioner) -> None:
     assert captioner.caption(np.zeros((0, 3, 8, 8))) == []
     assert len(captioner.caption(torch.zeros(2, 3, 8, 8))) == 2
 

@@ -20,7 +20,7 @@ WORDS = ["a", "dog", "cat"]
 STYLES = ["long", "short"]
 
 
-def test_styles_are_numbered_after_the_words_and_are_no_words() -> None:
+def test_style_tokens_follow_the_words_and_are_not_words() -> None:
     vocabulary = Vocabulary(WORDS, styles=STYLES)
     assert [vocabulary.start(style) for style in ("", *STYLES)] == [7, 7, 8]
     assert vocabulary.style() == "long" and vocabulary.style("short") == "short"
@@ -39,7 +39,7 @@ def test_styles_are_numbered_after_the_words_and_are_no_words() -> None:
 
 
 @pytest.mark.parametrize("method", [{"beam_size": 3}, {"beam_size": 1}, {"sample": True}])
-def test_each_style_begins_with_its_token_and_none_is_said(
+def test_captions_start_with_the_style_token_and_do_not_contain_it(
     styled: Checkpoint, method: dict[str, Any]
 ) -> None:
     decoder, vocabulary = styled.model.decoder, styled.vocabulary

@@ -42,7 +42,7 @@ def test_cells_may_be_longer_than_the_limit_of_the_csv_module(tmp_path: Path) ->
     assert read_table(tmp_path / "t.csv", name="t.csv")["note"].tolist() == [long.strip(), "x"]
 
 
-def test_a_quotation_mark_that_is_never_closed_swallows_no_row() -> None:
+def test_a_quotation_mark_that_is_never_closed_loses_no_row() -> None:
     text = 'image,caption\n1.jpg,"a shop called Joe\'s\n2.jpg,"a dog, a cat"\n3.jpg,"two\nlines"\n'
     assert read_table(text.encode(), name="t.csv")["caption"].tolist() == [
         "a shop called Joe's", "a dog, a cat", "two\nlines",

@@ -97,7 +97,7 @@ def test_the_first_noun_is_doubtful_below_a_higher_trust(tiny_file: Path) -> Non
     assert [word.doubtful for word in words] == [True, False]
 
 
-def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
+def test_a_trust_file_belongs_to_one_checkpoint(tiny_file: Path) -> None:
     path = trust_file(tiny_file)
     assert path.name == "tiny.trust.safetensors"
     assert trust_file("runs/v1/model-1.5") == Path("runs/v1/model-1.5.trust.safetensors")
@@ -157,7 +157,7 @@ def test_a_trust_file_with_fewer_words_than_the_vocabulary_is_refused(tiny_file:
         Captioner.from_pretrained(tiny_file)
 
 
-def test_it_stays_that_of_the_weights(tmp_path: Path) -> None:
+def test_the_digest_depends_on_weights_and_transform_not_on_the_name(tmp_path: Path) -> None:
     """The name and the scores of a checkpoint may change; weights and transform may not."""
     made = make_tiny()
     made.save(first := tmp_path / "first.safetensors")
@@ -178,7 +178,7 @@ def seeing_file(tiny_file: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_command_lets_records_say_it(run_main: Run, seeing_file: Path) -> None:
+def test_captioner_trust_adds_trust_to_records(run_main: Run, seeing_file: Path) -> None:
     data = seeing_file.parent / "data"
     write_data(data, photos=100)
     photo, strange = data / "val" / "50.png", seeing_file.parent / "strange.png"
@@ -259,7 +259,7 @@ def test_distances_are_mahalanobis() -> None:
     np.testing.assert_allclose(found, wanted, rtol=0.01, atol=0.01)  # kept in half precision
 
 
-def test_familiarity_is_the_share_of_photos_that_are_odder() -> None:
+def test_familiarity_is_the_share_of_photos_that_are_farther_away() -> None:
     """Farther out, or flatter."""
     kept_back = cloud(200, seed=1)
     known = Familiarity.fit(cloud(500, seed=0), kept_back)
@@ -280,7 +280,7 @@ def test_familiarity_is_the_share_of_photos_that_are_odder() -> None:
     assert auroc(np.array([0.7, 0.8]), np.array([0.7, 0.6])) == (0.5 + 3) / 4
 
 
-def test_what_was_never_seen_is_less_familiar() -> None:
+def test_pictures_unlike_the_training_photos_are_less_familiar() -> None:
     """Of fewer photos than there are numbers in a grid, too."""
     chance = np.random.default_rng(0)
     spread = np.linspace(2, 0.01, 300)
@@ -297,7 +297,7 @@ def test_what_was_never_seen_is_less_familiar() -> None:
     assert max(known.of(unlike)) < 0.05
 
 
-def test_photos_that_are_all_the_same_have_no_width() -> None:
+def test_identical_photos_give_finite_distances() -> None:
     known = Familiarity.fit(np.ones((100, 31)), np.ones((50, 31)))
     same, other = known.distances(np.stack([np.ones(31), np.zeros(31)])).tolist()
     assert same == 0 and 0 < other < float("inf")

@@ -127,7 +127,7 @@ def test_packed_layers_can_be_copied_and_pickled(captioner: Captioner) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lstm", "top_down", "transformer"])
-def test_tables_are_used_and_go_where_the_decoder_goes(kind: str) -> None:
+def test_tables_are_used_and_move_with_the_decoder(kind: str) -> None:
     decoder: Any = made({"kind": kind})
     token, state = torch.tensor([[3]]), decoder.start(torch.randn(1, 9, 6))
     computed = decoder.step(token, state).logits
@@ -143,7 +143,7 @@ def test_tables_are_used_and_go_where_the_decoder_goes(kind: str) -> None:
 
 
 @every_variant
-def test_other_words_before_move_the_attention_of_all_but_none(variant: dict[str, Any]) -> None:
+def test_attention_depends_on_earlier_words_except_for_none(variant: dict[str, Any]) -> None:
     decoder = made(variant)
     state = decoder.start(torch.randn(1, 9, 6)).expand(2)
     output = decoder.step(torch.tensor([[3, 8]]), state)
@@ -179,7 +179,7 @@ def test_each_hypothesis_of_a_beam_follows_its_own_parent(variant: dict[str, Any
 
 
 @every_variant
-def test_slopes_reach_every_parameter(variant: dict[str, Any]) -> None:
+def test_every_parameter_has_a_gradient(variant: dict[str, Any]) -> None:
     decoder = made({**variant, "dropout": 0.5}).train()
     output = decoder(torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 5)))
     decoder.logits(output.deep).square().mean().backward()
@@ -193,7 +193,7 @@ def base() -> Checkpoint:
 
 
 @pytest.mark.parametrize("variant", SAVED, ids=named)
-def test_a_checkpoint_of_it_captions_as_before(
+def test_a_saved_checkpoint_gives_the_same_captions(
     variant: dict[str, Any], base: Checkpoint, tmp_path: Path, photo: Path
 ) -> None:
     torch.manual_seed(0)
@@ -225,7 +225,7 @@ def test_a_checkpoint_of_it_captions_as_before(
 @pytest.mark.parametrize(
     ("kind", "positions"), [("lstm", "learned"), ("lstm", "binary"), ("transformer", "sine")]
 )
-def test_files_of_before_add_positions_as_they_are(
+def test_older_checkpoints_add_unscaled_positions(
     kind: str, positions: str, base: Checkpoint, tmp_path: Path, photo: Path
 ) -> None:
     """They say nothing of a scale, and have no tensor of one."""
@@ -279,8 +279,6 @@ def test_files_of_before_add_positions_as_they_are(
         ),
     ],
 )
-def test_what_cannot_work_is_refused_when_it_is_read(
-    changes: dict[str, Any], sentence: str
-) -> None:
+def test_invalid_settings_are_refused_when_read(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         DecoderConfig(**{**SIZES, **changes})

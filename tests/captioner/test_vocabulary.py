@@ -94,7 +94,7 @@ def test_scripts_without_spaces_are_recognized() -> None:
     assert not has_no_spaces([])
 
 
-def test_words_as_frequent_as_each_other_stand_in_the_order_of_the_alphabet() -> None:
+def test_equally_frequent_words_are_in_alphabetical_order() -> None:
     """Whatever comes first in the data: so that its order does not decide a word's number."""
     captions = [["d", "b", "b"], ["c", "a"]]
     for given in (captions, captions[::-1]):
@@ -119,11 +119,11 @@ def test_encode_and_decode() -> None:
         ("rock 'n roll and 'some thing", None),
     ],
 )
-def test_only_endings_lean_on_the_word_before(caption: str, joined: str | None) -> None:
+def test_only_endings_are_joined_to_the_word_before(caption: str, joined: str | None) -> None:
     assert join(tokenize(caption)) == (joined or caption.lower().replace(",", ""))
 
 
-def test_a_vocabulary_that_cannot_be_is_refused() -> None:
+def test_an_invalid_vocabulary_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="no tokenizer 'letters': choose from words, unicode, characters"
     ):
@@ -133,7 +133,7 @@ def test_a_vocabulary_that_cannot_be_is_refused() -> None:
             Vocabulary(words)
 
 
-def test_a_sentence_steers_no_terminal_and_is_text() -> None:
+def test_unprintable_characters_in_words_are_replaced() -> None:
     """The words are a stranger's: a checkpoint may come from anybody."""
     words = ("a\x1b[2J", "\x9b5m", "do\ng", "\u202ered", "\ud800", "plain")
     said = Vocabulary(words).join(words)

@@ -169,7 +169,7 @@ def near(one: Any, other: Any) -> None:
     "options",
     [[], ["--beam-size", "1"], ["--beam-size", "3"], ["--beam-size", "20", "--captions", "3"]],
 )
-def test_the_folder_says_what_the_command_says(
+def test_the_exported_folder_gives_the_records_of_the_command(
     exported: Path, saved_tiny: Path, photos: list[Path], run_main: Run, options: list[str]
 ) -> None:
     common = [*photos, "--json", "--attention", *options]
@@ -220,7 +220,7 @@ def test_caption_py_reads_photos_as_a_viewer_does(exported: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_nothing_is_told_to_anybody(
+def test_onnxruntime_writes_no_telemetry(
     exported: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """onnxruntime keeps a number of the device, and what it tells its maker, in the home folder."""
@@ -427,7 +427,7 @@ def test_without_the_extra_it_says_how_to_install_it(
 
 
 @pytest.mark.slow
-def test_a_model_that_says_something_else_is_not_kept(exported: Path, tmp_path: Path) -> None:
+def test_an_export_with_different_captions_is_removed(exported: Path, tmp_path: Path) -> None:
     other = make_tiny()
     torch.nn.init.normal_(other.model.decoder.embedding.weight)
     other.save(tmp_path / "other.safetensors")

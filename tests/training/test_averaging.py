@@ -56,7 +56,7 @@ def test_the_mean_is_that_of_the_weights(
 
 
 @pytest.mark.parametrize(("share", "noise"), [(0.0, 1.0), (1.0, 0.6)])
-def test_runs_that_began_with_other_random_numbers_are_told_apart(
+def test_checkpoints_from_other_initial_weights_are_refused(
     run_main: Run, saved_tiny: Path, tiny_checkpoint: Checkpoint, tmp_path: Path,
     share: float, noise: float,
 ) -> None:  # fmt: skip
@@ -88,7 +88,7 @@ def changed(path: Path, out: Path, **header: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_what_has_no_mean_is_refused(
+def test_checkpoints_that_cannot_be_averaged_are_refused(
     run_main: Run, tiny_file: Path, shifted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -74,7 +74,7 @@ def test_gain_is_measured_on_test_like_evaluate_and_missing_parts_are_made(
     assert (out / "report.html").is_file()
 
 
-def test_a_dry_run_claims_nothing_and_shows_its_report_to_who_asks(
+def test_a_dry_run_has_no_gain_and_opens_its_report(
     run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
@@ -93,7 +93,7 @@ def test_a_dry_run_claims_nothing_and_shows_its_report_to_who_asks(
 
 
 @pytest.mark.slow
-def test_without_a_model_before_the_score_is_told_and_records_say_what_is_trusted(
+def test_a_run_from_scratch_reports_its_score_and_fits_trust(
     run_main: Run, tmp_path: Path, photo: Path, browser: Any
 ) -> None:
     out = tmp_path / "run"
@@ -126,7 +126,7 @@ def test_without_a_model_before_the_score_is_told_and_records_say_what_is_truste
     page.close()
 
 
-def test_room_is_asked_for_everything_that_a_run_writes(
+def test_disk_space_is_checked_for_everything_that_a_run_writes(
     run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is what lies there at its fullest: grids, states and checkpoints."""
@@ -156,7 +156,7 @@ def test_room_is_asked_for_everything_that_a_run_writes(
     assert fullest < float(found[1]) * 1e9 + 5e6 < 1.5 * fullest + 5e6  # told to 10 MB
 
 
-def test_what_a_run_has_written_is_not_asked_for_again(
+def test_disk_space_of_written_files_is_not_needed_again(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(load_recipe(str(place / "own.yaml"), {}), tmp_path, fast=False)
@@ -168,7 +168,7 @@ def test_what_a_run_has_written_is_not_asked_for_again(
         folder.check_room(None, images=131, shared=tmp_path)  # type: ignore[arg-type]
 
 
-def test_a_split_of_test_that_cannot_be_read_costs_no_run(
+def test_an_unreadable_test_split_does_not_fail_the_run(
     run_main: Run, place: Path, tmp_path: Path
 ) -> None:
     """Its captions may be there without the photos."""
@@ -206,7 +206,7 @@ def test_a_run_s_folder_is_its_best_checkpoint(
     assert result.returncode == 1 and "Traceback" not in result.stderr
 
 
-def test_a_new_word_that_the_model_before_does_not_know_is_one_of_them_by_chance() -> None:
+def test_unknown_new_words_count_as_equally_likely() -> None:
     """Of seven tokens (ends are tokens, but of what is cut) two are new, and there are two new."""
     captions = [("a", "b"), ("a", "b", "c"), ("a",)]
     image = cast(CaptionedImage, SimpleNamespace(words=captions))
@@ -216,7 +216,7 @@ def test_a_new_word_that_the_model_before_does_not_know_is_one_of_them_by_chance
 
 
 @pytest.mark.parametrize("fewest", [30, 31])
-def test_enough_photos_teach_what_people_would_say(
+def test_enough_photos_fit_a_consensus(
     fewest: int, place: Path, tiny_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trust is fitted on the sentences that are said then; 30 photos are of the training."""
@@ -238,7 +238,7 @@ def test_enough_photos_teach_what_people_would_say(
     assert (captioner.consensus is not None) == (fewest == 30)
 
 
-def test_a_few_photos_leave_it_to_the_bundled_model(
+def test_with_few_photos_the_consensus_of_the_bundled_model_is_used(
     tmp_path: Path, tiny_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the encoder is its own, weight for weight, and its words come first."""

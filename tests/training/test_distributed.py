@@ -185,7 +185,7 @@ def same(one: Path, two: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 0])
-def test_two_processes_and_their_workers_hear_a_signal(
+def test_two_processes_and_their_workers_stop_on_a_signal(
     recipe: Path, together: Path, tmp_path: Path, workers: int
 ) -> None:
     out = tmp_path / "run"
@@ -206,7 +206,7 @@ def test_two_processes_and_their_workers_hear_a_signal(
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_torchrun_is_ended_and_goes_on(
+def test_a_run_of_torchrun_is_stopped_and_resumed(
     recipe: Path, together: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     out = tmp_path / "run"
@@ -325,7 +325,7 @@ def take_turns(rank: int, port: int, inside: Any) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_slow_work_of_one_process_runs_into_no_timeout_of_the_others() -> None:
+def test_slow_work_of_one_process_causes_no_timeout() -> None:
     context = multiprocessing.get_context("fork")
     inside, port = context.Value("i", 0), free_port()
     two = [context.Process(target=take_turns, args=(rank, port, inside)) for rank in range(2)]

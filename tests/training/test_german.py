@@ -57,7 +57,7 @@ def test_the_grammar_agrees() -> None:
 
 
 @pytest.mark.slow
-def test_german_scenes_are_learned_with_their_capitals(run_main: Run, tmp_path: Path) -> None:
+def test_german_scenes_are_learned_with_capital_letters(run_main: Run, tmp_path: Path) -> None:
     write_german(tmp_path / "data", train=500, val=60, test=60)
     result = run_main(
         "train", "new-language", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
@@ -75,7 +75,7 @@ def test_german_scenes_are_learned_with_their_capitals(run_main: Run, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_model_of_another_language_is_told_so_and_loses_to_one_that_learns_it(
+def test_finetune_on_another_language_prints_a_note_and_scores_lower(
     run_main: Run, tmp_path: Path
 ) -> None:
     """What a new word costs counts for the model that does not know it, too."""

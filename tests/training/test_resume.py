@@ -92,7 +92,7 @@ def same(one: Path, two: Path) -> None:
 
 
 @pytest.mark.parametrize(("step", "workers"), [(3, 0), (15, 2), (22, 0)])
-def test_killed_within_a_step(
+def test_resume_after_a_kill_within_a_step(
     recipe: Path, unbroken: Path, killed: Callable[[int], Path], step: int, workers: int
 ) -> None:
     out = killed(step)
@@ -131,7 +131,7 @@ def holds_signals(pid: int | None) -> bool:
         pytest.param(signal_group, 15, 2, id="SIGTERM to the group"),
     ],
 )
-def test_a_signal_saves_the_step_at_hand(
+def test_a_signal_saves_the_current_step(
     recipe: Path, unbroken: Path, killed: Callable[[int], Path], act: Callable[[], None],
     step: int, workers: int,
 ) -> None:  # fmt: skip
@@ -171,7 +171,7 @@ def is_at_work(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_killed_and_then_ended_by_a_signal_to_its_group(
+def test_resume_after_a_kill_and_a_signal_to_the_group(
     recipe: Path, unbroken: Path, tmp_path: Path
 ) -> None:
     """As processes of their own; the workers of one that was killed end too."""
@@ -197,7 +197,7 @@ def test_killed_and_then_ended_by_a_signal_to_its_group(
         time.sleep(0.05)
 
 
-def test_killed_between_its_last_stage_and_its_end(
+def test_resume_after_a_kill_between_the_last_stage_and_the_end(
     recipe: Path, unbroken: Path, tmp_path: Path
 ) -> None:
     """Nothing is left to do but to say so."""
@@ -209,7 +209,7 @@ def test_killed_between_its_last_stage_and_its_end(
 
 
 @pytest.mark.parametrize("kept", [None, 5])
-def test_a_log_that_was_taken_away_is_begun_anew(
+def test_a_deleted_log_is_started_again(
     recipe: Path, unbroken: Path, killed: Callable[[int], Path], kept: int | None
 ) -> None:
     """Or an older one put back: the run goes on, and the log has the rest and no zeros."""

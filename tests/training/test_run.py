@@ -248,7 +248,7 @@ def test_a_run_that_fails_at_its_first_step_leaves_its_folder_to_another(
     assert sum(one["event"] == "epoch" and one["stage"] == 1 for one in records(out)) == 2
 
 
-def test_a_recipe_json_of_somebody_else_is_not_written_over(
+def test_a_foreign_recipe_json_is_not_overwritten(
     run_main: Run, place: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "recipe.json").write_text('{"name": "apple pie", "stages": ["bake"]}')
@@ -257,7 +257,7 @@ def test_a_recipe_json_of_somebody_else_is_not_written_over(
     assert "apple pie" in (tmp_path / "recipe.json").read_text()
 
 
-def test_a_model_is_gone_on_from_and_compared_with(
+def test_a_run_starts_from_a_model_and_is_compared_with_it(
     run_main: Run, place: Path, tiny_file: Path, tmp_path: Path
 ) -> None:
     result = run_main(
@@ -274,7 +274,7 @@ def test_a_model_is_gone_on_from_and_compared_with(
     assert "4 validation photos that chose the epoch (usually lower on other" in result.stderr
 
 
-def test_a_run_that_learns_nothing_hands_out_its_origin_which_is_scored_once(
+def test_a_run_without_progress_keeps_its_initial_model_scored_once(
     run_main: Run, place: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
@@ -317,7 +317,7 @@ def test_early_stopping_ends_a_stage(run_main: Run, place: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in validation", "after the last step"])
-def test_a_signal_is_heard_between_the_batches_of_a_validation(
+def test_a_signal_stops_a_validation_between_batches(
     place: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     monkeypatch.setattr(split, "BATCH", 2)  # of four photos
@@ -368,7 +368,7 @@ def test_a_diverged_run_says_what_to_lower(
         json.loads(line, parse_constant=pytest.fail)
 
 
-def test_a_stage_may_see_photos_smaller_than_they_are_in_use(place: Path, tmp_path: Path) -> None:
+def test_a_stage_can_train_on_smaller_images(place: Path, tmp_path: Path) -> None:
     seen: set[tuple[bool, int]] = set()  # whether with slopes, and the side of the squares
 
     def look(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -384,7 +384,7 @@ def test_a_stage_may_see_photos_smaller_than_they_are_in_use(place: Path, tmp_pa
     assert load_checkpoint(tmp_path / "run" / "last.safetensors").transform.size == 64
 
 
-def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(
+def test_a_resumed_run_keeps_its_precision_and_prints_differences(
     run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Begun in what this machine would not choose, as a run that comes from another machine."""

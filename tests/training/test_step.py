@@ -101,7 +101,7 @@ def test_every_weight_of_the_decoder_has_a_gradient(
     assert without == []
 
 
-def test_scheduled_sampling_never_says_what_starts_captions(
+def test_scheduled_sampling_never_inserts_start_tokens(
     styled: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocabulary = styled.vocabulary
@@ -119,7 +119,7 @@ def test_scheduled_sampling_never_says_what_starts_captions(
     assert (words != drawn).any() and not set(drawn.tolist()) & {*vocabulary.silent, END}
 
 
-def test_scheduled_sampling_climbs_to_its_share(
+def test_scheduled_sampling_rises_to_its_share(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At step t of T, t / T of what the stage asks for: none at the first."""
@@ -138,7 +138,7 @@ def test_scheduled_sampling_climbs_to_its_share(
 
 
 @pytest.mark.parametrize(("carry_over", "epoch"), [("best", 0), ("last", 2)])
-def test_a_stage_hands_on_the_averaged_weights_of_an_epoch(
+def test_a_stage_carries_over_the_averaged_weights_of_an_epoch(
     tiny_checkpoint: Checkpoint, batch: Batch, carry_over: Literal["best", "last"], epoch: int
 ) -> None:
     model = tiny_checkpoint.model.requires_grad_(True)
@@ -214,7 +214,7 @@ def slope(checkpoint: Checkpoint, batch: Batch, *objectives: Objective, parts: i
 
 
 @pytest.mark.parametrize(("parts", "label_smoothing"), [(1, 0.0), (2, 0.0), (1, 0.1)])
-def test_the_datas_captions_are_mixed_with_captions_drawn(
+def test_the_loss_combines_data_and_sampled_captions(
     tiny_checkpoint: Checkpoint, batch: Batch, parts: int, label_smoothing: float
 ) -> None:
     """Wu et al. 2016, equation 9: the slope is that of the reward and so much of the other."""
@@ -286,7 +286,7 @@ def test_without_dropout_the_likeliest_caption_is_its_own_baseline(
     assert rewards.min() > 1 and reward == pytest.approx(rewards.mean().item())
 
 
-def test_of_epochs_of_equal_cider_the_less_surprised_is_better(
+def test_for_equal_cider_the_lower_cross_entropy_is_better(
     tiny_checkpoint: Checkpoint,
 ) -> None:
     model = tiny_checkpoint.model.requires_grad_(True)
@@ -334,7 +334,7 @@ def test_a_compiled_loss_has_the_values_and_gradients_of_the_eager_one(
         assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
 
 
-def test_without_a_compiler_training_goes_on(
+def test_without_a_compiler_training_continues(
     tiny_checkpoint: Checkpoint,
     batch: Batch,
     monkeypatch: pytest.MonkeyPatch,

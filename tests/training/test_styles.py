@@ -92,7 +92,7 @@ def captions(run: Run, photos: Path, output: Path, *options: object) -> list[dic
 
 
 @pytest.mark.slow
-def test_one_model_says_it_in_either_way(
+def test_one_model_captions_in_two_styles(
     run_main: Run, trained: Path, data: Path, tmp_path: Path
 ) -> None:
     assert load_checkpoint(trained).vocabulary.styles == ("plain", "loud")
@@ -160,7 +160,7 @@ def test_a_run_validates_each_image_in_its_own_style(
     assert found == pytest.approx(nats[1], abs=2e-2)
 
 
-def test_a_run_goes_on_from_it_with_a_style_more(trained: Path, data: Path, tmp_path: Path) -> None:
+def test_a_run_can_add_a_style_to_a_model(trained: Path, data: Path, tmp_path: Path) -> None:
     """A style that is new begins as the usual one of the model did."""
     write_scenes(data / "third", splits={"train": 20, "val": 5}, seed=2)
     recipe = still(tmp_path / "three.yaml", ("[plain, loud]", "[third]"))
@@ -173,7 +173,7 @@ def test_a_run_goes_on_from_it_with_a_style_more(trained: Path, data: Path, tmp_
     assert not (rows[start("third")] == rows[start("loud")]).all()
 
 
-def test_a_run_without_styles_goes_on_from_the_usual_one(
+def test_a_run_without_styles_starts_from_the_default_style(
     run_main: Run, trained: Path, data: Path, tmp_path: Path
 ) -> None:
     """Nobody's captions are not in the style of the first data set of the model before."""

@@ -160,7 +160,7 @@ def built(recipe: Recipe, vocabulary: Vocabulary, origin: Any = None) -> Any:
     return build_model(recipe, vocabulary, encoder=load_encoder(recipe), origin=origin)
 
 
-def test_weights_follow_their_words(recipe: Path, tiny_file: Path) -> None:
+def test_weights_of_shared_words_are_kept(recipe: Path, tiny_file: Path) -> None:
     """Going on from a checkpoint with another vocabulary keeps what it knows of shared words."""
     vocabulary = Vocabulary(["zebra", "dog", "a"])
     loaded = load_recipe(str(recipe), {**TINY, "weights": str(tiny_file)})

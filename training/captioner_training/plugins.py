@@ -43,5 +43,6 @@ def import_class(path: str, base: type, *, field: str) -> Any:
 def _corrected(path: str) -> str:
     """Return the likely module:Class for a path of a file, or for a dotted name."""
     dotted = path.removeprefix("./").replace(".py:", ":").replace("/", ".")
-    parts = dotted.partition(":") if ":" in dotted else dotted.rpartition(".")
-    return f"{parts[0]}:{parts[2]}" if all(parts) else "a form like package.module:Class"
+    module, _, name = dotted.rpartition(":" if ":" in dotted else ".")
+    is_valid = all(map(str.isidentifier, (*module.split("."), name)))
+    return f"{module}:{name}" if is_valid else "a form like package.module:Class"

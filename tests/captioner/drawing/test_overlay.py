@@ -40,7 +40,7 @@ def centroid(heat: Image.Image) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("size", "grid", "cell", "box", "pixels"), PLACES.values(), ids=PLACES)
 class TestPlace:
-    def test_native_lights_exactly_the_cell(self, size, grid, cell, box, pixels):
+    def test_without_smoothing_exactly_the_cell_is_coloured(self, size, grid, cell, box, pixels):
         heat = attention_map(one_hot(*grid, *cell), size, box=box, smooth=False)
         expected = Image.new("L", size)
         expected.paste(255, pixels)
@@ -86,7 +86,7 @@ class TestHeat:
         assert attention_map(UNIFORM + torch.rand(7, 7) * 1e-4, (90, 60)).getextrema()[1] < 10
 
     @pytest.mark.parametrize("smooth", [True, False])
-    def test_every_doubling_of_the_even_share_is_a_third(self, smooth):
+    def test_each_doubling_of_the_even_share_adds_a_third_of_heat(self, smooth):
         weights = [[1] * 8 for _ in range(8)]
         weights[3][3] = 1e-9
         for times, expected in [(2, 85), (3, 135), (4, 170), (8, 255), (30, 255)]:
@@ -110,7 +110,7 @@ class TestHeat:
         "weights",
         [[], [[1, 2], [3]], [1, 2], "ab", [[-1, 2]], [[math.nan]]],
     )
-    def test_what_is_no_table_of_weights_is_refused(self, weights):
+    def test_invalid_weights_are_refused(self, weights):
         with pytest.raises(ConfigError, match="attention weights"):
             attention_map(weights, (10, 10))
 
@@ -167,6 +167,6 @@ class TestLabel:
         assert right < 200 < top and left < 20 and bottom > 280
         assert not same(plain, doubtful) and not same(plain, label(photo, "cat", doubtful=False))
 
-    def test_a_small_photo_has_no_room_for_it(self):
+    def test_a_small_photo_has_no_word_in_its_corner(self):
         photo = Image.new("RGB", (400, 255))
         assert same(photo, label(photo, "dog", doubtful=False))

@@ -43,7 +43,7 @@ def test_patterns_are_filled() -> None:
     assert plan("a.jpg y/2.png") == [{}, {}]
 
 
-def test_inputs_are_known_under_every_name(here: Path) -> None:
+def test_inputs_are_recognised_by_every_path(here: Path) -> None:
     Path("link.jpg").symlink_to("a.jpg")
     os.link("a.jpg", "hard.jpg")
     Path("folder").symlink_to("x")

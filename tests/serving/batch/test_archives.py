@@ -100,7 +100,7 @@ def test_what_is_no_file_is_no_photo(tmp_path: Path, compressed: bool) -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_holes_are_not_read(tmp_path: Path, compressed: bool) -> None:
+def test_sparse_members_are_not_read(tmp_path: Path, compressed: bool) -> None:
     path = tmp_path / ("a.tar.gz" if compressed else "a.tar")
     data = sparse(1 << 32) + member("next.jpg", jpeg()) + bytes(1024)
     path.write_bytes(gzip.compress(data) if compressed else data)
@@ -139,7 +139,7 @@ def test_two_members_of_one_name_are_both_read(tmp_path: Path, suffix: str) -> N
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
-def test_a_pipe_with_the_name_of_an_archive_holds_nothing_up(tmp_path: Path, suffix: str) -> None:
+def test_a_pipe_with_the_name_of_an_archive_does_not_block(tmp_path: Path, suffix: str) -> None:
     os.mkfifo(tmp_path / f"a{suffix}")
     (reason,) = lost(photos(tmp_path / f"a{suffix}"))
     assert "it is not a regular file" in reason

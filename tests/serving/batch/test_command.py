@@ -242,7 +242,7 @@ def test_out_of_memory_halves_the_batch(
     assert sizes.count(16) >= 1 and max(sizes[-2:]) <= 6
 
 
-def test_what_failed_and_is_no_input_any_more_is_not_a_failure(
+def test_failed_photos_that_are_no_longer_inputs_do_not_count(
     run_batch: Run, photos: Photos, tmp_path: Path
 ) -> None:
     folder, output, listed = photos(3), tmp_path / "captions.jsonl", tmp_path / "list"
@@ -341,7 +341,7 @@ def test_a_bar_on_a_terminal(photos: Photos) -> None:
     assert "captioner: broken" in shown and "4 photos" in shown
 
 
-def test_quiet_names_failures_alone_and_a_name_does_not_steer_the_terminal() -> None:
+def test_quiet_prints_failures_only_with_escaped_names() -> None:
     said = io.StringIO()
     with ProgressBar(quiet=True, stream=said) as progress:
         progress.update({"image": "x", "error": {"detail": "a\x1b[2J\x9b5m\u202e\n.jpg is broken"}})

@@ -88,7 +88,7 @@ def test_parquet_coco_and_xmp(folder: Path) -> None:
     assert '<rdf:li xml:lang="de">A cat.</rdf:li>' in said
 
 
-def test_what_was_worded_is_worded_anew_from_the_models_own_sentence(folder: Path) -> None:
+def test_new_wording_starts_from_the_models_sentence(folder: Path) -> None:
     assert main(["convert", "r.jsonl", "--to", "one.jsonl", "--replace", "man=person"]) == 0
     first, second = read(folder / "one.jsonl")
     assert (first["caption"], first["unworded"]) == ("a person and a dog", "a man and a dog")
@@ -123,7 +123,7 @@ def test_a_pattern_may_match_the_other_files_of_a_run(folder: Path, run_main: Ru
     assert run_main("convert", "r.jsonl.errors.jsonl", "--sidecar", "txt").returncode == 0
 
 
-def test_a_sidecar_that_has_no_place_is_named_and_the_others_are_written(
+def test_a_missing_photo_is_named_and_other_sidecars_are_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder / "r.jsonl", record("t.tar/x.jpg"), record("n" * 300), record("a.jpg"))
@@ -262,7 +262,7 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(folder: Path, run_main: Ru
     check_refusals(run_main, REFUSED, folder)
 
 
-def test_restart_takes_sidecars_back_that_were_converted(folder: Path, tiny: Captioner) -> None:
+def test_restart_deletes_converted_sidecars(folder: Path, tiny: Captioner) -> None:
     Image.new("RGB", (9, 9)).save(folder / "a.jpg")
     (folder / "a.txt").write_text("mine")
 
@@ -278,7 +278,7 @@ def test_restart_takes_sidecars_back_that_were_converted(folder: Path, tiny: Cap
     assert (folder / "a.txt").read_text().startswith("New: ")
 
 
-def test_sidecars_are_not_converted_while_a_run_is_at_its_records(
+def test_convert_is_refused_while_a_run_holds_the_records(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Journal(RunFiles(Path("c.jsonl")), {"review": None}):

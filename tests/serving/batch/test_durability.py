@@ -207,7 +207,7 @@ def test_a_record_counts_when_it_and_what_belongs_to_it_are_synced(
 
 
 @pytest.mark.parametrize("output", ["c.jsonl", pytest.param("c.csv", marks=pytest.mark.slow)])
-def test_what_counts_reaches_the_disk_after_what_it_counts(
+def test_lines_reach_the_disk_after_the_files_that_they_record(
     run: Run, watch: Watch, output: str
 ) -> None:
     """A power cut when one of the files of lines has come further than all else."""

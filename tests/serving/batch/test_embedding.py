@@ -130,7 +130,7 @@ def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> Non
 @pytest.mark.parametrize(
     "name", ["-delete_original.jpg", "new\nline %d.jpg", "Müller 图.JPG", "é\udcff"]
 )
-def test_any_name_will_do(
+def test_photos_of_any_name_are_embedded(
     embed: Embed, photos: Photos, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = photos(1)

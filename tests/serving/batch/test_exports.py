@@ -80,7 +80,7 @@ def test_no_cell_begins_a_formula_however_it_is_separated(tmp_path: Path) -> Non
     assert list(table_names(str(tmp_path / "t.csv"), "image")) == ["'=1.jpg"]
 
 
-def test_a_table_steers_no_terminal_and_its_texts_come_back(tmp_path: Path) -> None:
+def test_control_characters_in_tables_are_escaped_and_restored(tmp_path: Path) -> None:
     output, name = tmp_path / "c.csv", "a\x1b[2J\x9b5m\t\u202e.jpg"
     captions = ("\uff1d1+1", "\u200b\u2060=1+1", "'=1", "x" * 200_000)
     for caption in captions:

@@ -124,7 +124,7 @@ def test_a_run_holds_the_lock_that_is_there_though_an_ended_one_removed_it(
     assert not list(tmp_path.glob(".captioner*"))
 
 
-def test_half_a_commit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_commit_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full, and has room again: nothing is glued to what it left."""
     files, write = RunFiles(tmp_path / "c.jsonl"), journal.write_all
 
@@ -148,7 +148,7 @@ def test_half_a_commit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [json.loads(line)["image"] for line in lines] == ["a", "b"]
 
 
-def test_a_record_stands_when_what_belongs_to_it_fails(tmp_path: Path) -> None:
+def test_a_record_is_kept_when_its_sidecar_fails(tmp_path: Path) -> None:
     files, name = RunFiles(tmp_path / "c.jsonl"), digest("a")
     with Journal(files, SETTINGS) as run:
         run.add(record("a"), RECORDS, failure=failure("a"))
@@ -221,7 +221,7 @@ def test_a_failure_without_its_record_is_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ['a", "b', "a\\", "\udcff", "\\udcff"])
-def test_every_name_is_found_again(tmp_path: Path, name: str) -> None:
+def test_every_name_is_read_from_its_line(tmp_path: Path, name: str) -> None:
     files = RunFiles(tmp_path / "c.jsonl")
     with Journal(files, SETTINGS) as run:
         run.add(record(name), RECORDS)

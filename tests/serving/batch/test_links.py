@@ -47,7 +47,9 @@ def server(tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-def test_links(tiny: Captioner, photos: Photos, server: str, tmp_path: Path) -> None:
+def test_photos_at_urls_are_captioned(
+    tiny: Captioner, photos: Photos, server: str, tmp_path: Path
+) -> None:
     folder = photos(3)
     wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
     (tmp_path / "list").write_text(f"{server}/photos/p001.jpg?w=20\n{server}/photos/none.jpg\n")
@@ -155,7 +157,7 @@ def slow(*pieces: bytes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("pieces", [(), (b"a",) * 100], ids=["nothing", "a byte at a time"])
-def test_a_stalled_archive_holds_nobody_up(
+def test_a_stalled_archive_does_not_block_the_run(
     photos: Photos, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...]
 ) -> None:
     monkeypatch.setattr("captioner_serving.batch.inputs.links._SECONDS", 0.5)
@@ -168,7 +170,7 @@ def test_a_stalled_archive_holds_nobody_up(
         assert photo.name == f"{folder}/p000.jpg"
 
 
-def test_a_stalled_link_is_told_as_such(tiny: Captioner) -> None:
+def test_a_stalled_url_is_reported_as_stalled(tiny: Captioner) -> None:
     config = tiny.transform.config
     with slow(b"\xff\xd8") as server, Reader(config, seconds=1.0) as reader:
         photo = RemotePhoto(name="a.jpg", url=f"{server}/a.jpg")
@@ -183,7 +185,7 @@ def first(**inputs: Any) -> Photo:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[0:0:0:0:0:ffff:7f00:1]"])
-def test_no_link_of_a_list_leads_into_the_own_network(
+def test_urls_in_lists_cannot_lead_to_the_local_network(
     server: str, tmp_path: Path, photos: Photos, host: str
 ) -> None:
     """The server of the tests is at 127.0.0.1, which is no public address."""
@@ -196,7 +198,7 @@ def test_no_link_of_a_list_leads_into_the_own_network(
         assert first(lists=lists, allow_private=True).read()[:2] == b"\xff\xd8"
 
 
-def test_a_link_that_was_typed_is_not_redirected_into_the_own_network(
+def test_urls_on_the_command_line_cannot_redirect_to_the_local_network(
     server: str, photos: Photos
 ) -> None:
     photos(1)
@@ -224,7 +226,7 @@ def test_an_address_in_another_form_is_refused(host: str) -> None:
         ("64:ff9b:1::101:101", False), ("::ffff:0:10.0.0.1", False), ("::ffff:0:1.1.1.1", True),
     ],
 )  # fmt: skip
-def test_an_ipv4_address_in_an_ipv6_address_is_looked_at(address: str, public: bool) -> None:
+def test_an_ipv4_address_in_an_ipv6_address_is_checked(address: str, public: bool) -> None:
     assert networks._is_public(ipaddress.ip_address(address)) is public
 
 
@@ -257,7 +259,7 @@ def test_every_address_of_a_host_is_checked(
     assert tried == addresses
 
 
-def test_the_address_that_is_looked_at_is_the_one_that_is_connected_to(
+def test_the_checked_address_is_the_one_connected_to(
     monkeypatch: pytest.MonkeyPatch, server: str, photos: Photos
 ) -> None:
     """A name that has a public address when it is looked up, and a private one the next time."""

@@ -30,7 +30,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_killed_once_and_gone_on(
+def test_a_killed_run_is_resumed(
     run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path, read: Read
 ) -> None:
     folder, output = photos(120), tmp_path / "captions.csv"

@@ -196,7 +196,7 @@ def test_a_link_is_followed_within_its_folder_alone(
 
 
 @pytest.mark.parametrize("existing", ["skip", "overwrite"])
-def test_a_sidecar_that_is_no_file_holds_nothing_up(
+def test_a_sidecar_that_is_a_pipe_does_not_block(
     caption: Caption, photos: Photos, existing: str
 ) -> None:
     folder = photos(3)

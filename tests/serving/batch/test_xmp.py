@@ -202,7 +202,7 @@ def test_a_blank_text_is_filled(tmp_path: Path, blank: str, language: str) -> No
 
 
 @needs_exiftool
-def test_short_forms(tmp_path: Path) -> None:
+def test_texts_as_attributes_or_plain_text_are_merged(tmp_path: Path) -> None:
     """A description as an attribute, or as plain text, as some programs write it."""
     short = f'{HEAD} d:description="mine" d:format="image/jpeg"/>{TAIL}'
     plain = (
@@ -216,7 +216,7 @@ def test_short_forms(tmp_path: Path) -> None:
 
 
 @needs_exiftool
-def test_all_of_others_stays(tmp_path: Path) -> None:
+def test_content_of_other_programs_is_kept(tmp_path: Path) -> None:
     """With a byte order mark, other line breaks, and in UTF-16 too."""
     odd = ODD.encode()
     wide = b"\xff\xfe" + ODD.replace("UTF-8", "UTF-16").encode("utf-16-le")
@@ -239,7 +239,7 @@ def test_all_of_others_stays(tmp_path: Path) -> None:
         assert {key: value for key, value in after.items() if key not in ours} == before
 
 
-def test_a_word_of_the_vocabulary_cannot_steer_whoever_shows_it() -> None:
+def test_control_characters_of_words_are_replaced_in_xmp() -> None:
     new = merged(LIGHTROOM.encode(), "a \x1b[2J\x9bdog\x00\ud800\ufffe")
     assert "a \ufffd[2J\ufffddog\ufffd\ufffd\ufffd".encode() in new
 

@@ -55,7 +55,7 @@ def test_clients_take_turns_and_each_keeps_its_order(costs, arrival) -> None:
         assert own == [item for item in sent if item[0] == client]
 
 
-def test_who_has_taken_much_comes_last_and_leaves_a_worker_free() -> None:
+def test_heavy_clients_come_last_and_leave_a_worker_free() -> None:
     queue: FairQueue[str] = FairQueue(2)
     queue.done("slow", 20.0)
     put_all(queue, slow=3)
@@ -70,7 +70,7 @@ def test_who_has_taken_much_comes_last_and_leaves_a_worker_free() -> None:
     assert queue.take() == ("slow1", "slow")
 
 
-def test_what_was_taken_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_use_decays(monkeypatch: pytest.MonkeyPatch) -> None:
     queue: FairQueue[str] = FairQueue(2)
     queue.done("slow", 30.0)
     put_all(queue, slow=2)
@@ -80,7 +80,7 @@ def test_what_was_taken_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.take() == ("slow1", "slow")
 
 
-def test_a_closed_queue_gives_what_is_left_and_ends() -> None:
+def test_a_closed_queue_returns_waiting_items_and_ends() -> None:
     queue: FairQueue[str] = FairQueue(1)
     put_all(queue, a=1)
     queue.close()
@@ -88,14 +88,14 @@ def test_a_closed_queue_gives_what_is_left_and_ends() -> None:
     assert queue.take() is None
 
 
-def test_a_failure_is_the_future_s_and_the_threads_go_on() -> None:
+def test_a_failure_is_raised_by_the_future_and_threads_continue() -> None:
     with FairThreads([7], name="test") as threads:
         with pytest.raises(ZeroDivisionError):
             threads.submit(lambda _: 1 / 0).result(timeout=300)
         assert threads.submit(lambda value: value).result(timeout=300) == 7
 
 
-def test_what_is_cancelled_before_its_turn_is_not_done() -> None:
+def test_a_task_cancelled_before_its_turn_is_skipped() -> None:
     done: list[int] = []
     begin = threading.Event()
     with FairThreads([7], name="test") as threads:

@@ -174,9 +174,7 @@ def test_a_photo_that_takes_all_memory_is_an_error(reader: Reader) -> None:
         reader.submit(Act("greedy.jpg", b"eat")).result().check()
 
 
-def test_a_crash_is_tried_once_more_before_the_photo_is_blamed(
-    reader: Reader, tmp_path: Path
-) -> None:
+def test_a_photo_that_crashes_is_tried_twice(reader: Reader, tmp_path: Path) -> None:
     mark = os.fsencode(tmp_path / "mark")
     once = reader.submit(Act("once.jpg", b"once " + mark))
     assert once.result(timeout=300).error is None and Path(os.fsdecode(mark)).exists()
@@ -184,7 +182,7 @@ def test_a_crash_is_tried_once_more_before_the_photo_is_blamed(
     assert "always.jpg crashed the image decoder (status -11)" in said
 
 
-def test_a_kill_for_want_of_memory_blames_no_photo(
+def test_a_kill_for_lack_of_memory_is_not_an_error_of_the_photo(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("captioner_serving.decoding.process.time.sleep", lambda _: None)
@@ -211,7 +209,7 @@ def test_a_process_has_no_torch_and_nothing_of_ours_in_its_environment(
 
 
 @pytest.mark.parametrize("what", ["pickle", *map(bytes.decode, LIES)])
-def test_whatever_a_process_answers_runs_nothing(
+def test_an_answer_of_a_process_cannot_run_code(
     what: str, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -51,7 +51,9 @@ def test_errors_are_those_of_the_library(captioner: Captioner, photo: Path) -> N
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
-def test_every_door_has_the_same_square(format: str, captioner: Captioner, tmp_path: Path) -> None:
+def test_every_kind_of_source_gives_the_same_square(
+    format: str, captioner: Captioner, tmp_path: Path
+) -> None:
     """Twelve times the square, but for a pixel; larger JPEGs may be decoded smaller."""
     noise = Image.effect_noise((200, 150), 90).resize((1600, 1151), Image.Resampling.BICUBIC)
     exif = Image.Exif()
@@ -70,7 +72,7 @@ def test_every_door_has_the_same_square(format: str, captioner: Captioner, tmp_p
     )
 
 
-def test_a_large_jpeg_is_the_same_open_and_closed(captioner: Captioner) -> None:
+def test_an_open_large_jpeg_gives_the_same_square(captioner: Captioner) -> None:
     noise = Image.effect_noise((200, 150), 90).resize((3200, 2400), Image.Resampling.BICUBIC)
     noise.save(buffer := io.BytesIO(), "JPEG")
     with Image.open(buffer) as opened:
@@ -83,7 +85,7 @@ def test_a_large_jpeg_is_the_same_open_and_closed(captioner: Captioner) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
-def test_a_fork_has_a_process_of_its_own(photo: Path) -> None:
+def test_a_fork_starts_a_separate_decoding_process(photo: Path) -> None:
     with Reader(TransformConfig(size=32)) as reader:
         assert decode(reader, photo).size == (120, 80)
         child = os.fork()
@@ -127,7 +129,7 @@ def test_the_process_ends_with_its_parent_and_not_with_a_fork_of_it(photo: Path)
         os.kill(fork, signal.SIGKILL)
 
 
-def test_what_is_no_plain_file_is_read_too(captioner: Captioner, photo: Path) -> None:
+def test_pipes_are_read(captioner: Captioner, photo: Path) -> None:
     """As with `captioner caption <(curl ...)`."""
     reading, writing = os.pipe()
     os.write(writing, photo.read_bytes())

@@ -69,7 +69,7 @@ def test_nothing_is_open_without_the_password(guarded: Server) -> None:
     assert "battery" not in log and "Basic" not in log
 
 
-def test_the_log_tells_requests_apart_and_no_photo(by_file: Server) -> None:
+def test_the_log_identifies_requests_but_no_photo(by_file: Server) -> None:
     before = len(by_file.lines)
     with by_file.client(auth=WHO) as client:
         client.get("/")
@@ -81,7 +81,7 @@ def test_the_log_tells_requests_apart_and_no_photo(by_file: Server) -> None:
     assert "secret-name" not in log and "hush" not in log
 
 
-def test_wrong_passwords_are_refused_and_lock_nobody_out(guarded: Server) -> None:
+def test_wrong_passwords_are_refused_without_a_lockout(guarded: Server) -> None:
     guesses = [("ann", "guess"), *((user, WHO[1]) for user in ("eve", "", "Ann", "ann "))]
     for guess in guesses * 5:
         with guarded.client(auth=guess) as client:

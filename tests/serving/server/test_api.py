@@ -96,7 +96,7 @@ def test_fields_out_of_range_are_named(
     assert named in answer.json()["detail"]
 
 
-def test_what_stands_behind_the_address_is_refused_by_its_name(api: httpx.Client) -> None:
+def test_query_parameters_of_a_form_are_refused_by_name(api: httpx.Client) -> None:
     for path in ("caption", "sheet"):
         answer = api.post(f"/api/{path}?beam_size=3", files={"image": jpeg()})
         assert answer.status_code == 400 and "'beam_size'" in answer.json()["detail"]
@@ -200,7 +200,7 @@ def recorded(client: httpx.Client, photo: bytes, **fields: str) -> dict[str, Any
     return record
 
 
-def test_whoever_waits_hears_its_place_and_then_the_same_record(api: httpx.Client) -> None:
+def test_a_stream_has_the_place_in_the_queue_and_then_the_record(api: httpx.Client) -> None:
     answer = api.post(
         "/api/caption",
         files={"image": ("a.jpg", jpeg())},
@@ -418,7 +418,7 @@ def test_a_word_that_the_model_does_not_know_cannot_be_checked(api: httpx.Client
         assert answer.status_code == 422 and "word" in answer.json()["detail"]
 
 
-def test_samples_are_files(api: httpx.Client) -> None:
+def test_sample_photos_are_served(api: httpx.Client) -> None:
     answer = api.get("/page/samples/coffee")
     assert answer.content == (SAMPLES / "coffee.jpg").read_bytes()
     assert answer.headers["cache-control"] == "no-cache" and answer.headers["etag"]

@@ -77,7 +77,7 @@ def described(asked: Callable[..., Any], **arguments: str) -> tuple[str, bool]:
     return content.text, answer.isError
 
 
-def test_an_assistant_is_told_sentence_doubt_and_places(asked: Callable[..., Any]) -> None:
+def test_an_assistant_gets_sentence_doubt_and_places(asked: Callable[..., Any]) -> None:
     text, failed = described(asked, image=CODED)
     assert not failed
     caption, *_, best = text.splitlines()
@@ -180,7 +180,7 @@ def test_the_schema_has_what_is_on_and_the_version_is_the_product_s(saved_tiny: 
         assert schema["properties"].keys() == names and schema.get("required") == required
 
 
-def test_no_server_has_it_unasked(api: httpx.Client) -> None:
+def test_mcp_is_off_by_default(api: httpx.Client) -> None:
     for path in ("/gradio_api/mcp", "/gradio_api/mcp/", "/gradio_api/mcp/sse"):
         assert api.post(path, json={}).status_code in (404, 405), path
 

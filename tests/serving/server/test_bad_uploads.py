@@ -81,7 +81,9 @@ def test_a_polyglot_is_read_as_the_image_that_it_is(api: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "name", ["../../etc/passwd", "/etc/passwd", "..\\..\\x", "a" * 3000, "\u202egpj.exe", "%00.jpg"]
 )
-def test_a_name_is_only_a_name(api: httpx.Client, server: Server, name: str) -> None:
+def test_no_file_of_the_name_of_an_upload_is_opened_or_written(
+    api: httpx.Client, server: Server, name: str
+) -> None:
     before = server.uploads()
     answer = api.post("/api/caption", files={"image": (name, PHOTO)})
     assert answer.status_code == 200
@@ -166,7 +168,7 @@ def test_headers_without_end_are_refused(server: Server) -> None:
         assert b" 400 " in peer.recv(4096).split(b"\r\n")[0]
 
 
-def test_no_path_steers_the_terminal(server: Server, api: httpx.Client) -> None:
+def test_control_characters_in_paths_are_escaped(server: Server, api: httpx.Client) -> None:
     for path in ("/%1b%5b31mred%0acaptioner:", "/assets/%1b%5b31mred%0acaptioner:"):
         assert api.get(path).status_code == 404
     said = "".join(server.lines)
@@ -180,7 +182,7 @@ def resident(server: Server) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc for memory")
 @pytest.mark.slow
-def test_memory_returns(server: Server) -> None:
+def test_memory_is_released_after_bad_uploads(server: Server) -> None:
     heavy = [part(IMAGES[kind][0]) + END for kind in ("bomb of zeros", "truncated JPEG")]
     heavy += [part(bytes(19_000_000)) + END, BODIES["too large"][0]]
     with server.client() as client:

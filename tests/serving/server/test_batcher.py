@@ -59,7 +59,7 @@ def test_one_image_that_fails_fails_alone(
     assert batcher.submit("z", settings).result(300) == "z"
 
 
-def test_what_comes_after_the_end_is_refused(batcher: Batcher) -> None:
+def test_images_after_close_are_refused(batcher: Batcher) -> None:
     batcher.close()
     with pytest.raises(ClosedError):
         batcher.submit(ANY, JobSettings(GenerationConfig())).result(300)
@@ -96,7 +96,7 @@ def test_a_client_with_a_full_queue_leaves_room_for_others() -> None:
     batcher.close()
 
 
-def test_however_many_ask_for_health_the_model_is_asked_once(tiny_checkpoint: Checkpoint) -> None:
+def test_concurrent_health_checks_share_one_test_caption(tiny_checkpoint: Checkpoint) -> None:
     metrics = Metrics()
 
     async def probes() -> None:
@@ -129,7 +129,7 @@ def test_a_photo_that_fails_unexpectedly_is_that_photo_s_error(
     assert bad.record()["type"] == "internal-error"
 
 
-def test_nothing_holds_an_upload_that_was_refused(tiny_checkpoint: Checkpoint) -> None:
+def test_a_refused_upload_is_released_at_once(tiny_checkpoint: Checkpoint) -> None:
     """Not even until Python next looks for cycles, when a hundred more may have come."""
     upload = bytes(1_000_000)
     alone = sys.getrefcount(upload)

@@ -179,7 +179,7 @@ def test_a_call_without_a_photo_fails_in_words(api: httpx.Client, image: Any) ->
     ("body", "status"),
     [(b"{", 400), (b"[1]", 400), (b"[" * 15_000, 400), (b"x" * 20_000, 413), (b'{"data": 7}', 400)],
 )
-def test_a_call_is_small_and_plain(api: httpx.Client, body: bytes, status: int) -> None:
+def test_a_large_or_malformed_call_is_refused(api: httpx.Client, body: bytes, status: int) -> None:
     headers = {"Content-Type": "application/json"}
     answer = api.post("/gradio_api/queue/join", content=body, headers=headers)
     assert answer.status_code == status
@@ -199,7 +199,7 @@ def test_a_call_of_anything_but_the_function_is_refused(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_the_limit_of_uploads_holds_for_gradio_too(api: httpx.Client) -> None:
+def test_the_limit_of_uploads_applies_to_gradio(api: httpx.Client) -> None:
     answer = api.post("/gradio_api/upload", files={"files": ("x.jpg", bytes(22_000_000))})
     assert answer.status_code == 413 and answer.json()["type"] == "upload-too-large"
 

@@ -101,7 +101,7 @@ def test_over_the_connections_is_503(small: Server, client: httpx.Client) -> Non
     assert until(lambda: client.get("/api/health").status_code == 200)
 
 
-def test_a_request_that_tells_its_length_in_two_ways_is_refused(small: Server) -> None:
+def test_a_request_with_two_lengths_is_refused(small: Server) -> None:
     """A proxy may have believed the other one: what follows is not what it took it for."""
     request = (
         b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
@@ -154,7 +154,7 @@ def test_an_image_that_takes_too_much_is_refused_from_its_header(
     assert resident(small) - before < 50_000  # kB
 
 
-def test_nobody_waits_for_a_photo_that_takes_long(server: Server) -> None:
+def test_slow_photos_do_not_block_others(server: Server) -> None:
     """Two photos of 5 s each and more; ordinary ones beside them."""
     slow = png(9_990, 10_000, bytes(9_990 * 3 + 1) * 10_000)
     done: list[int] = []

@@ -129,7 +129,7 @@ class Endless(Handler):
                 self.wfile.write(bytes(1 << 16))
 
 
-def test_an_address_takes_neither_memory_nor_more_than_its_time(
+def test_a_download_is_limited_in_memory_and_time(
     saved_tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "WebPhoto", HERE)
@@ -149,7 +149,7 @@ def test_an_address_takes_neither_memory_nor_more_than_its_time(
             assert answer.elapsed.total_seconds() < 8, path
 
 
-def test_no_address_is_fetched_unasked(api: httpx.Client) -> None:
+def test_urls_are_not_downloaded_by_default(api: httpx.Client) -> None:
     answer = api.post("/api/caption", json={"image_url": "https://example.org/a.jpg"})
     assert answer.status_code == 403 and "does not download photos" in answer.json()["detail"]
 
@@ -176,7 +176,7 @@ def test_another_site_may_call_the_api_if_it_is_named(shared: str) -> None:
         assert answer.json()["type"] == "cross-site"
 
 
-def test_a_token_opens_what_the_password_opens_and_no_other_does(shared: str) -> None:
+def test_a_valid_token_gives_the_access_of_the_password(shared: str) -> None:
     with httpx.Client(base_url=shared) as web:
         assert web.get("/metrics", auth=("ann", "secret")).status_code == 200
         for header, status in {

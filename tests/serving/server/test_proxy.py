@@ -96,7 +96,7 @@ def test_a_post_of_the_page_itself_is_of_this_site(client: httpx.Client) -> None
         assert answer.status_code == status
 
 
-def test_the_servers_know_the_client_and_not_what_it_says_of_itself(
+def test_servers_behind_a_proxy_get_the_real_client_address(
     client: httpx.Client, servers: tuple[Server, Server]
 ) -> None:
     transport = httpx.HTTPTransport(local_address="127.0.0.9")
@@ -107,7 +107,7 @@ def test_the_servers_know_the_client_and_not_what_it_says_of_itself(
     assert "203.0.113.9" not in lines()
 
 
-def test_a_place_in_the_queue_is_told_at_once(client: httpx.Client) -> None:
+def test_a_place_in_the_queue_is_sent_at_once(client: httpx.Client) -> None:
     files, headers = {"image": jpeg()}, {"Accept": "application/x-ndjson"}
     with client.stream("POST", "api/caption", files=files, headers=headers) as answer:
         lines = [json.loads(line) for line in answer.iter_lines()]
@@ -156,7 +156,7 @@ def test_slow_heads_bodies_and_silent_connections_are_given_up(client: httpx.Cli
         assert time.monotonic() - started > PATIENCE - 0.5
 
 
-def test_a_photo_that_is_refused_before_it_is_read_resets_nothing(client: httpx.Client) -> None:
+def test_an_early_refusal_does_not_reset_the_connection(client: httpx.Client) -> None:
     """The client reads why, though it was still sending."""
     for size, kind in ((8_000_000, "upload-too-large"), (30_000_000, None)):
         answer = client.post("api/caption", files={"image": bytes(size)})
@@ -164,7 +164,7 @@ def test_a_photo_that_is_refused_before_it_is_read_resets_nothing(client: httpx.
         assert kind is None or answer.json()["type"] == kind
 
 
-def test_an_answer_that_nobody_takes_costs_the_server_nothing(
+def test_an_answer_that_is_not_read_does_not_block_the_server(
     client: httpx.Client, servers: tuple[Server, Server]
 ) -> None:
     """It is in nginx's hands as soon as it is made, and given up."""
@@ -182,7 +182,7 @@ def test_an_answer_that_nobody_takes_costs_the_server_nothing(
         assert all(re.search(r'"bytes": 0,', line) is None for line in server.lines)
 
 
-def test_one_address_has_so_many_connections(client: httpx.Client) -> None:
+def test_connections_per_address_are_limited(client: httpx.Client) -> None:
     where = urlsplit(str(client.base_url))
     request = f"GET {where.path}gradio_api/heartbeat/x HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as stack:

@@ -154,7 +154,7 @@ def test_photos_of_unlike_settings_never_share_a_batch(
         assert record["style"] == fields.get("style", "long")
 
 
-def test_a_photo_does_not_wait_for_all_that_somebody_else_has_sent(
+def test_a_photo_does_not_wait_for_all_photos_of_another_client(
     url: str, model: Model, queued: list[object]
 ) -> None:
     with ExitStack() as stack:
@@ -169,7 +169,7 @@ def test_a_photo_does_not_wait_for_all_that_somebody_else_has_sent(
     assert model.batches[1][0][0] == 99
 
 
-def test_a_photo_that_costs_more_takes_more_places_and_less_company(
+def test_a_costly_photo_takes_more_places_and_smaller_batches(
     url: str, model: Model, queued: list[object]
 ) -> None:
     with ExitStack() as stack:
@@ -204,7 +204,7 @@ def test_a_streamed_request_is_refused_when_one_of_its_models_is_full(
         full.going.set()
 
 
-def test_whoever_stops_listening_leaves_the_queue(
+def test_a_client_that_disconnects_leaves_the_queue(
     url: str, model: Model, queued: list[object]
 ) -> None:
     with ExitStack() as stack:
@@ -265,9 +265,7 @@ def test_a_model_that_is_short_of_memory_is_busy_and_not_broken(url: str, model:
         assert ("retry-after" in answer.headers) is (status == 503)
 
 
-def test_health_tells_of_the_model_and_not_of_its_queue(
-    url: str, model: Model, clock: Clock
-) -> None:
+def test_health_depends_on_the_model_not_on_its_queue(url: str, model: Model, clock: Clock) -> None:
     def health() -> tuple[int, str]:
         with client(url) as made:
             answer = made.get("/api/health")

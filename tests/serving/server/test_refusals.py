@@ -64,7 +64,9 @@ def test_a_setting_that_cannot_work_is_named(
     check_refusals(run_main, refused, tmp_path, secret=TOKEN)
 
 
-def test_a_taken_port_is_said_before_the_model_is_loaded(run_main: Run, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_before_the_model_is_loaded(
+    run_main: Run, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         line = f"serve --port {taken.getsockname()[1]}"
         said = "(Address already in use): use another --port"

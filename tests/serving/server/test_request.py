@@ -48,7 +48,7 @@ def ask(app: Any, path: str = "/", *, peer: str = "127.0.0.1", **request: Any) -
     return run_async(send())
 
 
-def test_what_is_said_of_proxies_and_cookies_stays_outside() -> None:
+def test_forwarding_headers_and_cookies_are_dropped() -> None:
     """Python's reader of cookies takes minutes for this one: so would this test."""
     inside = Inside()
     headers = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Host": "evil.example"}
@@ -79,7 +79,7 @@ def test_ipv6_clients_are_counted_by_their_network() -> None:
         ("/photos/wordsmith/api/caption", None, "/photos/..."),
     ],
 )
-def test_one_table_names_every_request_below_any_prefix(
+def test_routes_are_named_below_any_prefix(
     prefix: str, path: str, name: str | None, shown: str
 ) -> None:
     inside = Inside()
@@ -103,7 +103,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("listens", NAMES)
-def test_the_server_answers_for_its_own_names(listens: str, tiny_checkpoint: Checkpoint) -> None:
+def test_only_accepted_host_headers_are_answered(listens: str, tiny_checkpoint: Checkpoint) -> None:
     allowed, good, bad = NAMES[listens]
     config = ServerConfig(host=listens, allowed_hosts=tuple(allowed))
     with serving(Captioner(tiny_checkpoint), config) as url, httpx.Client(base_url=url) as client:
@@ -143,7 +143,7 @@ def test_what_another_site_makes_a_browser_send_is_refused(
     assert api.get("/metrics", headers=headers).status_code == 200  # a link to the page
 
 
-def test_a_websocket_ends_at_the_door() -> None:
+def test_websockets_are_closed() -> None:
     """Behind it nobody asks one for its password."""
     inside, sent = Inside(), []
 

@@ -163,7 +163,7 @@ def fetching(saved_tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
         yield url
 
 
-def test_a_slow_host_starves_nobody_else(
+def test_a_slow_host_does_not_block_other_photos(
     fetching: str, web: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fair_queue, "_HEAVY_USE", 0.5)  # seconds of work, which are ten

@@ -92,7 +92,7 @@ def test_data_that_cannot_be_used_is_named(data: Path) -> None:
         ImageStore(data / "broken.tar")
 
 
-def test_a_glob_takes_what_holds_images_and_no_image_twice(data: Path) -> None:
+def test_a_glob_matches_tar_files_and_folders_without_conflicts(data: Path) -> None:
     (data / "images-00.log").write_text("no tar file")
     (data / "images-01.tar").write_bytes((data / "images-00.tar").read_bytes())
     assert "1.png" in ImageStore(data / "images*")
@@ -107,7 +107,7 @@ def test_a_glob_takes_what_holds_images_and_no_image_twice(data: Path) -> None:
         ImageStore(data / "images*")
 
 
-def test_a_folder_is_found_by_any_name_that_it_has(
+def test_a_folder_is_found_with_brackets_in_its_name_or_as_a_dot(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = (data / "images").rename(data / "images [2020]")
@@ -152,7 +152,7 @@ def test_sampler_sees_every_image_once_and_groups_shapes() -> None:
     assert sampler.order(0) == batches != sampler.order(1)
 
 
-def test_unprepared_data_is_told_what_to_run(tmp_path: Path) -> None:
+def test_the_error_for_unprepared_data_names_the_command(tmp_path: Path) -> None:
     photos = tmp_path / "my photos"
     with pytest.raises(DataError, match=r"there is no folder .*my photos$"):
         read_dataset(photos, split="train")
@@ -172,7 +172,7 @@ def test_unprepared_data_is_told_what_to_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_photo_is_named_whoever_reads_it(data: Path, workers: int) -> None:
+def test_a_broken_photo_is_named_by_every_reader(data: Path, workers: int) -> None:
     (data / "images" / "1.png").write_bytes((data / "images" / "1.png").read_bytes()[:60])
     images = read_coco(data / "captions.json", data / "images")
     transform = Transform(TransformConfig(mode="squash", size=32))

@@ -71,7 +71,7 @@ def test_the_middle_of_each_box_has_the_colour_that_the_caption_says(drawn: list
             assert nearest == item.color, f"{scene.caption}: {seen}"
 
 
-def test_the_relation_is_that_of_the_centres_and_beyond_doubt(drawn: list[Scene]) -> None:
+def test_the_relation_is_clearly_that_of_the_centres(drawn: list[Scene]) -> None:
     for scene in drawn:
         (x0, y0), (x1, y1) = map(center, scene.objects)
         horizontal, vertical = abs(x1 - x0), abs(y1 - y0)

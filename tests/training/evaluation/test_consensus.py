@@ -31,7 +31,7 @@ def expect(known: Consensus, offset: list[float], sentence: str) -> float:
     return expected
 
 
-def test_of_photos_that_are_alike_it_is_the_mean_cider(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_equal_photos_expected_cider_is_the_mean_cider(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sentences of one length with no word twice: for such CIDEr-D, the scorer's, is CIDEr."""
     from pycocoevalcap.cider import cider_scorer
 
@@ -49,7 +49,7 @@ def test_of_photos_that_are_alike_it_is_the_mean_cider(monkeypatch: pytest.Monke
         assert expect(known, [0, 0, 0], sentence) == pytest.approx(mean, abs=1e-6)
 
 
-def test_what_a_photo_shows_changes_what_is_expected() -> None:
+def test_expected_cider_depends_on_the_photo() -> None:
     """The first feature is 1 where there is a dog and -1 for a cat; the others mean nothing."""
     chance = np.random.default_rng(0)
     animals = chance.choice([1, -1], 400)
@@ -61,7 +61,7 @@ def test_what_a_photo_shows_changes_what_is_expected() -> None:
         assert expect(known, seen, f"a {animal}") > 2 * expect(known, seen, f"a {other}")
 
 
-def test_what_is_rare_or_unknown_counts_as_part_of_a_sentence() -> None:
+def test_rare_and_unknown_words_count_in_the_norm_of_a_sentence() -> None:
     """Half of the photos have "dog" and half "cat meows", of which the second word is <unk>."""
     chance = np.random.default_rng(0)
     pooled = chance.normal(size=(20, 4)).astype(np.float32)
@@ -76,12 +76,12 @@ def test_what_is_rare_or_unknown_counts_as_part_of_a_sentence() -> None:
     assert (np.abs(off) <= 0.501 * known.scales[:, None]).all()
 
 
-def test_who_says_nothing_twice_teaches_nothing() -> None:
+def test_without_frequent_words_no_consensus_is_fitted() -> None:
     images = [image(word) for word in WORDS.ordinary_words]
     assert fit_consensus(np.zeros((10, 4), np.float32), images, WORDS) is None
 
 
-def test_ridge_is_least_squares_with_rows_that_pull() -> None:
+def test_ridge_is_least_squares_with_extra_rows_of_zeros() -> None:
     """A ridge is the least squares of the data and of as many rows of zeros as there are slopes."""
     chance = np.random.default_rng(0)
     pooled = chance.normal([1, 2, 3, 9], [1, 5, 0.2, 1], size=(50, 4)).astype(np.float32)

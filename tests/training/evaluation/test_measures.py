@@ -114,7 +114,7 @@ def test_a_split_is_captioned_as_photos_are(
     assert CaptionedSplit(captioner, images).set.captions == likeliest
 
 
-def test_the_surprise_by_references_is_in_nats_a_token(
+def test_the_cross_entropy_of_references_is_in_nats_per_token(
     images: list[CaptionedImage], captioner: Captioner
 ) -> None:
     decoder, vocabulary = captioner.checkpoint.model.decoder, captioner.vocabulary
@@ -138,7 +138,7 @@ def test_the_surprise_by_references_is_in_nats_a_token(
     assert [row.reference_tokens for row in split.rows()] == [8] * 3
 
 
-def test_a_measure_that_fails_costs_itself(
+def test_a_measure_that_fails_leaves_the_others_complete(
     images: list[CaptionedImage], captioner: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:

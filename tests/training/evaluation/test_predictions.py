@@ -66,7 +66,7 @@ def test_each_kind_of_bad_entry_is_reported_and_the_rest_is_read(tmp_path: Path)
     assert "no caption for 1 of 3 images (first: nine.jpg)" in problems
 
 
-def test_a_caption_goes_to_no_namesake(tmp_path: Path) -> None:
+def test_a_caption_is_not_assigned_to_a_photo_of_a_similar_name(tmp_path: Path) -> None:
     """Paths meet at their ends; ids are no names, and names no ids."""
     split = [
         Target(id=1, name="a/1.jpg", references=("A dog.",)),

@@ -148,7 +148,7 @@ def test_a_checkpoint_is_saved_with_its_scores(
     assert first["trust"] == second["trust"] and second["model"]["version"] == "4"
 
 
-def test_the_page_needs_nothing_beside_it(evaluated: Evaluated) -> None:
+def test_the_page_loads_no_other_files(evaluated: Evaluated) -> None:
     text = (evaluated.report / "report.html").read_text()
     addresses = re.findall(r'(?:src|href)="([^"]*)"', text)
     assert len(addresses) >= 4
@@ -157,7 +157,7 @@ def test_the_page_needs_nothing_beside_it(evaluated: Evaluated) -> None:
     assert "<b>dog</b>" not in text and "&lt;b&gt;dog" in text
 
 
-def test_names_and_captions_neither_run_nor_steer(tmp_path: Path) -> None:
+def test_markup_and_control_characters_in_names_and_captions_are_escaped(tmp_path: Path) -> None:
     lively = "<img src=x onerror=alert(1)> \x1b[2J\x9b31m\u202e ![x](http://x/x.png) `a` **b**"
     names = [f"{n} {lively.replace('/', '')}\x07.jpg" for n in range(4)]
     images = [{"id": n, "file_name": name} for n, name in enumerate(names)]
@@ -205,7 +205,7 @@ def test_the_page_can_be_read_searched_and_ordered(page: Any) -> None:
     assert told[0] >= told[1]
 
 
-def test_only_what_is_counted_alike_can_be_compared(evaluated: Evaluated, run_main: Run) -> None:
+def test_only_comparable_reports_can_be_compared(evaluated: Evaluated, run_main: Run) -> None:
     other = evaluated.report / "report.json"
 
     def evaluate(captions: Path, *more: object) -> CompletedProcess[str]:
@@ -230,7 +230,7 @@ def test_only_what_is_counted_alike_can_be_compared(evaluated: Evaluated, run_ma
     assert report["document_frequencies"]["images"] == 4
 
 
-def test_a_comparison_stands_side_by_side(
+def test_compared_models_are_shown_side_by_side(
     evaluated: Evaluated, run_main: Run, tmp_path: Path, browser: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -274,7 +274,7 @@ def surprised(at: int, nats: float, tokens: int) -> ImageRow:
     )  # fmt: skip
 
 
-def test_surprise_is_compared_token_by_token() -> None:
+def test_cross_entropy_is_compared_by_token() -> None:
     split: dict[str, Any] = {
         "split": {"images": 2, "hash": "s"},
         "document_frequencies": {"images": 2, "hash": ""},
@@ -376,7 +376,7 @@ def rows(*cider: float) -> list[ImageRow]:
     ]
 
 
-def test_the_best_the_middling_and_the_worst_are_looked_at() -> None:
+def test_the_best_the_median_and_the_worst_caption_have_maps() -> None:
     for cider, shown in (
         ([3.0, 9.0, 1.0, 5.0, 4.0, 8.0, 2.0, 7.0, 6.0], ["9.0", "5.0", "1.0"]),
         ([1.0, 2.0], ["2.0", "1.0"]),

@@ -130,15 +130,13 @@ def test_official_scores_know_a_right_caption_from_a_wrong_one() -> None:
     assert isinstance(right["intervals"], dict) and right["intervals"]["METEOR"][1] <= 100
 
 
-def test_without_java_it_is_said_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_reported_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(DataError, match="install a Java runtime"):
         official_scores([["a dog"]], ["a dog"])
 
 
-def test_a_java_that_dies_is_told_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_java_crash_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "java"
     program.write_text("#!/bin/sh\nread line\necho 'a dog'\necho out of memory >&2\nexit 3\n")
     program.chmod(0o755)
@@ -147,7 +145,7 @@ def test_a_java_that_dies_is_told_in_one_sentence(
         tokenize_ptb(["a dog", "a cat"])
 
 
-def test_meteor_that_dies_costs_meteor_alone(
+def test_a_crash_of_meteor_affects_only_meteor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = tmp_path / "java"  # a tokenizer that splits at spaces, and a METEOR that fails

@@ -58,7 +58,7 @@ def test_a_word_is_right_where_a_reference_has_it_or_a_synonym(
     assert right_words(caption.split(), references) == right
 
 
-def test_the_area_is_the_share_of_pairs_in_order() -> None:
+def test_auroc_is_the_share_of_pairs_in_order() -> None:
     # Right: 0.9, 0.5, 0.4. Wrong: 0.5, 0.1. Of six pairs four are in order, one is a tie.
     scores, right = [0.9, 0.5, 0.4, 0.5, 0.1], [1, 1, 1, 0, 0]
     table = ranking_table(scores, right, [0, 1, 1, 0, 1], images=2)
@@ -71,7 +71,7 @@ def test_the_area_is_the_share_of_pairs_in_order() -> None:
     assert rough == pytest.approx(exact, abs=1e-3)
 
 
-def test_a_regression_of_one_clue_finds_the_odds_of_both_sides() -> None:
+def test_logistic_regression_finds_the_log_odds_of_two_groups() -> None:
     # 300 of 400 are right where the clue is 1, 100 of 400 where it is 3: log odds log 3 and -log 3.
     clues = np.repeat([1.0, 3.0], 400)[:, None]
     right = [at < 300 or 400 <= at < 500 for at in range(800)]
@@ -82,7 +82,7 @@ def test_a_regression_of_one_clue_finds_the_odds_of_both_sides() -> None:
     assert 2 < constant + slope < 10  # nothing was wrong, and yet it may be
 
 
-def test_sight_learns_what_the_mean_of_a_grid_says_of_words() -> None:
+def test_word_features_learn_words_from_the_mean_of_a_grid() -> None:
     """People say "dog" or "puppy" where the first number is 1, and "red" of every other photo."""
     vocabulary = Vocabulary(words := ["a", "dog", "dogs", "puppy", "red", "ball"])
     there = np.arange(400) % 4 == 0
@@ -106,7 +106,7 @@ def test_sight_learns_what_the_mean_of_a_grid_says_of_words() -> None:
     assert shown[kinds["ball"]] == other[kinds["ball"]] == word_features.shares[-1]
 
 
-def test_too_few_words_say_nothing() -> None:
+def test_too_few_words_are_refused() -> None:
     made = [captioned("a dog", 0.5, "a dog")] * 9
     known = make_trust(grid_dim=2)
     with pytest.raises(DataError, match="have 9 content words"):
@@ -120,7 +120,7 @@ def test_too_few_words_say_nothing() -> None:
         )
 
 
-def test_what_is_trusted_is_compared_with_what_is_right() -> None:
+def test_trust_is_compared_with_right_words() -> None:
     split = [
         captioned("a dog runs", 0.5, "a dog runs", "a dog"),
         captioned("a cat runs", 0.8, "a dog runs", "a cow stands"),
@@ -177,7 +177,7 @@ def test_nouns_follow_determiners_and_stand_before_function_words() -> None:
     assert nouns == {"dog", "snow", "men", "bench", "bike"}
 
 
-def test_those_where_most_is_expected_to_be_wrong_are_read_first() -> None:
+def test_captions_with_most_expected_wrong_words_are_reviewed_first() -> None:
     curve = review_curve(
         np.array([0.2, 1.5, 0.9, 0.1]), np.array([-1.0, -2, -3, -4]), np.array([0.0, 3, 1, 0])
     )

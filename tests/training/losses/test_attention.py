@@ -14,7 +14,7 @@ from captioner_training.losses.attention import AttentionEntropy, DoublyStochast
 from captioner_training.losses.objective import Captions, Counts, TeacherForcedOutput
 
 
-def test_heads_may_disagree() -> None:
+def test_attention_losses_apply_to_each_head() -> None:
     # Word 1: two heads, each sharp, on different cells: no entropy, though their mean has log 2.
     # Word 2: one head sharp, one even over two of the three cells: log 2 / 2 on average.
     # Word 3 is padding.

@@ -126,7 +126,7 @@ def test_drawn_captions_end_once_or_are_cut(decoder: Decoder) -> None:
     assert torch.equal(greedy, drawn(count=1, greedy=True))
 
 
-def test_what_starts_captions_is_not_drawn_and_has_no_probability(decoder: Decoder) -> None:
+def test_start_tokens_are_not_sampled_and_have_no_probability(decoder: Decoder) -> None:
     silent, features = [PAD, START, 5], torch.randn(2, 4, 6)
     decoder.output_bias.data[5] = 9.0
     tokens = sample_captions(

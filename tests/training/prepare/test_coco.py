@@ -64,7 +64,7 @@ def test_each_year_and_split(
     assert again.returncode == 0 and len(server.requests) == asked  # nothing is fetched twice
 
 
-def test_a_lie_about_a_checksum_is_found_out(
+def test_a_wrong_checksum_is_detected(
     run_main: Run, miniature: Path, serve: Any, tmp_path: Path
 ) -> None:
     www = Path(shutil.copytree(miniature, tmp_path / "www"))

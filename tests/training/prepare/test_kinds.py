@@ -93,7 +93,7 @@ def test_csv_rows_of_an_image_belong_together(run_main: Run, photos: Path, tmp_p
     }
 
 
-def test_csv_with_columns_and_delimiter_of_its_own(
+def test_csv_with_unusual_columns_and_delimiter(
     run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     table = photos / "results.csv"
@@ -158,7 +158,7 @@ def test_parquet_is_a_table_too(run_main: Run, photos: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("claimed", [3_000_000_000, 1000])
-def test_a_zip_file_that_lies_about_a_size_is_not_unpacked(
+def test_a_zip_file_with_a_wrong_size_is_not_unpacked(
     run_main: Run, tmp_path: Path, claimed: int
 ) -> None:
     """Zeros that take a thousandth of their size: neither too many are read, nor more than said."""
@@ -228,7 +228,9 @@ def test_coco_json(run_main: Run, photos: Path, tmp_path: Path) -> None:
     assert f"there is no file {tmp_path}/none.json, did you mean {tmp_path}/one.json?" in message
 
 
-def test_what_is_no_text_is_no_caption(run_main: Run, photos: Path, tmp_path: Path) -> None:
+def test_captions_that_are_not_text_are_problems(
+    run_main: Run, photos: Path, tmp_path: Path
+) -> None:
     path = coco_json(tmp_path / "one.json", {7: "a/0.jpg", 8: "a/1.jpg"}, [(8, "x"), (7, "y")])
     content = json.loads(path.read_text())
     for odd in (None, 5, ["a", "b"], "🐶 ..."):
@@ -330,7 +332,7 @@ def test_flickr8k_of_two_copies_is_not_guessed(run_main: Run, photos: Path, tmp_
     assert f"two different captions.txt, {photos}/a/captions.txt and {photos}/b/" in message
 
 
-def test_all_problems_are_told_together_and_skip_bad_goes_on(
+def test_all_problems_are_reported_together_and_skip_bad_continues(
     run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     shutil.copy(photos / "a" / "0.jpg", photos / "copy-of-0.jpg")
@@ -369,7 +371,7 @@ def test_all_problems_are_told_together_and_skip_bad_goes_on(
     assert found == [("b/3.jpg", ("four",)), ("copy-of-0.jpg", ("copy",)), ("a/2.jpg", ("three",))]
 
 
-def test_a_repaired_data_set_is_taken_up(run_main: Run, photos: Path, tmp_path: Path) -> None:
+def test_a_repaired_data_set_is_resumed(run_main: Run, photos: Path, tmp_path: Path) -> None:
     whole = (photos / "b" / "4.jpg").read_bytes()
     (photos / "b" / "4.jpg").write_bytes(whole[:700])
     for path in photos.rglob("*.jpg"):

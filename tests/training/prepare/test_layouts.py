@@ -138,7 +138,7 @@ def test_val_is_drawn_from_train_where_it_is_missing(tmp_path: Path) -> None:
     assert data.source["splits"] == "from folders, val drawn from train"
 
 
-def test_a_folder_of_trains_is_no_split(tmp_path: Path) -> None:
+def test_a_class_folder_named_train_is_not_a_split(tmp_path: Path) -> None:
     names = {"train": "train", "val": "bus", "test": "car"}
     data = read(layouts.sidecars(tmp_path, names, "", ""))
     assert data.source["splits"] == "drawn, 90/10/0" and len(data.images) == len(ROWS)

@@ -98,7 +98,7 @@ def test_a_workbook_whose_numbers_name_the_photos(
     assert "falsch.xlsx cannot be read as a workbook" in said
 
 
-def test_both_columns_are_asked_for_at_once(run_main: Run, photos: Path, tmp_path: Path) -> None:
+def test_the_error_names_both_missing_columns(run_main: Run, photos: Path, tmp_path: Path) -> None:
     table = tmp_path / "Liste.csv"
     table.write_text("Raum;Jahr\nHalle;1900\nKeller;1901\n")
     said = prepare(run_main, tmp_path / "no", "csv", table, "--images", photos, status=2)

@@ -209,7 +209,7 @@ def test_a_table_fetches_no_photo_from_elsewhere(
     assert set(rows(tmp_path / "all")) == set(names)
 
 
-def test_a_name_without_a_suffix_is_told_as_such_and_drawn_as_with_it(
+def test_a_name_without_a_suffix_is_noted_and_drawn_into_the_same_split(
     run_main: Run, books: Path, tmp_path: Path
 ) -> None:
     table = tmp_path / "table.csv"

@@ -141,7 +141,7 @@ def test_workers_do_not_outlive_a_killed_command(scenes: Path, tmp_path: Path) -
     assert len(workers) >= 2 and process.returncode == -signal.SIGKILL
 
 
-def test_one_folder_one_data_set(run_main: Run, scenes: Path, own: Path) -> None:
+def test_a_folder_holds_one_data_set(run_main: Run, scenes: Path, own: Path) -> None:
     before = read_tree(own)
     same = run_main(*command(scenes, own, "--shard-images", 16))
     assert (same.returncode, read_tree(own)) == (0, before)
@@ -169,7 +169,7 @@ def test_one_folder_one_data_set(run_main: Run, scenes: Path, own: Path) -> None
     assert read_tree(own) == before
 
 
-def test_what_an_interrupted_set_left_makes_way(run_main: Run, scenes: Path, own: Path) -> None:
+def test_files_of_an_interrupted_move_are_replaced(run_main: Run, scenes: Path, own: Path) -> None:
     """Killed while its files were moved to their places, the last of them the manifest."""
     assert "train-00001.tar" in [file.file for file in Manifest.load(own).files]
     (own / ".prepare").mkdir()
@@ -203,7 +203,7 @@ def test_files_of_something_else_are_left_alone(
     assert result.returncode == 1 and "cannot be written" in result.stderr
 
 
-def test_two_at_work_in_one_folder_are_one_too_many(
+def test_a_second_command_in_the_same_folder_is_refused(
     run_captioner: Run, scenes: Path, tmp_path: Path
 ) -> None:
     with locked(tmp_path / "to" / ".prepare" / "lock", verb="prepare", folder=tmp_path):
@@ -211,7 +211,7 @@ def test_two_at_work_in_one_folder_are_one_too_many(
     assert result.returncode == 1 and "another `captioner prepare` is running" in result.stderr
 
 
-def test_a_full_disk_is_said_and_leaves_nothing_half(
+def test_a_full_disk_is_reported_and_leaves_no_partial_files(
     run_captioner: Run, scenes: Path, tmp_path: Path
 ) -> None:
     to = tmp_path / "to"

@@ -99,7 +99,7 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
         visit.errors.clear()  # the browser's own, about the status
 
 
-def test_no_page_takes_addresses_unasked(visit: Visit) -> None:
+def test_pasted_addresses_are_off_by_default(visit: Visit) -> None:
     assert "URL" not in visit.tab.inner_text(".zone")
     paste(visit, "https://example.org/a.jpg")
     assert visit.posts() == 0 and not visit.tab.locator(".strip").is_visible()

@@ -73,7 +73,7 @@ def test_a_wide_screen_has_the_page_in_its_middle(visit: Visit) -> None:
     visit.errors.clear()  # the browser's own, about the network
 
 
-def test_nobody_is_moved_who_asked_not_to_be(desk: Any, server: Server) -> None:
+def test_nothing_moves_with_reduced_motion(desk: Any, server: Server) -> None:
     with visiting(desk, server, reduced_motion="reduce") as visit:
         visit.tab.route("**/api/caption", lambda route: None)
         visit.choose(SAMPLES / "rocket.jpg", state="waiting")

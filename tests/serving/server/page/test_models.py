@@ -32,7 +32,7 @@ def two(captioner: Captioner, tiny: Captioner) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_both_say_their_sentence_and_one_its_words(
+def test_both_models_show_a_sentence_and_one_its_words(
     desk: Any, two: str, captioner: Captioner, tiny: Captioner
 ) -> None:
     with visiting(desk, SimpleNamespace(url=two)) as visit:  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def test_both_say_their_sentence_and_one_its_words(
         assert visit.posts("api/effect") == 1  # by the model whose words they are
 
 
-def test_whoever_names_a_model_gets_its_caption(two: str, tiny: Captioner) -> None:
+def test_a_request_can_name_a_model(two: str, tiny: Captioner) -> None:
     photo = (SAMPLES / "rocket.jpg").read_bytes()
     with httpx.Client(base_url=two, timeout=300) as client:
 
@@ -88,7 +88,7 @@ def test_whoever_names_a_model_gets_its_caption(two: str, tiny: Captioner) -> No
         assert client.get("/api/health/ready").status_code == 200
 
 
-def test_models_of_one_recipe_have_their_files_names(
+def test_models_of_the_same_name_are_named_by_their_files(
     start: Callable[..., Server], saved_tiny: Path, tmp_path: Path
 ) -> None:
     (other := tmp_path / "other.safetensors").write_bytes(saved_tiny.read_bytes())
