@@ -161,7 +161,7 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_consensus(*, grid_dim: int = 576, words: int = 14) -> Consensus:
-    """Make up what people would say of a photo: each word, and each pair of the first six."""
+    """Make a consensus over all words and all pairs of the first six."""
     import numpy as np
 
     from captioner.trust.consensus import Consensus
@@ -185,7 +185,7 @@ def make_trust(
     weights: str = "",
     consensus: Consensus | None = None,
 ) -> Trust:
-    """Make up what is known of a checkpoint: every word but the special ones names something."""
+    """Make a trust for a checkpoint in which all words except special tokens make a claim."""
     import numpy as np
 
     from captioner.trust.familiarity import Familiarity
@@ -375,7 +375,7 @@ def read_tree(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def run_captioner() -> launcher.Run:
-    """Run the command as a user does, in a process of its own."""
+    """Run the command in a new process."""
     return launcher.run
 
 
@@ -383,7 +383,7 @@ def run_captioner() -> launcher.Run:
 def run_main(
     capfd: pytest.CaptureFixture[str],
 ) -> launcher.Run:
-    """Run the command in the test's own process: for what it refuses and what it prints."""
+    """Run the command in the test's process, which is faster than `run_captioner`."""
     from captioner.cli import main
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ Refusals = Mapping[str, tuple[int, str]]
 def check_refusals(run: Run, table: Refusals, folder: Path, *, secret: str = "Traceback") -> None:
     """Run each line: it has its status and message, prints nothing, and changes no file.
 
-    secret: what no message says, beside "Traceback".
+    secret: a text that no message may contain, besides "Traceback".
     """
     before, others = _state(folder), []
     for line, (status, words) in table.items():

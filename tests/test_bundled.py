@@ -1,4 +1,4 @@
-"""The bundled checkpoint on the sample photos, as a stranger meets it."""
+"""The bundled checkpoint on the sample photos, and the wheel."""
 
 from __future__ import annotations
 

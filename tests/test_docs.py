@@ -1,4 +1,4 @@
-"""What the documents name is there, and their Python runs beside the sample photos."""
+"""Files and links in the documentation exist, and its Python code runs."""
 
 from __future__ import annotations
 

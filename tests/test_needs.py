@@ -1,4 +1,4 @@
-"""What a machine lacks: a test that needs it is skipped and says so, and in CI fails."""
+"""Missing programs: tests that need them are skipped with a reason, and fail in CI."""
 
 from __future__ import annotations
 

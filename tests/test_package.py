@@ -1,4 +1,4 @@
-"""The plan of docs/design.md: which way imports go, files of one noun, what is public, mistakes."""
+"""The structure in docs/design.md: imports, file sizes, public names, mutations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Web servers of this machine, for what is fetched in tests."""
+"""Local web servers for downloads in tests."""
 
 from __future__ import annotations
 

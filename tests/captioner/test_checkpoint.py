@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved comes back, and what is wrong is said."""
+"""Checkpoints: saving, loading, and errors of damaged files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_saved_checkpoint_is_loaded_unchanged(
 def test_a_loaded_model_does_not_change_with_its_file(
     tiny_checkpoint: Checkpoint, tmp_path: Path, dtype: torch.dtype
 ) -> None:
-    """Somebody may write over the file while the model is at work."""
+    """The file may be overwritten while the model runs."""
     path = tmp_path / "tiny.safetensors"
     tiny_checkpoint.save(path, dtype=dtype)
     model = load_checkpoint(path).model
@@ -144,7 +144,7 @@ def test_tensors_that_do_not_fit(tiny_file: Path) -> None:
 
 
 def test_headers_as_they_were_before_decoders_had_kinds(tiny_file: Path) -> None:
-    """They repeated what vocabulary and encoder decide, and knew the LSTM alone."""
+    """Older headers repeat sizes of vocabulary and encoder, and only describe the LSTM."""
 
     def age(document: dict[str, Any]) -> None:
         assert document["decoder"].pop("kind") == "lstm"

@@ -64,7 +64,7 @@ def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback() -> None:
 def test_wrong_usage_is_a_sentence(
     run_main: Run, tiny_file: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Status 2 where the command cannot be meant so, 1 where something is not there."""
+    """Status 2 for an invalid command, 1 for a missing file."""
     monkeypatch.chdir(tmp_path)
     odd = json.dumps({"format_version": FORMAT_VERSION, "generation": {"unknown": 1}})
     Path("odd.safetensors").write_bytes(save({"x": np.zeros(1)}, metadata={HEADER_KEY: odd}))
@@ -117,7 +117,7 @@ def test_wrong_usage_is_a_sentence(
 def test_the_sheet_is_opened(
     run_main: Run, tiny_file: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the program that the system names: here one that notes what it is to open."""
+    """The system's viewer is replaced by a program that records the file."""
     (opener := tmp_path / "opener").write_text('#!/bin/sh\nprintf %s "$1" > "$0.txt"\n')
     opener.chmod(0o755)
     for name, given in (("BROWSER", str(opener)), ("TMPDIR", str(tmp_path))):

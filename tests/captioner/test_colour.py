@@ -1,4 +1,4 @@
-"""Colour profiles: what littleCMS makes of them is compared with the profile's own numbers."""
+"""Colour profiles: converted colours are compared with the numbers in the profile."""
 
 from __future__ import annotations
 

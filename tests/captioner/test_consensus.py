@@ -1,4 +1,4 @@
-"""Consensus: what is to be expected of a sentence, by hand, and which sentences come first."""
+"""Consensus: expected CIDEr calculated by hand, and the order of sentences."""
 
 from __future__ import annotations
 

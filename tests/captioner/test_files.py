@@ -1,4 +1,4 @@
-"""Files: the old one or the new one, whole; and no command writes over what it reads."""
+"""Files are replaced atomically, and no command overwrites its inputs."""
 
 from __future__ import annotations
 

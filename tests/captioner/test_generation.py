@@ -312,7 +312,7 @@ def test_no_ngram_stands_twice(n: int) -> None:
 )
 def test_no_word_stands_twice_in_a_row(method: dict[str, object]) -> None:
     class Stammerer(Historian):
-        """Would say its last word again."""
+        """Repeats its last word, unless a constraint forbids it."""
 
         def logits(self, image: int, history: int) -> Tensor:
             logits = super().logits(image, history)

@@ -1,4 +1,4 @@
-"""Files whose headers ask for more than a photo may cost, and HEIC."""
+"""Files whose headers claim too much memory or time, and HEIC."""
 
 from __future__ import annotations
 

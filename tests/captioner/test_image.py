@@ -1,4 +1,4 @@
-"""`vision.image`: whatever a photo comes in, the picture a viewer would see, or one clear error.
+"""`vision.image` returns the picture that a viewer shows, or raises a clear error.
 
 The pictures are drawn here; what they are compared with is the drawing itself, before it was
 turned, compressed or cut.
@@ -292,7 +292,7 @@ def patched(data: bytes, offset: int, layout: str, *values: int) -> bytes:
 
 
 def bombs() -> dict[str, bytes]:
-    """Small files that say they are 20,000 x 15,000."""
+    """Small files with headers of 20,000 x 15,000 pixels."""
     dot = Image.new("RGB", (8, 8))
     jpeg, tiff = encode(dot, "JPEG"), encode(dot, "TIFF")
     gif = encode(dot, "GIF")

@@ -1,4 +1,4 @@
-"""A decoder of one's own, added as docs/design.md says: a class, and a row in the table."""
+"""A custom decoder, added as in docs/design.md: a class, and a row in the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.training.runs import make_batch
 
 
 class BigramDecoder(WordDecoder):
-    """Says what the word before and the mean of the grid suggest: no memory, no attention."""
+    """Predicts a word from the previous word and the mean of the grid, without attention."""
 
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
         super().__init__(config, vocabulary_size=vocabulary_size)

@@ -208,7 +208,7 @@ def test_formats_inside_tiff_that_are_not_read(compression: int, kind: str) -> N
 
 @pytest.mark.parametrize("compression", [34925, 50000, 50001])
 def test_codecs_that_libtiff_may_lack(compression: int) -> None:
-    """They are not called damaged, since nobody can tell."""
+    """Such files are not reported as damaged, because they may be intact."""
     with pytest.raises(ImageFormatError, match="not supported: convert it to JPEG or PNG"):
         open_image(tiff(np.asarray(draw()), order="<", compression=compression))
 

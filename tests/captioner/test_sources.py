@@ -1,4 +1,4 @@
-"""Images of every kind from Python: arrays, tensors, addresses, and what is none of these."""
+"""Images of every kind from Python: arrays, tensors, addresses; and invalid objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of several styles of captions: each begins with a token of its own."""
+"""A model with several caption styles; each has its own start token."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_attention_depends_on_earlier_words_except_for_none(variant: dict[str, A
 
 @every_variant
 def test_each_hypothesis_of_a_beam_follows_its_own_parent(variant: dict[str, Any]) -> None:
-    """What a search says of its sentences is what reading each alone says."""
+    """A search returns the values of a teacher-forced pass over each sentence."""
     decoder, features = made(variant), torch.randn(2, 9, 6)
     config = GenerationConfig(beam_size=4, captions=4, minimum_length=3, maximum_length=6)
     for image, found in enumerate(generate(decoder, features, config)):
@@ -228,7 +228,7 @@ def test_a_saved_checkpoint_gives_the_same_captions(
 def test_older_checkpoints_add_unscaled_positions(
     kind: str, positions: str, base: Checkpoint, tmp_path: Path, photo: Path
 ) -> None:
-    """They say nothing of a scale, and have no tensor of one."""
+    """Older files have neither the setting nor the tensor of a scale."""
     old = DecoderConfig(**SIZES, kind=kind, positions=positions, scaled_positions=False)
     config = ModelConfig(encoder=base.model.config.encoder, decoder=old)
     model = CaptionModel(config, vocabulary_size=len(base.vocabulary), encoder=base.model.encoder)

@@ -134,7 +134,7 @@ def test_an_invalid_vocabulary_is_refused() -> None:
 
 
 def test_unprintable_characters_in_words_are_replaced() -> None:
-    """The words are a stranger's: a checkpoint may come from anybody."""
+    """The words of a checkpoint are untrusted."""
     words = ("a\x1b[2J", "\x9b5m", "do\ng", "\u202ered", "\ud800", "plain")
     said = Vocabulary(words).join(words)
     assert said == "a\ufffd[2J \ufffd5m do\ufffdg \ufffdred \ufffd plain"

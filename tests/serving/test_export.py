@@ -1,4 +1,4 @@
-"""An exported model: its folder says and draws what the checkpoint does, without PyTorch.
+"""An exported model gives the captions and pictures of its checkpoint, without PyTorch.
 
 To export one takes a quarter of a minute: what needs it is among the slow tests.
 """
@@ -223,7 +223,7 @@ def test_caption_py_reads_photos_as_a_viewer_does(exported: Path, tmp_path: Path
 def test_onnxruntime_writes_no_telemetry(
     exported: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """onnxruntime keeps a number of the device, and what it tells its maker, in the home folder."""
+    """onnxruntime stores a device id and telemetry in the home folder."""
     (home := tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv(
@@ -267,7 +267,7 @@ def _varied_sample() -> torch.Tensor:
 def test_the_graphs_take_any_number_of_photos_and_hypotheses(
     exported: Path, saved_tiny: Path
 ) -> None:
-    """What the search itself runs, and the graph that was made of it, for one example."""
+    """Compares the module of the search with its graph, exported with one example."""
     import onnxruntime
 
     from captioner.checkpoint import load_checkpoint

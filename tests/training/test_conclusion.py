@@ -1,4 +1,4 @@
-"""What a run says when it is over: what it gained, on which photos, and a page to look at."""
+"""The end of a run: its gain, trust and report."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_run_from_scratch_reports_its_score_and_fits_trust(
 def test_disk_space_is_checked_for_everything_that_a_run_writes(
     run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is what lies there at its fullest: grids, states and checkpoints."""
+    """The largest total of grids, states and checkpoints is needed."""
     out = tmp_path / "run"
     usage = namedtuple("usage", "total used free")
     with monkeypatch.context() as patch:
@@ -207,7 +207,7 @@ def test_a_run_s_folder_is_its_best_checkpoint(
 
 
 def test_unknown_new_words_count_as_equally_likely() -> None:
-    """Of seven tokens (ends are tokens, but of what is cut) two are new, and there are two new."""
+    """Two of the seven tokens are new; the vocabulary has two new words."""
     captions = [("a", "b"), ("a", "b", "c"), ("a",)]
     image = cast(CaptionedImage, SimpleNamespace(words=captions))
     words, before = Vocabulary(["a", "b", "c"]), Vocabulary(["a"])

@@ -78,7 +78,7 @@ def test_german_scenes_are_learned_with_capital_letters(run_main: Run, tmp_path:
 def test_finetune_on_another_language_prints_a_note_and_scores_lower(
     run_main: Run, tmp_path: Path
 ) -> None:
-    """What a new word costs counts for the model that does not know it, too."""
+    """The penalty for new words also applies to the model that does not know them."""
     write_german(tmp_path / "data", train=24, val=12)
     result = run_main(
         "train", "finetune", "--data.root", tmp_path / "data", "--out", tmp_path / "run",

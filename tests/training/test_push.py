@@ -1,4 +1,4 @@
-"""`captioner push`: what arrives on a small Hub, read back with huggingface_hub."""
+"""`captioner push` to a small Hub; uploads are read back with huggingface_hub."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unbroken(recipe: Path) -> Path:
-    """A run that nothing happened to. Beside it is its folder as it was within some steps.
+    """An uninterrupted run. Beside it is its folder as it was within some steps.
 
     That is what the run would have left behind had it been killed there.
     """
@@ -200,7 +200,7 @@ def test_resume_after_a_kill_and_a_signal_to_the_group(
 def test_resume_after_a_kill_between_the_last_stage_and_the_end(
     recipe: Path, unbroken: Path, tmp_path: Path
 ) -> None:
-    """Nothing is left to do but to say so."""
+    """The resumed run only prints that it is finished."""
     out = Path(shutil.copytree(unbroken, tmp_path / "run"))
     assert b'"finished"' in (out / "log.jsonl").read_bytes().splitlines()[-1]
     (out / "finished.json").unlink()
@@ -212,7 +212,7 @@ def test_resume_after_a_kill_between_the_last_stage_and_the_end(
 def test_a_deleted_log_is_started_again(
     recipe: Path, unbroken: Path, killed: Callable[[int], Path], kept: int | None
 ) -> None:
-    """Or an older one put back: the run goes on, and the log has the rest and no zeros."""
+    """Or replaced by an older one; the log then has the remaining records."""
     out = killed(22)
     log = out / "log.jsonl"
     older = b"".join(log.read_bytes().splitlines(keepends=True)[: kept or 0])

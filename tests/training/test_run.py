@@ -1,4 +1,4 @@
-"""What becomes of a run's folder, and what a run goes on from."""
+"""The folder of a run, and the model that a run starts from."""
 
 from __future__ import annotations
 
@@ -387,7 +387,7 @@ def test_a_stage_can_train_on_smaller_images(place: Path, tmp_path: Path) -> Non
 def test_a_resumed_run_keeps_its_precision_and_prints_differences(
     run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Begun in what this machine would not choose, as a run that comes from another machine."""
+    """The run started in a precision that this machine would not choose, as on another machine."""
     fast = best_dtype(torch.device("cpu"))[0] is torch.bfloat16
     first, other = ("float32", "bfloat16") if fast else ("bfloat16", "float32")
     out = tmp_path / "run"

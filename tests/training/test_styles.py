@@ -161,7 +161,7 @@ def test_a_run_validates_each_image_in_its_own_style(
 
 
 def test_a_run_can_add_a_style_to_a_model(trained: Path, data: Path, tmp_path: Path) -> None:
-    """A style that is new begins as the usual one of the model did."""
+    """A new style starts with the weights of the default style."""
     write_scenes(data / "third", splits={"train": 20, "val": 5}, seed=2)
     recipe = still(tmp_path / "three.yaml", ("[plain, loud]", "[third]"))
     train_here(recipe, tmp_path / "run", data__root=data, weights=trained)
@@ -176,7 +176,7 @@ def test_a_run_can_add_a_style_to_a_model(trained: Path, data: Path, tmp_path: P
 def test_a_run_without_styles_starts_from_the_default_style(
     run_main: Run, trained: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Nobody's captions are not in the style of the first data set of the model before."""
+    """Captions without a style use the default style of the initial model."""
     recipe = still(
         tmp_path / "one.yaml", ("[plain, loud]", "[plain]"), ("styles: true", "styles: false")
     )

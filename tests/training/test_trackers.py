@@ -1,4 +1,4 @@
-"""What TensorBoard and Weights & Biases read of a run, by their own readers."""
+"""The logs of TensorBoard and Weights & Biases, read with their own readers."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_run_from_recipe_to_scored_checkpoint(
 
 
 class Shy(Objective):
-    """Asks for gates that are shut: an objective of somebody's own, with a mapping as setting."""
+    """A custom objective that penalizes open gates, with a mapping as setting."""
 
     def __init__(self, setting: Any) -> None:
         assert setting == {"weight": 5, "places": [1, 0.5], "shut": False, "name": "shy"}
@@ -124,7 +124,7 @@ def test_an_objective_of_ones_own_is_a_class_and_a_line_of_the_recipe(
 
 
 class Greedy(Objective):
-    """Fails as torch does where a GPU's memory ends, or in a way that nobody foresaw."""
+    """Raises the out-of-memory error of a GPU, or an unexpected error."""
 
     def loss(self, forced: TeacherForcedOutput) -> torch.Tensor:
         raise torch.OutOfMemoryError if self.weight == 1 else RuntimeError("unforeseen")
@@ -161,7 +161,7 @@ def built(recipe: Recipe, vocabulary: Vocabulary, origin: Any = None) -> Any:
 
 
 def test_weights_of_shared_words_are_kept(recipe: Path, tiny_file: Path) -> None:
-    """Going on from a checkpoint with another vocabulary keeps what it knows of shared words."""
+    """A run that starts from another vocabulary keeps the weights of shared words."""
     vocabulary = Vocabulary(["zebra", "dog", "a"])
     loaded = load_recipe(str(recipe), {**TINY, "weights": str(tiny_file)})
     source = load_checkpoint(tiny_file)
@@ -172,7 +172,7 @@ def test_weights_of_shared_words_are_kept(recipe: Path, tiny_file: Path) -> None
 
 
 class Bare(torch.nn.Module):
-    """What a decoder of one's own may be: no matrix embeds and scores its words."""
+    """A custom decoder without a matrix of word embeddings."""
 
     def __init__(self, _: object, *, grid_dim: int, vocabulary_size: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where pictures go: never onto what is read, never two into one file."""
+"""Paths of pictures: inputs are not overwritten, and no two pictures share a file."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def photos(tmp_path: Path) -> Photos:
 
 @pytest.fixture(scope="session")
 def lively_file(saved_tiny: Path) -> Path:
-    """The tiny model with an encoder that tells photos apart, or mixed-up photos would not show."""
+    """The tiny model with an encoder that gives different captions for different photos."""
     checkpoint = load_checkpoint(saved_tiny)
     encoder = checkpoint.model.encoder
     norms = [module for module in encoder.modules() if isinstance(module, nn.BatchNorm2d)]

@@ -1,4 +1,4 @@
-"""Archives that claim what they do not have: every failure is a member's or an archive's own."""
+"""Archives with wrong headers: an error affects only the member or the archive."""
 
 from __future__ import annotations
 

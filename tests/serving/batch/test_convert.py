@@ -139,7 +139,7 @@ def test_a_missing_photo_is_named_and_other_sidecars_are_written(
 def test_no_sidecar_is_written_outside_of_the_root(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Records may be another person's, and say of any file on the disk that it is their photo."""
+    """Records may be untrusted and name any file on the disk as their photo."""
     root, elsewhere = folder / "root", folder / "elsewhere"
     for place in (root / "deep", elsewhere):
         place.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a kill, a power cut and a torn file leave: the same command makes of it what it should be.
+"""Resume after a kill, a power cut or a torn file gives the files of an undisturbed run.
 
 Every file that a run writes is compared with that of a run that nobody disturbed, but for the notes
 (progress, written), whose form is the run's own affair.
@@ -86,7 +86,7 @@ class Disk:
             self._bytes[status.st_ino] = path.read_bytes()
 
     def synced(self) -> Tree:
-        """Tell what is there for certain."""
+        """Return the files that are certainly on the disk."""
         tree, folders = {}, [str(self.root)]
         while folders:
             folder = folders.pop()
@@ -99,7 +99,7 @@ class Disk:
         return tree
 
     def look(self) -> None:
-        """Take down what could be left now."""
+        """Record the states that a power cut could leave now."""
         now, synced = read_tree(self.root), self.synced()
         if now not in (before for before, _ in self.killed):
             self.killed.append((now, synced))
@@ -172,7 +172,7 @@ Watch = Callable[[str], tuple[Disk, Tree]]
 
 
 def check_synced(synced: Tree, record: dict[str, Any], output: str) -> None:
-    """A record that is given is on the disk for good, and so is what belongs to it."""
+    """A yielded record is synced to the disk, with its sidecar and map."""
     lines = output if output.endswith(".jsonl") else f"{output}.journal.jsonl"
     names = (lines, "review/unsure.jsonl", f"{output}.errors.jsonl")
     (name,) = (n for n in names if record in map(json.loads, synced.get(n, b"").splitlines()))
@@ -185,7 +185,7 @@ def check_synced(synced: Tree, record: dict[str, Any], output: str) -> None:
 
 
 def check_gone_on(run: Run, root: Path, output: str, state: Tree, wanted: Tree) -> None:
-    """From what was left, the same command makes what there would have been."""
+    """Resuming from this state gives the files of an undisturbed run."""
     write_tree(root, state)
     list(run(output))
     assert made(read_tree(root)) == made(wanted)
@@ -195,7 +195,7 @@ def check_gone_on(run: Run, root: Path, output: str, state: Tree, wanted: Tree) 
 def test_a_record_counts_when_it_and_what_belongs_to_it_are_synced(
     run: Run, watch: Watch, output: str
 ) -> None:
-    """What is synced of the notes is enough to take all of it back."""
+    """The synced lines of the logs are enough to remove all written files."""
     disk, wanted = watch(output)
     unsure = [json.loads(line)["image"] for line in wanted["review/unsure.jsonl"].splitlines()]
     assert unsure == [str(disk.root / f"photos/p{number}.jpg") for number in (2, 1)]
@@ -219,7 +219,7 @@ def test_lines_reach_the_disk_after_the_files_that_they_record(
 
 
 def test_a_killed_run_leaves_no_part_of_a_file(run: Run, watch: Watch) -> None:
-    """The next one removes what it was writing: sidecar, map, review, output; anew or not."""
+    """The next run removes temporary files of sidecar, map, review and output."""
     disk, wanted = watch("c.csv")
     parts: dict[Path, Tree] = {}
     for state, _ in disk.killed:

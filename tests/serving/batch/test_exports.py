@@ -1,4 +1,4 @@
-"""What is made of the records, and what is refused."""
+"""Conversion of records to outputs, and refused outputs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_output_that_was_edited_stays(tmp_path: Path, suffix: str) -> None:
 
 
 def test_no_cell_begins_a_formula_however_it_is_separated(tmp_path: Path) -> None:
-    """And what reads the table gets each name as it was."""
+    """Programs that read the table get each name unchanged."""
     parts = ["x", "'", "=1+1", ";", ",", '"', "\n", " ", "|", "\t", "@", r"\x1b", "\x1b", "\\", "t"]
     names = ["x;=1+1;.jpg", *map("".join, product(parts, repeat=3))]
     output = tmp_path / "c.csv"

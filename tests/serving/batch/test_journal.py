@@ -1,4 +1,4 @@
-"""The files of a run: whose they are, and what a torn line costs."""
+"""The files of a run: locks, torn lines and failed commits."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_run_holds_the_lock_that_is_there_though_an_ended_one_removed_it(
 
 
 def test_a_failed_commit_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full, and has room again: nothing is glued to what it left."""
+    """After a full disk has room again, no line is appended to a torn line."""
     files, write = RunFiles(tmp_path / "c.jsonl"), journal.write_all
 
     def full(file: BinaryIO, data: bytes) -> None:

@@ -113,9 +113,8 @@ def test_links_in_lists_are_of_allowed_schemes(tmp_path: Path) -> None:
 
 @contextmanager
 def redirecting(place: str) -> Iterator[int]:
-    """A server beside that of the tests, which sends everybody elsewhere; its port.
-
-    What stands in the redirect never ends: nobody may read it.
+    """The port of a server that redirects every request. The bodies of the redirects never end, so
+    they must not be read.
     """
 
     class Redirect(BaseHTTPRequestHandler):
@@ -135,7 +134,7 @@ def redirecting(place: str) -> Iterator[int]:
 
 @contextmanager
 def slow(*pieces: bytes) -> Iterator[str]:
-    """A server that says no length, lets each piece be read by itself, and never ends."""
+    """A server that sends pieces of an endless body without a length."""
     over = threading.Event()
 
     class Slow(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Where the maps of photos lie, and over what they are drawn."""
+"""The paths of maps, and the photos that they are drawn over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused in a sentence, and leaves no trace: one table for the verb."""
+"""Refused commands: a one-line error, and no files are left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run must not write over: photos, inputs, the files of others, its own; and --restart."""
+"""A run does not overwrite photos, inputs and foreign or finished files; and --restart."""
 
 from __future__ import annotations
 

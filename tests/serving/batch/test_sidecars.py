@@ -1,4 +1,4 @@
-"""Files beside the photos: whose they are, and over what they are written."""
+"""Sidecars: their names, and how existing files are treated."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_damaged_xmp_sidecar_stays_and_darktables_is_used(
 def test_photos_that_share_a_stem_have_sidecars_of_their_own(
     caption: Caption, photos: Photos
 ) -> None:
-    """Two names of one file stand for a file system that does not tell letters apart."""
+    """Two names of one file simulate a file system that ignores case."""
     folder = photos(4)
     Image.open(folder / "p001.jpg").save(folder / "p000.PNG")
     os.link(folder / "p002.jpg", folder / "p002.JPG")
@@ -176,7 +176,7 @@ def test_a_blank_sidecar_is_filled(
 def test_a_link_is_followed_within_its_folder_alone(
     caption: Caption, photos: Photos, tmp_path: Path, kind: str, there: bool
 ) -> None:
-    """Whoever made the folder of photos says nothing about the files beside it."""
+    """A folder of photos may be untrusted, so links must not lead out of it."""
     folder = photos(2)
     theirs, inside = tmp_path / f"diary.{kind}", folder / "elsewhere"
     if there:

@@ -1,4 +1,4 @@
-"""What people name as inputs, and the photos that they are."""
+"""Inputs of a batch, and the photos that they contain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def names(*sources: object, **options: Any) -> list[str]:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folders in folders, with what does not belong among the photos."""
+    """Nested folders with photos and other files."""
     for name in (
         "b.jpg", "a.PNG", "notes.txt", ".hidden.jpg", "sub/c.jpeg", "sub/deep/d.webp",
         ".git/e.jpg", "z.tiff", "photo[1].jpg",

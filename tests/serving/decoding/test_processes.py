@@ -1,4 +1,4 @@
-"""What one photo may do to a decoding process, and what it may not do to the others."""
+"""Decoding processes: crashes, limits, and isolation from other photos."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Act(EncodedPhoto):
 
 
 class Trap:
-    """What would run where it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return os.mkdir, ("trap",)

@@ -141,7 +141,7 @@ def test_a_bad_request_gets_its_status_and_a_sentence(api: httpx.Client, kind: s
 
 
 def test_too_much_is_refused_before_it_is_sent(server: Server) -> None:
-    """Neither a header that tells the truth nor a body without one is read to its end."""
+    """Bodies that are too large are not read to the end, with or without Content-Length."""
     parts = urlsplit(server.url)
     with socket.create_connection((parts.hostname, parts.port), timeout=300) as peer:
         head = "POST /api/caption HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000000000\r\n"

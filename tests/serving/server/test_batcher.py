@@ -1,4 +1,4 @@
-"""The model's thread: what fails in a batch fails alone, and nothing stops the thread."""
+"""The model's thread: an image that fails does not affect others or stop the thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gradio_client's way in: it gets the record, and nobody reads a file or fetches an address."""
+"""The endpoint of gradio_client: it returns records, and opens no other files or URLs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stranger can send to take memory or time; each has a bound."""
+"""Requests that take much memory or time; each is limited."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_over_the_connections_is_503(small: Server, client: httpx.Client) -> Non
 
 
 def test_a_request_with_two_lengths_is_refused(small: Server) -> None:
-    """A proxy may have believed the other one: what follows is not what it took it for."""
+    """A proxy may have used the other length (request smuggling)."""
     request = (
         b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"

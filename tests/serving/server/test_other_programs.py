@@ -111,7 +111,7 @@ def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
 
 
 class Endless(Handler):
-    """Heads, redirects and what stands in a redirect, without end."""
+    """Endless heads, redirects and bodies of redirects."""
 
     def do_GET(self) -> None:  # noqa: N802
         with contextlib.suppress(OSError):  # nobody reads on

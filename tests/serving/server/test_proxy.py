@@ -1,4 +1,4 @@
-"""Behind nginx, as examples/deploy has it: two servers as one, and what nginx does for them."""
+"""Two servers behind nginx with the configuration in examples/deploy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def answers(server: Server, path: str) -> int:
 def test_what_one_server_captioned_another_draws_and_checks(
     client: httpx.Client, servers: tuple[Server, Server]
 ) -> None:
-    """Wherever nginx sends the second post: nobody has kept anything."""
+    """The second request may go to another server, because servers keep no state."""
     record = recorded(client, jpeg(), captions="3")
     posted = {"record": json.dumps(record)}
     for path in ("api/sheet", "api/effect"):

@@ -1,4 +1,4 @@
-"""What waits for the model: whose turn it is, what a place costs, and with whom a photo goes."""
+"""The queue of the model: order of clients, costs, and which photos share a batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COSTLY = {"beam_size": "20", "captions": "20", "check_attention": "true"}
 
 
 class Model(Captioner):
-    """A model that goes on when it may, fails when it shall, and keeps what it was asked."""
+    """A model that waits, fails on demand, and records its batches."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
@@ -226,7 +226,7 @@ def send(url: str, count: int, fields: dict[str, str] | None = None) -> httpx.Re
 
 
 def test_retry_after_follows_the_queue(url: str, model: Model) -> None:
-    """What is in it, and how long the model has taken of late."""
+    """It depends on the admitted images and the recent time per image."""
 
     @contextmanager
     def full(fields: dict[str, str] | None = None) -> Iterator[int]:

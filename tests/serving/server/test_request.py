@@ -1,4 +1,4 @@
-"""Who a request is from, what it is for, and what becomes of it when something fails."""
+"""Requests: client, route and protocol, and the answer after a failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.serving.server.running import serving
 
 
 class Inside:
-    """What stands behind the door: keeps the last scope, and does as it is told."""
+    """The application behind the middleware: stores the last scope, then answers or raises."""
 
     def __init__(self, error: Exception | None = None, answer: Any = None) -> None:
         self.error, self.answer = error, answer or PlainTextResponse("fine")
@@ -144,7 +144,7 @@ def test_what_another_site_makes_a_browser_send_is_refused(
 
 
 def test_websockets_are_closed() -> None:
-    """Behind it nobody asks one for its password."""
+    """Later middleware does not check passwords of websockets."""
     inside, sent = Inside(), []
 
     async def send(message: Any) -> None:

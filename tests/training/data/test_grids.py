@@ -1,4 +1,4 @@
-"""Cached grids: read from the file, and let go of."""
+"""Cached grids: reading them from files, and invalidation."""
 
 from __future__ import annotations
 

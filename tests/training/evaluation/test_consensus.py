@@ -1,4 +1,4 @@
-"""Learning what people would say: against pycocoevalcap's scorer, and against least squares."""
+"""Fitting consensus, compared with pycocoevalcap's scorer and with least squares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of a split while it is captioned."""
+"""Measures of a split that is captioned."""
 
 from __future__ import annotations
 

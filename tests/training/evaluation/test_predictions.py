@@ -67,7 +67,7 @@ def test_each_kind_of_bad_entry_is_reported_and_the_rest_is_read(tmp_path: Path)
 
 
 def test_a_caption_is_not_assigned_to_a_photo_of_a_similar_name(tmp_path: Path) -> None:
-    """Paths meet at their ends; ids are no names, and names no ids."""
+    """Paths are compared from the end; ids and names are not mixed up."""
     split = [
         Target(id=1, name="a/1.jpg", references=("A dog.",)),
         Target(id=2, name="b/1.jpg", references=("A cat.",)),

@@ -1,4 +1,4 @@
-"""Scores against pycocoevalcap's and nltk's and by hand; what people reach; where Java fails."""
+"""Scores compared with pycocoevalcap, nltk and hand calculations; human scores; Java errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Self-critical training: what is drawn, and what it is worth by CIDEr-D."""
+"""Self-critical training: sampled captions and their rewards."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _is_train(key: int, year: int) -> bool:
 
 
 def write_miniature(folder: Path) -> None:
-    """Write what COCO's and Karpathy's hosts have, as they have it, in miniature."""
+    """Write miniature copies of the files on COCO's and Karpathy's hosts."""
     for part in ("zips", "annotations"):
         (folder / part).mkdir(parents=True)
     for year in (2014, 2017):

@@ -1,4 +1,4 @@
-"""Data sets of the user's own, of each kind, and what can be wrong in them."""
+"""Data sets of each kind, and their problems."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_parquet_is_a_table_too(run_main: Run, photos: Path, tmp_path: Path) -> 
 def test_a_zip_file_with_a_wrong_size_is_not_unpacked(
     run_main: Run, tmp_path: Path, claimed: int
 ) -> None:
-    """Zeros that take a thousandth of their size: neither too many are read, nor more than said."""
+    """Zeros compressed to a thousandth: not more than the limit or the stated size is read."""
     packed = tmp_path / "photos.zip"
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("1.jpg", bytes(50_000_000))

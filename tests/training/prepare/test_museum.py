@@ -1,4 +1,4 @@
-"""Tables as a museum's people have them, and what of them was left out, in one file."""
+"""Tables of a museum, and the list of what was left out."""
 
 from __future__ import annotations
 

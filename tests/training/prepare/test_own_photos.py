@@ -1,4 +1,4 @@
-"""Photos of a stranger's own: what is not taken is said, what is not found is looked for."""
+"""Photos of users: odd names, missing files, and notes about what was left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prepared data set: never half, readable by others, trained on and scored like any other."""
+"""A prepared data set: complete or absent, readable by webdataset, usable for training."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_folder_holds_one_data_set(run_main: Run, scenes: Path, own: Path) -> 
 
 
 def test_files_of_an_interrupted_move_are_replaced(run_main: Run, scenes: Path, own: Path) -> None:
-    """Killed while its files were moved to their places, the last of them the manifest."""
+    """Killed while the files were moved into place, before the manifest."""
     assert "train-00001.tar" in [file.file for file in Manifest.load(own).files]
     (own / ".prepare").mkdir()
     (own / "manifest.json").rename(own / ".prepare" / "manifest.json")

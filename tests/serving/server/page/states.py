@@ -1,4 +1,4 @@
-"""Every state of the page, one after another, for whoever looks at each."""
+"""Every state of the page, one after another, for checks of each state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page draws over a photo is what the library draws, and where the model looked."""
+"""The overlay of the page equals that of the library and marks the right place."""
 
 from __future__ import annotations
 

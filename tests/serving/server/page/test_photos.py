@@ -1,4 +1,4 @@
-"""Photos: every way in, what is seen while they wait, what stays, and what goes wrong."""
+"""Photos on the page: ways to add them, waiting, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking through many photos: what is written stays, what is left to review, and the keyboard."""
+"""Review of many photos: kept texts, remaining photos, and the keyboard."""
 
 from __future__ import annotations
 

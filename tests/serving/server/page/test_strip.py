@@ -1,4 +1,4 @@
-"""Several photos: the strip, what is corrected in their sentences, and what is taken home."""
+"""Several photos: the list, corrections and downloads."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_a_caption_below_the_least_trust_is_withheld_and_a_correction_stays(visi
     assert json.loads(record)["corrected"] == "A person wrote this."
 
     def said_of(least: str, **known: float) -> str:
-        """What the notice says of an answer, up to a least trust."""
+        """Return the warning of an answer for a minimum trust."""
         words = {"caption": "a cup", "words": [], "alternatives": [], **known}
         line = json.dumps({"records": [{"review": True, **words}]}) + "\n"
         tab.route("**/api/caption", lambda route: route.fulfill(body=line))
