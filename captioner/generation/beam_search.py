@@ -9,8 +9,9 @@ from captioner.decoders.state import StepDecoder, check_numbers, sync_interval
 from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
 from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.packed import PackedHypotheses
 from captioner.generation.step import BeamStep, Step
-from captioner.generation.trace import Ends, PackedHypotheses, Trace
+from captioner.generation.trace import Ends, Trace
 
 __all__ = ["beam_search", "whole_search"]
 

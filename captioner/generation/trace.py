@@ -7,24 +7,19 @@ of another hypothesis. This runs on the device, and all sentences are copied to 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from itertools import islice, repeat
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from captioner.decoders.state import StepOutput
 from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.packed import OPTIONAL, PackedHypotheses
 from captioner.vocabulary import END
 
-__all__ = ["Ends", "PackedHypotheses", "Trace"]
-
-_OPTIONAL = ("attention", "gate", "heads")  # optional outputs of a step
+__all__ = ["Ends", "Trace"]
 
 
 class Ends(NamedTuple):
@@ -58,48 +53,6 @@ class Ends(NamedTuple):
         return Ends(*(part[rows] for part in self))
 
 
-class PackedHypotheses(NamedTuple):
-    """C hypotheses of each of B images, packed on the device for one copy to the CPU.
-
-    values: (B, C, N), float32, which is exact for tokens: the parts of each hypothesis, flattened.
-    shapes: the shape of each part of a hypothesis, in the order of `values`.
-    """
-
-    values: Tensor
-    shapes: Mapping[str, tuple[int, ...]]
-
-    def read(self) -> list[list[Hypothesis]]:
-        """Copy the hypotheses to the CPU, and take them apart; those with score -inf are skipped.
-
-        Their tensors are views of tensors of the whole batch.
-        """
-        values = self.values.cpu().numpy()
-        parts, start = {}, 0
-        for name, shape in self.shapes.items():
-            stop = start + math.prod(shape)
-            parts[name] = values[..., start:stop].reshape(*values.shape[:2], *shape)
-            start = stop
-        exists, ends = parts["score"] > -np.inf, parts["length"][..., np.newaxis]
-        places = np.arange(parts["tokens"].shape[2] + 1)
-        is_word = exists[..., np.newaxis] & (places[:-1] < ends)
-        is_log = exists[..., np.newaxis] & (places <= ends)
-        end = parts["end"][..., np.newaxis]
-        logs = np.where(places == ends, end, np.concatenate([parts["logs"], end], axis=2))
-        lengths = parts["length"][exists].astype(int).tolist()
-        tokens = iter(parts["tokens"][is_word].astype(int).tolist())
-        hypotheses = map(
-            Hypothesis,
-            [list(islice(tokens, length)) for length in lengths],
-            parts["score"][exists].tolist(),
-            _split(logs[is_log], [length + 1 for length in lengths]),
-            *(
-                _split(parts[name][is_word], lengths) if name in parts else repeat(None)
-                for name in _OPTIONAL
-            ),
-        )
-        return [list(islice(hypotheses, count)) for count in exists.sum(axis=1).tolist()]
-
-
 class Trace:
     """The tokens, log-probabilities, attention and parents of every step of B images.
 
@@ -127,7 +80,7 @@ class Trace:
         """
         self._tokens.append(tokens)
         self._logs.append(logs)
-        for name in _OPTIONAL:
+        for name in OPTIONAL:
             if (part := getattr(output, name)) is not None:
                 self._outputs.setdefault(name, []).append(part)
         last = tokens.unsqueeze(-1)
@@ -161,11 +114,7 @@ class Trace:
         numbers = torch.arange(max(images, count), device=steps.device)
         scores = totals / (steps + 1) ** length_penalty
         ends = Ends(scores, steps, numbers[:count].expand_as(steps), logs)
-        return self.read(numbers[:images], ends)
-
-    def read(self, images: Tensor, ends: Ends) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each image in the order of `ends`; arguments as for `pack`."""
-        return self.pack(images, ends).read()
+        return self.pack(numbers[:images], ends).read()
 
     def pack(self, images: Tensor, ends: Ends) -> PackedHypotheses:
         """Gather the hypotheses of each image on the device, without waiting for it.
@@ -175,12 +124,13 @@ class Trace:
             ends: (B, C), see Ends.
         """
         words, parents = self._follow(images, ends)
+        end = ends.log_probability.unsqueeze(-1)
+        logs = torch.cat([_pick(self._logs, images, words), end], dim=-1)
         parts = {
             "score": ends.score,
             "length": ends.step,
-            "end": ends.log_probability,
             "tokens": _pick(self._tokens, images, words),
-            "logs": _pick(self._logs, images, words),
+            "logs": logs.scatter(-1, ends.step.unsqueeze(-1), end),
             **{name: _pick(steps, images, parents) for name, steps in self._outputs.items()},
         }
         flat = [part.float().reshape(*ends.score.shape, -1) for part in parts.values()]
@@ -224,7 +174,3 @@ def _pick(steps: Sequence[Tensor], images: Tensor, chosen: Tensor) -> Tensor:
     """Gather hypotheses (B, C, T) of the images from T steps (., K, ...): (B, C, T, ...)."""
     numbers = torch.arange(len(steps), device=chosen.device)
     return _stack(steps)[numbers, images.reshape(-1, 1, 1), chosen]
-
-
-def _split(rows: NDArray[np.float32], lengths: list[int]) -> tuple[Tensor, ...]:
-    return torch.split(torch.from_numpy(rows), lengths)
