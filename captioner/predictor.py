@@ -46,7 +46,7 @@ from captioner.vision.transform import Transform
 
 __all__ = ["Captioner"]
 
-_CPU_BATCH, _GPU_BATCH = 16, 256
+_CPU_BATCH, _GPU_BATCH = 16, 128
 _SHARED = Lock()
 
 

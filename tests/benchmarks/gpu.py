@@ -258,7 +258,7 @@ def main() -> int:
     arguments = parser.parse_args()
     bench = Bench(find_device(arguments.device), small=arguments.small)
     torch.manual_seed(0)
-    torch.backends.cudnn.benchmark = True  # as in training
+    torch.backends.cudnn.benchmark = True  # as in long stages of training
     if bench.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "the CPU"

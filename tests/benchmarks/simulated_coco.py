@@ -20,13 +20,12 @@ from torch import Tensor
 
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import ImageSource, StageBatches, stage_sampler
-from captioner_training.data.captions import PADDED_LENGTHS
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.distributed import Processes
 from captioner_training.initialization import build_model, load_encoder
 from captioner_training.losses.table import stage_objectives
-from captioner_training.recipe import Recipe
+from captioner_training.recipe import LONG_STAGE, Recipe
 from captioner_training.recipe_file import load_recipe
 from captioner_training.stage_images import StageImages
 from captioner_training.state import TrainState
@@ -65,7 +64,13 @@ def simulate(device: torch.device, *, small: bool) -> None:
         repeated = [images[number % distinct] for number in range(count)]
         corpus = Corpus(train=repeated, validation=images, vocabulary=Vocabulary(WORDS))
         for kind, stage in zip(KINDS, recipe.stages, strict=True):
-            alone = replace(recipe, stages=(replace(stage, epochs=1),))
+            steps = stage.epochs * -(-count // stage.batch_size)
+            torch.backends.cudnn.benchmark = steps >= LONG_STAGE
+            alone = replace(
+                recipe,
+                stages=(replace(stage, epochs=1),),
+                compile=recipe.compiles(stage, steps=steps, device=device.type),
+            )
             run_epoch(kind, alone, corpus, distinct, device=device, cache=Path(name, "cache"))
 
 
@@ -107,13 +112,11 @@ def run_epoch(
         processes=processes,
     ).stage(0)  # fmt: skip
     before = time.perf_counter() - started
-    captions = corpus.table(
-        maximum_length=recipe.data.maximum_length, lengths=PADDED_LENGTHS, device=device
-    )
+    captions = corpus.table(maximum_length=recipe.data.maximum_length, device=device)
+    sampler = stage_sampler(recipe, 0, captions, processes)
     batches = StageBatches(
-        recipe, 0, images=Repeated(images, distinct), captions=captions,
-        sampler=stage_sampler(recipe, 0, captions, processes),
-    )  # fmt: skip
+        recipe, 0, images=Repeated(images, distinct), captions=captions, sampler=sampler
+    )
     stage = TrainState(model, processes=processes).begin_stage(recipe, steps=batches.steps)
     step = TrainStep(
         stage, recipe, objectives=stage_objectives(recipe, recipe.stages[0], corpus),
@@ -126,8 +129,8 @@ def run_epoch(
             ends.append(wait(device))
     took, first = wait(device) - ends[0], ends[1] - ends[0]
     print(
-        f"{kind}: {count:,} photos in {took:.1f} s, {count / took:.0f} photos/s; the first step "
-        f"takes {first:.1f} s; {distinct:,} photos prepared in {before:.1f} s before",
+        f"{kind}: {count:,} photos in {took:.1f} s, of which the first step takes {first:.1f} s; "
+        f"{distinct:,} photos prepared in {before:.1f} s before",
         flush=True,
     )
 

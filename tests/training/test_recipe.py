@@ -37,6 +37,21 @@ def test_shipped_recipes_load_and_are_named_in_the_help(run_main: Callable[..., 
     assert shown == shipped_recipes()["finetune"].read_text()
 
 
+def test_only_long_stages_with_a_frozen_encoder_are_compiled_on_a_gpu() -> None:
+    """By default; on an H100 compiling took one to three minutes a stage."""
+    recipe = load_recipe("coco-fast")
+    frozen, tuned, critical = recipe.stages
+    for stage, steps, device, wanted in (
+        (frozen, 2_000, "cuda", True), (critical, 2_000, "cuda", True),
+        (frozen, 1_999, "cuda", False), (frozen, 2_000, "cpu", False),
+        (tuned, 100_000, "cuda", False),
+    ):  # fmt: skip
+        assert recipe.compiles(stage, steps=steps, device=device) == wanted
+        for setting in (True, False):
+            chosen = load_recipe("coco-fast", {"compile": str(setting).lower()})
+            assert chosen.compiles(stage, steps=steps, device=device) == setting
+
+
 def test_fields_can_be_set_anew() -> None:
     overrides = {
         "seed": "7", "stages.1.epochs": "1", "stages.1.learning_rate": "1e-3",

@@ -26,6 +26,7 @@ from captioner.vocabulary import Tokenizer, is_printable, tokenize
 
 __all__ = [
     "ANY_STYLE",
+    "LONG_STAGE",
     "DataConfig",
     "Recipe",
     "ScenesConfig",
@@ -34,6 +35,9 @@ __all__ = [
     "Stage",
     "resolve",
 ]
+
+LONG_STAGE = 2000
+"""Steps from which a stage is long enough for compiling and for the tuning of cuDNN."""
 
 ANY_STYLE = "any"
 """The name of the style that DataConfig.any_style adds."""
@@ -274,8 +278,9 @@ class Recipe:
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     """Settings of caption generation, for validation and as the defaults of the checkpoint."""
     compile: bool | Literal["auto"] = "auto"
-    """Whether the loss is compiled with torch.compile; auto: only on GPUs. If compiling fails,
-    training runs without it."""
+    """Whether the loss is compiled with torch.compile; auto: on a GPU, in stages with a frozen
+    encoder and at least 2,000 steps, because compiling takes minutes. If compiling fails, training
+    runs without it."""
     log_every: Positive = 50
     """Steps between two lines of the log. A stage has at least 20 lines, or one for each step."""
     save_every_minutes: PositiveFloat = 10.0
@@ -315,6 +320,12 @@ class Recipe:
                 below = size - size % stride
                 near = f"{below} or {below + stride}" if below else f"{stride}"
                 yield f"{name} is {size}; it must be a multiple of encoder.stride {stride}: {near}"
+
+    def compiles(self, stage: Stage, *, steps: int, device: str) -> bool:
+        """Whether the loss of a stage of `steps` steps is compiled on this type of device."""
+        if self.compile != "auto":
+            return self.compile
+        return device == "cuda" and stage.fine_tune_from is None and steps >= LONG_STAGE
 
 
 def resolve(root: str, path: str) -> Path:

@@ -2,7 +2,7 @@
 
 TrainStep moves a batch to the device and, in a self-critical stage, samples captions. CaptionLoss
 encodes the images, runs the decoder with teacher forcing, and sums the objectives of the stage
-(losses/). On a GPU, CaptionLoss is compiled.
+(losses/). In long stages on a GPU, CaptionLoss is compiled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from captioner_training.losses.objective import (
 from captioner_training.recipe import Recipe
 from captioner_training.state import StageState
 
-__all__ = ["CaptionLoss", "TrainStep", "autocast_of", "dtype_of", "is_compiled"]
+__all__ = ["CaptionLoss", "TrainStep", "autocast_of", "dtype_of"]
 
 
 def dtype_of(recipe: Recipe, device: torch.device) -> torch.dtype:
@@ -50,11 +50,6 @@ def autocast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
     dtype = dtype_of(recipe, device)
     enabled = dtype is not torch.float32
     return torch.autocast(device.type, dtype=dtype if enabled else torch.bfloat16, enabled=enabled)
-
-
-def is_compiled(recipe: Recipe, device: torch.device) -> bool:
-    """Whether a recipe's loss is compiled; by default only on GPUs."""
-    return device.type == "cuda" if recipe.compile == "auto" else recipe.compile
 
 
 class TrainStep:
@@ -78,7 +73,9 @@ class TrainStep:
         self.autocast = autocast_of(recipe, processes.device)
         sampling = (term for term in objectives.values() if isinstance(term, SamplingObjective))
         self._sampling = next(sampling, None)
-        self._compile = is_compiled(recipe, processes.device)
+        self._compile = recipe.compiles(
+            stage.config, steps=stage.steps, device=processes.device.type
+        )
         self.loss = CaptionLoss(
             stage.model,
             objectives,

@@ -25,7 +25,7 @@ from captioner.checkpoint import Checkpoint
 from captioner.device import best_dtype
 from captioner.model import CaptionModel
 from captioner_training.data.batches import StageBatches, stage_sampler
-from captioner_training.data.captions import PADDED_LENGTHS, CaptionTable
+from captioner_training.data.captions import CaptionTable
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.reading import read_corpus
@@ -37,11 +37,11 @@ from captioner_training.log import Clock, Log
 from captioner_training.losses.objective import Objective
 from captioner_training.losses.table import stage_objectives
 from captioner_training.memory import memory_errors
-from captioner_training.recipe import ANY_STYLE, Recipe
+from captioner_training.recipe import ANY_STYLE, LONG_STAGE, Recipe
 from captioner_training.run_folder import RunFolder, plain
 from captioner_training.stage_images import StageImages
 from captioner_training.state import StageState, TrainState
-from captioner_training.step import TrainStep, is_compiled
+from captioner_training.step import TrainStep
 from captioner_training.trackers import Tracker
 from captioner_training.validation import Validate, Validation
 
@@ -154,12 +154,7 @@ class Run:
         saved = folder.load(digest=digest)
         if folder.finished:
             return None
-        few_shapes = device.type == "cuda" or is_compiled(recipe, device)
-        captions = corpus.table(
-            maximum_length=recipe.data.maximum_length,
-            lengths=PADDED_LENGTHS if few_shapes else (),
-            device=device,
-        )
+        captions = corpus.table(maximum_length=recipe.data.maximum_length, device=device)
         for number in range(len(recipe.stages)):
             stage_sampler(recipe, number, captions, processes)  # checks the batch size
         objectives = [stage_objectives(recipe, stage, corpus) for stage in recipe.stages]
@@ -237,6 +232,8 @@ class Run:
         batches = self._batches()
         if progress.epoch and not progress.step:
             progress.taken = progress.epoch * batches.sampler.batches  # extends a run
+        # Tuning takes up to half a minute for each shape.
+        torch.backends.cudnn.benchmark = batches.steps >= LONG_STAGE
         stage = self.state.begin_stage(self.recipe, steps=batches.steps)
         step = TrainStep(
             stage,
@@ -361,6 +358,5 @@ def _move(model: CaptionModel, device: torch.device) -> None:
     """Move a model to the device and set torch's options for fast training."""
     model.to(device).requires_grad_(True)
     model.encoder.to(memory_format=torch.channels_last)
-    torch.backends.cudnn.benchmark = True  # the images of a stage have one size
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 where autocast keeps float32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections import Counter
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from PIL import Image
 from captioner import DataError
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
-from captioner_training.data.batches import BucketSampler
-from captioner_training.data.captions import collate
+from captioner_training.data.batches import BucketSampler, StageBatches, stage_sampler
+from captioner_training.data.captions import CaptionTable, collate
 from captioner_training.data.dataset import Augmentation, ImageDataset
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.loader import PixelSource, split_loader
 from captioner_training.data.reading import read_coco, read_dataset
+from captioner_training.distributed import Processes
+from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
 
 
 @pytest.fixture
@@ -223,3 +226,27 @@ def test_random_crops_of_a_tall_photo_move_along_both_sides(tmp_path: Path) -> N
     for across in zip(*centres, strict=True):  # in fractions of width and of height
         assert min(across) < 0.38 and max(across) > 0.62
         assert abs(sum(across) / len(across) - 0.5) < 0.03
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_compiled_loss_gets_batches_of_one_shape(*, compiled: bool) -> None:
+    class Nothing:
+        def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[torch.Tensor]:
+            yield from (torch.zeros(len(batch), epoch) for batch in order)
+
+    recipe = Recipe(
+        name="t", data=DataConfig(scenes=ScenesConfig()), compile=compiled,
+        stages=(Stage(epochs=1, batch_size=2),),
+    )  # fmt: skip
+    captions = [[[5] * length] * 2 for length in range(1, 9)]
+    table = CaptionTable(captions, starts=[START] * 8, maximum_length=9)
+    sampler = stage_sampler(recipe, 0, table, Processes(device=torch.device("cpu")))
+    batches = StageBatches(recipe, 0, images=Nothing(), captions=table, sampler=sampler)
+    read = [part for parts in batches.epoch(0, skip=0, most=4) for part in parts]
+    # Two captions, <start>, and up to eight words with <end>.
+    longest = {(2, max(part.positions) + 3) for part in read}
+    assert {tuple(part.tokens.shape[1:]) for part in read} == ({(2, 10)} if compiled else longest)
+    for part in read:
+        for tokens, position in zip(part.tokens, part.positions, strict=True):
+            words = [START, *[5] * (position + 1), END]
+            assert tokens[0].tolist() == [*words, *[PAD] * (tokens.shape[1] - len(words))]

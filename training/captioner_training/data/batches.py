@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -108,7 +109,13 @@ def stage_sampler(
 class StageBatches:
     """The batches of stage `number`, counted from 0. Each process gets its share of every batch.
 
-    `default_start` is the start token of the style `any`, or None if `data.any_style` is 0.
+    Args:
+        recipe: the recipe.
+        number: the number of the stage.
+        images: the images, or their grids.
+        captions: the captions of all images.
+        sampler: assigns images to batches.
+        default_start: the start token of the style `any`; None if `data.any_style` is 0.
     """
 
     def __init__(
@@ -141,9 +148,12 @@ class StageBatches:
         """
         order = self.sampler.order(number, skip=skip)[: most * self.stage.accumulate]
         starts = self._starts(number)
+        # A compiled loss is compiled again for every shape.
+        compiled = self.recipe.compiles(self.stage, steps=self.steps, device=self.captions.device)
+        read = partial(self.captions.batch, one_shape=compiled)
         with closing(self.images.batches(order, epoch=number)) as loaded:
             parts = (
-                Batch(images, self.captions.batch(positions, starts), positions)
+                Batch(images, read(positions, starts), positions)
                 for positions, images in zip(order, loaded, strict=True)
             )
             while batch := list(islice(parts, self.stage.accumulate)):

@@ -11,10 +11,7 @@ from torch import Tensor
 from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.images import CaptionedImage
 
-__all__ = ["PADDED_LENGTHS", "CaptionTable", "collate", "encode_captions", "starts_of"]
-
-PADDED_LENGTHS = (12, 16)
-"""Lengths that batches are padded to on a GPU, so that there are few shapes to compile."""
+__all__ = ["CaptionTable", "collate", "encode_captions", "starts_of"]
 
 Captions = Sequence[Sequence[int]]
 
@@ -28,7 +25,6 @@ class CaptionTable:
         captions: the captions of each image, as word numbers.
         starts: (N,), the start token of each image's captions.
         maximum_length: largest number of words; longer captions are cut.
-        lengths: a batch is padded to the next of these lengths; empty: to its longest caption.
         device: device of the tensor.
     """
 
@@ -38,7 +34,6 @@ class CaptionTable:
         *,
         starts: Sequence[int],
         maximum_length: int,
-        lengths: Sequence[int] = (),
         device: torch.device | None = None,
     ) -> None:
         framed = [[_framed(caption, maximum_length) for caption in image] for image in captions]
@@ -48,23 +43,31 @@ class CaptionTable:
         for row, image in zip(tokens, framed, strict=True):
             for place, caption in enumerate(image):
                 row[place, : len(caption)] = caption
-        self._lengths = [*(length for length in lengths if length < tokens.shape[2])]
-        self._lengths += [tokens.shape[2]] if lengths else []
         self._tokens = torch.from_numpy(tokens).to(device)
         self.starts = torch.tensor(starts, device=device)
+
+    @property
+    def device(self) -> str:
+        """The type of the tensor's device, such as "cpu"."""
+        return self._tokens.device.type
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """The number of captions of each image, and the length of the longest one."""
         return list(zip(self.counts.tolist(), self.longest.tolist(), strict=True))
 
-    def batch(self, positions: Sequence[int], starts: Tensor | None = None) -> Tensor:
+    def batch(
+        self, positions: Sequence[int], starts: Tensor | None = None, *, one_shape: bool = False
+    ) -> Tensor:
         """Return the tokens (B, K, T + 1) of the images at `positions`, start first.
 
-        `starts` (N,) replaces the start tokens of the table.
+        Args:
+            positions: the images.
+            starts: (N,), replaces the start tokens of the table.
+            one_shape: pad to the longest captions of the table, not of the batch.
         """
-        count, length = self.counts[positions].max(), int(self.longest[positions].max())
-        length = next((padded for padded in self._lengths if padded >= length), length)
+        rows = slice(None) if one_shape else positions
+        count, length = self.counts[rows].max(), self.longest[rows].max()
         index = torch.tensor(positions).to(self._tokens.device, non_blocking=True)
         tokens = self._tokens[index, :count, :length].long()
         first = (self.starts if starts is None else starts)[index].unsqueeze(1)

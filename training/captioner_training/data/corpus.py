@@ -31,19 +31,12 @@ class Corpus:
     validation: list[CaptionedImage]
     vocabulary: Vocabulary
 
-    def table(
-        self,
-        *,
-        maximum_length: int,
-        lengths: Sequence[int] = (),
-        device: torch.device | None = None,
-    ) -> CaptionTable:
+    def table(self, *, maximum_length: int, device: torch.device | None = None) -> CaptionTable:
         """Return the training captions as a tensor; see CaptionTable."""
         return CaptionTable(
             encode_captions(self.train, self.vocabulary),
             starts=starts_of(self.train, self.vocabulary),
             maximum_length=maximum_length,
-            lengths=lengths,
             device=device,
         )
 
