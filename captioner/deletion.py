@@ -73,7 +73,7 @@ class WordEffect(NamedTuple):
 
     @property
     def effect(self) -> float:
-        """The fall without the attended cells minus the mean fall without random cells."""
+        """`deletion` minus `random_deletion`."""
         return self.deletion - self.random_deletion
 
 
@@ -92,9 +92,9 @@ def random_cells(generator: torch.Generator, *, draws: int = _DRAWS) -> Draws:
 
 
 def repeated_cells() -> Draws:
-    """Return a function that draws random cells with a fixed seed, the same for all captions.
+    """Return a function that draws the same random cells for every caption, from a fixed seed.
 
-    So the effects of a photo's words are reproducible and do not depend on the batch.
+    Therefore the effects of a photo's words are reproducible and do not depend on the batch.
     """
     return partial(_draw, torch.Generator().manual_seed(0), _DRAWS, independent=False)
 

@@ -75,7 +75,7 @@ def is_web_address(name: str) -> bool:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return ", did you mean X?" with the name closest to a misspelled one, or "".
+    """Return ", did you mean X?" with the closest of `names`; "" if none is close.
 
     >>> did_you_mean("minimum_cuont", ["minimum_count", "workers"])
     ', did you mean minimum_count?'

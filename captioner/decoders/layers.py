@@ -125,5 +125,5 @@ def grid_layers(config: DecoderConfig, *, grid_dim: int) -> tuple[nn.Module, int
 
 
 def project_back(width: int, given: int) -> nn.Module:
-    """Make a layer from size `given`, which may include appended bits, back to size `width`."""
+    """Return a layer that maps size `given`, which may include position bits, to size `width`."""
     return nn.Identity() if given == width else nn.Linear(given, width)

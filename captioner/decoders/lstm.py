@@ -79,7 +79,7 @@ class LSTMDecoder(RecurrentDecoder):
         )
 
     def _matrix(self) -> Tensor:
-        """Return the matrices that are applied to the context, one below the other."""
+        """Return the matrices that are applied to the context, stacked in one matrix."""
         matrix = self.deep_context.weight
         if self.config.query == "previous":
             matrix = torch.cat([self.context_gates.weight, matrix])

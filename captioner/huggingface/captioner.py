@@ -249,7 +249,7 @@ class HuggingFaceCaptioner(Captioner):
         return logs.gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1), layers
 
     def _average(self, layers: Sequence[Tensor]) -> Tensor:
-        """Average weights (R, H, T, L') over layers and heads: (R, T, L) on patches; sums to 1."""
+        """Return the mean over layers and heads of weights (R, H, T, L') on patches: (R, T, L)."""
         count, heads = len(layers), layers[0].shape[1]
         numbers = range(count)[-_LAYERS:] if self.layers is None else self.layers
         is_layer = bool(numbers) and all(-count <= at < count for at in numbers)

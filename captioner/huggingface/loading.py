@@ -95,7 +95,7 @@ def _load_parts(folder: Path, kind: str) -> tuple[Any, Any, TransformConfig]:
     wrong = [key for key in report["missing_keys"] if ".pooler." not in key]
     if wrong := [*wrong, *(key for key, *_ in report["mismatched_keys"])]:
         raise CheckpointMismatchError(
-            f"its weights have no {min(wrong)} of the size in config.json: download it again"
+            f"{min(wrong)} is missing, or does not have the size in config.json: download it again"
         )
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):

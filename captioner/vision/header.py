@@ -51,7 +51,7 @@ _HEIC = rb"....ftyp(hei[cxms]|hev[cxms]|(mif1|msf1)....(....)*hei[cxms])"
 # and readers would copy all values of the EXIF.
 _ISO_METADATA = re.compile(rb"(infe(?:\x02.{7}|\x03.{9}))(?:Exif|mime)", re.DOTALL)
 
-# Files that stand in for a photo, and the error for each.
+# The first bytes of files that are not photos, and the error for each.
 _STAND_INS = {
     rb"version https://git-lfs": "is a Git LFS pointer, not the photo: run git lfs pull",
     rb"(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)*<(!doctype html|html|head|body)\b": (

@@ -286,12 +286,12 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, monkeypatch: Any) ->
     tensors = load_file(lacks / "model.safetensors")
     del tensors["git.visual_projection.visual_projection.0.weight"]
     save_file(tensors, lacks / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"lacks: its weights have no git\.visual"):
+    with pytest.raises(CheckpointError, match=r"lacks: git\.visual_projection.* is missing"):
         Captioner.from_pretrained(f"hf:{lacks}")
     other = save_tiny("git", tmp_path / "other")
     settings = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(settings | {"vocab_size": 50}))
-    with pytest.raises(CheckpointError, match=r"other: its weights have no git\.embeddings\.word"):
+    with pytest.raises(CheckpointError, match=r"other: git\.embeddings\.word.* is missing"):
         Captioner.from_pretrained(f"hf:{other}")
     wordless = save_tiny("git", tmp_path / "wordless")
     for file in (*wordless.glob("tokenizer*"), *wordless.glob("vocab*")):

@@ -282,7 +282,7 @@ class Ablation:
 
 
 def _precision(recipe: Recipe, out: Path, device: torch.device) -> Any:
-    """Return the precision for all runs: that of earlier runs, or else the best for the device."""
+    """Return the precision of earlier runs; without any, the best one for the device."""
     if recipe.precision != "auto":
         return recipe.precision
     existing = [read_json(path) or {} for path in sorted(out.glob("*/recipe.json"))]

@@ -32,7 +32,8 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
         shares: the weight of each checkpoint, normalized to a sum of 1; default: equal.
 
     Raises:
-        ConfigError: there are fewer than two checkpoints, or not one positive share for each.
+        ConfigError: there are fewer than two checkpoints, or shares are not one positive number for
+            each.
         CheckpointError: a checkpoint cannot be read, has NaN or infinite weights, has settings that
             differ from those of the first (except dropout), or started from other weights.
     """
@@ -48,8 +49,8 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
             problems = f"they started from different weights (cosine of decoders {near:.2f})"
         if problems:
             raise CheckpointMismatchError(
-                f"{path} and {paths[0]} cannot be averaged: {problems}. Use checkpoints trained "
-                "from the same one, with the same words"
+                f"{path} and {paths[0]} cannot be averaged: {problems}. Use checkpoints with the "
+                "same words that started from the same weights"
             )
         for name, tensor in mean.items():
             tensor.add_(theirs[name], alpha=share)

@@ -146,8 +146,8 @@ class _Conclusion:
             held_out = [*held_out, *(self.test or ())]
         if min(len(train), len(held_out)) < FEWEST_PHOTOS:
             _print(
-                f"No trust is fitted: it needs {FEWEST_PHOTOS} training photos and as many others; "
-                f"there are {len(train)} and {len(held_out)}."
+                f"No trust is fitted: it needs {FEWEST_PHOTOS} training photos and {FEWEST_PHOTOS} "
+                f"other photos; there are {len(train)} and {len(held_out)}."
             )
             return
         if len(held_out) > len(self.corpus.validation):

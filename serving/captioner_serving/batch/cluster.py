@@ -170,7 +170,7 @@ class RayEngine:
 
 
 def _without_data(outcome: Outcome) -> Outcome:
-    """Drop what need not return to the driver: the file's bytes, caption and `open_photo`."""
+    """Remove the file's bytes, the caption and `open_photo`, which the driver does not need."""
     photo = outcome.photo.without_data()
     return replace(outcome, photo=photo, caption=None, open_photo=None)
 

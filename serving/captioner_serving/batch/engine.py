@@ -256,7 +256,7 @@ class LocalEngine(Closing):
 
 
 def _begin_thread(threads: int, device: torch.device) -> None:
-    """Set the number of cores of a captioning thread; on a GPU also give it a stream of its own.
+    """Set the number of cores of a captioning thread; on a GPU also give it a separate stream.
 
     With a shared stream, reading the results of one batch would wait for the other batch too.
     """

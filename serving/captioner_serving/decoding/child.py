@@ -42,7 +42,7 @@ class Limits:
     """Limits of a photo.
 
     max_pixels: width times height; also limits the memory.
-    seconds: the time to read and decode the photo, without the wait for the budget.
+    seconds: the time to read and decode the photo; waiting for the pixel budget does not count.
     nice: the priority of the process, 0 to 19.
     """
 

@@ -142,8 +142,9 @@ class Batcher:
     ) -> Future[Caption]:
         """Add an admitted image to the queue.
 
-        The future raises what the model raises for this image. If the future is cancelled before
-        its batch begins, the image is skipped. `place` is kept up to date until then.
+        If the model raises an exception for this image, the future raises it too. If the future is
+        cancelled before its batch begins, the image is skipped. `place` is kept up to date until
+        then.
         """
         job = _Job(image, settings, client, place or Place())
         with self._changed:

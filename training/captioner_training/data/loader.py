@@ -98,7 +98,7 @@ def _stack(images: Sequence[Tensor | CaptionerError]) -> Tensor | CaptionerError
 
 
 class PixelSource:
-    """Training images, loaded by `workers` for a device."""
+    """Training images as pixels, decoded by `workers` processes, for a device."""
 
     def __init__(self, dataset: ImageDataset, *, workers: Workers, device: torch.device) -> None:
         self.dataset, self.workers, self.device = dataset, workers, device

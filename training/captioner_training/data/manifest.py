@@ -136,7 +136,7 @@ class Manifest:
             ) from error
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "all of it"
+            place = ".".join(map(str, first["loc"])) or "the whole file"
             raise DataError(
                 f"{path} is not a valid manifest ({place}: {first['msg']}): restore it, or choose "
                 "another folder"

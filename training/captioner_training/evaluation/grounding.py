@@ -131,7 +131,7 @@ def object_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
     names = {boxed.category for objects in boxes.values() for boxed in objects} - {"", "person"}
     measured = category_grounding(captioned, boxes, *names)
     if measured is None:
-        raise DataError("no caption names an object in an image that has boxes of it")
+        raise DataError("no caption names an object that has a box in its image")
     return measured
 
 

@@ -89,7 +89,7 @@ def bleu_tables(references: References, captions: Sequence[Words]) -> Tables:
 def _bleu_counts(references: Sequence[Words], caption: Words) -> list[int]:
     """Count clipped matches and n-grams by order, and the words of caption and reference.
 
-    The reference whose words are counted is the one nearest in length, or the shorter of two.
+    The counted reference is the one nearest in length; of two that are equally near, the shorter.
     """
     matches, count = [], []
     for order in _ORDERS:

@@ -97,7 +97,7 @@ class TeacherForcedOutput:
 
     @property
     def log_probabilities(self) -> tuple[Tensor, Tensor]:
-        """The log-probability of each target, and the mean over all words: (N,), float32."""
+        """The log-probability of each target, and the mean of those of all words: (N,), float32."""
         # Not functools.cached_property: its lock breaks the compiled graph.
         if self._log_probabilities is None:
             self._log_probabilities = self._score_targets()

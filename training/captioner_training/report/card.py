@@ -36,7 +36,7 @@ def describe_run(
 
     Args:
         checkpoint: the model.
-        folder: the folder of the checkpoint, which may be that of a run.
+        folder: the folder of the checkpoint; it may be the folder of a run.
         repository: OWNER/MODEL.
         reports: report.json files about this checkpoint.
         license: a license identifier of the Hub.

@@ -114,7 +114,7 @@ def tar_stream_photos(file: LinkStream | IO[bytes], name: str) -> Iterator[Photo
 
 
 def _numbered(photos: Iterator[Photo]) -> Iterator[Photo]:
-    """Make names unique: add #2 to the name of the second photo with the same name."""
+    """Make names unique: append #2, #3 and so on to repeated names."""
     seen: set[bytes] = set()
     for photo in photos:
         name, number = photo.name, 1

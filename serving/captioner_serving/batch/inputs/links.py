@@ -153,7 +153,7 @@ def _open(url: str, policy: AddressPolicy) -> Iterator[Iterator[bytes]]:
 def _join(pieces: Iterator[bytes], most: int, *, end: float | None = None) -> bytes:
     """Join pieces until there are at least `most` bytes or no more pieces.
 
-    Raises TimeoutError: it is later than `end`.
+    Raises TimeoutError: the time `end` has passed.
     """
     data = bytearray()
     for piece in pieces:

@@ -41,7 +41,7 @@ _NAMED = 10  # links in the summary
 
 
 class LeftOut:
-    """Counts what is skipped in folders: files that are not images, and symbolic links to folders.
+    """Counts skipped entries of folders: files that are not images, and symbolic links to folders.
 
     Sidecars, backups of exiftool, and `ignored` files are not counted.
     """

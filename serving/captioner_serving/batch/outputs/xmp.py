@@ -110,7 +110,7 @@ def _fill(element: Any, caption: str, *, language: str, existing: Existing, path
     if len(children) > (alternatives is not None) or any(len(item) for item in items):
         raise OutputError(
             f"{path} has a {element.prefix}:{etree.QName(element).localname} that is not a text "
-            "with languages; it was not changed"
+            "with languages; it was not changed: correct or remove the property"
         )
     by_language = {item.get(_LANGUAGE, "").lower(): item for item in items}
     texts = {tag: item.text or "" for tag, item in by_language.items()}
@@ -183,7 +183,10 @@ def _add_keywords(descriptions: Sequence[Any], keywords: Sequence[str], *, path:
         bag = next((child for child in children if child.tag in map(_tag, _LISTS)), None)
         items = [] if bag is None else bag.findall(_tag("rdf:li"))
         if len(children) > (bag is not None) or any(len(item) for item in items):
-            raise OutputError(f"{path} has a {_KEYWORDS} that is not a list; it was not changed")
+            raise OutputError(
+                f"{path} has a {_KEYWORDS} that is not a list; it was not changed: correct or "
+                "remove the property"
+            )
         present = [item.text or "" for item in items] or [(element.text or "").strip()]
     missing = missing_keywords(present, keywords)
     if not missing:
