@@ -80,7 +80,7 @@ class Familiarity(Statistics):
         seen = seen[:, :-1].astype(np.float64)
         mean = seen.mean(axis=0)
         values, vectors = np.linalg.eigh(np.cov((seen - mean).T))
-        # N photos span N - 1 directions, of which the narrow half is noise.
+        # N photos span N - 1 directions; the half with less variance is noise.
         count = max(1, min(_DIRECTIONS, len(values) - 1, (len(seen) - 1) // 2))
         cloud = cls(
             mean=mean.astype(np.float16),

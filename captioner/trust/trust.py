@@ -1,11 +1,11 @@
 """Trust: the probability that a word, or a whole caption, is right.
 
 A word that names something counts as right if a person who described the photo used it or a
-synonym. A logistic regression estimates this from three numbers: the word's own probability; the
-share of people who use it, averaged over all photos; and the share who would use it for this photo.
-The last number does not depend on the sentence: a ridge regression predicts it from the mean of the
-photo's grid. A caption is right if all its naming words are; its trust is computed from the product
-of their trusts.
+synonym. A logistic regression estimates from three numbers whether a word is right: the probability
+of the word; the share of people who use it, averaged over all photos; and the share of people who
+would use it for this photo. The third number does not depend on the sentence: a ridge regression
+predicts it from the mean of the photo's grid. A caption is right if all its naming words are right.
+The trust of a caption is computed from the product of the trusts of these words.
 
 `captioner trust` writes the coefficients to CHECKPOINT.trust.safetensors, beside the checkpoint,
 with the statistics of captioner.trust.familiarity and captioner.trust.consensus. The file is valid
@@ -140,7 +140,8 @@ class Trust(Statistics):
     caption: (2,), intercept and coefficient of the summed log-trusts of a caption's words.
     weights: digest of the checkpoint's weights, see digest_weights.
     consensus: None if there were too few photos to fit it.
-    words: the vocabulary, for models without one of their own, such as Hugging Face models.
+    words: the words of the vocabulary, for models that have no vocabulary, such as Hugging Face
+        models; otherwise empty.
     """
 
     familiarity: Familiarity
@@ -405,7 +406,7 @@ def trust_file(checkpoint: str | os.PathLike[str]) -> Path:
 
 
 def digest_weights(checkpoint: Path) -> str:
-    """Return a digest of what determines captions: weights and settings, not name and scores."""
+    """Return a digest of weights and settings; the name and the scores do not change it."""
     with checkpoint.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(json.loads(file.read(size))["__metadata__"][HEADER_KEY])

@@ -163,7 +163,7 @@ class TrainState:
         self._loaded: Mapping[str, Any] | None = None  # state to restore when its stage begins
 
     def begin_stage(self, recipe: Recipe, *, steps: int) -> StageState:
-        """Begin a stage, or continue the stage of the state that was loaded."""
+        """Begin a stage, or continue the stage of the loaded state."""
         stage = self.stage = StageState(self.model, self.progress, recipe, steps=steps)
         loaded, self._loaded = self._loaded, None
         if loaded is not None:

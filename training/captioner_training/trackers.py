@@ -93,7 +93,7 @@ class WeightsAndBiases:
 
 
 def scalars(record: Mapping[str, Any], *, prefix: str = "") -> dict[str, float]:
-    """Return the numbers of a log.jsonl record; nested ones are named timing/images_per_second."""
+    """Return the numbers of a log.jsonl record; nested numbers have names like timing/seconds."""
     values: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):

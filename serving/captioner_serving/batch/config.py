@@ -29,7 +29,7 @@ _GENERATION = ("beam_size", "captions", "style")
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One of `count` parts of the photos, chosen by the digests of their names."""
+    """One of `count` parts of the photos; the digest of a photo's name selects the part."""
 
     index: int  # from 1
     count: int

@@ -193,7 +193,7 @@ def decode(
     max_pixels: int = MAX_PIXELS,
     admit: Callable[[int], None] | None = None,
 ) -> list[Decoded]:
-    """Read a photo once and make the outputs. If one fails, all results have its error.
+    """Read a photo once and make the outputs. If an output fails, all results have its error.
 
     Args:
         photo: the photo to read.

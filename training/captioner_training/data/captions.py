@@ -59,7 +59,7 @@ class CaptionTable:
     def batch(
         self, positions: Sequence[int], starts: Tensor | None = None, *, one_shape: bool = False
     ) -> Tensor:
-        """Return the tokens (B, K, T + 1) of the images at `positions`, start first.
+        """Return the tokens (B, K, T + 1) of the images at `positions`, start token first.
 
         Args:
             positions: the images.
@@ -82,7 +82,7 @@ def _framed(caption: Sequence[int], maximum_length: int) -> list[int]:
 
 
 def collate(captions: Sequence[Captions], *, starts: Sequence[int], maximum_length: int) -> Tensor:
-    """Pad the captions of B images to tokens (B, K, T + 1), start first. Long captions are cut."""
+    """Pad the captions of B images to tokens (B, K, T + 1), start token first; cut long ones."""
     table = CaptionTable(captions, starts=starts, maximum_length=maximum_length)
     return table.batch(range(len(captions)))
 

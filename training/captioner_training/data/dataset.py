@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     """B images with up to K captions of up to T tokens.
 
     images: pixels (B, 3, S, S) uint8, or grids (B, L, D) float16.
-    tokens: (B, K, T + 1) int64, start first, padded with <pad>.
+    tokens: (B, K, T + 1) int64, start token first, padded with <pad>.
     positions: the positions of the images in the training data.
     """
 

@@ -213,7 +213,7 @@ def write_scenes(
 
     Each split has SPLIT-00.tar (JPEG files), boxes_SPLIT.json (COCO instances; the categories are
     the shapes) and captions_SPLIT.json (COCO captions). With the same version of Pillow, the same
-    arguments write the same bytes. `splits` is the number of scenes of each split by its name.
+    arguments write the same bytes. `splits` has the number of scenes of each split, by name.
     `advance` is called with 1 after each scene.
 
     Raises OutputError: the folder cannot be written.

@@ -40,7 +40,7 @@ class ForcedTokens(NamedTuple):
 
     logits: (N, V), float32.
     targets: (N,), the tokens.
-    image: (N,), the index in the batch of each token's image.
+    image: (N,), for each token, the index of its image in the batch.
     """
 
     logits: Tensor

@@ -46,7 +46,7 @@ def caption_split(
     after_batch: Callable[[Grid, Sequence[Captioned]], None] | None = None,
     consensus: Consensus | None = None,
 ) -> list[Captioned]:
-    """Caption every image, in order and in its own style, on the model's device.
+    """Caption every image, in order and in the style of the image, on the model's device.
 
     Args:
         checkpoint: model, vocabulary and generation settings.

@@ -89,7 +89,7 @@ def fit_word_features(
     if not common.all():
         rare = np.average(shares[:, ~common], axis=0, weights=references).mean()
     if not (np.abs(ridge.slopes) <= np.finfo(np.float16).max).all():  # also refuses NaN
-        raise DataError("trust cannot be fitted: the training photos are too similar")
+        raise DataError("trust cannot be fitted: the training photos are too similar: add others")
     return WordFeatures(
         kinds=np.array([-1 if kind is None else int(column[columns[kind]]) for kind in stems]),
         middle=ridge.middle.astype(np.float32),

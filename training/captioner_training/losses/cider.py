@@ -139,7 +139,7 @@ class CiderD:
         return _Grams(keys, counts, idf**2)
 
     def _log_frequency(self, keys: Tensor, order: int) -> Tensor:
-        """Return log(document frequency) of n-grams. N-grams outside the corpus count as 1."""
+        """Return log(document frequency) of n-grams; the frequency outside the corpus is 1."""
         table = self._tables[order - 1]
         if not len(table.keys):
             return torch.zeros(keys.shape, dtype=torch.float64, device=keys.device)

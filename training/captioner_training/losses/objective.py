@@ -41,7 +41,7 @@ class Counts(NamedTuple):
 class Captions(NamedTuple):
     """The captions of B images, on the device.
 
-    tokens: (B, K, T + 1), start first, padded with <pad>.
+    tokens: (B, K, T + 1), start token first, padded with <pad>.
     counts: the counts of the whole batch, over all parts and processes.
     advantages: (B, K), the advantages of sampled captions; None for captions of the data.
     """

@@ -186,8 +186,8 @@ def sample_captions(
         temperature: below 1 sharpens the probabilities.
 
     Returns:
-        Tokens (B, K, T), start first, padded with <pad>. A caption that reaches the maximum length
-        has no <end>.
+        Tokens (B, K, T), start token first, padded with <pad>. A caption that reaches the maximum
+        length has no <end>.
     """
     begin = starts.to(features.device, non_blocking=True)
     words = roll_out(

@@ -97,7 +97,7 @@ def _read_tables(tables: Sequence[Path], folder: Path, problems: Problems) -> li
             images = read_caption_file(table, Columns(), problems, prefix=prefix)
         except ConfigError as error:
             raise ConfigError(
-                f"{error}, which `captioner prepare csv {table} --images {folder}` accepts"
+                f"{error} (options of `captioner prepare csv {table} --images {folder}`)"
             ) from error
         for image in images:
             if not image.location:
@@ -159,7 +159,7 @@ def _beside(image: Path) -> list[Path]:
 
 
 def _captions(texts: list[Path], folder: Path, problems: Problems) -> tuple[str, ...] | None:
-    """Read the captions of an image; None if a file cannot be read, which is reported."""
+    """Read the captions of an image; report a file that cannot be read, and return None."""
     captions: list[str] = []
     readable = True
     for path in texts:

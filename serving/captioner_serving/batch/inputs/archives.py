@@ -154,7 +154,7 @@ def _streamed_photos(packed: LinkStream | IO[bytes], name: str) -> Iterator[Phot
 
 
 def _in_memory(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> Photo:
-    """Read a member that cannot be read in place later; return a LostPhoto if it is too large."""
+    """Read a member now that cannot be read later in place; a LostPhoto if it is too large."""
     most = _LARGEST_SPARSE if member.issparse() else _LARGEST_IN_MEMORY
     if reason := _too_large(name, member.size, most):
         return LostPhoto(name=name, reason=reason)

@@ -59,7 +59,7 @@ def _wide_names(data: bytes, label: str) -> list[str]:
     try:
         return read_lines(data, name=label)
     except DataError as error:
-        raise DataError(f"{error}, or add --null if NUL ends its names") from error
+        raise DataError(f"{error}, or add --null if NUL separates its names") from error
 
 
 def table_names(path: str, column: str, *, root: str | None = None) -> Iterator[str | LostPhoto]:
