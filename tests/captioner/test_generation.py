@@ -254,6 +254,16 @@ def test_attention_and_gate_follow_their_own_hypothesis(config: GenerationConfig
     assert config.beam_size == 1 or crossed
 
 
+def test_a_copy_does_not_keep_the_batch_in_memory() -> None:
+    (hypothesis,), *_ = generate(Historian(), features(1, 2, 3), GenerationConfig(beam_size=2))
+    copy = hypothesis.copy()
+    for name in ("log_probabilities", "attention", "gate", "heads"):
+        part = getattr(copy, name)
+        assert torch.equal(part, getattr(hypothesis, name))
+        assert part.untyped_storage().nbytes() == part.nbytes
+    assert copy[:2] == hypothesis[:2]
+
+
 def test_lengths_are_kept() -> None:
     for method in ({"beam_size": 4}, {"beam_size": 1}, {"sample": True, "seed": 3}):
         config = GenerationConfig(minimum_length=4, maximum_length=5, no_repeat_ngram=0, **method)
