@@ -155,7 +155,7 @@ def test_imagefolder_s_tables_lie_beside_its_photos(
     table.write_text("file_name,year\ntrain/17.jpg,1907\n")
     said = prepare(run_main, tmp_path / "no", "folder", photos, status=2)
     assert f"{table} has the columns file_name, year: name the column of captions" in said
-    assert f"`captioner prepare csv {table} --images {photos}` accepts" in said
+    assert f"(options of `captioner prepare csv {table} --images {photos}`)" in said
     table.unlink()
     # What is called so and is no table hides no captions beside photos.
     for folder in ("train", "validation"):
