@@ -37,7 +37,7 @@ def load_origin(recipe: Recipe) -> Checkpoint | None:
     if differences := list(_differences(recipe, origin)):
         remedy = "change the recipe, or start without it: --weights null"
         if recipe.encoder.name != origin.model.config.encoder.name:
-            remedy += " --encoder_weights torchvision (downloads ImageNet weights; for timm too)"
+            remedy += " --encoder_weights torchvision (downloads ImageNet weights, also of timm)"
         raise CheckpointMismatchError(
             f"--weights {recipe.weights} has another architecture than the recipe "
             f"({'; '.join(differences)}): {remedy}"
@@ -110,7 +110,7 @@ def _load_stages(encoder: Encoder, path: Path) -> None:
     except RuntimeError as error:
         raise CheckpointMismatchError(
             f"the encoder in {path} is not {encoder.config.name}: set --encoder_weights to "
-            "torchvision (downloads ImageNet weights; for timm too), random, or another file"
+            "torchvision (downloads ImageNet weights, also of timm), random, or another file"
         ) from error
 
 
