@@ -289,5 +289,5 @@ def _load_model(config: ModelConfig, vocabulary_size: int, path: Path) -> Captio
 
 
 def _shape(tensor: Tensor) -> str:
-    """Return a shape as text; a damaged file may claim a million dimensions."""
+    """Return a shape as short text, because a damaged file may claim a million dimensions."""
     return str(tuple(tensor.shape)) if tensor.ndim < 10 else f"{tensor.ndim} dimensions"

@@ -277,8 +277,8 @@ class HuggingFaceCaptioner(Captioner):
     def _effects(self, image: Tensor, sentence: _Sentence) -> list[float]:
         """Test each word of a sentence of an image (L', D); see captioner.deletion.
 
-        The patches are replaced for the whole sentence, because a transformer has no state before
-        the word that could be kept.
+        The patches are replaced in all steps of the sentence, because a transformer has no
+        recurrent state from which a single step could start.
         """
         attention = sentence.hypothesis.attention
         if attention is None or not sentence.spans:

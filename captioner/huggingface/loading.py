@@ -141,6 +141,6 @@ def _transform_of(processor: Any) -> TransformConfig:
     if kind is None or not all(steps) or not is_square or getattr(processor, "do_pad", None):
         raise CheckpointFormatError(
             f"its image processor (size {size}, crop {crop}) is not supported: it must resize to "
-            "a square, or crop one from the middle, bilinear or bicubic"
+            "a square, or crop one from the middle, with bilinear or bicubic resampling"
         )
     return kind(mean=tuple(processor.image_mean), std=tuple(processor.image_std), **shape)

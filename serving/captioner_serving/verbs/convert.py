@@ -137,8 +137,8 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path], auxiliary: Iter
             )
         if path.suffix == ".csv" and arguments.keywords is not None:
             raise ConfigError(
-                f"{path} has no trust, which --keywords needs: leave --keywords out to use its "
-                "column keywords"
+                f"{path} has no trust, which --keywords needs: leave out --keywords "
+                "to use the keywords in the file"
             )
         if path.suffix == ".csv" and (arguments.to is not None or arguments.sidecar == "json"):
             raise ConfigError(

@@ -79,7 +79,7 @@ def read_whole_split(path: Path, split: Sequence[Target]) -> list[Target]:
     if absent := [target.name for target in split if str(target.id) not in ids]:
         raise DataError(
             f"--corpus {path} lacks {len(absent):,} of the {len(split):,} images of this split "
-            f"(first: {absent[0]})"
+            f"(first: {absent[0]}): use the captions of the whole split"
         )
     return whole
 

@@ -239,7 +239,7 @@ class Inputs:
         )
 
     def _at_url(self, url: str) -> Iterator[Photo]:
-        """Yield the photos of a source that is a URL: of a photo, tar file, glob or bucket."""
+        """Yield the photos at a URL of the command line: a photo, tar file, glob or bucket."""
         policy: AddressPolicy = "any" if self.allow_private else "same-host"
         is_web, is_glob = is_web_address(url), any(sign in url for sign in "*[")
         bare = re.split(r"[?#]", url)[0].lower() if is_web else url.lower()

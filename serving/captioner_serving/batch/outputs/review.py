@@ -1,4 +1,4 @@
-"""Sort the records to review: the captions that need most corrections come first."""
+"""Sort the records to review: captions that probably need the most corrections come first."""
 
 from __future__ import annotations
 
