@@ -19,6 +19,8 @@ from torch import Tensor
 __all__ = ["CudaGraphs"]
 
 _MOST_GRAPHS = 32  # each keeps the memory of one call
+_FREE = 0.25  # the share of the GPU's memory that must be free for a new graph
+_MOST_CALLERS = 1000  # remembered first calls
 
 Result = TypeVar("Result")
 
@@ -29,9 +31,9 @@ class CudaGraphs:
     """Runs functions of tensors, and replays repeated calls as CUDA graphs.
 
     A graph belongs to a key and the shapes and dtypes of the arguments. The first call of a thread
-    runs the function, which also loads its kernels. The second call captures the graph. If that
-    fails, there is a warning, and the function is run as it is from then on. On other devices it
-    always is.
+    runs the function, which also loads its kernels. The second call captures the graph, if enough
+    memory is free. If that fails, there is a warning, and the function is run as it is from then
+    on. On other devices it always is.
 
     The function must not read tensors from the device. Its result must depend only on the key, on
     its arguments, on random numbers of torch's default generator, and on tensors that are changed
@@ -62,7 +64,12 @@ class CudaGraphs:
             return self._graphs[key]
         caller = (key, threading.get_ident())
         if caller not in self._seen:
+            if len(self._seen) == _MOST_CALLERS:
+                self._seen.clear()
             self._seen.add(caller)
+            return None
+        free, total = torch.cuda.mem_get_info(inputs[0].device)
+        if free < _FREE * total:
             return None
         try:
             graph = _Graph(function, inputs)
