@@ -75,7 +75,7 @@ def test_german_scenes_are_learned_with_capital_letters(run_main: Run, tmp_path:
 
 
 @pytest.mark.slow
-def test_finetune_on_another_language_prints_a_note_and_scores_lower(
+def test_finetune_on_another_language_prints_a_note_and_gains(
     run_main: Run, tmp_path: Path
 ) -> None:
     """The penalty for new words also applies to the model that does not know them."""
@@ -94,4 +94,4 @@ def test_finetune_on_another_language_prints_a_note_and_scores_lower(
         one["validation"]["cross_entropy"] for one in epochs
     )
     assert load_checkpoint(tmp_path / "run").name == "finetune"  # and not the bundled one
-    assert "on the 12 validation photos that chose the epoch (expect less" in result.stderr
+    assert "on the 12 validation photos that chose the epoch (usually lower" in result.stderr

@@ -126,7 +126,7 @@ def test_models_are_compared_in_one_call(
     [
         (["--compare", "bundled"], 2, "bundled is the checkpoint itself"),
         (["--compare", "nowhere.safetensors"], 1, "nowhere.safetensors"),
-        (["--compare", "hf:/nowhere"], 1, "neither a file or folder here nor a model"),
+        (["--compare", "hf:/nowhere"], 1, "neither a local file or folder nor a model"),
         (["--score", "said.json", "--compare", "bundled"], 2, "takes report.json files"),
         (["--checkpoint", "hf:a/b", "--save", "a.safetensors"], 2, "--save needs a Captioner"),
     ],
