@@ -133,7 +133,7 @@ def need(program: str) -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Look for what a test needs before any of its fixtures goes to work."""
+    """Check the needs of a test before its fixtures run."""
     for mark in item.iter_markers("needs"):
         need(*mark.args)
     if "browser" in getattr(item, "fixturenames", ()):

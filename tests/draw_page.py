@@ -35,7 +35,7 @@ def drawn_digest() -> str:
 
 
 def main() -> None:
-    """Serve the page, and save what a browser shows of it."""
+    """Serve the page, and save a screenshot."""
     from playwright.sync_api import sync_playwright
 
     from tests.conftest import BROWSER_FLAGS, need

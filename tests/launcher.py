@@ -1,4 +1,4 @@
-"""Starts the command in processes of their own, without their paying for imports.
+"""Starts the command in new processes, without the time for imports.
 
 Importing torch takes three seconds, and hundreds of tests run the command. One process, the
 nursery, imports everything once, for all workers of a test run; each command is a fork of it, with

@@ -1,4 +1,4 @@
-"""Mutants of modules: what tests/mutate.py changes, one at a time."""
+"""Mutants of modules for tests/mutate.py, which tests one at a time."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Mutator:
         return True
 
     def _record(self, session: pytest.Session) -> tuple[dict[str, set[str]], set[str], float]:
-        """Run all tests without a mutant, and note what they call."""
+        """Run all tests without a mutant, and record the functions that they call."""
         path, started = KEPT / "calls.json", time.monotonic()
         calls = Calls({str(file) for file in self.row.files()})
 
@@ -191,7 +191,7 @@ def run_row(row: Row, mutants: Sequence[Mutant]) -> None:
 
 
 def read_results(*, again: bool = False) -> dict[str, str]:
-    """Read what is known of mutants; with again, of those that were noticed."""
+    """Read the results of mutants; with `again`, only of those that were detected."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     results = {entry["key"]: entry["outcome"] for entry in map(json.loads, lines)}
     return {key: end for key, end in results.items() if not (again and end in UNNOTICED)}

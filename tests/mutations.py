@@ -1,4 +1,4 @@
-"""Break the product on purpose, one mistake at a time, and see that a test notices.
+"""Break the code on purpose, one mutation at a time, and check that a test fails.
 
     make mutations
     python tests/mutations.py EMA gate    # those alone with one of these words in what they break
@@ -73,7 +73,7 @@ def unnoticed(tests: Collection[str], tree: Path) -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """Make every mistake, and say which were noticed."""
+    """Run every mutation, and report which were detected."""
     chosen = [one for one in table() if not words or any(word in one.breaks for word in words)]
     skipped = shutil.ignore_patterns(".*", "__pycache__", "demo-output")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Tables of what commands refuse: the command line, its exit status, words of its message."""
+"""Tables of refused commands: the command line, the exit status and a part of the message."""
 
 from __future__ import annotations
 

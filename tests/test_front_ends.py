@@ -125,7 +125,7 @@ def test_a_batch_draws_a_head_and_checks_its_words(
 
 
 def test_a_model_with_a_minimum_length_is_healthy(running: Server) -> None:
-    """The health check runs before any caption was made."""
+    """The health check runs before any caption is made."""
     with running.client() as client:
         assert client.get("/api/health").status_code == 200
 

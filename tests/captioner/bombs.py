@@ -121,7 +121,7 @@ def heic() -> bytes:
 
 
 def _repointed(data: bytearray, block: bytes) -> bytes:
-    """Append the block, and let the item of type Exif be where it is."""
+    """Append the block, and point the item of type Exif to it."""
     item = data.index(b"Exif\0") - 4
     number = data[item : item + 2]
     place = data.index(b"iloc") + 4

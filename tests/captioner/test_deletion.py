@@ -21,7 +21,7 @@ BOX, ELSEWHERE, UNIFORM = [1.0, 0, 0, 0], [0, 0, 0, 1.0], [0.25] * 4
 
 
 class Looker:
-    """Looks at the same place for every word, and says word 5 by what it sees there."""
+    """Attends to the same cell for every word; the probability of word 5 depends on this cell."""
 
     def __init__(self, attention: list[float]) -> None:
         self.attention = torch.tensor(attention)

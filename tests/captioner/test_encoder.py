@@ -53,7 +53,7 @@ def test_all_of_torchvisions_models_have_a_family() -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "mobilenet_v3_small"])
 def test_stride_16_has_the_cells_of_stride_32_between_new_ones(name: str) -> None:
-    """Dilation (Yu and Koltun 2016): every second cell is what the strided network computes."""
+    """Dilation (Yu and Koltun 2016): every second cell equals a cell of the strided network."""
     coarse = Encoder(EncoderConfig(name=name)).eval()
     fine = Encoder(EncoderConfig(name=name, stride=16)).eval()
     fine.load_state_dict(coarse.state_dict())

@@ -499,7 +499,7 @@ def test_every_field_that_is_out_of_bounds_is_named_at_once() -> None:
 def test_a_word_without_probability_is_never_drawn(
     monkeypatch: pytest.MonkeyPatch, chance: float
 ) -> None:
-    """Nor at either end of the random numbers: 1 is what a number just below it is rounded to."""
+    """Also at both ends of the random numbers; a number just below 1 is rounded to 1."""
     monkeypatch.setattr(torch, "rand", lambda size, **_: torch.full(size, chance))
     probabilities = torch.tensor([[[0.0, 0.25, 0.0, 0.75, 0.0]]])
     assert draw(probabilities).tolist() == [[1 if chance == 0 else 3]]

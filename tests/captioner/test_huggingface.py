@@ -154,7 +154,7 @@ def test_sub_words_become_words(
 
 
 class _Bright(torch.nn.Module):
-    """A vision model whose patches tell their brightness, and nothing else."""
+    """A vision model whose patch features are only their brightness."""
 
     def forward(self, pixels: torch.Tensor, **_: Any) -> Any:
         cells = torch.nn.functional.avg_pool2d(pixels.mean(1, keepdim=True), 8).flatten(1)

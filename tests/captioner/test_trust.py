@@ -173,7 +173,7 @@ def test_the_digest_depends_on_weights_and_transform_not_on_the_name(tmp_path: P
 
 @pytest.fixture
 def seeing_file(tiny_file: Path) -> Path:
-    """A checkpoint that tells photos apart, and has no trust yet."""
+    """A checkpoint that gives different captions for different photos, without trust."""
     return tiny_file
 
 

@@ -1,4 +1,4 @@
-"""The examples find what they say they find. Numbers are of their notes, or of the rule itself."""
+"""The examples give the documented results. Expected numbers are from the docs or the rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of training runs share: a miniature recipe, a run, and how its result is read."""
+"""Helpers for tests of training runs: a miniature recipe, a run, and its results."""
 
 from __future__ import annotations
 

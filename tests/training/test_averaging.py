@@ -77,7 +77,7 @@ def test_checkpoints_from_other_initial_weights_are_refused(
 
 
 def changed(path: Path, out: Path, **header: Any) -> Path:
-    """Copy a checkpoint with another header: what two runs may differ in."""
+    """Copy a checkpoint with another header, as of a different run."""
     with safe_open(path, framework="pt") as file:
         told = json.loads(file.metadata()[HEADER_KEY])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

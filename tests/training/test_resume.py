@@ -227,7 +227,7 @@ def test_a_deleted_log_is_started_again(
 
 
 def test_two_runs_do_not_share_a_folder(run_main: Run, recipe: Path, tmp_path: Path) -> None:
-    """One process holds the lock, as a run of its own would."""
+    """This process holds the lock, as another run would."""
     out = tmp_path / "out"
     script = (
         "import sys; from pathlib import Path; from captioner_training.lock import locked\n"

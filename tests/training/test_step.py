@@ -46,7 +46,7 @@ def batch() -> Batch:
 def step_of(
     checkpoint: Checkpoint, stage: Stage, *objectives: Objective, steps: int, **fields: Any
 ) -> TrainStep:
-    """Begin a stage whose encoder is frozen, and give what takes its steps."""
+    """Begin a stage with a frozen encoder, and return its training step."""
     model = checkpoint.model.requires_grad_(True)
     model.encoder.fine_tune(from_stage=None)
     whole = replace(recipe(**fields), stages=(stage, Stage(epochs=1)))

@@ -67,7 +67,7 @@ def trained(data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def reports(trained: Path, data: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """What `captioner evaluate` says of each data set in each style."""
+    """The reports of `captioner evaluate` for each data set in each style."""
     return {
         (name, style): evaluated(
             data / name, "--checkpoint", trained, "--style", style, "--calibration"

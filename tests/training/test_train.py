@@ -204,7 +204,7 @@ def test_a_decoder_that_memory_does_not_hold_is_refused(recipe: Path) -> None:
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, float]:
-    """What the smoke recipe ends with, in percent of unseen scenes."""
+    """The final scores of the recipe smoke, in percent of unseen scenes."""
     process = start("train", "smoke", "--out", tmp_path_factory.mktemp("smoke"))
     best, errors = process.communicate(timeout=900)
     assert process.returncode == 0, errors

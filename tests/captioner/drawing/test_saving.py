@@ -1,4 +1,4 @@
-"""Pictures into files, and what cannot be written."""
+"""Writing pictures to files, and errors."""
 
 from __future__ import annotations
 

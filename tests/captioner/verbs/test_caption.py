@@ -123,7 +123,7 @@ def test_all_pictures_of_a_photo_open_it_once(
 def test_a_damaged_photo_has_one_line_of_error(
     run_captioner: Run, tiny_file: Path, tmp_path: Path, compression: str
 ) -> None:
-    """libtiff prints warnings of its own to file descriptor 2."""
+    """libtiff itself prints warnings to file descriptor 2."""
     picture = Image.effect_noise((64, 48), 60).convert("RGB")
     picture.save(tmp_path / "cut.tif", compression=compression)
     data = bytearray((tmp_path / "cut.tif").read_bytes())

@@ -55,7 +55,7 @@ def actors(pid: int, name: bytes) -> list[int]:
 
 @contextmanager
 def running(start_batch: Start, *arguments: object, path: str = "") -> Iterator[Any]:
-    """Start the command on a cluster of its own, of which nothing is left."""
+    """Start the command on a new cluster, which is removed afterwards."""
     # Ray warns of itself.
     environment = {
         "PYTHONWARNINGS": "ignore",

@@ -1,4 +1,4 @@
-"""A server as a process of its own, and what to send it."""
+"""A server as a separate process, and requests for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass
 class Server:
-    """A running `captioner serve`: where it listens, and what it has said on standard error."""
+    """A running `captioner serve`: its address, and its lines on standard error."""
 
     process: subprocess.Popen[str]
     folder: Path  # its temporary files
@@ -41,7 +41,7 @@ class Server:
         return [path for path in self.folder.rglob("*") if path.is_file()]
 
     def said(self, start: int, last: str) -> str:
-        """What it has said from a line on, as soon as one of these lines has such words."""
+        """Wait until a line matches `last`; return the lines from index `start` on."""
         deadline = time.monotonic() + 300
         while not any(re.search(last, line) for line in self.lines[start:]):
             assert time.monotonic() < deadline, self.lines[start:]

@@ -32,7 +32,7 @@ def until(true: Callable[[], Any], seconds: float = 300.0) -> bool:
 
 
 class Clock:
-    """Time as everybody here sees it; it goes on, and can be put forward."""
+    """A clock that all code here uses; it runs, and can be advanced."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = 0.0
@@ -82,7 +82,7 @@ def serving(
 def service_of(
     captioner: Captioner, metrics: Metrics | None = None, *, threads: int = 1
 ) -> Iterator[CaptionService]:
-    """A service with a pool of its own, and no HTTP."""
+    """A service with its own decoding pool, without HTTP."""
     metrics, config = metrics or Metrics(), ServerConfig()
     pool = PhotoPool(captioner, config, metrics)
     service = CaptionService(captioner, config, metrics, pool, threads=threads)

@@ -71,7 +71,7 @@ def asked(saved_tiny: Path, folder: Path) -> Iterator[Callable[..., Any]]:
 
 
 def described(asked: Callable[..., Any], **arguments: str) -> tuple[str, bool]:
-    """What the assistant is told, and whether it is told so as an error."""
+    """Return the text for the assistant, and whether it is an error."""
     answer = asked(lambda session: session.call_tool("describe_image", arguments))
     (content,) = answer.content
     return content.text, answer.isError

@@ -1,4 +1,4 @@
-"""Thirty kinds of bad upload: each gets its status and a sentence, and the server goes on."""
+"""Thirty kinds of bad upload: each gets a status and a message, and the server keeps running."""
 
 from __future__ import annotations
 

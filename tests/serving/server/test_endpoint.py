@@ -27,7 +27,7 @@ USUAL = (1, 1, False, False, None, None)
 
 @pytest.fixture(scope="module")
 def trusting() -> Iterator[httpx.Client]:
-    """A server without samples, whose model knows its trust."""
+    """A server without samples, whose model has trust."""
     captioner = Captioner(make_tiny(), device="cpu", trust=make_trust())
     with serving(captioner) as url, httpx.Client(base_url=url, timeout=300) as client:
         yield client
@@ -35,7 +35,7 @@ def trusting() -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def asking() -> Iterator[httpx.Client]:
-    """A server that assistants may ask, too."""
+    """A server with MCP."""
     captioner = Captioner(make_tiny(), device="cpu")
     with (
         serving(captioner, ServerConfig(mcp=True)) as url,

@@ -100,7 +100,7 @@ def last(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def queued(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What has been decoded, and waits or has waited for the model."""
+    """The images that were decoded and wait, or have waited, for the model."""
     photos: list[object] = []
     submit = Batcher.submit
 

@@ -263,7 +263,7 @@ async def nobody(*_: Any) -> Any:
 
 
 class Disappointed(Inside):
-    """As Starlette does, it answers what it did not expect with 500, and raises it again."""
+    """Answers an unexpected exception with 500 and raises it again, as Starlette does."""
 
     async def __call__(self, *call: Any) -> None:
         await PlainTextResponse("Internal Server Error", 500)(*call)

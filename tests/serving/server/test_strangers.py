@@ -34,13 +34,13 @@ PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 
 
 def words_of(record: dict[str, Any], *texts: str) -> dict[str, Any]:
-    """A record with these words in place of its own."""
+    """Return a record with its words replaced by these."""
     words = [{**record["words"][0], "word": text} for text in texts]
     return {**record, "words": words, "caption": " ".join(texts), "alternatives": []}
 
 
 def at(server: Server, address: str) -> httpx.Client:
-    """A client with an address of its own."""
+    """A client with a separate address."""
     return server.client(transport=httpx.HTTPTransport(local_address=address))
 
 

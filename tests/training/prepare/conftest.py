@@ -28,7 +28,7 @@ KARPATHY |= {204: "restval", 205: "restval"}
 
 
 def prepare(run: Run, to: Path, *arguments: object, status: int = 0) -> str:
-    """Run the command; return what it says."""
+    """Run the command; return its standard error."""
     result = run("prepare", *arguments, "--to", to, "--workers", 1)
     assert result.returncode == status, result.stderr
     assert "Traceback" not in result.stderr

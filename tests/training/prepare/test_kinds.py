@@ -42,7 +42,7 @@ def prepared(run: Run, to: Path, *arguments: object) -> dict[str, list[tuple[str
 
 
 def refused(run: Run, to: Path, *arguments: object, status: int = 1) -> str:
-    """Run a command that must not prepare anything; return what it says."""
+    """Run a command that must not prepare anything; return its standard error."""
     result = run("prepare", *arguments, "--to", to, "--workers", 1)
     assert (result.returncode, result.stdout) == (status, ""), result.stderr
     assert "Traceback" not in result.stderr

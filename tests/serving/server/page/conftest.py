@@ -126,7 +126,7 @@ class Visit:
         return record
 
     def strip(self) -> list[str]:
-        """What the strip says of each photo, once all are done."""
+        """Return the text of each photo in the list, once all are done."""
         self.tab.wait_for_function("!document.querySelector('.strip [data-state=waiting]')")
         return self.tab.locator(".strip li > button > span").all_inner_texts()
 

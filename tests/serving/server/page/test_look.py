@@ -136,7 +136,7 @@ def test_nothing_moves_while_a_caption_arrives(
 
 @pytest.fixture
 def site() -> Iterator[ThreadingHTTPServer]:
-    """Another site, whose page shows what stands behind its address's question mark in a frame."""
+    """Another site, whose page shows the URL in its query string in a frame."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -149,7 +149,7 @@ def test_the_keyboard_is_enough_to_review(visit: Visit, photos: list[Path]) -> N
 def test_keyboard_and_screen_reader_go_through_twenty_photos(
     visit: Visit, twenty: list[Path], tmp_path: Path
 ) -> None:
-    """What is read out is the accessibility tree: no pointer, no picture."""
+    """The accessibility tree stands for the screen reader; no pointer is used."""
     tab = visit.tab
     (tmp_path / "notes.jpg").write_bytes(b"no photo")
     visit.choose(*twenty[:18], SAMPLES / "rocket.jpg", tmp_path / "notes.jpg")
