@@ -84,11 +84,11 @@ class DecodedBatch(NamedTuple):
         vocabulary: Vocabulary,
     ) -> Alternative:
         texts = vocabulary.decode(hypothesis.tokens)
-        grid = (self.rows, self.columns)
+        subject = None if judgement is None else judgement.subject
         gates, attention, heads = map(
             _copy, (hypothesis.gate, hypothesis.attention, hypothesis.heads)
         )
-        unknown = [None] * len(texts)
+        grid, unknown = (self.rows, self.columns), [None] * len(texts)
         columns = zip(
             texts,
             hypothesis.log_probabilities[:-1].tolist(),  # the last one belongs to <end>
@@ -97,30 +97,26 @@ class DecodedBatch(NamedTuple):
             unknown if heads is None else heads.reshape(*heads.shape[:2], *grid),
             effects or unknown,
             unknown if judgement is None else judgement.words,
+            [at == subject for at in range(len(texts))],
             strict=True,
         )
-        subject = None if judgement is None else judgement.subject
-        words = tuple(
-            [
-                Word(
-                    text=text,
-                    probability=exp(log),
-                    gate=gate,
-                    attention=weights,
-                    heads=head_weights,
-                    effect=effect,
-                    trust=trust,
-                    subject=at == subject,
-                )
-                for at, (text, log, gate, weights, head_weights, effect, trust) in enumerate(
-                    columns
-                )
-            ]
-        )
+        words = [
+            Word(
+                text=text,
+                probability=exp(log),
+                gate=gate,
+                attention=weights,
+                heads=head_weights,
+                effect=effect,
+                trust=trust,
+                subject=is_subject,
+            )
+            for text, log, gate, weights, head_weights, effect, trust, is_subject in columns
+        ]
         return Alternative(
             text=vocabulary.join(texts),
             score=hypothesis.score,
-            words=words,
+            words=tuple(words),
             trust=None if judgement is None else judgement.caption,
         )
 

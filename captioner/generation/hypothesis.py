@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 __all__ = ["Hypothesis"]
 
@@ -31,11 +30,6 @@ class Hypothesis(NamedTuple):
     gate: Tensor | None = None
     heads: Tensor | None = None
 
-    def copy(self) -> Self:
+    def copy(self) -> Hypothesis:
         """Return a copy that does not keep the rest of its batch in memory."""
-        tensors = {
-            name: part.clone()
-            for name, part in self._asdict().items()
-            if name not in ("tokens", "score") and part is not None
-        }
-        return self._replace(**tensors)
+        return Hypothesis._make(part.clone() if isinstance(part, Tensor) else part for part in self)

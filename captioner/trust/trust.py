@@ -20,7 +20,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -212,22 +212,21 @@ class Trust(Statistics):
         trusts = trusts.clip(min=1e-6)  # the logarithm below needs positive numbers
         is_named = kinds >= 0
         is_noun = is_named & self.word_features.is_noun(list(chain.from_iterable(sentences)))
+        named, nouns = is_named.tolist(), is_noun.tolist()
         words = [
-            trust if is_claim else None
-            for trust, is_claim in zip(trusts.tolist(), is_named.tolist(), strict=True)
+            trust if claim else None for trust, claim in zip(trusts.tolist(), named, strict=True)
         ]
-        nouns, starts = is_noun.tolist(), np.cumsum([0, *map(len, sentences)])
-        claims = np.concatenate([[0], np.cumsum(is_named)])[starts].tolist()
-        logs = np.log(trusts[is_named])
-        sums = np.array([logs[first:last].sum() for first, last in pairwise(claims)])
+        logs, spans = np.log(trusts), list(pairwise(accumulate(map(len, sentences), initial=0)))
+        sums = np.array([logs[start:end][is_named[start:end]].sum() for start, end in spans])
         wholes = np.minimum(_sigmoid(self.caption[0] + self.caption[1] * sums), limits)
-        judgements = []
-        parts = zip(pairwise(starts.tolist()), pairwise(claims), wholes.tolist(), strict=True)
-        for (start, stop), (first, last), whole in parts:
-            subject = nouns.index(True, start, stop) - start if True in nouns[start:stop] else None
-            caption = whole if first < last else None
-            judgements.append(Judgement(words[start:stop], caption, subject))
-        return judgements
+        return [
+            Judgement(
+                words[start:end],
+                whole if True in named[start:end] else None,
+                nouns.index(True, start) - start if True in nouns[start:end] else None,
+            )
+            for (start, end), whole in zip(spans, wholes.tolist(), strict=True)
+        ]
 
     def save(self, path: Path) -> None:
         """Write the trust file.
