@@ -83,7 +83,7 @@ class Demo:
             raise ConfigError("this demo is already running: call close() first")
         if unknown := tls.keys() - _TLS_OPTIONS:
             raise ConfigError(
-                f"launch() has no option {min(unknown)}: pass limits to gradio_demo()"
+                f"launch() has no option {min(unknown)}: pass limits of the server to gradio_demo()"
             )
         host = server_name or os.environ.get("GRADIO_SERVER_NAME", self._config.host)
         config = _launch_config(self._config, host, is_shared=_is_shared(share))

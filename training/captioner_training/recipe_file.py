@@ -190,7 +190,7 @@ def fields_text() -> str:
 
 
 def _fields() -> Iterator[tuple[str, str, str]]:
-    """Yield each field's dotted name, its default with its choices, and its description."""
+    """Yield for each field the dotted name, the default with the choices, and the description."""
     schema = TypeAdapter(Recipe).json_schema()
     return _fields_of(schema, schema["$defs"], "")
 

@@ -424,7 +424,7 @@ def test_open_webui(api: httpx.Client, sentence: str) -> None:
 
 
 def test_taggui(api: httpx.Client, sentence: str) -> None:
-    """Its remote model names none, sends text and photo apart, and keeps what ends with a stop."""
+    """TagGUI names no model, sends text and photo apart, and keeps only whole sentences."""
     asked = {
         "messages": [
             {"role": "system", "content": "You are image captioning expert."},

@@ -53,7 +53,7 @@ class ExifToolError(Exception):
 class ExifTool(Closing):
     """An exiftool process, started at its first use, and again after it has exited.
 
-    -stay_open keeps it running, because starting Perl takes longer than a photo.
+    -stay_open keeps it running, because starting Perl takes longer than processing a photo.
     """
 
     def __init__(self) -> None:
