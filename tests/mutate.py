@@ -22,6 +22,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -71,6 +72,11 @@ def place_of(code: CodeType) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}:{code.co_qualname}"
 
 
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[parts[0] in ("training", "serving") :]).removesuffix(".__init__")
+
+
 class Mutator:
     """Runs the mutants of a row in place of a session's tests."""
 
@@ -79,6 +85,10 @@ class Mutator:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        # Modules that the product imports late must be here before their functions are changed.
+        for file in self.row.files():
+            if file.suffix == ".py":
+                import_module(module_name(file))
         gc.unfreeze()
         functions = [thing for thing in gc.get_objects() if type(thing) is FunctionType]
         gc.freeze()
