@@ -210,6 +210,13 @@ def test_a_search_that_never_reads_from_the_device_finds_the_same(captions: int)
     assert not broken and max(len(beam[0].tokens) for beam in wanted) < 6  # they end earlier
 
 
+def test_greedy_search_stops_when_all_captions_have_ended() -> None:
+    model = Hasty(words=9, scale=1.0)
+    captions = generate(model, features(1, 2, 3), GenerationConfig(beam_size=1, maximum_length=50))
+    longest = max(len(hypothesis.tokens) for (hypothesis,) in captions)
+    assert longest < 50 and model.rows == 3 * (longest + 1)
+
+
 def test_consensus_chooses_from_the_whole_beam() -> None:
     class Reverse:
         def choose(self, features: Tensor, beams: list[list[Hypothesis]]) -> list[list[Hypothesis]]:

@@ -181,7 +181,7 @@ def seeing_file(tiny_file: Path) -> Path:
 def test_captioner_trust_adds_trust_to_records(run_main: Run, seeing_file: Path) -> None:
     data = seeing_file.parent / "data"
     write_data(data, photos=100)
-    photo, strange = data / "val" / "50.png", seeing_file.parent / "strange.png"
+    photo, strange = data / "val" / "70.png", seeing_file.parent / "strange.png"
     Image.radial_gradient("L").convert("RGB").save(strange)
     caption = ("caption", photo, "--checkpoint", seeing_file, "--json")
     before = json.loads(run_main(*caption).stdout)
