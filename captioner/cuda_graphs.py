@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,49 +18,60 @@ from torch import Tensor
 
 __all__ = ["CudaGraphs"]
 
-_MOST_GRAPHS = 32  # each keeps the memory of one call
-_FREE = 0.25  # the share of the GPU's memory that must be free for a new graph
+_MOST_GRAPHS = 64  # each keeps the memory of one call
 _MOST_CALLERS = 1000  # remembered first calls
+_FREE = 0.25  # the share of the GPU's memory that must be free for a new graph
 
 Result = TypeVar("Result")
 
-_capturing = threading.Lock()  # torch captures all graphs in one stream
+# One graph at a time is captured or launched: during a capture torch refuses other launches.
+_lock = threading.Lock()
+_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 class CudaGraphs:
-    """Runs functions of tensors, and replays repeated calls as CUDA graphs.
+    """Runs functions of tensors, and launches repeated calls as CUDA graphs.
 
-    A graph belongs to a key and the shapes and dtypes of the arguments. The first call of a thread
-    runs the function, which also loads its kernels. The second call captures the graph, if enough
-    memory is free. If that fails, there is a warning, and the function is run as it is from then
-    on. On other devices it always is.
+    A graph belongs to a key and to the shapes and dtypes of the arguments. The first call of a
+    thread runs the function, which also loads its kernels. The second call captures the graph, if
+    enough memory is free. If that fails, there is a warning, and the function is run as it is from
+    then on. On other devices it always is.
 
     The function must not read tensors from the device. Its result must depend only on the key, on
-    its arguments, on random numbers of torch's default generator, and on tensors that are changed
-    only in place, such as the weights in training. The result is a tensor or a tuple of results;
-    other values must not depend on the arguments.
+    its arguments, on random numbers of torch's default generator, and on tensors that keep their
+    addresses, such as weights. The result is a tensor or a tuple of results; other values in it
+    must not depend on the arguments.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
+        self._graphs: dict[Hashable, _Graph | None] = {}  # None: cannot be captured
         self._seen: set[Hashable] = set()
+
+    def __reduce__(self) -> tuple[type[CudaGraphs], tuple[()]]:
+        """Copy or pickle without the graphs."""
+        return CudaGraphs, ()
 
     def __call__(self, key: Hashable, function: Callable[..., Result], *inputs: Tensor) -> Result:
         """Return the result of the function for these arguments."""
         if not inputs[0].is_cuda:
             return function(*inputs)
         key = (key, *((part.shape, part.dtype) for part in inputs))
-        with self._lock:
+        with _lock:
             graph = self._find(key, function, inputs)
-        return function(*inputs) if graph is None else cast(Result, graph.replay(inputs))
+            if graph is not None:
+                return cast(Result, graph.launch(inputs))
+        return function(*inputs)
+
+    def clear(self) -> None:
+        """Forget all graphs, which frees their memory."""
+        with _lock:
+            self._graphs.clear()
 
     def _find(
         self, key: Hashable, function: Callable[..., Any], inputs: tuple[Tensor, ...]
     ) -> _Graph | None:
-        """Return the graph, captured now if this thread has run the function before, or None."""
+        """Return the graph of a key. None: there is none, so the function must be run."""
         if key in self._graphs:
-            self._graphs.move_to_end(key)
             return self._graphs[key]
         caller = (key, threading.get_ident())
         if caller not in self._seen:
@@ -68,52 +79,72 @@ class CudaGraphs:
                 self._seen.clear()
             self._seen.add(caller)
             return None
-        free, total = torch.cuda.mem_get_info(inputs[0].device)
-        if free < _FREE * total:
+        if len(self._graphs) == _MOST_GRAPHS or not _has_room(inputs[0].device):
             return None
+        self._graphs[key] = None
         try:
-            graph = _Graph(function, inputs)
+            self._graphs[key] = _Graph(function, inputs)
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
-            warnings.warn(f"no CUDA graph ({reason}): captions take longer", stacklevel=2)
-            graph = None
-        self._graphs[key] = graph
-        if len(self._graphs) > _MOST_GRAPHS:
-            self._graphs.popitem(last=False)
-        return graph
+            warnings.warn(
+                f"cannot be captured as a CUDA graph ({reason}): continuing without, more slowly",
+                stacklevel=3,
+            )
+        return self._graphs[key]
 
 
 class _Graph:
-    """A captured call. Threads with streams of their own may replay it; they wait for each other.
+    """A captured call. Threads with streams of their own may launch it.
 
-    The tensors of inputs and results are those of the graph: every replay overwrites them.
+    The tensors of inputs and results are those of the graph: every launch overwrites them.
     """
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
-        self._lock = threading.Lock()
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._function = function  # keeps alive what it refers to
         self._inputs = [part.clone() for part in inputs]
         self._graph = torch.cuda.CUDAGraph()
-        with _capturing, torch.cuda.device(inputs[0].device):
-            # Weights that autocast has cast must not be shared with operations outside the graph.
-            torch.clear_autocast_cache()
-            # Other threads may allocate memory meanwhile.
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                self._results = function(*self._inputs)
-            torch.clear_autocast_cache()
+        device = inputs[0].device
+        # torch does not restore the stream after a capture that failed.
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
+            try:
+                # Weights that autocast has cast must be cast anew inside the graph.
+                torch.clear_autocast_cache()
+                with _capture(self._graph, device):
+                    self._results = function(*self._inputs)
+            except RuntimeError:
+                with suppress(RuntimeError), _capture(torch.cuda.CUDAGraph(), device):
+                    torch.zeros(1, device=device)  # resets torch's generator after the failure
+                raise
+            finally:
+                torch.clear_autocast_cache()
+                # Otherwise the next graph would use the same memory for its matrix products.
+                torch._C._cuda_clearCublasWorkspaces()
 
-    def replay(self, inputs: tuple[Tensor, ...]) -> Any:
+    def launch(self, inputs: tuple[Tensor, ...]) -> Any:
         """Return the results for other arguments."""
-        with self._lock:
-            stream = torch.cuda.current_stream(inputs[0].device)
-            stream.wait_event(self._done)
-            for ours, given in zip(self._inputs, inputs, strict=True):
-                ours.copy_(given, non_blocking=True)
-            self._graph.replay()
-            results = _clone(self._results)
-            self._done.record(stream)
+        stream = torch.cuda.current_stream(inputs[0].device)
+        stream.wait_event(self._done)
+        for ours, given in zip(self._inputs, inputs, strict=True):
+            ours.copy_(given, non_blocking=True)
+        self._graph.replay()
+        results = _clone(self._results)
+        self._done.record(stream)
         return results
+
+
+def _capture(graph: torch.cuda.CUDAGraph, device: torch.device) -> torch.cuda.graph:
+    """Capture on a stream of our own for each device, while other threads may allocate memory."""
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.graph(graph, stream=_streams[device], capture_error_mode="thread_local")
+
+
+def _has_room(device: torch.device) -> bool:
+    """Whether enough memory is free; torch's cache counts as free."""
+    free, total = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + cached >= _FREE * total
 
 
 def _clone(results: Any) -> Any:

@@ -72,6 +72,8 @@ class Captioner:
     """The name from which another process loads the same model; None: send `checkpoint` instead."""
     file: Path | None = None
     """The checkpoint's file, if it was loaded from one."""
+    graphs: CudaGraphs
+    """The encodings and searches that a GPU has captured."""
 
     def __init__(
         self,
@@ -95,7 +97,7 @@ class Captioner:
         self.dtype = find_dtype(dtype, self.device)
         model = copy.deepcopy(checkpoint.model)
         self.model = prepare_model(model, device=self.device, dtype=self.dtype)
-        self._graphs = CudaGraphs()
+        self.graphs = CudaGraphs()
 
     @classmethod
     def from_pretrained(
@@ -215,7 +217,7 @@ class Captioner:
         """Encode square images, uint8 (B, 3, size, size), into a grid with features (B, L, D)."""
         pixels = self.transform.normalize(torch.as_tensor(pixels, device=self.device))
         pixels = pixels.contiguous(memory_format=torch.channels_last)
-        return self._graphs("encode", self.model.encode, pixels)
+        return self.graphs(self.model, self.model.encode, pixels)
 
     def decode_batch(
         self, pixels: NDArray[np.uint8], config: GenerationConfig, *, check_attention: bool = False
@@ -233,7 +235,7 @@ class Captioner:
             config,
             vocabulary=self.vocabulary,
             consensus=self.consensus,
-            graphs=self._graphs,
+            graphs=self.graphs,
         )
         effects: list[list[list[float] | None]] = [[None] * len(beam) for beam in hypotheses]
         if check_attention:

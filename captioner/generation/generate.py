@@ -101,7 +101,7 @@ def _search(
     if graphs is None or not features.is_cuda or config.maximum_length > _LONGEST:
         return beam_search(decoder, features, config, constraints, starts)
     whole = partial(whole_search, decoder, config=config, constraints=constraints)
-    packed, broken = graphs(config, whole, features, starts)
+    packed, broken = graphs((decoder, config), whole, features, starts)
     check_numbers(bool(broken))
     return packed.read()
 

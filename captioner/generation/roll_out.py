@@ -34,8 +34,8 @@ def roll_out(
         constraints: the constraints on the words.
         choose: maps log-probabilities (B, K, words), -inf for forbidden words, to words (B, K).
         starts: (B,), the first token of each image's hypotheses.
-        checks: stop once all hypotheses have ended, and refuse NaN; False: go on to the maximum
-            length without reading from the device, for a CUDA graph.
+        checks: stop once all hypotheses have ended, and refuse NaN. False: take all steps without
+            reading from the device, for a CUDA graph.
 
     Returns:
         The trace. Words after a hypothesis's first <end> are arbitrary.
@@ -122,7 +122,7 @@ def draw(
     chosen = torch.searchsorted(
         sums, torch.minimum(chance * total, total.nextafter(-total)), right=True
     )
-    # Sums of NaN give an index beyond the end; check_numbers raises later.
+    # Sums of NaN give an index beyond the end. They are found by check_numbers, or in the loss.
     return chosen.squeeze(-1).clamp(max=sums.shape[-1] - 1)
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from captioner.checkpoint import digest_tensors
+from captioner.cuda_graphs import CudaGraphs
 from captioner.decoded import DecodedBatch
 from captioner.deletion import attended_cells, repeated_cells
 from captioner.device import find_device, find_dtype
@@ -85,6 +86,7 @@ class HuggingFaceCaptioner(Captioner):
         if max_pixels < 1:
             raise ConfigError(f"max_pixels is {max_pixels}; it must be at least 1")
         self.options = {"device": device, "dtype": dtype, "max_pixels": max_pixels}
+        self.graphs = CudaGraphs()  # empty: transformers generates the captions
         self.device = find_device(device)
         self.dtype = find_dtype(dtype, self.device)
         loaded = load_model(name)
@@ -321,7 +323,7 @@ def _class_tokens(count: int) -> int:
 
 
 def _grid(features: Tensor) -> Grid:
-    """Return the grid of patches, without class tokens, of image tokens (B, L', D)."""
+    """Return image tokens (B, L', D) as a grid of patches; class tokens come first and are cut."""
     patches = features[:, _class_tokens(features.shape[1]) :]
     side = math.isqrt(patches.shape[1])
     return Grid(patches, side, side)

@@ -63,7 +63,8 @@ def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
     values = sum(entry.length * _SIZES.get(entry.kind, 1) for entry in entries)
     if values > size:  # entries share bytes, and Pillow would copy each
         raise errors.ImageTooLargeError(
-            f"{name} claims {values:,} bytes of metadata in {size:,} bytes: export it again"
+            f"{name} lists {values:,} bytes of metadata, but the file has only {size:,} bytes: "
+            "export it again"
         )
     compression = _number(entries, order, _COMPRESSION)
     if compression not in COMPRESSION_INFO:

@@ -86,7 +86,10 @@ class AveragedWeights:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Give the module the averaged weights until the block ends."""
+        """Give the module the averaged weights until the block ends.
+
+        Then the weights have their former addresses again, as CUDA graphs require.
+        """
         if self.decay == 0:
             yield
             return

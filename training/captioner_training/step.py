@@ -2,7 +2,7 @@
 
 TrainStep moves a batch to the device and, in a self-critical stage, samples captions. CaptionLoss
 encodes the images, runs the decoder with teacher forcing, and sums the objectives of the stage
-(losses/). In long stages on a GPU, CaptionLoss is compiled.
+(losses/). CaptionLoss may be compiled, see Recipe.compile.
 """
 
 from __future__ import annotations

@@ -192,7 +192,10 @@ class DecodeProcess:
     def _ask(
         self, photo: Readable, outputs: Sequence[Output], is_stopped: Callable[[], bool]
     ) -> list[Decoded]:
-        """Send a photo and receive the results; a large photo waits for the budget."""
+        """Send a photo and receive the results.
+
+        A large photo is decoded when the pixel budget, which several processes share, has room.
+        """
         if self._running is None or self._closed:
             raise EOFError
         _, line = self._running

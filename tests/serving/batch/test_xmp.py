@@ -290,7 +290,10 @@ def languages(sidecar: bytes, name: str) -> dict[str, str]:
 REFUSED = {
     "not closed": (b"<x:xmpmeta>", "is not XML"),
     "not XMP": (b"<svg/>", "is not XMP"),
-    "a bag": (LIGHTROOM.replace(ALT, "<rdf:Bag/>").encode(), "is not a text with languages"),
+    "a bag": (
+        LIGHTROOM.replace(ALT, "<rdf:Bag/>").encode(),
+        "has other elements than one rdf:Alt of texts",
+    ),
     "a value": (
         LIGHTROOM.replace(ALT, "<rdf:Alt><rdf:li><a/></rdf:li></rdf:Alt>").encode(),
         "is not a text",

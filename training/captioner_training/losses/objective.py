@@ -141,11 +141,11 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
-        """Return this part's share of the weighted term, a scalar.
+        """Return the loss of the captions in `forced`, times `self.weight`: a scalar.
 
-        Divide the sum by `forced.tokens` or `forced.count`, which count the whole batch. The shares
-        of all parts and processes then add up to the mean. `forced.output.attention` is None for a
-        decoder without attention.
+        `forced` may be a part of a batch. So divide the sum of the losses by `forced.tokens` or
+        `forced.count`, which count the whole batch; the results of all parts and processes then add
+        up to the mean. `forced.output.attention` is None for a decoder without attention.
         """
 
 

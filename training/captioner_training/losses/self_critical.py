@@ -82,7 +82,7 @@ class SelfCriticalCaptions(SamplingObjective):
             device=features.device,
         )
         sample = partial(self._sample, decoder, constraints)
-        return self._graphs("sample", sample, features, starts, positions)
+        return self._graphs(decoder, sample, features, starts, positions)
 
     def _sample(
         self,

@@ -136,7 +136,10 @@ def _selected(image: ListedImage, location: Location, split: str) -> SelectedIma
 
 
 def _unique(listed: Iterable[ListedImage], problems: Problems) -> Iterator[ListedImage]:
-    """Yield each image of a split once, with the standard name of its split."""
+    """Yield images with standard split names.
+
+    An id that occurs again in the same split is noted and left out.
+    """
     ids: set[tuple[str | None, int | str]] = set()
     for image in listed:
         split = image.split and _split_name(image.split, image.file_name)
@@ -308,7 +311,7 @@ def _key(image: ListedImage, found: Found) -> int | str:
 def _keep_copies_together(
     selected: list[SelectedImage | None], groups: Sequence[Sequence[int]], problems: Problems
 ) -> None:
-    """Keep copies of a photo in one split only, and note them."""
+    """Leave out copies of a photo in all splits but one, the first by `keep_rank`; note copies."""
     for group in groups:
         copies = [(index, image) for index in group if (image := selected[index])]
         if len(copies) < 2:

@@ -1,0 +1,126 @@
+"""When calls are captured. That graphs give the same results was seen on a GPU."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from captioner import Captioner, cuda_graphs
+from captioner.checkpoint import Checkpoint
+from captioner.cuda_graphs import CudaGraphs
+
+
+class FakeGraph:
+    """Counts launches, and returns what the function returned when it was captured."""
+
+    launches = 0
+
+    def __init__(self, function: Any, inputs: Any) -> None:
+        self.result = function(*inputs)
+
+    def launch(self, inputs: Any) -> Any:
+        FakeGraph.launches += 1
+        return ("launched", self.result, inputs[0].value)
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A GPU of 100 bytes, all of them free."""
+    memory = SimpleNamespace(free=100, cached=0)
+    monkeypatch.setattr(cuda_graphs, "_Graph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (memory.free, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: memory.cached + 10)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 10)
+    monkeypatch.setattr(FakeGraph, "launches", 0)
+    yield memory
+
+
+def on_gpu(value: int, *shape: int) -> Any:
+    return SimpleNamespace(
+        is_cuda=True, shape=shape or (1,), dtype=torch.float32, device="cuda:0", value=value
+    )
+
+
+def double(tensor: Any) -> Any:
+    return 2 * tensor.value
+
+
+def test_the_second_call_with_a_key_and_a_shape_is_captured() -> None:
+    graphs = CudaGraphs()
+    assert graphs("a", double, on_gpu(3)) == 6
+    assert graphs("b", double, on_gpu(3)) == 6
+    assert graphs("a", double, on_gpu(3, 2)) == 6
+    assert graphs("a", double, on_gpu(4)) == ("launched", 8, 4)
+    assert graphs("a", double, on_gpu(5)) == ("launched", 8, 5)
+    assert graphs("b", double, on_gpu(5)) == ("launched", 10, 5)
+    assert FakeGraph.launches == 3
+
+
+def test_a_cpu_runs_the_function_every_time() -> None:
+    graphs = CudaGraphs()
+    for value in range(3):
+        assert graphs("a", torch.neg, torch.tensor(value)).item() == -value
+
+
+def test_each_thread_runs_the_function_before_it_captures() -> None:
+    """The first call of a thread makes handles of libraries, which no capture may do."""
+    graphs, results = CudaGraphs(), []
+    assert graphs("a", double, on_gpu(1)) == 2
+    thread = threading.Thread(
+        target=lambda: results.extend(graphs("a", double, on_gpu(1)) for _ in range(2))
+    )
+    thread.start()
+    thread.join()
+    assert results == [2, ("launched", 2, 1)]
+    assert graphs("a", double, on_gpu(7)) == ("launched", 2, 7)  # a graph is for all threads
+
+
+def test_a_function_that_cannot_be_captured_runs_as_it_is_after_one_warning() -> None:
+    def broken(function: Any, inputs: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nlong text")
+
+    graphs = CudaGraphs()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_graphs, "_Graph", broken)
+        assert graphs("a", double, on_gpu(1)) == 2
+        with pytest.warns(
+            UserWarning, match=r"captured as a CUDA graph \(operation not perm.*ing\)"
+        ):
+            assert graphs("a", double, on_gpu(1)) == 2
+        assert graphs("a", double, on_gpu(1)) == 2
+    assert graphs("a", double, on_gpu(1)) == 2
+
+
+def test_graphs_leave_a_quarter_of_the_memory_free(gpu: SimpleNamespace) -> None:
+    graphs = CudaGraphs()
+    gpu.free = 24
+    for _ in range(3):
+        assert graphs("a", double, on_gpu(1)) == 2
+    gpu.cached = 1  # torch can use it again
+    assert graphs("a", double, on_gpu(1)) == ("launched", 2, 1)
+
+
+def test_cleared_graphs_are_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "_MOST_GRAPHS", 1)
+    graphs = CudaGraphs()
+    for key in ("a", "b"):
+        graphs(key, double, on_gpu(1))
+    assert graphs("a", double, on_gpu(1)) == ("launched", 2, 1)
+    assert graphs("b", double, on_gpu(1)) == 2  # one graph at most
+    graphs.clear()
+    assert graphs("b", double, on_gpu(1)) == ("launched", 2, 1)
+    assert graphs("a", double, on_gpu(1)) == 2
+
+
+def test_a_captioner_is_copied_and_pickled_without_its_graphs(tiny_checkpoint: Checkpoint) -> None:
+    tiny = Captioner(tiny_checkpoint)
+    for other in (copy.deepcopy(tiny), pickle.loads(pickle.dumps(tiny))):
+        assert isinstance(other.graphs, CudaGraphs) and other.graphs is not tiny.graphs
+        assert other.fingerprint == tiny.fingerprint
