@@ -292,7 +292,7 @@ REFUSED = {
     "not XMP": (b"<svg/>", "is not XMP"),
     "a bag": (
         LIGHTROOM.replace(ALT, "<rdf:Bag/>").encode(),
-        "has other elements than one rdf:Alt of texts",
+        "is not one rdf:Alt of texts",
     ),
     "a value": (
         LIGHTROOM.replace(ALT, "<rdf:Alt><rdf:li><a/></rdf:li></rdf:Alt>").encode(),
