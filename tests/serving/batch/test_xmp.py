@@ -296,7 +296,7 @@ REFUSED = {
     ),
     "a value": (
         LIGHTROOM.replace(ALT, "<rdf:Alt><rdf:li><a/></rdf:li></rdf:Alt>").encode(),
-        "is not a text",
+        "is not one rdf:Alt of texts",
     ),
     "an entity": (b'<!DOCTYPE x [<!ENTITY mine "text">]><x/>', "contains a DOCTYPE"),
     "other bytes": (b"<x>\xff</x>", "is not XML"),

@@ -109,8 +109,8 @@ def _fill(element: Any, caption: str, *, language: str, existing: Existing, path
     children = [*element.iterchildren(etree.Element)]
     if len(children) > (alternatives is not None) or any(len(item) for item in items):
         raise OutputError(
-            f"{path} was not changed: its {element.prefix}:{etree.QName(element).localname} is not one "
-            "rdf:Alt of texts; correct or remove this property"
+            f"{path} was not changed: its {element.prefix}:{etree.QName(element).localname} is not "
+            "one rdf:Alt of texts; correct or remove this property"
         )
     by_language = {item.get(_LANGUAGE, "").lower(): item for item in items}
     texts = {tag: item.text or "" for tag, item in by_language.items()}
