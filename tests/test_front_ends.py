@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image, ImageChops
 
+from captioner import Captioner
 from captioner.checkpoint import Checkpoint
 from captioner.decoders.config import DecoderConfig
 from captioner.model import CaptionModel, ModelConfig
@@ -117,7 +118,17 @@ def test_a_batch_draws_a_head_and_checks_its_words(
         "caption", photo, "--checkpoint", path, "--json", "--attention", "--check-attention"
     )
     assert record == json.loads(alone.stdout)
-    assert len(list(maps.rglob("*.png"))) == 1
+    overlays = ("--maps", "overlay", "--maps-to", tmp_path / "overlays", "--head", heads)
+    result = run_main("batch", photo, "--output", output.with_stem("2"), *command[4:], *overlays)
+    assert result.returncode == 0, result.stderr
+    caption = Captioner.from_pretrained(path).caption(photo)
+    for folder, picture in {
+        maps: caption.contact_sheet(head=heads),
+        tmp_path / "overlays": caption.overlay(head=heads, labelled=True),
+    }.items():
+        (drawing,) = folder.rglob("*.png")
+        with Image.open(drawing) as image:
+            assert ImageChops.difference(image.convert("RGB"), picture).getbbox() is None
     other = run_main(*command, *drawn[:-1])
     assert other.returncode == 2 and "--check-attention was given and is not given" in other.stderr
     refused = run_main(*command, "--head", 1)

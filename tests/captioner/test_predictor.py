@@ -25,6 +25,9 @@ from captioner import (
 )
 from captioner.checkpoint import Checkpoint
 from captioner.device import best_dtype
+from tests.conftest import ROOT
+
+SAMPLES = ROOT / "assets" / "samples"
 
 
 def test_every_kind_of_source_gives_the_same_caption(captioner: Captioner, photo: Path) -> None:
@@ -67,6 +70,20 @@ def test_an_alternative_can_be_chosen_with_its_own_words(captioner: Captioner, p
     for number in (-1, 3):
         with pytest.raises(ConfigError, match="the caption has 2"):
             best.choose(number)
+
+
+def test_effects_of_alternatives_are_measured_on_their_own_photo(saved_tiny: Path) -> None:
+    captioner = Captioner.from_pretrained(saved_tiny, dtype="float32")
+    photos = [SAMPLES / "coffee.jpg", SAMPLES / "rocket.jpg"]
+
+    def effects(caption: Caption) -> list[float | None]:
+        sentences = [caption, *caption.alternatives]
+        return [word.effect for sentence in sentences for word in sentence.words]
+
+    alone = [captioner.caption(path, captions=3, check_attention=True) for path in photos]
+    together = captioner.caption(photos, captions=3, check_attention=True)
+    for caption, expected in zip(together, alone, strict=True):
+        assert effects(caption) == pytest.approx(effects(expected), abs=1e-4)
 
 
 def test_the_record_has_the_documented_fields(captioner: Captioner, photo: Path) -> None:

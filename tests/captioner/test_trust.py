@@ -90,9 +90,10 @@ def test_the_first_noun_is_doubtful_below_a_higher_trust(tiny_file: Path) -> Non
     trust = Trust.beside(tiny_file)
     assert trust is not None
     logs = torch.zeros(5)
-    for tokens, subject in (([5, 6, 7, 8], 1), ([5, 7, 8, 6], 2), ([5, 7, 5, 7], None)):
-        ((judged,),) = trust.judge(np.zeros((1, 577)), [[Hypothesis(tokens, 0.0, logs)]])
-        assert judged.subject == subject
+    beams = [[[5, 6, 7, 8], [5, 7, 8, 6]], [[5, 7, 5, 7], [5, 6, 7, 8]]]
+    made = [[Hypothesis(tokens, 0.0, logs) for tokens in beam] for beam in beams]
+    judged = trust.judge(np.zeros((2, 577)), made)
+    assert [[sentence.subject for sentence in beam] for beam in judged] == [[1, 2], [None, 1]]
     words = [Word(text="bear", probability=1.0, trust=0.7, subject=it) for it in (True, False)]
     assert [word.doubtful for word in words] == [True, False]
 

@@ -111,12 +111,15 @@ def test_a_style_can_be_asked_for(
     photo = SAMPLES / "coffee.jpg"
     with start("--checkpoint", path).client() as client:
         for style in captioner.vocabulary.styles:
-            answer = client.post(
-                "/api/caption", files={"image": photo.read_bytes()}, data={"style": style}
-            )
+            files = {"image": photo.read_bytes()}
+            answer = client.post("/api/caption", files=files, data={"style": style})
             (record,) = answer.json()["records"]
-            expected = captioner.caption(photo, captioner.generation.for_request(style=style))
+            config = captioner.generation.for_request(style=style)
+            expected = captioner.caption(photo, config, check_attention=True)
             assert record["style"] == style and record["caption"] == expected.text
+            answer = client.post("/api/effect", files=files, data={"record": json.dumps(record)})
+            effects = [word["effect"] for word in answer.json()["records"][0]["words"]]
+            assert effects == pytest.approx([word.effect for word in expected.words], abs=2e-3)
     answer = api.post("/api/caption", files={"image": jpeg()}, data={"style": "long"})
     assert answer.status_code == 422 and "no style 'long'" in answer.json()["detail"]
 

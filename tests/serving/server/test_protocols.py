@@ -410,11 +410,16 @@ def test_open_webui(api: httpx.Client, sentence: str) -> None:
     """It checks the version, lists models, and sends the whole chat with each question."""
     assert api.get("/api/version").json()["version"]
     (name, _) = [model["model"] for model in api.get("/api/tags").json()["models"]]
+    other = base64.b64encode((SAMPLES / "rocket.jpg").read_bytes()).decode()
     chat = [
-        {"role": "user", "content": "what?", "images": [CODED]},
+        {"role": "user", "content": "what?", "images": [other]},
+        {"role": "assistant", "content": "Something."},
+        {"role": "user", "content": "and this?", "images": [CODED]},
         {"role": "assistant", "content": "Something else."},
         {"role": "user", "content": "and now?"},
     ]
+    first = api.post("/api/chat", json={"messages": chat[:1], "stream": False}).json()
+    assert first["message"]["content"] != sentence
     body = json.dumps({"model": name, "messages": chat, "stream": True, "options": {}})
     with api.stream("POST", "/api/chat", content=body) as answer:
         assert answer.headers["content-type"] == "application/x-ndjson"
