@@ -10,16 +10,18 @@ from typing import Any
 
 import httpx
 import mcp
+import numpy as np
 import pytest
 import torch
 from mcp.client.streamable_http import streamable_http_client
 
 from captioner import __version__
+from captioner.caption import Caption, ModelName
 from captioner.drawing.overlay import WHOLE
 from captioner.predictor import Captioner
 from captioner.vision.transform import Box
 from captioner.word import Word
-from captioner_serving.server.assistant import place_of
+from captioner_serving.server.assistant import describe, place_of
 from captioner_serving.server.config import ServerConfig
 from tests.serving.server.conftest import SAMPLES, run_async
 from tests.serving.server.running import serving
@@ -195,3 +197,19 @@ def test_a_place_is_named_in_the_photo_and_not_in_the_grid() -> None:
     even = Word(text="dog", probability=1.0, attention=torch.full((6, 6), 1 / 36))
     assert place_of(even, WHOLE) == "spread over the photo"
     assert place_of(Word(text="dog", probability=1.0), WHOLE) is None
+
+
+def test_the_places_of_a_description_are_those_in_the_whole_photo() -> None:
+    """The model saw the left third of the photo, and looked at the lower right of that."""
+    attention = np.zeros((3, 3), np.float32)
+    attention[2, 2] = 1
+    caption = Caption(
+        text="dog",
+        score=-1.0,
+        words=(Word(text="dog", probability=0.5, attention=attention, trust=0.9),),
+        alternatives=(),
+        image=None,
+        model=ModelName(name="tiny", version="1"),
+        box=Box(0.0, 0.0, 1 / 3, 1.0),
+    )
+    assert describe(caption).splitlines()[-1] == "- dog: bottom left, 90%"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -27,7 +29,9 @@ from captioner_training.evaluation.deletion import (
 from captioner_training.evaluation.familiarity import pooled_grids
 from captioner_training.evaluation.measures import CaptionedSplit
 from captioner_training.evaluation.report import measure_parts
+from captioner_training.evaluation.split import BATCH
 from tests.conftest import make_consensus, make_tiny, make_trust
+from tests.launcher import Run
 
 
 class _Noted(ImageStore):
@@ -202,3 +206,27 @@ def test_the_summary_keeps_words_with_a_shut_gate_apart() -> None:
     assert whole is not None and whole["words"] == 3
     assert whole["effect"] == pytest.approx((1.0 + 2.0 + 6.5) / 3)
     assert summarize_content(effects[:1], [["a", "dog"]]) is None
+
+
+def test_captions_beyond_the_first_batch_are_scored_on_their_own_photos(
+    tiny_file: Path, tmp_path: Path, run_main: Run
+) -> None:
+    """The reference of each photo is what the model says of it alone."""
+    chance, folder = np.random.default_rng(0), tmp_path / "data" / "val"
+    folder.mkdir(parents=True)
+    paths = [folder / f"{number}.png" for number in range(BATCH + 8)]
+    for path in paths:
+        colors = chance.integers(0, 256, (2, 2, 3), dtype=np.uint8)
+        Image.fromarray(colors).resize((64, 64), Image.Resampling.NEAREST).save(path)
+    captioner = Captioner.from_pretrained(tiny_file, dtype="float32")
+    texts = [caption.text for caption in captioner.caption(paths)]
+    assert texts[:8] != texts[BATCH:]
+    images = [{"id": number, "file_name": path.name} for number, path in enumerate(paths)]
+    notes = [{"image_id": number, "caption": text} for number, text in enumerate(texts)]
+    content = {"images": images, "annotations": notes}
+    (folder.parent / "captions_val.json").write_text(json.dumps(content))
+    done = run_main(
+        "evaluate", folder.parent, "--checkpoint", tiny_file, "--dtype", "float32", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["nltk"]["exact"] == 100
