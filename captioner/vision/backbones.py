@@ -157,7 +157,7 @@ def _measure_chain(stages: nn.Sequential) -> tuple[int, int]:
 
 
 def _measure(stages: nn.Sequential, size: int) -> tuple[int, int]:
-    """Return pixels per cell, and D, from a forward pass on the meta device."""
+    """Return the stride, in pixels, and D, from a forward pass on the meta device."""
     parts = chain(stages.named_parameters(), stages.named_buffers())
     weights = {name: part.to("meta") for name, part in parts}
     with torch.no_grad():

@@ -127,7 +127,7 @@ def build_model(
     except (MemoryError, RuntimeError) as error:  # RuntimeError: from torch's allocator
         raise ConfigError(
             f"the decoder of recipe {recipe.name} does not fit into memory ({error}): lower "
-            "decoder.hidden_dim or its other sizes"
+            "decoder.hidden_dim or another size of the decoder"
         ) from error
     if origin is not None:
         _load_origin_weights(model, vocabulary, origin)

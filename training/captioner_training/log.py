@@ -44,8 +44,11 @@ _INTERVAL = 10.0  # seconds between two messages about steps if no bar is shown
 class Clock:
     """Measures the speed of an epoch since it began or was resumed.
 
-    `captions` is the number of captions of each image. The counts of this process are multiplied by
-    `processes`, because all processes do equal work.
+    Args:
+        processes: the number of processes. All do equal work, so the images and captions of this
+            one are multiplied by it.
+        captions: (N,), the number of captions of each training image.
+        device: the device of this process; if it is a GPU, `timing` has its peak memory.
     """
 
     def __init__(

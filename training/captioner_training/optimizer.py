@@ -110,7 +110,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of the same stage."""
+        """Restore a `state_dict` that was saved in the same stage of the recipe."""
         self.updates = state["updates"]
         for name, average in self._average.items():
             average.copy_(state["average"][name])

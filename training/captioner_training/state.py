@@ -133,7 +133,7 @@ class StageState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of the same stage."""
+        """Restore a `state_dict` that was saved in the same stage of the recipe."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.average.load_state_dict(state["average"])

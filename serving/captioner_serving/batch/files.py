@@ -57,7 +57,10 @@ class RunFiles:
         self.folder = Path(os.path.realpath(output.absolute().parent))
         if review is not None:
             if os.path.realpath(review) in map(os.path.realpath, self.all):
-                raise ConfigError(f"review is {review}, a file of the run: choose another name")
+                raise ConfigError(
+                    f"review is {review}, but the run needs this name for another file: choose "
+                    "another name"
+                )
             self.all.append(review)
 
     @property

@@ -299,7 +299,7 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, bytes]]:
             text, zero, _ = line.partition(b"\0")
             if zero or not line.endswith(b"\n"):
                 if text[: len(_PREFIX)] != _PREFIX[: len(text)]:
-                    raise _damaged(path, f"ends with text that is not a record (line {number})")
+                    raise _damaged(path, f"has text that is not a record (line {number})")
                 os.truncate(path, end)
                 return
             if (name := _name_in(line)) is None:

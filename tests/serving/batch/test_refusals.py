@@ -85,14 +85,14 @@ REFUSED: Refusals = {
     "t.csv --column path --output t.csv": (2, "is an input"),
     "t.csv --column path --output link.csv --restart": (2, "is an input"),
     "--list t.jsonl --output t.jsonl": (2, "is an input"),
-    "photos --min-score -1 --review c.jsonl": (2, "a file of the run: choose"),
+    "photos --min-score -1 --review c.jsonl": (2, "for another file: choose"),
     "photos --min-score -1 --review photos/../c.jsonl.written.jsonl": (
         2,
-        "a file of the run: choose",
+        "for another file: choose",
     ),
     "photos --output c.csv --min-score -1 --review c.csv.journal.jsonl": (
         2,
-        "a file of the run: choose",
+        "for another file: choose",
     ),
     "photos --maps overlay --maps-to .": (2, "the next run would caption them"),
     "photos --maps overlay --maps-to photos": (2, "the next run would caption them"),

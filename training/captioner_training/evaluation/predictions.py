@@ -166,7 +166,7 @@ class _Names:
         }
 
     def places(self, name: str, *, by_id: bool) -> Sequence[int]:
-        """Return the positions in the split of the images that a name fits."""
+        """Return the images that a name fits, as positions in the split; [] if none."""
         if by_id:
             keys = (name, name, str(int(name)) if name.isdecimal() else "")
             for index, key in zip(self._by_id, keys, strict=True):

@@ -86,7 +86,7 @@ class CiderD:
     def number(self, images: Sequence[Sequence[Words]]) -> Tensor:
         """Return the word numbers of S sentences per image: (B, S, T) int64 on the CPU, padded.
 
-        Different words outside the corpus get different numbers.
+        In a call, different words outside the corpus get different numbers.
         """
         most = max(len(sentences) for sentences in images)
         tokens = self._pad([words for sentences in images for words in sentences])
