@@ -257,6 +257,17 @@ NAMES = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("familiarity", "keywords"), [(None, ["man", "sea"]), (0.01, ["man", "sea"]), (0.0099, [])]
+)
+def test_a_photo_unlike_the_training_photos_has_no_keywords(
+    caption: Caption, familiarity: float | None, keywords: list[str]
+) -> None:
+    words = spoken(man=0.8, by=None, dog=0.5499, sea=0.55)
+    seen = replace(caption, words=words, familiarity=familiarity)
+    assert seen.record(keywords=0.55)["keywords"] == keywords
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("encoding", ["UTF8", "latin-1"])
 def test_a_record_is_a_line_that_any_program_reads(name: str, encoding: str) -> None:
