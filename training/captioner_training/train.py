@@ -35,7 +35,7 @@ from captioner_training.interrupts import Interrupts
 from captioner_training.lock import locked
 from captioner_training.log import Clock, Log
 from captioner_training.losses.objective import Objective
-from captioner_training.losses.table import stage_objectives
+from captioner_training.losses.table import objective_classes, stage_objectives
 from captioner_training.memory import memory_errors
 from captioner_training.recipe import ANY_STYLE, LONG_STAGE, Recipe
 from captioner_training.run_folder import RunFolder, plain
@@ -143,6 +143,8 @@ class Run:
         """Read and build everything that a run needs. Returns None if the run is finished."""
         recipe, device = folder.recipe, processes.device
         torch.manual_seed(recipe.seed)
+        for stage in recipe.stages:
+            objective_classes(stage)  # before data are read or scenes drawn
         encoder, origin = load_encoder(recipe), load_origin(recipe)
         corpus = read_corpus(
             recipe,

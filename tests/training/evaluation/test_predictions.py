@@ -88,7 +88,7 @@ def test_a_caption_is_not_assigned_to_a_photo_of_a_similar_name(tmp_path: Path) 
     problems = "\n".join(read.problems)
     assert "2 captions whose image is not in the split, skipped (first: c/4.jpg)" in problems
     assert (
-        "1 caption that fit several images, skipped (first: 1.jpg: a/1.jpg or b/1.jpg)" in problems
+        "1 caption matching several images, skipped (first: 1.jpg: a/1.jpg or b/1.jpg)" in problems
     )
     for name in ("4.jpg", "elsewhere/4.jpg"):  # one path, one image of that file name
         (tmp_path / "end.jsonl").write_text(json.dumps({"image": name, "caption": "a boat"}))
@@ -128,7 +128,7 @@ def test_image_id_that_fits_several_images_is_refused_by_name(tmp_path: Path) ->
     )
     read = read_predictions(path, split)
     assert read.captions == [None] * 5 + ["the id"]
-    assert "2 captions that fit several images, skipped (first: 1: a/1.jpg or b/1.png)" in str(
+    assert "2 captions matching several images, skipped (first: 1: a/1.jpg or b/1.png)" in str(
         read.problems
     )
     only = write(tmp_path / "only.json", {"image_id": 7, "caption": "which?"})

@@ -104,7 +104,7 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
     for name, caption, by_id in entries:
         places = names.places(name, by_id=by_id)
         if len(places) > 1:
-            problem = "that fit several images, skipped"
+            problem = "matching several images, skipped"
             name = f"{name}: {' or '.join(images[place].name for place in places[:3])}"
         elif not places:
             problem = "whose image is not in the split, skipped"

@@ -12,7 +12,7 @@ from captioner_training.losses.objective import Objective, SamplingObjective
 from captioner_training.plugins import import_class
 from captioner_training.recipe import Recipe, Stage
 
-__all__ = ["stage_objectives"]
+__all__ = ["objective_classes", "stage_objectives"]
 
 _LOSSES = "captioner_training.losses"
 # The classes behind the fields of a stage.
@@ -22,6 +22,14 @@ _FIELDS = {
     "attention_entropy": f"{_LOSSES}.attention:AttentionEntropy",
 }
 _PATHS: dict[str, str] = {"cross_entropy": f"{_LOSSES}.cross_entropy:CrossEntropy", **_FIELDS}
+
+
+def objective_classes(stage: Stage) -> dict[str, type[Objective]]:
+    """Import the classes of a stage's objectives, by name. Raises ConfigError."""
+    names = [*_PATHS, *(name for name in stage.objectives if name not in _PATHS)]
+    return {
+        name: import_class(_PATHS.get(name, name), Objective, field="objectives") for name in names
+    }
 
 
 def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, Objective]:
@@ -36,11 +44,10 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
     weights |= {name: getattr(stage, name) for name in _FIELDS}
     settings: dict[str, Any] = {name: weight for name, weight in weights.items() if weight}
     settings |= {name: _typed(setting) for name, setting in stage.objectives.items()}
-    objectives = dict[str, Objective]()
+    classes, objectives = objective_classes(stage), dict[str, Objective]()
     for name, setting in settings.items():
-        kind = import_class(_PATHS.get(name, name), Objective, field="objectives")
         try:
-            objectives[name] = kind.build(setting, recipe, corpus)
+            objectives[name] = classes[name].build(setting, recipe, corpus)
         except CaptionerError:
             raise
         except (KeyError, TypeError, ValueError) as error:
