@@ -208,3 +208,32 @@ def test_scores_are_pycocoevalcaps() -> None:
     np.testing.assert_allclose(ours[:, 0], scores, atol=1e-9)
     assert ours.mean() == pytest.approx(mean, abs=1e-9)
     assert 0.5 < mean < 10 and np.ptp(scores) > 5  # nothing trivial was compared
+
+
+def test_the_greedy_baseline_is_the_reward_of_the_greedy_caption(decoder: Decoder) -> None:
+    references = [[("a", "red", "circle")], [("blue", "square")], [("red", "above", "blue")]]
+    critic = critic_of(references, samples=6, baseline="greedy", temperature=1.5)
+    features, photos = torch.randn(3, 4, 6), batch([2, 0, 1], [START] * 3)
+    tokens, advantage, total = critic.sample(decoder, features, photos)
+    rewards = critic.rewards(tokens, torch.tensor([2, 0, 1]))
+    constraints = Constraints(maximum_length=5, silent=critic.vocabulary.silent, must_end=False)
+    greedy = sample_captions(
+        decoder, features, count=1, starts=torch.tensor([START] * 3), constraints=constraints,
+        greedy=True,
+    )  # fmt: skip
+    baseline = critic.rewards(greedy, torch.tensor([2, 0, 1]))
+    assert torch.equal(advantage, rewards - baseline)
+    assert total == rewards.sum() and not torch.equal(advantage, advantages(rewards, None))
+
+
+def test_the_cross_entropy_of_sampled_captions_is_minus_their_mean_log_probability(
+    decoder: Decoder,
+) -> None:
+    tokens = torch.tensor([[[START, 4, 5, END, PAD]], [[START, 6, END, PAD, PAD]]])
+    features = torch.randn(2, 4, 6)
+    output = decoder(features, tokens[..., :-1])
+    forced = TeacherForcedOutput(decoder, output, Captions(tokens, Counts.of(tokens)))
+    logs = decoder.logits(output.deep).log_softmax(dim=-1)
+    terms = [(0, 0, 4), (0, 1, 5), (0, 2, END), (1, 0, 6), (1, 1, END)]
+    wanted = -sum(logs[image, 0, at, word].item() for image, at, word in terms) / 5
+    assert forced.cross_entropy().item() == pytest.approx(wanted, rel=1e-5) and wanted > 0
