@@ -258,6 +258,23 @@ NAMES = [
 
 
 @pytest.mark.parametrize(
+    ("trust", "minimum", "review"),
+    [
+        (None, None, False),
+        (None, 0.01, True),  # a caption that makes no claim
+        (0.00994, 0.01, True),
+        (0.00996, 0.01, False),  # 0.01 in its record
+        (0.0, 0.0, False),
+    ],
+)
+def test_captions_below_the_minimum_trust_are_to_be_reviewed(
+    caption: Caption, trust: float | None, minimum: float | None, review: bool
+) -> None:
+    record = replace(caption, trust=trust).record(minimum_trust=minimum)
+    assert record.get("review", False) is review
+
+
+@pytest.mark.parametrize(
     ("familiarity", "keywords"), [(None, ["man", "sea"]), (0.01, ["man", "sea"]), (0.0099, [])]
 )
 def test_a_photo_unlike_the_training_photos_has_no_keywords(

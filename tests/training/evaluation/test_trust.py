@@ -184,3 +184,14 @@ def test_captions_with_most_expected_wrong_words_are_reviewed_first() -> None:
     by_share = {one["reviewed"]: one for one in curve}
     assert by_share[0.25] == {"reviewed": 0.25, "found": 0.75, "by_score": 0.0, "ideal": 0.75}
     assert by_share[0.5]["found"] == 1 and by_share[0.5]["by_score"] == 0.25
+
+
+def test_expected_wrong_words_are_the_sum_over_words() -> None:
+    """1.2 and 0.9 wrong words are expected, though the second caption has less trust."""
+    split = [
+        captioned("a lion walks", 0.5, "a cat runs"),
+        captioned("a lion runs", 0.5, "a cat runs"),
+    ]
+    judged = [Judgement([None, 0.4, 0.4], 0.5, 1), Judgement([None, 0.2, 0.9], 0.2, 1)]
+    found = {row["reviewed"]: row["found"] for row in measure_trust(split, judged)["review"]}
+    assert found[0.5] == pytest.approx(2 / 3)
