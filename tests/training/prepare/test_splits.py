@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from captioner import ConfigError
 from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.locations import equal_images
 from captioner_training.prepare.originals import ImageFiles
@@ -116,3 +117,19 @@ def test_equal_images_are_found_wherever_they_lie(tmp_path: Path) -> None:
     found = [files.find(f"{letter}.jpg") for letter in "abcdef"]
     groups = equal_images([one.location for one in found if one])
     assert groups == [[0, 3, 4, 5], [1], [2]]
+
+
+def test_small_data_sets_have_one_image_for_validation_and_two_from_ten_on() -> None:
+    for count, wanted in ((5, 1), (9, 1), (10, 2), (14, 2)):
+        drawn = [
+            Fractions(val=0.1).draw([f"{series}-{number}.jpg" for number in range(count)])
+            for series in range(40)
+        ]
+        assert min(splits.count("val") for splits in drawn) == wanted
+
+
+@pytest.mark.parametrize(("val", "test"), [(0.6, 0.4), (0.3, 0.8), (1.0, None), (-0.1, 0.2)])
+def test_fractions_leave_photos_for_training(val: float, test: float | None) -> None:
+    with pytest.raises(ConfigError, match=rf"--val is {val}, --test is {test}; .* sum below 1"):
+        Fractions(val=val, test=test)
+    assert Fractions(val=0.6, test=0.39).describe(1000) == "1/60/39"
