@@ -235,7 +235,7 @@ def test_errors_are_printed_by_one_process_of_two(recipe: Path, tmp_path: Path) 
             ),
             ((recipe, "--device", "cuda:9"), "device 'cuda:9' cannot be used"),
             ((recipe,), "another `captioner train` is running in"),
-            ((recipe, "--stages.1.batch_size", 1), "batches of 1 of the 31 images"),
+            ((recipe, "--stages.1.batch_size", 1), "a batch has 1 of the 31 images"),
         ):
             folder = tmp_path / ("held" if arguments == (recipe,) else "free")
             two = pair("train", *arguments, "--out", folder)
