@@ -18,7 +18,7 @@ def test_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     output = capsys.readouterr().out
     for kind in ("frozen", "fine-tuning", "self-critical"):
         assert output.count(f"\n{kind}, 4 photos: ") == 1
-    assert output.count("whole caption") == 2
+    assert output.count("encoder and search") == 2
     assert output.count(" of 8 files: ") == 2
 
 
