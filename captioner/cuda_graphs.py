@@ -63,9 +63,13 @@ class CudaGraphs:
         return function(*inputs)
 
     def clear(self) -> None:
-        """Forget all graphs, which frees their memory."""
+        """Forget all graphs, and free their memory and torch's cache."""
         with _lock:
+            for graph in self._graphs.values():
+                if graph is not None:
+                    graph.finish()
             self._graphs.clear()
+            torch.cuda.empty_cache()  # not while another thread captures
 
     def _find(
         self, key: Hashable, function: Callable[..., Any], inputs: tuple[Tensor, ...]
@@ -79,7 +83,9 @@ class CudaGraphs:
                 self._seen.clear()
             self._seen.add(caller)
             return None
-        if len(self._graphs) == _MOST_GRAPHS or not _has_room(inputs[0].device):
+        device = inputs[0].device
+        # torch's cache counts as free, unless it may belong to graphs.
+        if len(self._graphs) == _MOST_GRAPHS or _free(device, cached=not self._graphs) < _FREE:
             return None
         self._graphs[key] = None
         try:
@@ -112,7 +118,7 @@ class _Graph:
                 torch.clear_autocast_cache()
                 with _capture(self._graph, device):
                     self._results = function(*self._inputs)
-            except RuntimeError:
+            except Exception:
                 with suppress(RuntimeError), _capture(torch.cuda.CUDAGraph(), device):
                     torch.zeros(1, device=device)  # resets torch's generator after the failure
                 raise
@@ -125,26 +131,33 @@ class _Graph:
         """Return the results for other arguments."""
         stream = torch.cuda.current_stream(inputs[0].device)
         stream.wait_event(self._done)
-        for ours, given in zip(self._inputs, inputs, strict=True):
-            ours.copy_(given, non_blocking=True)
-        self._graph.replay()
-        results = _clone(self._results)
-        self._done.record(stream)
-        return results
+        try:
+            for ours, given in zip(self._inputs, inputs, strict=True):
+                ours.copy_(given, non_blocking=True)
+            self._graph.replay()
+            return _clone(self._results)
+        finally:
+            self._done.record(stream)
+
+    def finish(self) -> None:
+        """Wait for the last launch."""
+        self._done.synchronize()
 
 
 def _capture(graph: torch.cuda.CUDAGraph, device: torch.device) -> torch.cuda.graph:
     """Capture on a stream of our own for each device, while other threads may allocate memory."""
     if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # With a priority of its own, no other thread gets the same stream.
+        _streams[device] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     return torch.cuda.graph(graph, stream=_streams[device], capture_error_mode="thread_local")
 
 
-def _has_room(device: torch.device) -> bool:
-    """Whether enough memory is free; torch's cache counts as free."""
+def _free(device: torch.device, *, cached: bool) -> float:
+    """Return the free share of the memory, with or without the cache of torch."""
     free, total = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + cached >= _FREE * total
+    if cached:
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free / total
 
 
 def _clone(results: Any) -> Any:

@@ -205,7 +205,7 @@ class LocalEngine(Closing):
                     f"there is not enough memory for one photo ({error}): "
                     "use a smaller beam or another device"
                 ) from error
-        self._free_memory()
+        self.captioner.graphs.clear()
         half = (len(entries) + 1) // 2
         self.batch_size = min(self.batch_size, half)
         return self._caption_fitting(entries[:half]) + self._caption_fitting(entries[half:])
@@ -242,23 +242,17 @@ class LocalEngine(Closing):
         side, few = self.captioner.transform.config.size, 8
         whole, pixels = (side, side), os.urandom(3 * side * side)
         noise = Decoded(b"", whole, pixels, whole, Box(0.0, 0.0, 1.0, 1.0))
-        self._free_memory()
+        self.captioner.graphs.clear()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         self._caption_together([_Entry(LostPhoto(name="", reason=""), noise)] * few)
         photo_bytes = (torch.cuda.max_memory_allocated(device) - before) / few
-        self._free_memory()  # other streams cannot use memory that this one keeps
+        self.captioner.graphs.clear()  # other streams cannot use memory that this one keeps
         free, _ = torch.cuda.mem_get_info(device)
         size = 1
         while 2 * size <= min(_GPU_LARGEST, free * _GPU_SHARE / photo_bytes):
             size *= 2
         return size
-
-    def _free_memory(self) -> None:
-        """Free the memory that is kept for further batches on a GPU."""
-        self.captioner.graphs.clear()
-        if self.captioner.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def _begin_thread(threads: int, device: torch.device) -> None:
