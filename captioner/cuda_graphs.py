@@ -100,14 +100,14 @@ class CudaGraphs:
 
 
 class _Graph:
-    """A captured call. Threads with streams of their own may launch it.
+    """A captured call. Several threads may launch it, each on its own stream.
 
     The tensors of inputs and results are those of the graph: every launch overwrites them.
     """
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._function = function  # keeps alive what it refers to
+        self._function = function  # holds a reference to the weights
         self._inputs = [part.clone() for part in inputs]
         self._graph = torch.cuda.CUDAGraph()
         device = inputs[0].device
@@ -145,9 +145,12 @@ class _Graph:
 
 
 def _capture(graph: torch.cuda.CUDAGraph, device: torch.device) -> torch.cuda.graph:
-    """Capture on a stream of our own for each device, while other threads may allocate memory."""
+    """Return a context that captures on the device's capture stream.
+
+    Other threads may allocate memory during the capture.
+    """
     if device not in _streams:
-        # With a priority of its own, no other thread gets the same stream.
+        # torch reuses streams. No other code uses this priority.
         _streams[device] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     return torch.cuda.graph(graph, stream=_streams[device], capture_error_mode="thread_local")
 

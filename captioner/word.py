@@ -32,7 +32,7 @@ class Word:
         random cells, in nats; None if not measured. See captioner.deletion.
     trust: the probability that the word is right; None if the checkpoint has no trust, and for
         words without a claim, such as "a" or "group". See captioner.trust.trust.
-    subject: whether the word is the caption's first noun; the limit of `doubtful` is higher for it.
+    subject: whether the word is the caption's first noun. `doubtful` uses a higher limit for it.
     """
 
     text: str

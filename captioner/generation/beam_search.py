@@ -65,7 +65,7 @@ class _Search:
     def _finish(self, extended: Step, step: int) -> None:
         """Add hypotheses that end after `step` words to the pools.
 
-        The pool of a finished image does not change, because its bound is below all scores.
+        The pool of a finished image keeps its scores, because no later score exceeds the bound.
         """
         self.pool = self.pool.best_of(
             Ends(
@@ -159,7 +159,7 @@ def whole_search(
 ) -> tuple[PackedHypotheses, Tensor]:
     """Search like `beam_search`, but without reading from the device, for a CUDA graph.
 
-    The search always goes on to the maximum length, which does not change its result.
+    It always takes all steps up to the maximum length. The result is the same.
 
     Returns the hypotheses, and whether a score is NaN: (1,) bool.
     """

@@ -117,7 +117,7 @@ class Trace:
         return self.pack(numbers[:images], ends).read()
 
     def pack(self, images: Tensor, ends: Ends) -> PackedHypotheses:
-        """Gather the hypotheses of each image on the device, without waiting for it.
+        """Gather the hypotheses of each image on the device, without synchronization.
 
         Args:
             images: (B,), the index of each image in the trace.

@@ -159,7 +159,7 @@ class Transform:
         # One multiplication and one subtraction.
         channels = zip(self.config.mean, self.config.std, strict=True)
         factors = [(1 / (255 * std), mean / std) for mean, std in channels]
-        # An asynchronous copy: a training step on a GPU does not wait for it.
+        # A blocking copy would synchronize the GPU in every training step.
         constants = torch.tensor(factors, dtype=torch.float32).to(pixels.device, non_blocking=True)
         scale, shift = constants.T
         return torch.mul(pixels, scale.view(3, 1, 1)).sub_(shift.view(3, 1, 1))
