@@ -53,6 +53,27 @@ def test_one_unreadable_sidecar_hides_nothing(run_main: Run, photos: Path, tmp_p
     assert found["0.jpg"] == found["1.jpg"] == ("a café",) and len(found) == 6
 
 
+@pytest.mark.parametrize(
+    ("captions", "note"),
+    [
+        (["zzq"] * 19, None),
+        (["zzq"] * 20, "100 % of the words; train with"),
+        (["zzq zzq zzq a dog"] * 4, "60 % of the words; train with `captioner train new-language`"),
+        (["zzq a"] * 10, None),
+        (["狗" * 5] * 4, "new-language --data.tokenizer characters`"),
+    ],
+)
+def test_twenty_words_show_that_captions_are_in_another_language(
+    run_main: Run, photos: Path, tmp_path: Path, captions: list[str], note: str | None
+) -> None:
+    table = tmp_path / "captions.csv"
+    rows = [f"{n % 8}.jpg,{caption}" for n, caption in enumerate(captions)]
+    table.write_text("\n".join(["image,caption", *rows]))
+    said = prepare(run_main, tmp_path / "to", "csv", table, "--images", photos, "--val", 0.3)
+    assert ("the bundled model does not know" in said) == (note is not None)
+    assert note is None or note in said
+
+
 def test_photos_of_a_telephone_are_taken(run_main: Run, photos: Path, tmp_path: Path) -> None:
     (photos / "IMG_0001.HEIC").write_bytes(HEIC)
     (photos / "IMG_0001.txt").write_text("from a telephone")

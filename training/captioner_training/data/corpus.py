@@ -20,6 +20,7 @@ __all__ = ["OTHER_LANGUAGE", "Corpus", "new_word_nats", "unknown_share"]
 OTHER_LANGUAGE = 0.5
 """Captions with a larger share of unknown words are taken for another language."""
 
+_FEWEST_WORDS = 20  # fewer words do not show a language
 _RARE = 0.05  # share of dropped words above which a lower minimum_count is suggested
 
 
@@ -96,9 +97,11 @@ def _threshold(counts: Counter[str]) -> int:
 
 
 def unknown_share(captions: Iterable[Sequence[str]], vocabulary: Container[str]) -> float:
-    """Return the share of the captions' words outside the vocabulary; 0 without words."""
+    """Return the share of the captions' words outside the vocabulary; 0 for fewer than 20 words."""
     words = [word for caption in captions for word in caption]
-    return sum(word not in vocabulary for word in words) / max(1, len(words))
+    if len(words) < _FEWEST_WORDS:
+        return 0.0
+    return sum(word not in vocabulary for word in words) / len(words)
 
 
 def new_word_nats(
