@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from math import prod
 from operator import index
 from typing import Any, Unpack
 
@@ -25,7 +26,7 @@ from captioner.trust.doubt import doubt_of
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.keywords import KEYWORD_TRUST, choose_keywords
 from captioner.trust.trust import DOUBTFUL_CAPTION
-from captioner.vision.image import open_image
+from captioner.vision.image import MAX_PIXELS, open_image
 from captioner.vision.transform import Box
 from captioner.word import Word, read_word
 
@@ -250,7 +251,9 @@ class Caption:
                 "the caption has no path to its photo: pass photo=, as in "
                 "caption.overlay(photo=image)"
             )
-        return open_image(as_source(self.image if photo is None else photo))
+        # A captioner with another `max_pixels` has accepted a photo of this size.
+        limit = max(MAX_PIXELS, prod(self.size or (0,)))
+        return open_image(as_source(self.image if photo is None else photo), max_pixels=limit)
 
     def _head_label(self, head: int | None) -> str:
         """Return the label of a head in brackets; "" if the model has one head."""

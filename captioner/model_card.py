@@ -59,14 +59,14 @@ class ModelCard:
     scores: Sequence[Scores] = ()
 
     def files(
-        self, file: Path, checkpoint: Checkpoint, *, trust: Path | None
+        self, file: Path, checkpoint: Checkpoint, *, trust: Path | bytes | None
     ) -> dict[str, Path | bytes]:
         """Return the files of a repository by their names: checkpoint, trust and card.
 
         Args:
             file: the path of the checkpoint.
             checkpoint: the loaded checkpoint.
-            trust: the path of its trust file, if there is one.
+            trust: the path or content of its trust file, if there is one.
         """
         card = self.write(checkpoint, has_trust=trust is not None)
         files: dict[str, Path | bytes] = {CHECKPOINT: file}

@@ -38,7 +38,7 @@ from captioner.model import prepare_model
 from captioner.model_card import ModelCard
 from captioner.paths import HUGGING_FACE, bundled_checkpoint, checkpoint_file
 from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
-from captioner.trust.trust import Trust, trust_file
+from captioner.trust.trust import Trust, digest_weights
 from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS, FileSource, open_image, source_name
 from captioner.vision.prepared import PreparedImage
@@ -154,9 +154,10 @@ class Captioner:
         revision: str | None = None,
         replace_card: bool = False,
     ) -> str:
-        """Upload the checkpoint's file, its trust and a model card to the Hugging Face Hub.
+        """Upload the checkpoint's file, the trust in use and a model card to the Hugging Face Hub.
 
-        `captioner push` does the same, and also writes the scores of a run into the card.
+        `captioner push` uploads the trust file beside the checkpoint, and also writes the scores
+        of a run into the card.
 
         Args:
             repository: "user/model"; created if it does not exist.
@@ -169,8 +170,8 @@ class Captioner:
         Returns the address of the model.
 
         Raises:
-            ConfigError: the checkpoint was not loaded from a file, or `repository` is not a valid
-                name.
+            ConfigError: the checkpoint was not loaded from a file, the trust in use belongs to
+                other weights, or `repository` is not a valid name.
             OutputError: there is no token, the token may not write to the repository, or the Hub
                 cannot be reached.
         """
@@ -179,7 +180,12 @@ class Captioner:
                 f"{self.name} was not loaded from a checkpoint file: save it, and load it with "
                 "Captioner.from_pretrained"
             )
-        trust = None if self.trust is None else trust_file(self.file)
+        if self.trust is not None and self.trust.weights != digest_weights(self.file):
+            raise ConfigError(
+                f"the trust in use belongs to other weights than {self.file}: fit it with "
+                "`captioner trust`, or remove it with use_trust(None)"
+            )
+        trust = None if self.trust is None else self.trust.to_bytes()
         card = ModelCard(repository=repository, license=license, data=data)
         files = card.files(self.file, self.checkpoint, trust=trust)
         name = repository_name(repository, revision)

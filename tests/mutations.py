@@ -67,14 +67,21 @@ def unnoticed(tests: Collection[str], tree: Path) -> list[str]:
     )
     if done.returncode not in (0, 1):  # nothing was tested
         raise RuntimeError(done.stdout + done.stderr)
-    lines = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAILED ")]
-    failed = {name for line in lines for name in (line.partition("[")[0], line.partition("::")[0])}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+    names = [line.removeprefix("FAILED ").partition(" - ")[0] for line in lines]
+    failed = {
+        part for name in names for part in (name, name.partition("[")[0], name.partition("::")[0])
+    }
     return [test for test in tests if test not in failed]
 
 
 def main(words: list[str]) -> int:
     """Run every mutation, and report which were detected."""
-    chosen = [one for one in table() if not words or any(word in one.breaks for word in words)]
+    chosen = [
+        mutation
+        for mutation in table()
+        if not words or any(word in mutation.breaks for word in words)
+    ]
     skipped = shutil.ignore_patterns(".*", "__pycache__", "demo-output")
     with tempfile.TemporaryDirectory() as folder:
         trees: queue.Queue[Path] = queue.Queue()

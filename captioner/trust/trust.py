@@ -228,24 +228,28 @@ class Trust(Statistics):
             for (start, end), whole in zip(spans, wholes.tolist(), strict=True)
         ]
 
-    def save(self, path: Path) -> None:
-        """Write the trust file.
-
-        Raises OutputError: the file cannot be written.
-        """
+    def to_bytes(self) -> bytes:
+        """Return the content of the trust file."""
         tensors = {"word": self.word, "caption": self.caption}
         for name, part in self._parts().items():
             if part is not None:
                 fields = asdict(part).items()
                 tensors |= {f"{name}.{key}": array for key, array in fields if array is not None}
         tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+        header: dict[str, object] = {"weights": self.weights} | (
+            {"words": self.words} if self.words else {}
+        )
+        return save(tensors, metadata={_KEY: json.dumps(header)})
+
+    def save(self, path: Path) -> None:
+        """Write the trust file.
+
+        Raises OutputError: the file cannot be written.
+        """
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as file:
-            header: dict[str, object] = {"weights": self.weights} | (
-                {"words": self.words} if self.words else {}
-            )
-            file.write(save(tensors, metadata={_KEY: json.dumps(header)}))
+            file.write(self.to_bytes())
 
     def _parts(self) -> dict[str, Familiarity | WordFeatures | Consensus | None]:
         """Return the parts by their prefix in the file."""

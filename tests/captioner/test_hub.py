@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from captioner import Captioner, CheckpointNotFoundError, ConfigError
@@ -192,6 +193,30 @@ def test_average_takes_names(
     assert done.returncode == 0, done.stderr
     mean = Captioner.from_pretrained(tmp_path / "mean.safetensors")
     assert mean.fingerprint == Captioner.from_pretrained(saved_tiny).fingerprint
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of huggingface_hub
+def test_the_trust_in_use_is_uploaded_or_none(
+    hub: Hub, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    captioner = Captioner.from_pretrained(tmp_path)
+    loaded = captioner.trust
+    assert loaded is not None
+    other = replace(loaded, word=np.array([2.0, 0.5, 0.25, 0.0], np.float32))
+    for name, trust in {"loaded": loaded, "other": other, "none": None}.items():
+        captioner.use_trust(trust)
+        captioner.push_to_hub(f"user/{name}")
+        uploaded = Captioner.from_pretrained(f"user/{name}").trust
+        assert (uploaded and uploaded.to_bytes()) == (trust and trust.to_bytes())
+        card = hub.repositories[f"user/{name}"].files("main")["README.md"].decode()
+        assert ("| trust | not included |" in card) is (trust is None)
+    captioner.use_trust(replace(loaded, weights="others"))
+    with pytest.raises(ConfigError, match="belongs to other weights"):
+        captioner.push_to_hub("user/refused")
+    assert "user/refused" not in hub.repositories
 
 
 def test_trust_is_not_written_into_the_cache(

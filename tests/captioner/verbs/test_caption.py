@@ -119,6 +119,17 @@ def test_all_pictures_of_a_photo_open_it_once(
     assert "photo.jpg/photo cannot be written" in capsys.readouterr().err
 
 
+def test_a_photo_above_the_default_limit_is_drawn(
+    tiny_file: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is lowered instead of a photo of 100 megapixels."""
+    monkeypatch.setitem(open_image.__kwdefaults__, "max_pixels", 1000)
+    monkeypatch.setattr("captioner.caption.MAX_PIXELS", 1000)
+    command = ["caption", str(photo), "--checkpoint", str(tiny_file), "--max-pixels", "9600"]
+    assert main([*command, "--overlay", "o.png"]) == 0
+    assert open_image("o.png", max_pixels=9600).size == (120, 80)
+
+
 @pytest.mark.parametrize("compression", ["tiff_lzw", "packbits"])
 def test_a_damaged_photo_has_one_line_of_error(
     run_captioner: Run, tiny_file: Path, tmp_path: Path, compression: str
