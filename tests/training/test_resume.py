@@ -91,9 +91,9 @@ def same(one: Path, two: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("step", "workers"), [(3, 0), (15, 2), (22, 0)])
+@pytest.mark.parametrize("step", WITHIN)
 def test_resume_after_a_kill_within_a_step(
-    recipe: Path, unbroken: Path, killed: Callable[[int], Path], step: int, workers: int
+    recipe: Path, unbroken: Path, killed: Callable[[int], Path], step: int
 ) -> None:
     out = killed(step)
     states = sorted((out / "state").glob("step-*.pt"))  # two are kept
@@ -101,7 +101,7 @@ def test_resume_after_a_kill_within_a_step(
     random.seed(step)
     np.random.seed(step)
     others = random.getstate(), repr(np.random.get_state())
-    go(recipe, out, workers=workers)
+    go(recipe, out)
     same(unbroken, out)
     # Random numbers that no state has: the run neither draws from them nor moves them.
     assert (random.getstate(), repr(np.random.get_state())) == others
@@ -127,7 +127,6 @@ def holds_signals(pid: int | None) -> bool:
     ("act", "step", "workers"),
     [
         pytest.param(partial(os.kill, os.getpid(), signal.SIGINT), 22, 0, id="SIGINT"),
-        pytest.param(partial(os.kill, os.getpid(), signal.SIGTERM), 15, 2, id="SIGTERM"),
         pytest.param(signal_group, 15, 2, id="SIGTERM to the group"),
     ],
 )

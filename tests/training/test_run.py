@@ -261,8 +261,8 @@ def test_a_run_starts_from_a_model_and_is_compared_with_it(
     run_main: Run, place: Path, tiny_file: Path, tmp_path: Path
 ) -> None:
     result = run_main(
-        *command(place, tmp_path / "run", "--weights", tiny_file), "--stages.1.epochs", 3,
-        "--stages.1.learning_rate", 2e-2, "--stages.1.batch_size", 3,
+        *command(place, tmp_path / "run", "--weights", tiny_file), "--stages.1.epochs", 2,
+        "--stages.1.learning_rate", 3e-2, "--stages.1.batch_size", 5,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     theirs = load_checkpoint(tiny_file).vocabulary.words

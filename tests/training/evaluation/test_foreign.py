@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,60 +15,73 @@ import torch
 from PIL import Image
 
 from captioner import Captioner
+from captioner.cli import main
 from captioner_training import conclusion
 from captioner_training.evaluation import trust
+from captioner_training.evaluation.content import FUNCTION_WORDS
 from tests.captioner.hugging_face import save_tiny
 from tests.launcher import Run
 from tests.training.runs import write_data
 
 transformers: Any = import_module("transformers")
+REFERENCES = ("a dog runs on the grass", "two red balls")
 
 
-@pytest.fixture
-def split(tmp_path: Path) -> list[str]:
-    """Four photos with two captions each, as options of the command."""
-    (tmp_path / "photos").mkdir()
+class Evaluated(NamedTuple):
+    """A model that is evaluated on four photos with two captions each.
+
+    options: the split, as options of the command.
+    report, predictions: what the command has printed, and the file of captions.
+    """
+
+    folder: Path
+    model: Path
+    options: list[str]
+    report: dict[str, Any]
+    predictions: list[dict[str, Any]]
+
+    @property
+    def photos(self) -> list[Path]:
+        return sorted((self.folder / "photos").iterdir())
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
+    folder = tmp_path_factory.mktemp("evaluated")
+    (folder / "photos").mkdir()
     chance = np.random.default_rng(0)
     images, annotations = [], []
     for number in range(4):
         name = f"{number}.png"
         pixels = chance.integers(0, 256, (60, 80, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / name)
+        Image.fromarray(pixels).save(folder / "photos" / name)
         images.append({"id": number, "file_name": name})
         annotations += [
             {"id": 2 * number + at, "image_id": number, "caption": text}
-            for at, text in enumerate(("a dog runs on the grass", "two red balls"))
+            for at, text in enumerate(REFERENCES)
         ]
-    captions = tmp_path / "captions.json"
+    captions = folder / "captions.json"
     captions.write_text(json.dumps({"images": images, "annotations": annotations}))
-    return ["--captions", str(captions), "--images", str(tmp_path / "photos")]
+    options = ["--captions", str(captions), "--images", str(folder / "photos")]
+    options += ["--dtype", "float32", "--deletion", "--calibration"]
+    model, predictions = save_tiny("git", folder / "git"), folder / "predictions.json"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        command = ["evaluate", *options, "--checkpoint", f"hf:{model}", "--json"]
+        assert main([*command, "--predictions", str(predictions)]) == 0
+    report = json.loads(printed.getvalue())
+    assert report.pop("predictions") == str(predictions)
+    return Evaluated(folder, model, options, report, json.loads(predictions.read_text()))
 
 
-def test_a_hugging_face_model_is_evaluated_beside_ours(
-    split: list[str], tiny_file: Path, tmp_path: Path, run_main: Run
+def test_captions_and_effects_of_a_hugging_face_model_are_those_of_captioner(
+    evaluated: Evaluated,
 ) -> None:
-    folder = save_tiny("git", tmp_path / "git")
-    common = [*split, "--dtype", "float32", "--json"]
-    ours = run_main(
-        "evaluate", *common, "--checkpoint", tiny_file, "--report", tmp_path / "ours", "--deletion"
-    )
-    assert ours.returncode == 0, ours.stderr
-    done = run_main(
-        "evaluate", *common, "--checkpoint", f"hf:{folder}", "--report", tmp_path / "theirs",
-        "--deletion", "--compare", tmp_path / "ours" / "report.json",
-        "--predictions", tmp_path / "said.json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["checkpoint"]["name"] == "git"
-    assert "CIDEr" in report["nltk"]
-    captioner = Captioner.from_pretrained(f"hf:{folder}", dtype="float32")
-    photos = [tmp_path / "photos" / f"{number}.png" for number in range(4)]
-    captions = captioner.caption(photos, check_attention=True)
-    said = json.loads((tmp_path / "said.json").read_text())
-    assert [one["caption"] for one in said] == [caption.text for caption in captions]
-    from captioner_training.evaluation.content import FUNCTION_WORDS
-
+    report = evaluated.report
+    assert report["checkpoint"]["name"] == "git" and "CIDEr" in report["nltk"]
+    captioner = Captioner.from_pretrained(f"hf:{evaluated.model}", dtype="float32")
+    captions = captioner.caption(evaluated.photos, check_attention=True)
+    assert [row["caption"] for row in evaluated.predictions] == [one.text for one in captions]
     effects = [
         word.effect
         for caption in captions
@@ -76,23 +91,17 @@ def test_a_hugging_face_model_is_evaluated_beside_ours(
     content = report["deletion"]["content"]
     assert content["words"] == len(effects)
     assert content["effect"] == pytest.approx(sum(effects) / len(effects), abs=1e-3)
-    assert (tmp_path / "theirs" / "report.html").is_file()
 
 
 def test_models_are_compared_in_one_call(
-    split: list[str], tiny_file: Path, tmp_path: Path, run_main: Run
+    evaluated: Evaluated, tiny_file: Path, tmp_path: Path, run_main: Run
 ) -> None:
-    folder, report = save_tiny("git", tmp_path / "git"), tmp_path / "report"
-    common = ("evaluate", *split, "--dtype", "float32", "--deletion", "--calibration")
-    checkpoint, other = ("--checkpoint", tiny_file), f"hf:{folder}"
+    report, other = tmp_path / "report", f"hf:{evaluated.model}"
+    common = ("evaluate", *evaluated.options, "--checkpoint", tiny_file)
     # The checkpoint itself is not compared with itself.
-    command = (*common, *checkpoint, "--compare", tiny_file, other, "--report", report)
-    done = run_main(*command)
+    done = run_main(*common, "--compare", tiny_file, other, "--report", report)
     assert done.returncode == 0, done.stderr
-    alone = [
-        json.loads(run_main(*common, "--checkpoint", name, "--json").stdout)
-        for name in (tiny_file, other)
-    ]
+    alone = [json.loads(run_main(*common, "--json").stdout), evaluated.report]
     written = json.loads((report / "report.json").read_text())
     rows = written.pop("per_image")
     (difference,) = written.pop("comparisons")
@@ -132,29 +141,24 @@ def test_models_are_compared_in_one_call(
     ],
 )
 def test_what_cannot_be_compared_is_refused(
-    split: list[str], run_main: Run, options: list[str], status: int, message: str
+    evaluated: Evaluated, run_main: Run, options: list[str], status: int, message: str
 ) -> None:
-    done = run_main("evaluate", *split, *options)
+    done = run_main("evaluate", *evaluated.options[:4], *options)
     assert done.returncode == status and message in done.stderr and not done.stdout
 
 
 def test_calibration_scores_the_references_with_the_model_s_own_tokens(
-    split: list[str], tmp_path: Path, run_main: Run
+    evaluated: Evaluated,
 ) -> None:
-    folder = save_tiny("git", tmp_path / "git")
-    done = run_main(
-        "evaluate", *split, "--checkpoint", f"hf:{folder}", "--calibration", "--dtype", "float32",
-        "--json",
-    )  # fmt: skip
-    part = json.loads(done.stdout)["calibration"]
+    part, folder = evaluated.report["calibration"], evaluated.model
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.GitForCausalLM.from_pretrained(folder).eval()
     captioner = Captioner.from_pretrained(f"hf:{folder}", dtype="float32")
     nats, tokens = 0.0, 0
-    for number in range(4):
-        pixels = torch.as_tensor(captioner.prepare(tmp_path / "photos" / f"{number}.png").pixels)
+    for photo in evaluated.photos:
+        pixels = torch.as_tensor(captioner.prepare(photo).pixels)
         square = captioner.transform.normalize(pixels[None])
-        for text in ("a dog runs on the grass", "two red balls"):
+        for text in REFERENCES:
             ids = tokenizer(text, return_tensors="pt")["input_ids"]
             with torch.no_grad():
                 logits = model(ids, pixel_values=square).logits[0, -ids.shape[1] : -1]
