@@ -14,7 +14,7 @@ from PIL import Image
 
 from captioner.paths import bundled_checkpoint
 from captioner.trust.trust import DOUBTFUL_CAPTION
-from tests.launcher import Run
+from tests.launcher import Run, environment
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = sorted((ROOT / "assets" / "samples").glob("*.jpg"))
@@ -53,6 +53,20 @@ def test_sample_photos_get_captions_with_attention(run_main: Run) -> None:
     said = {Path(record["image"]).stem: record["caption"].split() for record in records}
     right = {"coffee": "cup", "chelsea": "cat", "camera": "camera"}
     assert all(word in said[name] for name, word in right.items())
+
+
+def test_it_imports_no_library_of_other_models() -> None:
+    libraries = ("torchvision", "torch._dynamo", "timm", "transformers", "huggingface_hub")
+    program = (
+        "import sys; from captioner import Captioner\n"
+        f"Captioner.from_pretrained().caption({str(SAMPLES[0])!r})\n"
+        f"print([name for name in {libraries} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env=environment(),
+    )  # fmt: skip
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image, ImageChops
+from PIL import Image, ImageChops, ImageStat
 
 from captioner import Captioner
 from captioner.checkpoint import Checkpoint
@@ -69,26 +69,23 @@ def mean_of(heads: list[list[float]]) -> list[float]:
     return [sum(each) / len(heads) for each in zip(*heads, strict=True)]
 
 
-def test_the_command_draws_a_head_or_the_mean_of_all(
+def test_command_and_batch_draw_a_head_and_check_its_words(
     run_main: Run, variant: tuple[Path, int], photo: Path, tmp_path: Path
 ) -> None:
     path, heads = variant
-    command = ("caption", photo, "--checkpoint", path)
-    pictures = {}
-    for head in (None, heads):
-        chosen = () if head is None else ("--head", head)
-        files = [tmp_path / f"{head}.png", tmp_path / f"{head}.gif", tmp_path / f"{head}-sheet.png"]
-        drawn = ("--overlay", files[0], "--word", 1, "--animation", files[1], "--sheet", files[2])
-        result = run_main(*command, *chosen, *drawn)
-        assert result.returncode == 0, result.stderr
-        for kind, file in zip(("overlay", "animation", "sheet"), files, strict=True):
-            with Image.open(file) as image:
-                image.seek(min(1, getattr(image, "n_frames", 1) - 1))
-                pictures[kind, head] = image.convert("RGB")
-    for kind in ("overlay", "animation", "sheet"):
-        differs = ImageChops.difference(pictures[kind, None], pictures[kind, heads]).getbbox()
-        assert (differs is not None) == (heads > 1), kind
-    told = run_main(*command, "--json", "--attention", "--check-attention")
+    caption = Captioner.from_pretrained(path).caption(photo)
+    pictures = {
+        "overlay": caption.overlay(head=heads, labelled=True),
+        "sheet": caption.contact_sheet(head=heads),
+        "animation": caption.animation(head=heads)[1],
+    }
+    means = caption.overlay(labelled=True), caption.contact_sheet(), caption.animation()[1]
+    for of_head, of_all in zip(pictures.values(), means, strict=True):
+        assert (of_head.tobytes() != of_all.tobytes()) == (heads > 1)
+
+    record = ("--attention", "--check-attention", "--checkpoint", path, "--head", heads)
+    drawn = [part for kind in pictures for part in (f"--{kind}", tmp_path / f"{kind}.webp")]
+    told = run_main("caption", photo, "--json", *record, *drawn)
     assert told.returncode == 0, told.stderr
     for word in json.loads(told.stdout)["words"]:
         assert isinstance(word["effect"], float)
@@ -97,55 +94,35 @@ def test_the_command_draws_a_head_or_the_mean_of_all(
         if heads > 1:
             assert len(attention["heads"]) == heads
             assert attention["weights"] == pytest.approx(mean_of(attention["heads"]), abs=1e-5)
-    wrong = run_main(*command, "--head", heads + 1, "--sheet", tmp_path / "no.png")
+    for kind, picture in pictures.items():
+        with Image.open(tmp_path / f"{kind}.webp") as image:
+            image.seek(min(1, getattr(image, "n_frames", 1) - 1))
+            apart = ImageStat.Stat(ImageChops.difference(image.convert("RGB"), picture)).mean
+            assert max(apart) < 4, kind  # compressed
+
+    for kind in ("sheet", "overlay"):
+        output, maps = tmp_path / f"{kind}.jsonl", tmp_path / kind
+        batch = ("batch", photo, "--output", output, *record, "--maps", kind, "--maps-to", maps)
+        result = run_main(*batch)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(output.read_text()) == json.loads(told.stdout)
+        with Image.open(next(maps.rglob("*.png"))) as image:
+            assert image.convert("RGB").tobytes() == pictures[kind].tobytes()
+    other = run_main(*(part for part in batch if part != "--check-attention"))
+    assert other.returncode == 2 and "--check-attention was given and is not given" in other.stderr
+    wrong = run_main("caption", photo, *record[2:-1], heads + 1, "--sheet", tmp_path / "no.png")
     has = "one head" if heads == 1 else f"the heads 1 to {heads}"
     assert wrong.returncode == 2
     assert wrong.stderr == f"captioner: --head {heads + 1}: the model variant has {has}\n"
 
 
-def test_a_batch_draws_a_head_and_checks_its_words(
-    run_main: Run, variant: tuple[Path, int], photo: Path, tmp_path: Path
-) -> None:
-    path, heads = variant
-    output, maps = tmp_path / "out" / "captions.jsonl", tmp_path / "maps"
-    output.parent.mkdir()
-    command = ("batch", photo, "--output", output, "--checkpoint", path, "--attention")
-    drawn = ("--maps", "sheet", "--maps-to", maps, "--head", heads, "--check-attention")
-    result = run_main(*command, *drawn)
-    assert result.returncode == 0, result.stderr
-    record = json.loads(output.read_text())
-    alone = run_main(
-        "caption", photo, "--checkpoint", path, "--json", "--attention", "--check-attention"
-    )
-    assert record == json.loads(alone.stdout)
-    overlays = ("--maps", "overlay", "--maps-to", tmp_path / "overlays", "--head", heads)
-    result = run_main("batch", photo, "--output", output.with_stem("2"), *command[4:], *overlays)
-    assert result.returncode == 0, result.stderr
-    caption = Captioner.from_pretrained(path).caption(photo)
-    for folder, picture in {
-        maps: caption.contact_sheet(head=heads),
-        tmp_path / "overlays": caption.overlay(head=heads, labelled=True),
-    }.items():
-        (drawing,) = folder.rglob("*.png")
-        with Image.open(drawing) as image:
-            assert ImageChops.difference(image.convert("RGB"), picture).getbbox() is None
-    other = run_main(*command, *drawn[:-1])
-    assert other.returncode == 2 and "--check-attention was given and is not given" in other.stderr
-    refused = run_main(*command, "--head", 1)
-    assert refused.returncode == 2 and "--head is 1; it requires maps" in refused.stderr
-
-
-def test_a_model_with_a_minimum_length_is_healthy(running: Server) -> None:
-    """The health check runs before any caption is made."""
-    with running.client() as client:
-        assert client.get("/api/health").status_code == 200
-
-
 def test_the_api_captions_and_then_draws_and_checks_its_record(
     running: Server, variant: tuple[Path, int], photo: Path
 ) -> None:
+    """A model with a minimum length is healthy, too."""
     heads, image = variant[1], {"image": ("a.jpg", photo.read_bytes())}
     with running.client() as client:
+        assert client.get("/api/health").status_code == 200
 
         def caption(**fields: str) -> dict[str, Any]:
             answer = client.post("/api/caption", files=image, data=fields)

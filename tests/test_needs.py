@@ -41,23 +41,6 @@ def test_of_npm(server): ...
 """
 
 
-BROKEN = """
-import gc, os
-
-def test_of_the_browser(browser): ...
-
-def test_after_it():
-    gc.collect()
-    assert [one for one in os.listdir("/proc/self/fd") if "socket" in link(one)] == []
-
-def link(one):
-    try:
-        return os.readlink(f"/proc/self/fd/{one}")
-    except OSError:  # that of the listing itself
-        return ""
-"""
-
-
 def run_tests(folder: Path, text: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run tests with these fixtures where only the programs in a folder are found."""
     (folder / "test_made_up.py").write_text(text)
@@ -81,14 +64,6 @@ def test_what_is_missing_is_skipped_with_its_reason_and_in_ci_an_error(
     assert done.stdout.splitlines()[-1].startswith(ends)
     for program, (_, package) in PROGRAMS.items():
         assert f"{program} is not installed (on Debian: the package {package})" in done.stdout
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
-def test_a_browser_that_cannot_start_leaves_nothing_open(tmp_path: Path) -> None:
-    (tmp_path / "chromium").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "chromium").chmod(0o755)
-    done = run_tests(tmp_path, BROKEN)
-    assert done.stdout.splitlines()[-1].startswith("1 passed, 1 error"), done.stdout
 
 
 def test_programs_are_looked_for_in_one_place() -> None:

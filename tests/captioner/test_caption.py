@@ -164,6 +164,8 @@ def test_a_notebook_shows_every_word_and_escapes_it(caption: Caption, photo: Pat
     assert page != caption._repr_html_()  # two on one page do not move each other's pictures
     gone = make_caption(photo)
     photo.unlink()
+    with pytest.raises(ImageNotFoundError, match=r"photo\.jpg"):
+        gone.contact_sheet()
     page = gone._repr_html_()
     assert "a Cup of a &lt;b&gt; 3" in page and "photo.jpg" in page
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from PIL import Image, ImageCms, features
+from PIL import Image, ImageCms
 
 from captioner.vision import colour
 from captioner.vision.image import open_image
 from tests.captioner.pictures import draw, encode, profile
-
-pytestmark = pytest.mark.skipif(not features.check("littlecms2"), reason="no colour management")
 
 # XYZ of red, green and blue, adapted to D50, as published in the profiles of these spaces.
 SRGB = ((0.43607, 0.22249, 0.01392), (0.38515, 0.71687, 0.09708), (0.14307, 0.06061, 0.71410))

@@ -13,7 +13,7 @@ import torch
 from captioner import Captioner
 from captioner.generation.hypothesis import Hypothesis
 from captioner.trust.consensus import Consensus
-from captioner.trust.trust import Trust, digest_weights, trust_file
+from captioner.trust.trust import digest_weights, trust_file
 from tests.conftest import ROOT, make_consensus, make_trust
 from tests.launcher import Run
 
@@ -89,16 +89,6 @@ def test_only_beams_are_reordered(tiny_file: Path, photo: Path) -> None:
     captioner = Captioner.from_pretrained(tiny_file, dtype="float32")
     assert captioner.consensus is None and captioner.trust is not None
     assert said(captions=5) == likeliest
-
-
-def test_consensus_is_stored_beside_its_checkpoint(tiny_file: Path) -> None:
-    known = make_trust(weights=digest_weights(tiny_file), consensus=make_consensus())
-    known.save(trust_file(tiny_file))
-    again = Trust.beside(tiny_file)
-    assert again is not None and again.consensus is not None and known.consensus is not None
-    offset, words = torch.ones(1, 576), [[[4, 5, 12]]]
-    assert again.consensus.expect(offset, words) == known.consensus.expect(offset, words)
-    assert again.consensus.slopes.dtype == np.int8
 
 
 def test_the_bundled_model_has_consensus(run_main: Run) -> None:

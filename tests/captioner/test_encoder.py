@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,6 @@ from captioner.vision.backbones import FAMILIES, NETWORKS, encoder_names
 from captioner.vision.convolutions import SameConv2d, fold_batch_norm, fuse_silu
 from captioner.vision.encoder import Encoder, EncoderConfig
 from captioner.vision.transform import TransformConfig
-from tests.launcher import ROOT, environment
 
 # One of each way to cut that no other test takes, and the stride that it has.
 STRIDES = {
@@ -320,19 +318,6 @@ def test_stochastic_depth_reaches_every_block_or_is_refused() -> None:
             plain.set_stochastic_depth(0.2)
         plain.set_stochastic_depth(0.0)
     Encoder(EncoderConfig(name="swin_t")).set_stochastic_depth(0.2)
-
-
-def test_the_bundled_model_needs_no_torchvision() -> None:
-    code = (
-        "import sys; from captioner import Captioner; Captioner.from_pretrained()"
-        ".caption('assets/samples/coffee.jpg')\n"
-        "print([name for name in ('torchvision', 'torch._dynamo', 'timm') if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT,
-        env=environment(),
-    )  # fmt: skip
-    assert done.stdout.strip() == "[]"
 
 
 def test_pretrained_weights_are_torchvisions_own(

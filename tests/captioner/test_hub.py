@@ -10,12 +10,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from captioner import Captioner, CheckpointNotFoundError, ConfigError
+from captioner.paths import checkpoint_file
 from captioner.trust.trust import digest_weights
 from tests.conftest import make_tiny, make_trust
 from tests.hub_server import TOKEN, Hub, Repository
@@ -51,36 +51,25 @@ def test_a_name_captions_as_the_file_does_with_trust(
     hub: Hub, model: Repository, photo: Path, saved_tiny: Path
 ) -> None:
     expected = Captioner.from_pretrained(saved_tiny, dtype="float32").caption(photo)
-    caption = Captioner.from_pretrained("user/model", dtype="float32").caption(photo)
-    assert (caption.text, caption.score) == (expected.text, pytest.approx(expected.score))
-    assert caption.trust is not None and expected.trust is None
-    assert not [request for request in hub.requests if "README" in request]
-
-
-def test_files_are_downloaded_once(hub: Hub, model: Repository) -> None:
-    for _ in range(2):
-        Captioner.from_pretrained("user/model")
+    for _ in range(2):  # the files are downloaded once
+        caption = Captioner.from_pretrained("user/model", dtype="float32").caption(photo)
+        assert (caption.text, caption.score) == (expected.text, pytest.approx(expected.score))
+        assert caption.trust is not None and expected.trust is None
     downloads = [request for request in hub.requests if request.startswith("GET /user/")]
-    files = ["captioner.safetensors", "captioner.trust.safetensors"]  # at once, in any order
+    files = ["captioner.safetensors", "captioner.trust.safetensors"]  # not the README
     assert sorted(request.rpartition("/")[2] for request in downloads) == files
 
 
 def test_a_revision_is_a_branch_tag_or_commit(hub: Hub, model: Repository, tmp_path: Path) -> None:
+    assert Captioner.from_pretrained("user/model").version == "1"
     first = model.branches["v1"] = model.branches["main"]
     model.commit({"captioner.safetensors": retrained("2", tmp_path)})
-    assert Captioner.from_pretrained("user/model").version == "2"
-    assert Captioner.from_pretrained("user/model@v1").version == "1"
-    assert Captioner.from_pretrained("user/model", revision="v1").version == "1"
-    assert Captioner.from_pretrained(f"user/model@{first}").version == "1"
-    # The trust is of the weights of v1: it does not apply to those of main.
-    assert Captioner.from_pretrained("user/model").trust is None
-    assert Captioner.from_pretrained("user/model@v1").trust is not None
-
-
-def test_a_new_commit_is_found(hub: Hub, model: Repository, tmp_path: Path) -> None:
-    assert Captioner.from_pretrained("user/model").version == "1"
-    model.commit({"captioner.safetensors": retrained("2", tmp_path)})
-    assert Captioner.from_pretrained("user/model").version == "2"
+    new = Captioner.from_pretrained("user/model")  # the new commit is found
+    assert (new.version, new.trust) == ("2", None)  # the trust is of the weights of v1
+    old = Captioner.from_pretrained("user/model", revision="v1")
+    assert old.version == "1" and old.trust is not None
+    for name in ("v1", first):
+        assert checkpoint_file(f"user/model@{name}").samefile(old.file or "")
 
 
 @pytest.mark.parametrize("trust", [True, False])
@@ -172,10 +161,10 @@ def test_a_token_opens_a_private_model_and_a_wrong_one_is_named(
 ) -> None:
     hub.add("user/private", files, private=True)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert Captioner.from_pretrained("user/private").name == "tiny"
+    assert checkpoint_file("user/private").is_file()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(CheckpointNotFoundError, match="rejects the token"):
-        Captioner.from_pretrained("user/private")
+        checkpoint_file("user/private")
 
 
 def test_a_damaged_download_is_a_damaged_checkpoint(
@@ -242,14 +231,3 @@ def test_variables_of_the_hub_apply_to_the_command(
         assert done.returncode == 0, done.stderr
         records.append(json.loads(done.stdout))
     assert records[0] == records[1] and records[0]["model"]["name"] == "tiny"
-
-
-def test_the_library_of_the_hub_is_imported_for_its_names_only(saved_tiny: Path) -> None:
-    program = (
-        "import sys; from captioner.paths import checkpoint_file;"
-        f"checkpoint_file({str(saved_tiny)!r}); print('huggingface_hub' in sys.modules)"
-    )
-    done: Any = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "False"

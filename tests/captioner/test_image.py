@@ -6,7 +6,6 @@ turned, compressed or cut.
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import random
@@ -16,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from PIL import Image, ImageChops, ImageStat, features
+from PIL import Image, ImageChops, ImageStat
 
 import captioner.vision.header
 from captioner.errors import (
@@ -30,15 +29,7 @@ from captioner.errors import (
 from captioner.vision.image import open_image
 from tests.captioner.pictures import draw, encode, png
 
-FORMATS = [
-    "JPEG",
-    "PNG",
-    pytest.param("WEBP", marks=pytest.mark.skipif(not features.check("webp"), reason="no WebP")),
-    pytest.param("AVIF", marks=pytest.mark.skipif(not features.check("avif"), reason="no AVIF")),
-    "BMP",
-    "GIF",
-    "TIFF",
-]
+FORMATS = ["JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF"]
 LOSSLESS = {"PNG": {}, "BMP": {}, "TIFF": {}, "WEBP": {"lossless": True}}
 WHITE, RED, BLACK = (255, 255, 255), (255, 0, 0), (0, 0, 0)
 
@@ -220,7 +211,6 @@ def cmyk_profile() -> bytes:
     return header + struct.pack(">I4sII", 1, b"A2B0", 144, len(table)) + table
 
 
-@pytest.mark.skipif(not features.check("littlecms2"), reason="no colour management")
 def test_cmyk_goes_by_its_profile_and_without_it_where_it_is_damaged():
     image = Image.new("CMYK", (16, 16), (255, 0, 0, 0))
     profile = cmyk_profile()
@@ -297,7 +287,8 @@ def bombs() -> dict[str, bytes]:
     jpeg, tiff = encode(dot, "JPEG"), encode(dot, "TIFF")
     gif = encode(dot, "GIF")
     screen = gif.index(b",", 13)
-    made = {
+    webp = encode(dot, "WEBP", save_all=True, append_images=[Image.new("RGB", (8, 8), RED)])
+    return {
         "PNG": png(20000, 15000, b"\0" * 100),
         "JPEG": patched(jpeg, jpeg.index(b"\xff\xc0") + 5, ">HH", 15000, 20000),
         "BMP": patched(encode(dot, "BMP"), 18, "<ii", 20000, 15000),
@@ -306,11 +297,8 @@ def bombs() -> dict[str, bytes]:
         "TIFF": tiff.replace(
             struct.pack("<HHIHxx", 256, 4, 1, 8), struct.pack("<HHII", 256, 4, 1, 20000)
         ).replace(struct.pack("<HHIHxx", 257, 4, 1, 8), struct.pack("<HHII", 257, 4, 1, 15000)),
+        "WEBP": patched(webp, webp.index(b"VP8X") + 12, "<HBHB", 11999, 0, 11999, 0),
     }
-    if features.check("webp"):
-        webp = encode(dot, "WEBP", save_all=True, append_images=[Image.new("RGB", (8, 8), RED)])
-        made["WEBP"] = patched(webp, webp.index(b"VP8X") + 12, "<HBHB", 11999, 0, 11999, 0)
-    return made
 
 
 @pytest.mark.parametrize("kind", bombs())
@@ -484,17 +472,14 @@ def test_files_that_cannot_be_read(path):
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no /dev/fd")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_no_file_is_left_open(kind, tmp_path):
-    path = tmp_path / "photo"
-    (data,) = variants(kind)[:1]
-    gc.collect()
+    path, data, results = tmp_path / "photo", variants(kind)[0], []
     before = set(os.listdir("/dev/fd"))  # noqa: PTH208 - names, not paths
-    kept = []
     for cut in (len(data), len(data) // 2, len(data) // 20, 20, 5, 0):
         path.write_bytes(data[:cut])
         try:
-            kept.append(open_image(path))
+            results.append(open_image(path))
         except ImageError as error:
-            kept.append(error)
-    assert set(os.listdir("/dev/fd")) == before  # noqa: PTH208
-    assert isinstance(kept[0], Image.Image)
-    assert isinstance(kept[-1], ImageEmptyError)
+            results.append(error)  # with its frames
+    assert set(os.listdir("/dev/fd")) <= before  # noqa: PTH208
+    assert isinstance(results[0], Image.Image)
+    assert isinstance(results[-1], ImageEmptyError)

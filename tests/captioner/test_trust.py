@@ -114,6 +114,12 @@ def test_a_trust_file_belongs_to_one_checkpoint(tiny_file: Path) -> None:
     assert Trust.beside(tiny_file) is None
     whole = make_trust(weights=digest_weights(tiny_file), consensus=make_consensus())
     whole.save(path)
+    again = Trust.beside(tiny_file)
+    assert again is not None and again.consensus is not None and whole.consensus is not None
+    offset, sentences = torch.ones(1, 576), [[[4, 5, 12]]]
+    expected = whole.consensus.expect(offset, sentences)
+    assert again.consensus.expect(offset, sentences) == expected
+    assert again.consensus.slopes.dtype == np.int8
     parts, metadata = load_file(path), {"trust": json.dumps({"weights": whole.weights})}
     for name, other in (
         ("slopes", np.zeros((3, 576), np.int8)),
@@ -172,32 +178,26 @@ def test_the_digest_depends_on_weights_and_transform_not_on_the_name(tmp_path: P
     assert len({digest_weights(path) for path in (first, third, fourth)}) == 3
 
 
-@pytest.fixture
-def seeing_file(tiny_file: Path) -> Path:
-    """A checkpoint that gives different captions for different photos, without trust."""
-    return tiny_file
-
-
 @pytest.mark.slow
-def test_captioner_trust_adds_trust_to_records(run_main: Run, seeing_file: Path) -> None:
-    data = seeing_file.parent / "data"
+def test_captioner_trust_adds_trust_to_records(run_main: Run, tiny_file: Path) -> None:
+    data = tiny_file.parent / "data"
     write_data(data, photos=100)
-    photo, strange = data / "val" / "70.png", seeing_file.parent / "strange.png"
+    photo, strange = data / "val" / "70.png", tiny_file.parent / "strange.png"
     Image.radial_gradient("L").convert("RGB").save(strange)
-    caption = ("caption", photo, "--checkpoint", seeing_file, "--json")
+    caption = ("caption", photo, "--checkpoint", tiny_file, "--json")
     before = json.loads(run_main(*caption).stdout)
     assert "familiarity" not in before and "trust" not in before
-    done = run_main("evaluate", data, "--checkpoint", seeing_file, "--unlike", data / "val")
+    done = run_main("evaluate", data, "--checkpoint", tiny_file, "--unlike", data / "val")
     assert (
         done.returncode == 1
         and "trust.safetensors of this checkpoint: run `captioner trust`" in done.stderr
     )
     # The command mends a file that nothing else can read.
-    trust_file(seeing_file).write_bytes(b"nothing")
+    trust_file(tiny_file).write_bytes(b"nothing")
     done = run_main(*caption)
     assert done.returncode == 1 and "again with `captioner trust`" in done.stderr
-    done = run_main("trust", seeing_file, data, "--device", "cpu")
-    assert done.stdout.strip() == str(trust_file(seeing_file)), done.stderr
+    done = run_main("trust", tiny_file, data, "--device", "cpu")
+    assert done.stdout.strip() == str(trust_file(tiny_file)), done.stderr
     assert "captioner: Trust in words on held-out photos: AUROC " in done.stderr
     record = json.loads(run_main(*caption).stdout)
     said, sure = record["caption"], max(0, record["trust"] - 0.001)
@@ -205,11 +205,11 @@ def test_captioner_trust_adds_trust_to_records(run_main: Run, seeing_file: Path)
     trusts = [word.pop("trust", None) for word in record["words"]]
     named = [word["word"] not in ("a", "in", "the") for word in record["words"]]
     assert [trust is not None for trust in trusts] == named and record == before
-    captioner = Captioner.from_pretrained(seeing_file, device="cpu")
+    captioner = Captioner.from_pretrained(tiny_file, device="cpu")
     alike, unlike = captioner.caption([photo, strange])
     assert alike.familiarity is not None and unlike.familiarity is not None
     assert unlike.familiarity < 0.01 < alike.familiarity
-    told = run_main("caption", photo, strange, "--checkpoint", seeing_file)
+    told = run_main("caption", photo, strange, "--checkpoint", tiny_file)
     assert told.returncode == 0 and len(told.stdout.splitlines()) == 2
     line, *doubts = told.stderr.splitlines()
     assert line.startswith(f"captioner: {strange} looks unlike the training photos")
@@ -226,11 +226,11 @@ def test_captioner_trust_adds_trust_to_records(run_main: Run, seeing_file: Path)
     assert captioner.caption([photo], minimum_trust=sure)[0].text == said
     (left,) = captioner.caption([photo], errors="return", minimum_trust=1)
     assert isinstance(left, UntrustedError)
-    done = run_main("trust", seeing_file, data, "--photos", "5")
+    done = run_main("trust", tiny_file, data, "--photos", "5")
     assert done.returncode == 2 and "--photos is 5; it must be at least" in done.stderr
-    few = seeing_file.parent / "few"
+    few = tiny_file.parent / "few"
     write_data(few, photos=6)
-    done = run_main("trust", seeing_file, few, "--device", "cpu")
+    done = run_main("trust", tiny_file, few, "--device", "cpu")
     assert done.returncode == 1 and "6 training photos are too few" in done.stderr
 
 
