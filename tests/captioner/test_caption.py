@@ -18,6 +18,9 @@ from PIL import Image
 from captioner import Captioner, GenerationConfig
 from captioner.alternative import Alternative
 from captioner.caption import Caption, ModelName
+from captioner.drawing.animation import animation
+from captioner.drawing.overlay import Panel, overlay
+from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageNotFoundError
 from captioner.terminal import json_line
 from captioner.vision.transform import Box
@@ -108,6 +111,38 @@ def test_pictures_need_a_photo(caption: Caption) -> None:
         for given in (photo, np.asarray(photo), data, caption.image):
             assert lost.overlay("cup", photo=given) == caption.overlay("cup")
     assert "a Cup of a &lt;b&gt; 3" in lost._repr_html_()
+
+
+@pytest.mark.parametrize(("trust", "shown"), [(0.3, 0.3), (None, 0.5)])
+def test_pictures_have_the_numbers_heads_box_and_notes_of_the_caption(
+    caption: Caption, trust: float | None, shown: float
+) -> None:
+    heads = np.array([[[0.9, 0.1, 0.0]], [[0.0, 0.2, 0.8]]], np.float32)
+    word = Word(text="cup", probability=0.5, trust=trust, attention=heads.mean(0), heads=heads)
+    box = Box(0.25, 0, 0.75, 1)
+    drawn = replace(caption, text="cup", words=(word,), box=box, trust=0.001)
+    photo = Image.open(caption.image or "").convert("RGB")
+    doubtful = trust is not None
+    note = "Dashes mark doubtful words. This may be wrong: 'cup'" if doubtful else None
+    measure = "likely right" if doubtful else "probability"
+    labels = {None: "(mean of 2 heads)", 1: "(head 1 of 2)", 2: "(head 2 of 2)"}
+    for head, label in labels.items():
+        weights = heads.mean(0) if head is None else heads[head - 1]
+        panels = [Panel("cup", shown, weights, doubtful=doubtful)]
+        sheet = contact_sheet(
+            photo, panels, title=f"cup {label}", note=note, measure=measure, box=box
+        )
+        assert drawn.contact_sheet(head=head) == sheet
+        assert drawn.animation(head=head) == animation(photo, panels, note=label, box=box)
+        assert drawn.overlay(head=head) == overlay(photo, weights, box=box)
+
+
+def test_an_alternative_is_chosen_with_its_trust(caption: Caption) -> None:
+    other = replace(caption.alternatives[0], trust=0.25)
+    chosen = replace(caption, trust=0.75, alternatives=(other,)).choose(1)
+    assert (chosen.text, chosen.score, chosen.trust) == (other.text, other.score, 0.25)
+    (former,) = chosen.alternatives
+    assert (former.text, former.words, former.trust) == (caption.text, caption.words, 0.75)
 
 
 def test_unknown_options_of_pictures_are_refused(caption: Caption) -> None:
@@ -272,8 +307,9 @@ NAMES = [
 def test_captions_below_the_minimum_trust_are_to_be_reviewed(
     caption: Caption, trust: float | None, minimum: float | None, review: bool
 ) -> None:
-    record = replace(caption, trust=trust).record(minimum_trust=minimum)
+    record = replace(caption, trust=trust, familiarity=0.12345).record(minimum_trust=minimum)
     assert record.get("review", False) is review
+    assert record["familiarity"] == 0.1235  # four digits, as trust
 
 
 @pytest.mark.parametrize(

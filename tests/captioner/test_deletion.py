@@ -100,6 +100,10 @@ def test_cells_are_the_fewest_that_hold_half() -> None:
     weights = torch.tensor([[0.1, 0.3, 0.4, 0.2], [0.5, 0.2, 0.2, 0.1], [0.25] * 4])
     wanted = [[0, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]]
     assert attended_cells(weights).int().tolist() == wanted
-    masks = random_cells(torch.Generator().manual_seed(0), draws=400)(torch.tensor([1, 3]), 4)
+    masks, again = (
+        random_cells(torch.Generator().manual_seed(0), draws=400)(torch.tensor([1, 3]), 4)
+        for _ in range(2)
+    )
+    assert masks.equal(again)
     assert masks.sum(-1).unique(dim=0).tolist() == [[1, 3]]
     assert masks[:, 0].float().mean(0).tolist() == pytest.approx([0.25] * 4, abs=0.08)

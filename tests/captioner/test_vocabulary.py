@@ -91,7 +91,7 @@ def test_scripts_without_spaces_are_split_by_characters(
 def test_scripts_without_spaces_are_recognized() -> None:
     assert has_no_spaces(["一只狗在草地上跑", "a dog"]) and has_no_spaces(["สุนัขวิ่ง"])
     assert not has_no_spaces(["개가 공원에서 뛴다", "a dog", "собака", "穿T-shirt的a man"])
-    assert not has_no_spaces([])
+    assert not has_no_spaces(["a dog in a park", "一只狗"]) and not has_no_spaces([])
 
 
 def test_equally_frequent_words_are_in_alphabetical_order() -> None:
@@ -105,9 +105,13 @@ def test_equally_frequent_words_are_in_alphabetical_order() -> None:
 def test_encode_and_decode() -> None:
     vocabulary = Vocabulary(["dog", "a"])
     assert vocabulary.encode(["a", "zebra", "dog"]) == [5, UNK, 4]
-    assert vocabulary.decode([START, 5, 4, END, 4, PAD]) == ["a", "dog"]
+    for decode in (vocabulary.decode, vocabulary.decode_plain):
+        assert decode([START, 5, 4, END, 4, PAD]) == ["a", "dog"]
     assert len(vocabulary) == 6
     assert "dog" in vocabulary and "zebra" not in vocabulary
+    styled = Vocabulary(["dog", "a"], styles=["long", "short"])
+    known = [word for word in (*styled.words, "zebra") if styled.knows(word)]
+    assert known == ["dog", "a"]
 
 
 @pytest.mark.parametrize(

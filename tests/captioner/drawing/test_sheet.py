@@ -120,7 +120,10 @@ class TestAnimation:
         assert len({frame.size for frame in frames}) == 1
         assert max(frames[0].size) <= 240
         assert min(frames[0].size) >= 50
-        assert max(animation(scene(size), panels(*["photograph"] * 30))[0].size) <= 640
+
+    def test_frames_with_a_long_caption_have_the_default_side_at_most(self):
+        frames = animation(scene((400, 300)), panels(*["photograph"] * 30))
+        assert max(frames[0].size) <= 640
 
     def test_it_begins_and_ends_with_the_plain_photo_and_shows_each_word_between(self):
         photo = scene((100, 100))

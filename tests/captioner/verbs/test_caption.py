@@ -78,20 +78,21 @@ def test_other_files_are_overwritten(here: Path) -> None:
 
 
 def test_a_word_is_given_by_itself_or_its_position_from_1(
-    tiny_file: Path, photo: Path, capsys: pytest.CaptureFixture[str]
+    run_main: Run, tiny_file: Path, photo: Path
 ) -> None:
-    command = ["caption", str(photo), "--checkpoint", str(tiny_file), "--overlay", "o.png"]
-    assert main(command) == 0
-    words = capsys.readouterr().out.split()
+    caption = ("caption", photo, "--checkpoint", tiny_file, "--overlay", "o.png")
+    words = run_main(*caption, "--word", "1").stdout.split()
     last = len(words)
-    for word, place in {"1": 1, words[1]: words.index(words[1]) + 1, "-1": last}.items():
-        assert main([*command, f"--word={word}"]) == 0
-        assert (
-            f"o.png shows {words[place - 1]!r}, word {place} of {last}" in capsys.readouterr().err
-        )
-    for word in ("0", str(last + 1), "zebra", "1.5"):
-        assert main([*command, f"--word={word}"]) == 1
-        assert f"--word {word}: there is no such word in" in capsys.readouterr().err
+    for word, place in {words[1]: words.index(words[1]) + 1, "-1": last}.items():
+        done = run_main(*caption, f"--word={word}")
+        expected = f"o.png shows {words[place - 1]!r}, word {place} of {last}\n"
+        assert (done.returncode, done.stderr) == (0, expected)
+    Path("o.png").unlink()
+    for word in ("0", str(last + 1), "zebra"):
+        done = run_main(*caption, f"--word={word}")
+        assert done.returncode == 1 and done.stdout.split() == words  # the caption is printed
+        assert f"{photo}: --word {word}: there is no such word in" in done.stderr
+    assert not Path("o.png").exists()
 
 
 def test_all_pictures_of_a_photo_open_it_once(
