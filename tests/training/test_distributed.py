@@ -110,7 +110,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(recipe: Path) -> Path:
     out = recipe.parent / "alone"
-    train_here(recipe, out)
+    train_here(recipe, out, data__workers=0)
     return out
 
 
@@ -168,7 +168,8 @@ def test_two_machines_learn_what_one_process_learns(
 
 
 def test_a_batch_in_parts_is_the_same_batch(recipe: Path, alone: Path, tmp_path: Path) -> None:
-    train_here(recipe, tmp_path / "run", stages__1__accumulate=2, stages__2__accumulate=3)
+    parts = {"stages__1__accumulate": 2, "stages__2__accumulate": 3}
+    train_here(recipe, tmp_path / "run", data__workers=0, **parts)
     assert furthest(alone, tmp_path / "run") < 1e-5
 
 

@@ -101,6 +101,13 @@ def test_every_weight_of_the_decoder_has_a_gradient(
     assert without == []
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_products_have_the_precision_of_the_recipe(precision: str) -> None:
+    with autocast_of(recipe(precision=precision), CPU.device):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype is getattr(torch, precision)
+
+
 def test_scheduled_sampling_never_inserts_start_tokens(
     styled: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +176,25 @@ def test_a_stage_carries_over_the_averaged_weights_of_an_epoch(
     again.begin_stage(whole, steps=20)
     again.end_stage()
     assert torch.equal(model.decoder.embedding.weight, averages[epoch])
+
+
+def test_sums_are_complete_after_resuming_with_another_number_of_processes(
+    tiny_checkpoint: Checkpoint,
+) -> None:
+    """Random states are restored only for the same number."""
+    model = tiny_checkpoint.model.requires_grad_(True)
+    state = TrainState(model, processes=CPU)
+    state.begin_stage(recipe(), steps=20).count_step({"loss": torch.tensor(3.0)})
+    saved = state.state_dict()
+    (process,) = saved["processes"]
+    saved["processes"] = [process, {**process, "sums": {"loss": torch.tensor(4.0)}}]
+    for rank, world, total in ((1, 2, 4), (0, 1, 7), (0, 3, 7), (2, 3, 0)):
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        resumed = TrainState(model, processes=replace(CPU, rank=rank, world=world))
+        resumed.load_state_dict(saved)
+        assert resumed.begin_stage(recipe(), steps=20).sums == {"loss": total}
+        assert torch.equal(torch.get_rng_state(), before) == (world != 2)
 
 
 class Drawn(SelfCriticalCaptions):
@@ -360,6 +386,9 @@ def test_gradients_of_float16_are_scaled(tiny_checkpoint: Checkpoint, batch: Bat
     step, (skipped, half, after) = stepped(tiny_checkpoint, [batch] * 3, precision="float16")
     _, (single, later) = stepped(tiny_checkpoint, [batch] * 2, precision="float32")
     assert step.stage.scaler.get_scale() == 32_768
+    again = StageState(step.stage.model, Progress(), recipe(precision="float16"), steps=8)
+    again.load_state_dict(step.stage.state_dict())
+    assert again.scaler.get_scale() == 32_768
     assert skipped["gradient_norm"] == 0 and skipped["loss"] == half["loss"]
     assert half["loss"] == pytest.approx(single["loss"], rel=0.01)
     assert half["gradient_norm"] == pytest.approx(single["gradient_norm"], rel=0.05)

@@ -29,7 +29,6 @@ from captioner_training.evaluation.deletion import (
 from captioner_training.evaluation.familiarity import pooled_grids
 from captioner_training.evaluation.measures import CaptionedSplit
 from captioner_training.evaluation.report import measure_parts
-from captioner_training.evaluation.split import BATCH
 from tests.conftest import make_consensus, make_tiny, make_trust
 from tests.launcher import Run
 
@@ -209,18 +208,19 @@ def test_the_summary_keeps_words_with_a_shut_gate_apart() -> None:
 
 
 def test_captions_beyond_the_first_batch_are_scored_on_their_own_photos(
-    tiny_file: Path, tmp_path: Path, run_main: Run
+    tiny_file: Path, tmp_path: Path, run_main: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference of each photo is what the model says of it alone."""
+    monkeypatch.setattr(split_module, "BATCH", 4)
     chance, folder = np.random.default_rng(0), tmp_path / "data" / "val"
     folder.mkdir(parents=True)
-    paths = [folder / f"{number}.png" for number in range(BATCH + 8)]
+    paths = [folder / f"{number}.png" for number in range(9)]
     for path in paths:
         colors = chance.integers(0, 256, (2, 2, 3), dtype=np.uint8)
         Image.fromarray(colors).resize((64, 64), Image.Resampling.NEAREST).save(path)
     captioner = Captioner.from_pretrained(tiny_file, dtype="float32")
     texts = [caption.text for caption in captioner.caption(paths)]
-    assert texts[:8] != texts[BATCH:]
+    assert texts[:4] != texts[4:8]
     images = [{"id": number, "file_name": path.name} for number, path in enumerate(paths)]
     notes = [{"image_id": number, "caption": text} for number, text in enumerate(texts)]
     content = {"images": images, "annotations": notes}

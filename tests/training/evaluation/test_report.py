@@ -220,13 +220,11 @@ def test_only_comparable_reports_can_be_compared(evaluated: Evaluated, run_main:
     part = evaluate(evaluated.part, "--compare", other)
     assert part.returncode == 1 and "of different splits" in part.stderr
     folder = evaluated.folder / "part"
-    evaluate(evaluated.part, "--report", folder)
-    alike = evaluate(
-        evaluated.part, "--compare", folder / "report.json", "--corpus", evaluated.captions
-    )
-    assert alike.returncode == 1 and "of 4 and of 3 images" in alike.stderr
+    corpus = ("--corpus", evaluated.captions)
+    report = json.loads(evaluate(evaluated.part, *corpus, "--report", folder).stdout)
+    alike = evaluate(evaluated.part, "--compare", folder / "report.json")
+    assert alike.returncode == 1 and "of 3 and of 4 images" in alike.stderr
     assert not part.stdout and not alike.stdout  # before any photo was captioned
-    report = json.loads(evaluate(evaluated.part, "--corpus", evaluated.captions).stdout)
     assert "a part" in report["comparable"] and "of a split of 4 images" in report["comparable"]
     assert report["document_frequencies"]["images"] == 4
 
