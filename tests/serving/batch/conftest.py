@@ -21,7 +21,6 @@ from tests.launcher import environment
 
 Records = list[dict[str, Any]]
 Photos = Callable[..., Path]
-Read = Callable[[Path], Records]
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -33,13 +32,34 @@ def draw(number: int, size: tuple[int, int] = (60, 40)) -> Image.Image:
     return image
 
 
-def read_tags(path: Path) -> dict[str, Any]:
-    """All XMP and IPTC tags as exiftool reads them."""
-    command = ["exiftool", "-json", "-G1", "-XMP:all", "-IPTC:all", path]
+def record_of(image: object, caption: str = "a man and a dog", **more: Any) -> dict[str, Any]:
+    """Make a record as `captioner batch` writes it."""
+    return {
+        "image": str(image),
+        "caption": caption,
+        "score": -0.5,
+        "words": [],
+        "alternatives": [{"caption": "the man", "score": -0.75}],
+        "model": {"name": "tiny", "version": "1"},
+        **more,
+    }
+
+
+def write_lines(path: Path, *records: dict[str, Any]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def read_lines(path: Path) -> Records:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def read_tags(*paths: Path) -> Records:
+    """All XMP and IPTC tags of each file as exiftool reads them."""
+    command = ["exiftool", "-json", "-G1", "-XMP:all", "-IPTC:all", *paths]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    (tags,) = json.loads(result.stdout)
-    return dict(tags)
+    tags: Records = json.loads(result.stdout)
+    return tags
 
 
 @pytest.fixture
@@ -77,16 +97,6 @@ def lively_file(saved_tiny: Path) -> Path:
 def tiny(lively_file: Path) -> Captioner:
     """The model of the command, for calls from Python."""
     return Captioner.from_pretrained(lively_file, dtype="float32")
-
-
-@pytest.fixture
-def read() -> Read:
-    """Read a file of records."""
-
-    def lines(path: Path) -> Records:
-        return [json.loads(line) for line in path.read_text().splitlines()]
-
-    return lines
 
 
 @pytest.fixture

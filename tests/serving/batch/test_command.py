@@ -33,7 +33,7 @@ from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.progress import ProgressBar
 from tests.conftest import make_trust
 from tests.launcher import Run
-from tests.serving.batch.conftest import Photos, Read, Start
+from tests.serving.batch.conftest import Photos, Start, read_lines
 
 
 def test_records_are_those_of_caption_in_the_order_of_the_photos(
@@ -42,7 +42,6 @@ def test_records_are_those_of_caption_in_the_order_of_the_photos(
     lively_file: Path,
     photos: Photos,
     tmp_path: Path,
-    read: Read,
 ) -> None:
     folder = photos(12)
     names = sorted(str(path) for path in folder.iterdir())
@@ -50,7 +49,7 @@ def test_records_are_those_of_caption_in_the_order_of_the_photos(
     result = run_batch(folder, "--output", output, "--attention", "--captions", 2)
     assert (result.returncode, result.stdout) == (0, "")
     assert "12 photos in" in result.stderr and "float32 on cpu" in result.stderr
-    records = read(output)
+    records = read_lines(output)
     assert [record["image"] for record in records] == names
     assert len({record["score"] for record in records}) > 6
     single = run_main(
@@ -144,7 +143,7 @@ def test_parquet(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
     assert [record["caption"] for record in again] == [record["caption"] for record in made[:3]]
 
 
-def test_wording_and_review(tiny: Captioner, photos: Photos, tmp_path: Path, read: Read) -> None:
+def test_wording_and_review(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
     from captioner_serving.batch.wording import Wording
 
     folder = photos(12)
@@ -162,7 +161,7 @@ def test_wording_and_review(tiny: Captioner, photos: Photos, tmp_path: Path, rea
     output = tmp_path / "sure.jsonl"
     records = list(caption_batch(folder, output=output, config=config, captioner=tiny))
     assert len(records) == 12
-    sure, unsure = read(output), read(tmp_path / "unsure.jsonl")
+    sure, unsure = read_lines(output), read_lines(tmp_path / "unsure.jsonl")
     assert [record["score"] >= middle for record in sure] == [True] * len(sure)
     assert [record["score"] < middle for record in unsure] == [True] * len(unsure)
     assert (len(sure), len(unsure)) == (sum(r["score"] >= middle for r in plain), 12 - len(sure))
@@ -178,7 +177,7 @@ def test_wording_and_review(tiny: Captioner, photos: Photos, tmp_path: Path, rea
 
 
 def test_captions_of_little_trust_go_to_the_review(
-    tiny: Captioner, photos: Photos, tmp_path: Path, read: Read
+    tiny: Captioner, photos: Photos, tmp_path: Path
 ) -> None:
     sure, folder = Captioner(tiny.checkpoint, device="cpu", trust=make_trust()), photos(8)
     trusts = sorted(record["trust"] for record in caption_batch(folder, captioner=sure))
@@ -189,7 +188,7 @@ def test_captions_of_little_trust_go_to_the_review(
     assert len(list(caption_batch(folder, output=output, config=config, captioner=sure))) == 8
     with output.open(newline="") as file:
         kept = [float(row["trust"]) for row in csv.DictReader(file)]
-    records = read(tmp_path / "unsure.jsonl")
+    records = read_lines(tmp_path / "unsure.jsonl")
     left = [record["trust"] for record in records]
     assert sorted(left) + sorted(kept) == trusts and min(kept) == trusts[4]
     assert all(record["review"] is True for record in records)
@@ -197,7 +196,7 @@ def test_captions_of_little_trust_go_to_the_review(
     for at in range(4):
         shutil.copy(sorted(folder.iterdir())[at], folder / f"z{at}.png")
     assert len(list(caption_batch(folder, output=output, config=config, captioner=sure))) == 4
-    more = read(tmp_path / "unsure.jsonl")
+    more = read_lines(tmp_path / "unsure.jsonl")
     # A copy has the words of its photo, and so the place beside it.
     words = [record["words"] for record in more]
     assert len(more) > len(records) and [one for one in words if words.count(one) > 1]

@@ -18,19 +18,7 @@ from captioner_serving.batch.journal import Journal
 from captioner_serving.batch.wording import Wording
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
-
-
-def record(image: str, caption: str = "a man and a dog", **more: Any) -> dict[str, Any]:
-    """What `captioner batch` writes of a photo."""
-    return {
-        "image": image,
-        "caption": caption,
-        "score": -0.5,
-        "words": [],
-        "alternatives": [{"caption": "the man", "score": -0.75}],
-        "model": {"name": "tiny", "version": "1"},
-        **more,
-    }
+from tests.serving.batch.conftest import read_lines, record_of, write_lines
 
 
 @pytest.fixture
@@ -40,16 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("a.jpg", "b.jpg"):
         (tmp_path / name).write_bytes(b"a photo")
     failed = {"image": "c.jpg", "error": {"code": "image_empty", "detail": "c.jpg is empty"}}
-    write(tmp_path / "r.jsonl", record("a.jpg"), failed, record("b.jpg", "a cat"))
+    write_lines(tmp_path / "r.jsonl", record_of("a.jpg"), failed, record_of("b.jpg", "a cat"))
     return tmp_path
-
-
-def write(path: Path, *records: dict[str, Any]) -> None:
-    path.write_text("".join(json.dumps(each) + "\n" for each in records))
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_command_makes_a_table_and_sidecars(folder: Path, run_main: Run) -> None:
@@ -90,28 +70,28 @@ def test_parquet_coco_and_xmp(folder: Path) -> None:
 
 def test_new_wording_starts_from_the_models_sentence(folder: Path) -> None:
     assert main(["convert", "r.jsonl", "--to", "one.jsonl", "--replace", "man=person"]) == 0
-    first, second = read(folder / "one.jsonl")
+    first, second = read_lines(folder / "one.jsonl")
     assert (first["caption"], first["unworded"]) == ("a person and a dog", "a man and a dog")
     assert first["alternatives"] == [
         {"caption": "the person", "score": -0.75, "unworded": "the man"}
     ]
     assert "unworded" not in second  # nothing was replaced in it
     assert main(["convert", "one.jsonl", "--to", "two.jsonl", "--template", "{caption}!"]) == 0
-    assert read(folder / "two.jsonl")[0]["caption"] == "a man and a dog!"
+    assert read_lines(folder / "two.jsonl")[0]["caption"] == "a man and a dog!"
     assert main(["convert", "one.jsonl", "--to", "same.jsonl"]) == 0  # no wording: as they stand
     assert (folder / "same.jsonl").read_bytes() == (folder / "one.jsonl").read_bytes()
-    assert Wording().apply(first) == read(folder / "r.jsonl")[0]
+    assert Wording().apply(first) == read_lines(folder / "r.jsonl")[0]
 
 
 def test_a_pattern_may_match_the_other_files_of_a_run(folder: Path, run_main: Run) -> None:
     failed = {"image": "c.jpg", "error": {"detail": "c.jpg is empty"}}
-    write(folder / "r.jsonl.errors.jsonl", failed)
-    write(folder / "r.jsonl.run.json", {"settings": {}})
-    write(folder / "s.jsonl", record("s.jpg"))
+    write_lines(folder / "r.jsonl.errors.jsonl", failed)
+    write_lines(folder / "r.jsonl.run.json", {"settings": {}})
+    write_lines(folder / "s.jsonl", record_of("s.jpg"))
     names = sorted(path.name for path in folder.glob("*.json*"))  # as a shell gives them
     result = run_main("convert", *names, "--to", "c.jsonl")
     assert result.returncode == 0, result.stderr
-    assert [one["image"] for one in read(folder / "c.jsonl")] == ["a.jpg", "b.jpg", "s.jpg"]
+    assert [one["image"] for one in read_lines(folder / "c.jsonl")] == ["a.jpg", "b.jpg", "s.jpg"]
     assert result.stderr.startswith("3 captions; 1 failed photo skipped")
     # None of them is written over, whatever is said.
     for other in ("r.jsonl.errors.jsonl", "r.jsonl.run.json"):
@@ -126,7 +106,12 @@ def test_a_pattern_may_match_the_other_files_of_a_run(folder: Path, run_main: Ru
 def test_a_missing_photo_is_named_and_other_sidecars_are_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(folder / "r.jsonl", record("t.tar/x.jpg"), record("n" * 300), record("a.jpg"))
+    write_lines(
+        folder / "r.jsonl",
+        record_of("t.tar/x.jpg"),
+        record_of("n" * 300),
+        record_of("a.jpg"),
+    )
     assert main(["convert", "r.jsonl", "--sidecar", "caption"]) == 1
     said = capsys.readouterr().err
     assert "captioner: there is no photo t.tar/x.jpg for a sidecar" in said
@@ -149,7 +134,7 @@ def test_no_sidecar_is_written_outside_of_the_root(
     (elsewhere / "a.txt").write_text("mine")
     outside = (f"{elsewhere}/a.jpg", "../elsewhere/a.jpg", "deep/../../a.jpg", "way/a.jpg")
     inside = (f"{root}/deep/../deep/a.jpg", "c.jpg")
-    write(folder / "r.jsonl", *map(record, (*outside, *inside)))
+    write_lines(folder / "r.jsonl", *map(record_of, (*outside, *inside)))
     arguments = ["convert", "r.jsonl", "--sidecar", "txt", "--existing", "overwrite"]
     assert main([*arguments, "--root", "root"]) == 1
     said = capsys.readouterr().err.splitlines()
@@ -218,11 +203,19 @@ DAMAGED: dict[str, tuple[str, str | bytes, str]] = {
     "torn line": ("r.jsonl", '{"image": "a.jpg", "capt', "line 4 is an incomplete record"),
     "no text": ("r.jsonl", b"\xff\xfe", "line 4 is an incomplete record"),
     "no record": ("r.jsonl", "[]", "line 4 is not a caption record: image is missing"),
-    "no name": ("r.jsonl", json.dumps(record("a\0.jpg")), "image is missing"),
-    "no number": ("r.jsonl", json.dumps(record("a.jpg", score="high")), "score or alternatives"),
-    "no character": ("r.jsonl", json.dumps(record("a.jpg", "\ud800")), "or alternatives"),
-    "alternative": ("r.jsonl", json.dumps(record("a.jpg", alternatives=[{}])), "or alternatives"),
-    "no model": ("r.jsonl", json.dumps(record("a.jpg", model=None)), "model is missing"),
+    "no name": ("r.jsonl", json.dumps(record_of("a\0.jpg")), "image is missing"),
+    "no number": (
+        "r.jsonl",
+        json.dumps(record_of("a.jpg", score="high")),
+        "score or alternatives",
+    ),
+    "no character": ("r.jsonl", json.dumps(record_of("a.jpg", "\ud800")), "or alternatives"),
+    "alternative": (
+        "r.jsonl",
+        json.dumps(record_of("a.jpg", alternatives=[{}])),
+        "or alternatives",
+    ),
+    "no model": ("r.jsonl", json.dumps(record_of("a.jpg", model=None)), "model is missing"),
 }
 
 

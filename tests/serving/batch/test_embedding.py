@@ -19,8 +19,15 @@ from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
 from tests.conftest import read_tree
 from tests.launcher import Run
-from tests.serving.batch.conftest import Photos, Records, Start, draw, read_tags
-from tests.serving.batch.test_convert import record, write
+from tests.serving.batch.conftest import (
+    Photos,
+    Records,
+    Start,
+    draw,
+    read_tags,
+    record_of,
+    write_lines,
+)
 
 pytestmark = pytest.mark.needs("exiftool")
 
@@ -76,7 +83,7 @@ def test_exiftool_and_pillow_read_the_texts_and_the_file_is_otherwise_the_same(
     before, status = photo.read_bytes(), photo.stat()
     (line,) = embed(folder, language="pt-BR")
     text = line["caption"].capitalize() + "."
-    tags = read_tags(photo)
+    (tags,) = read_tags(photo)
     for tag in ("XMP-dc:Description", "XMP-iptcCore:AltTextAccessibility"):
         assert tags[tag] == tags[f"{tag}-pt-BR"] == text
     with Image.open(photo) as image:
@@ -108,16 +115,16 @@ def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> Non
     exiftool("-overwrite_original", "-IPTC:Caption-Abstract=Grandma", "-IPTC:Keywords=2024",
         "-IPTC:Keywords=dog", tmp_path / "iptc.jpg")  # fmt: skip
     records = [
-        record(str(tmp_path / f"{name}.jpg"), "a <dog> &\n'sea'", keywords=["dog", "sea"])
+        record_of(tmp_path / f"{name}.jpg", "a <dog> &\n'sea'", keywords=["dog", "sea"])
         for name in names
     ]
-    write(tmp_path / "r.jsonl", *records)
+    write_lines(tmp_path / "r.jsonl", *records)
     for _ in range(2):
         result = run_main("convert", tmp_path / "r.jsonl", "--embed", "--no-backup", "--plain")
         assert result.returncode == 0, result.stderr
     assert result.stderr == "3 captions; 0 photos written; 3 unchanged\n"
     assert not list(tmp_path.glob("*_original"))
-    xmp, iptc, none = (read_tags(tmp_path / f"{name}.jpg") for name in names)
+    xmp, iptc, none = read_tags(*(tmp_path / f"{name}.jpg" for name in names))
     text = "a <dog> &\n'sea'"
     assert xmp["XMP-dc:Description"] == xmp["XMP-dc:Description-de"] == "Am Strand"
     assert xmp["XMP-dc:Description-en"] == xmp["XMP-iptcCore:AltTextAccessibility"] == text
@@ -127,21 +134,20 @@ def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> Non
     assert none["XMP-dc:Description-en"] == text and none["XMP-dc:Subject"] == ["dog", "sea"]
 
 
-@pytest.mark.parametrize(
-    "name", ["-delete_original.jpg", "new\nline %d.jpg", "Müller 图.JPG", "é\udcff"]
-)
 def test_photos_of_any_name_are_embedded(
-    embed: Embed, photos: Photos, name: str, monkeypatch: pytest.MonkeyPatch
+    photos: Photos, run_main: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = photos(1)
-    photo = (folder / "p000.jpg").rename(folder / name)
+    names = ["-delete_original.jpg", "new\nline %d.jpg", "Müller 图.JPG", "é\udcff"]
+    folder = photos(len(names))
     monkeypatch.chdir(folder)
-    assert [list(line) for line in embed(name)] == [
-        ["image", "caption", "score", "words", "alternatives", "model"]
-    ]
-    with Image.open(photo) as image:
-        assert b"AltTextAccessibility" in image.info["xmp"]
-    assert Path(f"{photo}_original").exists()
+    for photo, name in zip(sorted(folder.iterdir()), names, strict=True):
+        photo.rename(name)
+    write_lines(folder / "r.jsonl", *map(record_of, names))
+    assert run_main("convert", "r.jsonl", "--embed").returncode == 0
+    for name in names:
+        with Image.open(name) as image:
+            assert b"AltTextAccessibility" in image.info["xmp"]
+        assert Path(f"{name}_original").exists()
 
 
 def test_what_cannot_be_embedded_is_a_sentence_and_costs_no_caption(
@@ -212,17 +218,6 @@ def test_an_exiftool_that_dies_costs_one_photo(
     first, *others = embed(folder)
     assert "(exiftool exited or took too long)" in first["error"]["detail"]
     assert not any("error" in line for line in others)
-
-
-def test_options_that_make_no_sense_are_refused(run_batch: Run, photos: Photos) -> None:
-    for options, said in (
-        (("--no-backup",), "--no-backup requires --embed"),
-        (("--existing", "append"), "--existing is 'append'; it requires sidecar or embed"),
-    ):
-        result = run_batch(photos(1), "--output", "-", *options)
-        assert result.returncode == 2 and said in result.stderr
-    result = run_batch("photos.tar", "--output", "-", "--embed")
-    assert result.returncode == 2 and "photos.tar is an archive or URL" in result.stderr
 
 
 def test_copies_are_neither_inputs_nor_named_and_share_no_sidecar(

@@ -14,9 +14,9 @@ from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.wording import Wording, combine_keywords
 from tests.conftest import make_trust
 from tests.launcher import Run
-from tests.serving.batch.conftest import Photos, read_tags
-from tests.serving.batch.test_convert import read, record, write
-from tests.serving.batch.test_xmp import LIGHTROOM
+from tests.refusals import check_refusals
+from tests.serving.batch.conftest import Photos, read_lines, read_tags, record_of, write_lines
+from tests.serving.batch.test_xmp import HEAD, LIGHTROOM, TAIL
 
 WORDS = [
     {"word": "a", "probability": 0.9},
@@ -33,11 +33,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder with three photos and their records; one photo is unfamiliar."""
     monkeypatch.chdir(tmp_path)
     records = [
-        record("a.jpg", "a man and dog sea man", words=WORDS),
-        record("b.jpg", "a group", words=WORDS[:1]),
-        record("c.jpg", "a man and dog sea man", words=WORDS, familiarity=0.001),
+        record_of("a.jpg", "a man and dog sea man", words=WORDS),
+        record_of("b.jpg", "a group", words=WORDS[:1]),
+        record_of("c.jpg", "a man and dog sea man", words=WORDS, familiarity=0.001),
     ]
-    write(tmp_path / "r.jsonl", *records)
+    write_lines(tmp_path / "r.jsonl", *records)
     for name in ("a.jpg", "b.jpg", "c.jpg"):
         (tmp_path / name).write_bytes(b"a photo")
     return tmp_path
@@ -60,7 +60,7 @@ def test_convert_chooses_words_by_their_trust(
     assert run_main("convert", "r.jsonl", "--to", "k.jsonl", "--keywords", *options).returncode == 0
     if options == ("--replace", "a man=a golden, retriever"):
         wanted = ["man", *wanted]  # the second man is still one
-    assert [line["keywords"] for line in read(folder / "k.jsonl")] == [wanted, [], []]
+    assert [line["keywords"] for line in read_lines(folder / "k.jsonl")] == [wanted, [], []]
 
 
 @pytest.mark.needs("exiftool")
@@ -77,37 +77,34 @@ def test_keywords_are_a_column_a_comma_list_and_a_bag(folder: Path, run_main: Ru
     for _ in range(2):
         result = run_main("convert", "k.csv", "--sidecar", "xmp", "--existing", "append")
         assert result.returncode == 0, result.stderr
-    assert read_tags(folder / "a.xmp")["XMP-dc:Subject"] == ["man", "Beach"]
-    assert read_tags(folder / "b.xmp")["XMP-dc:Subject"] == ["holiday & sea", 2024]
+    subjects = [tags["XMP-dc:Subject"] for tags in read_tags(folder / "a.xmp", folder / "b.xmp")]
+    assert subjects == [["man", "Beach"], ["holiday & sea", 2024]]
 
 
 @pytest.mark.needs("exiftool")
-@pytest.mark.parametrize(
-    ("old", "wanted"),
-    [
-        ("", ["man", "sea"]),
-        ("<d:subject/>", ["man", "sea"]),
-        ("<d:subject>SEA</d:subject>", ["SEA", "man"]),
-        ("<d:subject><r:Bag><r:li>Sea</r:li><r:li>x</r:li></r:Bag></d:subject>",
-         ["Sea", "x", "man"]),
-        ("<d:subject><r:Seq><r:li>x</r:li></r:Seq></d:subject>", ["x", "man", "sea"]),
-        (' d:subject="sea"', ["sea", "man"]),
-    ],
-)  # fmt: skip
-def test_keywords_of_others_stay_as_exiftool_reads_them(
-    folder: Path, run_main: Run, old: str, wanted: list[str]
-) -> None:
-    inside, attribute = (old, "") if old.startswith("<") else ("", old)
-    (folder / "a.xmp").write_text(
-        '<x:xmpmeta xmlns:x="adobe:ns:meta/">'
-        '<r:RDF xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><r:Description r:about=""'
-        f' xmlns:d="http://purl.org/dc/elements/1.1/"{attribute}>{inside}'
-        "</r:Description></r:RDF></x:xmpmeta>"
+def test_keywords_of_others_stay_as_exiftool_reads_them(folder: Path, run_main: Run) -> None:
+    wanted = {
+        "": ["man", "sea"],
+        "<d:subject/>": ["man", "sea"],
+        "<d:subject>SEA</d:subject>": ["SEA", "man"],
+        "<d:subject><r:Bag><r:li>Sea</r:li><r:li>x</r:li></r:Bag></d:subject>": ["Sea", "x", "man"],
+        "<d:subject><r:Seq><r:li>x</r:li></r:Seq></d:subject>": ["x", "man", "sea"],
+        ' d:subject="sea"': ["sea", "man"],
+    }
+    sidecars = [folder / f"{number}.xmp" for number in range(len(wanted))]
+    for sidecar, old in zip(sidecars, wanted, strict=True):
+        inside, attribute = (old, "") if old.startswith("<") else ("", old)
+        sidecar.write_text(f"{HEAD}{attribute}>{inside}</r:Description>{TAIL}")
+        sidecar.with_suffix(".jpg").write_bytes(b"a photo")
+    said = "a man and dog sea man"
+    write_lines(
+        folder / "r.jsonl", *(record_of(f"{p.stem}.jpg", said, words=WORDS) for p in sidecars)
     )
     for existing in ("skip", "overwrite", "prepend"):
         options = ("--keywords", "--sidecar", "xmp", "--existing", existing)
         run_main("convert", "r.jsonl", *options)
-        assert read_tags(folder / "a.xmp")["XMP-dc:Subject"] == wanted
+        subjects = [tags["XMP-dc:Subject"] for tags in read_tags(*sidecars)]
+        assert subjects == list(wanted.values())
 
 
 def test_a_subject_that_is_no_list_stays(folder: Path, run_main: Run) -> None:
@@ -142,26 +139,20 @@ def test_batch_writes_keywords_of_models_with_trust_alone(
     config = BatchConfig(keywords=0.5, wording=Wording(replace=(("dog", "hound"),)))
     records = list(caption_batch(folder, output=output, config=config, captioner=sure))
     assert any(line["keywords"] for line in records)
-    for line in read(output):
+    for line in read_lines(output):
         words = [word["word"] for word in line["words"] if word.get("trust", 0) >= 0.5]
         renamed = ["hound" if word == "dog" else word for word in words]
         assert line["keywords"] == list(dict.fromkeys(renamed))
     with pytest.raises(ConfigError, match="keywords needs a trust file, but the checkpoint tiny"):
         list(caption_batch(folder, config=config, captioner=tiny))
-    (photo,) = photos(1, name="one").iterdir()
-    model = ("--checkpoint", lively_file)
-    for command, status, sentence in (
-        (("caption", photo, "--keywords", *model), 2, "--keywords needs --json"),
-        (("caption", photo, "--json", "--keywords", *model), 2, "--keywords needs a trust file"),
-        (("caption", "--keywords", photo, *model), 2, "is not between 0 and 1"),
-        (
-            ("convert", output, "--keywords", "nan", "--to", "x.csv"),
-            2,
-            "nan is not between 0 and 1",
-        ),
-    ):
-        result = run_main(*command)
-        assert result.returncode == status and sentence in result.stderr
+    (photo,), model = photos(1, name="one").iterdir(), f"--checkpoint {lively_file}"
+    refused = {
+        f"caption {photo} --keywords {model}": (2, "--keywords needs --json"),
+        f"caption {photo} --json --keywords {model}": (2, "--keywords needs a trust file"),
+        f"caption --keywords {photo} {model}": (2, "is not between 0 and 1"),
+        f"convert {output} --keywords nan --to x.csv": (2, "nan is not between 0 and 1"),
+    }
+    check_refusals(run_main, refused, tmp_path)
 
 
 def test_records_without_trust_or_words_are_a_sentence(folder: Path, run_main: Run) -> None:
@@ -169,11 +160,11 @@ def test_records_without_trust_or_words_are_a_sentence(folder: Path, run_main: R
         ("none", WORDS[:1], "--keywords needs words with trust, and these records have none"),
         ("damaged", [3], "the record of a.jpg has no words to choose keywords from"),
     ):
-        write(folder / f"{name}.jsonl", record("a.jpg", words=words))
+        write_lines(folder / f"{name}.jsonl", record_of("a.jpg", words=words))
         result = run_main("convert", f"{name}.jsonl", "--keywords", "--to", "x.jsonl")
         assert result.returncode > 0 and said in result.stderr
     for odd in ("dog", [1], ["a,b"], ["a\x00"]):
-        write(folder / "odd.jsonl", record("a.jpg", keywords=odd))
+        write_lines(folder / "odd.jsonl", record_of("a.jpg", keywords=odd))
         result = run_main("convert", "odd.jsonl", "--to", "x.jsonl")
         assert "odd.jsonl, line 1 is not a caption record: keywords" in result.stderr
     assert not (folder / "x.jsonl").exists()

@@ -21,7 +21,8 @@ REFUSED: Refusals = {
     "photos --output x.xls": (2, "it must end in .jsonl, .csv, .parquet, .json"),
     "photos --shard 0/4": (2, "in I/N, I must be from 1 to N"),
     "photos --sidecar pdf": (2, "it should be 'txt', 'caption', 'json' or 'xmp'"),
-    "photos --existing append": (2, "it requires sidecar"),
+    "photos --existing append": (2, "--existing is 'append'; it requires sidecar or embed"),
+    "photos --no-backup": (2, "--no-backup requires --embed"),
     "photos --min-score -1": (2, "--review requires --min-score or --minimum-trust"),
     "photos --minimum-trust 0.5": (2, "--review requires --min-score or --minimum-trust"),
     "photos --minimum-trust 2 --checkpoint missing": (
@@ -61,6 +62,7 @@ REFUSED: Refusals = {
     "t.csv": (2, "add --column"),
     "photos/p000.jpg --column path": (2, "no input is a table"),
     "shots.tar photos/p000.jpg --sidecar txt": (2, "shots.tar is an archive or URL"),
+    "shots.tar --embed": (2, "shots.tar is an archive or URL"),
     "photos phots/": (1, "there is no folder phots, did you mean photos?"),
     "phots/p000.jpg": (1, "there is no file phots/p000.jpg: phots does not exist"),
     "photos/p00.jpg": (1, "did you mean photos/p001.jpg?"),

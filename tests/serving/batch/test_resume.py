@@ -15,7 +15,7 @@ from captioner import Captioner, ConfigError
 from captioner_serving.batch import BatchConfig, caption_batch
 from tests.launcher import Run
 from tests.process_tree import children
-from tests.serving.batch.conftest import Photos, Read, Start
+from tests.serving.batch.conftest import Photos, Start, read_lines
 
 
 def await_records(process: subprocess.Popen[str], output: Path) -> None:
@@ -31,7 +31,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_killed_run_is_resumed(
-    run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path, read: Read
+    run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path
 ) -> None:
     folder, output = photos(120), tmp_path / "captions.csv"
     process = start_batch(folder, "--output", output, "--batch-size", 2)
@@ -54,7 +54,7 @@ def test_a_killed_run_is_resumed(
     result = run_batch(folder, "--output", output, "--batch-size", 32)
     assert (result.returncode, result.stdout) == (0, "")
     assert not done or f"{done} done before" in result.stderr
-    assert [record["image"] for record in read(journal)] == sorted(map(str, folder.iterdir()))
+    assert [record["image"] for record in read_lines(journal)] == sorted(map(str, folder.iterdir()))
     assert len(output.read_text().splitlines()) == 121
 
 
@@ -73,7 +73,7 @@ def test_an_interrupted_run_keeps_what_it_has_finished(
 
 
 def test_a_decoder_that_dies_costs_no_photo_that_is_sound(
-    start_batch: Start, photos: Photos, tmp_path: Path, read: Read
+    start_batch: Start, photos: Photos, tmp_path: Path
 ) -> None:
     folder, output = photos(100), tmp_path / "captions.jsonl"
     process = start_batch(folder, "--output", output, "--workers", 2, "--batch-size", 4)
@@ -82,11 +82,11 @@ def test_a_decoder_that_dies_costs_no_photo_that_is_sound(
     os.kill(first, signal.SIGSEGV)
     _, said = process.communicate(timeout=300)
     assert (process.returncode, "Traceback" in said) == (0, False)
-    assert [record["image"] for record in read(output)] == sorted(map(str, folder.iterdir()))
+    assert [record["image"] for record in read_lines(output)] == sorted(map(str, folder.iterdir()))
 
 
 def test_a_full_disk_costs_nothing_that_was_done(
-    run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path, read: Read
+    run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path
 ) -> None:
     folder, output, whole = photos(40), tmp_path / "captions.jsonl", tmp_path / "whole.jsonl"
     command = (folder, "--batch-size", 4, "--output")
@@ -129,7 +129,7 @@ def test_other_settings_are_refused_and_restart_begins_anew(
 
 
 def test_errors_are_kept_and_retried_when_asked(
-    tiny: Captioner, photos: Photos, tmp_path: Path, read: Read
+    tiny: Captioner, photos: Photos, tmp_path: Path
 ) -> None:
     folder, output = photos(4), tmp_path / "c.jsonl"
     good = (folder / "p003.jpg").read_bytes()
@@ -143,18 +143,18 @@ def test_errors_are_kept_and_retried_when_asked(
 
     assert run() == ["p000.jpg", "p001.jpg!", "p002.jpg", "p003.jpg!"]
     (folder / "p003.jpg").write_bytes(good)
-    assert run() == [] and len(read(errors)) == 2
+    assert run() == [] and len(read_lines(errors)) == 2
     assert run(retry_errors=True) == ["p001.jpg!", "p003.jpg"]
-    assert [record["image"] for record in read(errors)] == [str(folder / "p001.jpg")]
+    assert [record["image"] for record in read_lines(errors)] == [str(folder / "p001.jpg")]
     (folder / "p001.jpg").write_bytes(good)
     assert run(retry_errors=True) == ["p001.jpg"]
     assert run() == [] and not errors.exists()
-    names = [Path(record["image"]).stem for record in read(output)]
+    names = [Path(record["image"]).stem for record in read_lines(output)]
     assert names == ["p000", "p002", "p003", "p001"]
 
 
 def test_the_remedy_for_a_full_disk_is_printed_wherever_it_fills(
-    run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path, read: Read
+    run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path
 ) -> None:
     """A sidecar, a map or the table at the end; then the same command resumes."""
     folder, maps = photos(3), tmp_path / "maps"

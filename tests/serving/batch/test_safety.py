@@ -18,7 +18,7 @@ from captioner_serving.batch.outputs.written import WrittenFiles
 from captioner_serving.batch.wording import Wording
 from tests.conftest import read_tree
 from tests.launcher import Run
-from tests.serving.batch.conftest import Photos, Read
+from tests.serving.batch.conftest import Photos, read_lines
 
 Caption = Callable[..., list[dict[str, Any]]]
 
@@ -94,9 +94,7 @@ def test_a_damaged_state_is_a_sentence(
     assert read_tree(tmp_path) == before
 
 
-def test_a_review_belongs_to_one_output(
-    caption: Caption, photos: Photos, tmp_path: Path, read: Read
-) -> None:
+def test_a_review_belongs_to_one_output(caption: Caption, photos: Photos, tmp_path: Path) -> None:
     """Else a run that was killed before its own first unsure record would cut the others' off."""
     folder, review = photos(2), tmp_path / "unsure.jsonl"
     (folder / "a.jpg").write_bytes(b"no photo")
@@ -114,7 +112,7 @@ def test_a_review_belongs_to_one_output(
     with pytest.raises(OutputError, match=r"one\.jsonl exists"):
         run("one.csv", review=tmp_path / "one.jsonl")
     run("one.jsonl")
-    unsure = read(review)
+    unsure = read_lines(review)
     assert {Path(record["image"]).stem for record in unsure} == {"p000", "p001"}
     assert unsure[0]["score"] < unsure[1]["score"]
     names = ("one.jsonl", "one.jsonl.errors.jsonl", "one.jsonl.run.json", "unsure.jsonl")
@@ -148,7 +146,7 @@ def test_two_runs_share_no_review_at_a_time(
 
 
 def test_restart_removes_what_the_run_wrote_and_nothing_else(
-    caption: Caption, photos: Photos, tmp_path: Path, read: Read
+    caption: Caption, photos: Photos, tmp_path: Path
 ) -> None:
     folder, review, mine = photos(2), tmp_path / "unsure.jsonl", tmp_path / "mine.jsonl"
     mine.write_text("mine\n")
@@ -158,7 +156,7 @@ def test_restart_removes_what_the_run_wrote_and_nothing_else(
         caption(folder, min_score=-1e-9, review=str(mine), restart=True)
     assert (mine.read_text(), review.read_bytes()) == ("mine\n", unsure)
     caption(folder, restart=True)
-    assert len(read(tmp_path / "c.jsonl")) == 2 and review.read_bytes() == unsure
+    assert len(read_lines(tmp_path / "c.jsonl")) == 2 and review.read_bytes() == unsure
 
 
 def test_restart_deletes_the_sidecars_and_maps_that_the_run_created(

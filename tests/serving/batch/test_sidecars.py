@@ -1,4 +1,7 @@
-"""Sidecars: their names, and how existing files are treated."""
+"""Sidecars: their names, and how existing files are treated.
+
+Most tests use `convert`, which writes sidecars as `batch` does, and needs no model.
+"""
 
 from __future__ import annotations
 
@@ -14,56 +17,76 @@ from PIL import Image
 
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.wording import combine
-from tests.serving.batch.conftest import Photos, Records
+from tests.launcher import Run
+from tests.serving.batch.conftest import Photos, Records, read_lines, record_of, write_lines
 from tests.serving.batch.test_xmp import LIGHTROOM
+
+Write = Callable[..., list[str]]
+Caption = Callable[..., Records]
 
 
 @pytest.fixture
-def caption(tiny: Captioner) -> Callable[..., Records]:
+def write(run_main: Run, tmp_path: Path) -> Write:
+    """Write a sidecar for each photo, whose caption is "photo N"; return the errors."""
+
+    def run(*photos: Path, kind: str = "txt", existing: str = "skip") -> list[str]:
+        records = [record_of(photo, f"photo {number}") for number, photo in enumerate(photos)]
+        write_lines(tmp_path / "r.jsonl", *records)
+        options = ("--sidecar", kind, "--existing", existing)
+        result = run_main("convert", tmp_path / "r.jsonl", *options)
+        *errors, _ = result.stderr.splitlines()
+        assert result.returncode == bool(errors)
+        return [error.removeprefix("captioner: ") for error in errors]
+
+    return run
+
+
+@pytest.fixture
+def caption(tiny: Captioner) -> Caption:
     """Caption photos with a sidecar each."""
 
-    def run(sources: Any, sidecar: Any = "txt", output: Path | None = None, **more: Any) -> Records:
+    def run(sources: Any, sidecar: Any, output: Path | None = None, **more: Any) -> Records:
         config = BatchConfig(sidecar=sidecar, **more)
         return list(caption_batch(sources, output=output, config=config, captioner=tiny))
 
     return run
 
 
-Caption = Callable[..., Records]
-
-
-def test_text_sidecars(caption: Caption, photos: Photos) -> None:
-    folder = photos(2)
-    theirs = folder / "p001.txt"
-    theirs.write_text("mine\n")
-
-    def run(existing: str) -> tuple[str, str]:
-        first, second = caption(folder, existing=existing)
-        assert (folder / "p000.txt").read_text().startswith(first["caption"])
-        return second["caption"], theirs.read_text()
-
-    assert run("skip")[1] == "mine\n"
-    for _ in range(2):  # doing it twice does it once
-        ours, text = run("append")
-        assert text == f"mine {ours}\n"
-    assert run("overwrite")[1] == f"{ours}\n"
-    theirs.write_bytes(b"\xef\xbb\xbfmine")
-    assert run("prepend") == run("prepend") == (ours, f"{ours} mine\n")
-    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-
-
 @pytest.mark.parametrize(
     ("old", "existing", "wanted"),
-    [("", "append", "new"), ("renew", "append", "renew new"), ("newer", "prepend", "new newer")],
+    [
+        ("mine\n", "skip", "mine\n"),
+        ("mine\n", "append", "mine photo 0\n"),
+        ("mine\n", "overwrite", "photo 0\n"),
+        ("\ufeffmine", "prepend", "photo 0 mine\n"),
+        ("photo 01", "append", "photo 01 photo 0\n"),
+        ("my photo 0", "append", "my photo 0\n"),
+        ("photo 0", "append", "photo 0\n"),
+        ("photo 0", "prepend", "photo 0\n"),
+        ("a telephoto 0", "prepend", "photo 0 a telephoto 0\n"),
+        *((blank, "skip", "photo 0\n") for blank in ("", "\n", " \t\r\n", "\ufeff\n")),
+    ],
 )
-def test_combining(old: str | None, existing: Any, wanted: str | None) -> None:
-    assert combine(old, "new", existing) == wanted
+@pytest.mark.parametrize("kind", ["txt", "caption"])
+def test_a_text_is_kept_extended_or_replaced(
+    write: Write, photos: Photos, kind: str, old: str, existing: str, wanted: str
+) -> None:
+    """Writing twice changes nothing, and leaves no temporary file."""
+    folder = photos(1)
+    sidecar = folder / f"p000.{kind}"
+    sidecar.write_text(old)
+    for _ in range(2):
+        assert write(folder / "p000.jpg", kind=kind, existing=existing) == []
+        assert sidecar.read_text() == wanted
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_json_sidecars_are_records(caption: Caption, photos: Photos) -> None:
-    (record,) = caption(photos(1), "json")
-    assert json.loads(Path(record["image"]).with_suffix(".json").read_text()) == record
+    """A blank one is filled."""
+    folder = photos(2)
+    (folder / "p001.json").write_text("\n")
+    for record in caption(folder, "json"):
+        assert json.loads(Path(record["image"]).with_suffix(".json").read_text()) == record
 
 
 def test_a_damaged_xmp_sidecar_stays_and_darktables_is_used(
@@ -84,18 +107,16 @@ def test_a_damaged_xmp_sidecar_stays_and_darktables_is_used(
     assert "error" not in again
 
 
-def test_photos_that_share_a_stem_have_sidecars_of_their_own(
-    caption: Caption, photos: Photos
-) -> None:
+def test_photos_that_share_a_stem_have_sidecars_of_their_own(write: Write, photos: Photos) -> None:
     """Two names of one file simulate a file system that ignores case."""
     folder = photos(4)
     Image.open(folder / "p001.jpg").save(folder / "p000.PNG")
     os.link(folder / "p002.jpg", folder / "p002.JPG")
     (folder / "p003.JPG").symlink_to("nowhere")
-    caption([folder / name for name in ("p000.jpg", "p000.PNG", *("p001.jpg", "p002.jpg"))])
-    caption(folder / "p003.jpg")
-    made = sorted(path.name for path in folder.glob("*.txt"))
-    assert made == ["p000.PNG.txt", "p000.jpg.txt", "p001.txt", "p002.txt", "p003.jpg.txt"]
+    names = ("p000.jpg", "p000.PNG", "p001.jpg", "p002.jpg", "p003.jpg")
+    assert write(*(folder / name for name in names)) == []
+    sidecars = sorted(path.name for path in folder.glob("*.txt"))
+    assert sidecars == ["p000.PNG.txt", "p000.jpg.txt", "p001.txt", "p002.txt", "p003.jpg.txt"]
 
 
 def test_a_sidecar_that_fails_costs_no_caption_and_a_private_one_stays_private(
@@ -115,20 +136,19 @@ def test_a_sidecar_that_fails_costs_no_caption_and_a_private_one_stays_private(
     assert failing.read_text() == first["caption"] + "\n"
     os.umask(mask := os.umask(0))
     assert failing.stat().st_mode & 0o777 == 0o666 & ~mask
-    assert len(output.read_text().splitlines()) == 2
-    assert not Path(f"{output}.errors.jsonl").exists()
+    assert len(read_lines(output)) == 2 and not Path(f"{output}.errors.jsonl").exists()
 
 
-@pytest.mark.parametrize("sidecar", ["txt", "json"])
-def test_a_photo_is_not_its_own_sidecar(caption: Caption, photos: Photos, sidecar: str) -> None:
+@pytest.mark.parametrize("kind", ["txt", "json"])
+def test_a_photo_is_not_its_own_sidecar(write: Write, photos: Photos, kind: str) -> None:
     (photo,) = photos(1).iterdir()
-    odd = photo.rename(photo.with_suffix(f".{sidecar}"))
+    odd = photo.rename(photo.with_suffix(f".{kind}"))
     other = Path(shutil.copy(odd, odd.with_suffix(".jpg")))
     data = odd.read_bytes()
-    for name, problem in ((odd, "would be its own sidecar"), (other, "is not text")):
-        (record,) = caption(name, sidecar, existing="overwrite")
-        assert problem in record["error"]["detail"]
-        assert odd.read_bytes() == other.read_bytes() == data
+    own, binary = write(odd, other, kind=kind, existing="overwrite")
+    assert own == f"{odd} would be its own sidecar: rename the photo"
+    assert binary == f"{odd} is not text; it was not changed"
+    assert odd.read_bytes() == other.read_bytes() == data
 
 
 @pytest.mark.parametrize(
@@ -141,40 +161,25 @@ def test_a_photo_is_not_its_own_sidecar(caption: Caption, photos: Photos, sideca
     ],
 )
 def test_no_two_photos_share_a_sidecar(
-    caption: Caption, photos: Photos, names: tuple[str, ...], sidecars: tuple[str, ...]
+    write: Write, photos: Photos, names: tuple[str, ...], sidecars: tuple[str, ...]
 ) -> None:
     """Whatever their suffixes, and in whatever order and runs they come."""
     folder = photos(len(names))
     for number, name in enumerate(names):
         (folder / f"p{number:03}.jpg").rename(folder / name)
-    (folder / "photo.cr2").write_bytes(b"II*\0 a raw file is captioned by nobody")
-    by_hand = [record for name in reversed(names) for record in caption(folder / name)]
-    texts = {path.name: path.read_text() for path in folder.glob("*.txt")}
-    captions = {Path(record["image"]).name: record["caption"] + "\n" for record in by_hand}
-    wanted = {
-        f"{sidecar}.txt": captions[name] for name, sidecar in zip(names, sidecars, strict=True)
-    }
-    assert texts == wanted
-    caption([folder / name for name in names], existing="overwrite")
-    assert {path.name: path.read_text() for path in folder.glob("*.txt")} == wanted
-
-
-@pytest.mark.parametrize("blank", ["", "\n", " \t\r\n", "\ufeff\n"])
-@pytest.mark.parametrize("sidecar", ["txt", "caption", "json"])
-def test_a_blank_sidecar_is_filled(
-    caption: Caption, photos: Photos, sidecar: str, blank: str
-) -> None:
-    path = photos(1) / f"p000.{sidecar}"
-    path.write_text(blank)
-    (record,) = caption(path.parent, sidecar)
-    text = path.read_text()
-    assert text == f"{record['caption']}\n" or json.loads(text) == record
+    (folder / "photo.cr2").write_bytes(b"II*\0 a raw file has no caption")
+    for name in reversed(names):
+        write(folder / name)
+    assert sorted(path.stem for path in folder.glob("*.txt")) == sorted(sidecars)
+    write(*(folder / name for name in names), existing="overwrite")
+    texts = {path.stem: path.read_text() for path in folder.glob("*.txt")}
+    assert texts == {sidecar: f"photo {number}\n" for number, sidecar in enumerate(sidecars)}
 
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("kind", ["txt", "xmp"])
 def test_a_link_is_followed_within_its_folder_alone(
-    caption: Caption, photos: Photos, tmp_path: Path, kind: str, there: bool
+    write: Write, photos: Photos, tmp_path: Path, kind: str, there: bool
 ) -> None:
     """A folder of photos may be untrusted, so links must not lead out of it."""
     folder = photos(2)
@@ -185,28 +190,25 @@ def test_a_link_is_followed_within_its_folder_alone(
     links = [folder / f"p00{number}.{kind}" for number in range(2)]
     for link, place in zip(links, (f"../diary.{kind}", "elsewhere"), strict=True):
         link.symlink_to(place)
-    out, within = caption(folder, kind, existing="overwrite")
+    (outside,) = write(folder / "p000.jpg", folder / "p001.jpg", kind=kind, existing="overwrite")
     assert all(link.is_symlink() for link in links)
     if kind == "txt" or not there:
-        assert out["error"]["detail"].startswith(f"{links[0]} is a symbolic link to ")
-    assert (theirs.exists() and theirs.read_bytes()) == before and out["caption"]
-    text = within["caption"]
-    wanted = f">{text.capitalize()}.<" if kind == "xmp" else f"{text}\n"
-    assert "error" not in within and wanted in inside.read_text()
+        assert outside.startswith(f"{links[0]} is a symbolic link to ")
+    assert (theirs.exists() and theirs.read_bytes()) == before
+    assert (">Photo 1.<" if kind == "xmp" else "photo 1\n") in inside.read_text()
 
 
 @pytest.mark.parametrize("existing", ["skip", "overwrite"])
 def test_a_sidecar_that_is_a_pipe_does_not_block(
-    caption: Caption, photos: Photos, existing: str
+    write: Write, photos: Photos, existing: str
 ) -> None:
     folder = photos(3)
     os.mkfifo(folder / "p000.txt")
     (folder / "p001.txt").mkdir()
     with (folder / "p002.txt").open("wb") as file:
         file.truncate(1 << 40)  # a hole
-    details = [record["error"]["detail"] for record in caption(folder, existing=existing)]
-    assert [detail.removeprefix(f"{folder}/") for detail in details] == [
-        "p000.txt cannot be read: it is not a regular file",
-        "p001.txt cannot be read: Is a directory",
-        "p002.txt has 1,099,511,627,776 bytes, too many for a sidecar",
+    assert write(*sorted(folder.glob("*.jpg")), existing=existing) == [
+        f"{folder}/p000.txt cannot be read: it is not a regular file",
+        f"{folder}/p001.txt cannot be read: Is a directory",
+        f"{folder}/p002.txt has 1,099,511,627,776 bytes, too many for a sidecar",
     ]
