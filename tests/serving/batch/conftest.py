@@ -16,6 +16,8 @@ from torch import nn
 from captioner import Captioner
 from captioner.checkpoint import load_checkpoint
 from captioner.vision.transform import Transform
+from captioner_serving.batch.files import RunFiles
+from captioner_serving.batch.journal import RECORDS, Journal
 from tests import launcher
 from tests.launcher import environment
 
@@ -47,6 +49,15 @@ def record_of(image: object, caption: str = "a man and a dog", **more: Any) -> d
 
 def write_lines(path: Path, *records: dict[str, Any]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def write_run(output: Path, *records: dict[str, Any]) -> None:
+    """Write an output as a run does that captions these photos; another call resumes it."""
+    with Journal(RunFiles(output), {"review": None}) as journal:
+        for record in records:
+            journal.add(record, RECORDS)
+        journal.commit()
+        journal.finish()
 
 
 def read_lines(path: Path) -> Records:

@@ -18,7 +18,7 @@ from captioner_serving.batch.journal import Journal
 from captioner_serving.batch.wording import Wording
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
-from tests.serving.batch.conftest import read_lines, record_of, write_lines
+from tests.serving.batch.conftest import read_lines, record_of, write_lines, write_run
 
 
 @pytest.fixture
@@ -166,14 +166,13 @@ def spreadsheet(path: Path, delimiter: str, encoding: str) -> None:
     [("", ""), (";", "utf-8-sig"), ("\t", "utf-16"), (";", "cp1252"), ("|", "utf-8")],
 )
 def test_captions_edited_in_a_table_become_sidecars(
-    folder: Path, tiny: Captioner, delimiter: str, encoding: str
+    folder: Path, delimiter: str, encoding: str
 ) -> None:
     odd = "-ü\udce9 1,5;=2.jpg"  # formulas for a spreadsheet, and bytes that are no text
     if delimiter:  # of whose writers none keeps such bytes
         odd = odd.replace("\udce9", "")
-    for name in ("a.jpg", odd):
-        Image.new("RGB", (9, 9), "red" if name == odd else "blue").save(folder / name)
-    list(caption_batch(["a.jpg", odd], output="c.csv", captioner=tiny))
+    (folder / odd).write_bytes(b"a photo")
+    write_run(folder / "c.csv", record_of("a.jpg"), record_of(odd, score=-1.25))
     with (folder / "c.csv").open(newline="", errors="surrogateescape") as file:
         rows = list(csv.reader(file))
     assert rows[2][0] == "'" + odd.replace(";=", ";'=")
@@ -189,8 +188,10 @@ def test_captions_edited_in_a_table_become_sidecars(
     )
     said = (folder / odd).with_suffix(".txt").read_text()
     assert said == f"+ says the ‘cat’ {float(rows[2][2]):.0f}\n"
-    list(caption_batch("a.jpg", output="c.csv", config=BatchConfig(restart=True), captioner=tiny))
-    assert not (folder / "a.xmp").exists() and not (folder / "a.txt").exists()
+
+
+def damaged(image: str, caption: str = "a dog", **more: Any) -> str:
+    return json.dumps(record_of(image, caption, **more))
 
 
 DAMAGED: dict[str, tuple[str, str | bytes, str]] = {
@@ -203,19 +204,22 @@ DAMAGED: dict[str, tuple[str, str | bytes, str]] = {
     "torn line": ("r.jsonl", '{"image": "a.jpg", "capt', "line 4 is an incomplete record"),
     "no text": ("r.jsonl", b"\xff\xfe", "line 4 is an incomplete record"),
     "no record": ("r.jsonl", "[]", "line 4 is not a caption record: image is missing"),
-    "no name": ("r.jsonl", json.dumps(record_of("a\0.jpg")), "image is missing"),
-    "no number": (
-        "r.jsonl",
-        json.dumps(record_of("a.jpg", score="high")),
-        "score or alternatives",
-    ),
-    "no character": ("r.jsonl", json.dumps(record_of("a.jpg", "\ud800")), "or alternatives"),
-    "alternative": (
-        "r.jsonl",
-        json.dumps(record_of("a.jpg", alternatives=[{}])),
-        "or alternatives",
-    ),
-    "no model": ("r.jsonl", json.dumps(record_of("a.jpg", model=None)), "model is missing"),
+    "no name": ("r.jsonl", damaged("a\0.jpg"), "image is missing"),
+    "surrogate": ("r.jsonl", damaged("a\ud800.jpg"), "image is missing"),
+    "no number": ("r.jsonl", damaged("a.jpg", score="high"), "score or alternatives"),
+    "true": ("r.jsonl", damaged("a.jpg", score=True), "score or alternatives"),
+    "huge": ("r.jsonl", damaged("a.jpg", score=-1e9), "score or alternatives"),
+    "no character": ("r.jsonl", damaged("a.jpg", "\ud800"), "or alternatives"),
+    "control character": ("r.jsonl", damaged("a.jpg", "a\x1b"), "or alternatives"),
+    "unworded": ("r.jsonl", damaged("a.jpg", unworded=3), "or alternatives"),
+    "alternative": ("r.jsonl", damaged("a.jpg", alternatives=[{}]), "or alternatives"),
+    "alternatives": ("r.jsonl", damaged("a.jpg", alternatives="no"), "or alternatives"),
+    "no model": ("r.jsonl", damaged("a.jpg", model=None), "model is missing"),
+    "no version": ("r.jsonl", damaged("a.jpg", model={"name": "x"}), "model is missing"),
+    "keywords": ("r.jsonl", damaged("a.jpg", keywords="dog"), "keywords are invalid"),
+    "keyword": ("r.jsonl", damaged("a.jpg", keywords=["sea", 1]), "keywords are invalid"),
+    "comma": ("r.jsonl", damaged("a.jpg", keywords=["a,b"]), "keywords are invalid"),
+    "control keyword": ("r.jsonl", damaged("a.jpg", keywords=["a\0"]), "keywords are invalid"),
 }
 
 
@@ -256,6 +260,7 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(folder: Path, run_main: Ru
 
 
 def test_restart_deletes_converted_sidecars(folder: Path, tiny: Captioner) -> None:
+    """A sidecar that was there before the run stays."""
     Image.new("RGB", (9, 9)).save(folder / "a.jpg")
     (folder / "a.txt").write_text("mine")
 
@@ -266,9 +271,10 @@ def test_restart_deletes_converted_sidecars(folder: Path, tiny: Captioner) -> No
     run(existing="append")
     overwrite = ("--sidecar", "txt", "--existing", "overwrite", "--template", "New: {caption}")
     assert main(["convert", "c.csv.journal.jsonl", *overwrite]) == 0
-    assert (folder / "a.txt").read_text().startswith("New: ")
-    run(restart=True)  # a sidecar that was there before the run stays
-    assert (folder / "a.txt").read_text().startswith("New: ")
+    assert main(["convert", "c.csv", "--sidecar", "xmp"]) == 0
+    assert (folder / "a.txt").read_text().startswith("New: ") and (folder / "a.xmp").exists()
+    run(restart=True)
+    assert (folder / "a.txt").read_text().startswith("New: ") and not (folder / "a.xmp").exists()
 
 
 def test_convert_is_refused_while_a_run_holds_the_records(

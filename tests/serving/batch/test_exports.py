@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,47 +16,35 @@ from hypothesis import strategies as st
 from captioner import Captioner, OutputError
 from captioner.cli import main
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.edited import read_record_table
 from captioner_serving.batch.inputs.tables import table_names
-from captioner_serving.batch.journal import RECORDS, Journal
 from captioner_serving.batch.outputs.records import write_records
 from captioner_serving.batch.wording import CONTROL, sentence
 from tests.conftest import read_tree
 from tests.properties import FEW, texts
-from tests.serving.batch.conftest import draw
+from tests.serving.batch.conftest import draw, record_of, write_run
 
 
-def record(name: str, caption: str) -> dict[str, Any]:
-    return {
-        "image": name,
-        "caption": caption,
-        "score": -0.5,
-        "alternatives": [{"caption": "@home", "score": -0.75}],
-        "model": {"name": "tiny", "version": "1"},
-    }
-
-
-def write(output: Path, *names: str, caption: str = "a dog") -> None:
-    with Journal(RunFiles(output), {"review": None}) as journal:
-        for name in names:
-            journal.add(record(name, caption), RECORDS)
-        journal.commit()
-        journal.finish()
+def write_table(output: Path, rows: Iterable[tuple[str, str]], *, plain: bool = True) -> None:
+    """Write a table of images and captions as a batch does."""
+    alternatives = [{"caption": "@home", "score": -0.75}]
+    records = (record_of(name, text, alternatives=alternatives) for name, text in rows)
+    with output.open("wb") as file:
+        write_records(file, ".csv", records, plain=plain)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_an_output_that_was_edited_stays(tmp_path: Path, suffix: str) -> None:
     output = tmp_path / f"c{suffix}"
-    write(output, "a.jpg")
-    write(output, "b.jpg")  # going on is no edit
+    write_run(output, record_of("a.jpg"))
+    write_run(output, record_of("b.jpg"))  # resuming is no edit
     mine = output.read_bytes() + b"a note of my own\n"
     output.write_bytes(mine)
     with pytest.raises(OutputError, match="was changed since the run wrote it"):
-        write(output, "c.jpg")
+        write_run(output, record_of("c.jpg"))
     assert output.read_bytes() == mine
     output.unlink()
-    write(output, "c.jpg")
+    write_run(output, record_of("c.jpg"))
     assert output.exists()
 
 
@@ -65,8 +53,7 @@ def test_no_cell_begins_a_formula_however_it_is_separated(tmp_path: Path) -> Non
     parts = ["x", "'", "=1+1", ";", ",", '"', "\n", " ", "|", "\t", "@", r"\x1b", "\x1b", "\\", "t"]
     names = ["x;=1+1;.jpg", *map("".join, product(parts, repeat=3))]
     output = tmp_path / "c.csv"
-    with output.open("wb") as file:
-        write_records(file, ".csv", (record(name, name) for name in names), plain=True)
+    write_table(output, ((name, name) for name in names))
     for separator, quote in product(",;|\t", '"\0'):
         with output.open(encoding="utf-8", newline="") as file:
             for row in csv.reader(file, delimiter=separator, quotechar=quote):
@@ -84,9 +71,7 @@ def test_control_characters_in_tables_are_escaped_and_restored(tmp_path: Path) -
     output, name = tmp_path / "c.csv", "a\x1b[2J\x9b5m\t\u202e.jpg"
     captions = ("\uff1d1+1", "\u200b\u2060=1+1", "'=1", "x" * 200_000)
     for caption in captions:
-        output.unlink(missing_ok=True)
-        with output.open("wb") as file:
-            write_records(file, ".csv", iter([record(name, caption)]), plain=True)
+        write_table(output, [(name, caption)])
         with output.open(newline="", encoding="utf-8") as lines:
             csv.field_size_limit(1 << 20)
             (row,) = csv.DictReader(lines)
@@ -108,8 +93,7 @@ SAID = texts(ODD, min_size=1, max_size=12).filter(lambda text: not CONTROL.searc
 def test_any_text_comes_back_from_a_table_that_no_program_runs(tmp_path, rows, plain) -> None:
     """Written as a batch does; split at any separator, no cell begins as a formula."""
     output = tmp_path / "c.csv"
-    with output.open("wb") as file:
-        write_records(file, ".csv", (record(name, text) for name, text in rows), plain=plain)
+    write_table(output, rows, plain=plain)
     back = [(row["image"], row["caption"]) for row in read_record_table(output)]
     assert back == [(name, text if plain else sentence(text)) for name, text in rows]
     for separator in ",;|\t":
@@ -175,7 +159,7 @@ def test_photos_of_one_coco_id_are_refused_before_the_first_is_captioned(
 
 
 def test_coco_ids_of_records_are_compared(tmp_path: Path) -> None:
-    write(tmp_path / "d.json", "x/8.jpg", "COCO_val2014_000000391895.jpg")
+    write_run(tmp_path / "d.json", *map(record_of, ("x/8.jpg", "COCO_val2014_000000391895.jpg")))
     assert [row["image_id"] for row in json.loads((tmp_path / "d.json").read_text())] == [8, 391895]
     with pytest.raises(OutputError, match=r"8: x/8\.jpg, y/0008\.jpg"):
-        write(tmp_path / "d.json", "y/0008.jpg")
+        write_run(tmp_path / "d.json", record_of("y/0008.jpg"))

@@ -163,10 +163,6 @@ def test_records_without_trust_or_words_are_a_sentence(folder: Path, run_main: R
         write_lines(folder / f"{name}.jsonl", record_of("a.jpg", words=words))
         result = run_main("convert", f"{name}.jsonl", "--keywords", "--to", "x.jsonl")
         assert result.returncode > 0 and said in result.stderr
-    for odd in ("dog", [1], ["a,b"], ["a\x00"]):
-        write_lines(folder / "odd.jsonl", record_of("a.jpg", keywords=odd))
-        result = run_main("convert", "odd.jsonl", "--to", "x.jsonl")
-        assert "odd.jsonl, line 1 is not a caption record: keywords" in result.stderr
     assert not (folder / "x.jsonl").exists()
     (folder / "t.csv").write_text("image,caption,score\na.jpg,a dog,-1\n")
     result = run_main("convert", "t.csv", "--keywords", "--sidecar", "txt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -147,7 +146,7 @@ def slow(*pieces: bytes) -> Iterator[str]:
             with suppress(OSError):  # whoever asked has given up
                 for piece in pieces:
                     self.wfile.write(piece)
-                    over.wait(0.05)
+                    over.wait(0.02)
                 over.wait()
 
     with serving(Slow) as port:
@@ -159,23 +158,23 @@ def slow(*pieces: bytes) -> Iterator[str]:
 def test_a_stalled_archive_does_not_block_the_run(
     photos: Photos, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...]
 ) -> None:
-    monkeypatch.setattr("captioner_serving.batch.inputs.links._SECONDS", 0.5)
+    monkeypatch.setattr("captioner_serving.batch.inputs.links._SECONDS", 0.2)
     folder = photos(1)
     with slow(*pieces) as server:
         lost, photo = Inputs(sources=(f"{server}/a.tar", str(folder))).photos()
         assert isinstance(lost, LostPhoto) and lost.reason == (
-            f"{server}/a.tar cannot be listed (no data for 0.5 s): check the URL"
+            f"{server}/a.tar cannot be listed (no data for 0.2 s): check the URL"
         )
         assert photo.name == f"{folder}/p000.jpg"
 
 
 def test_a_stalled_url_is_reported_as_stalled(tiny: Captioner) -> None:
     config = tiny.transform.config
-    with slow(b"\xff\xd8") as server, Reader(config, seconds=1.0) as reader:
+    with slow(b"\xff\xd8") as server, Reader(config, seconds=0.3) as reader:
         photo = RemotePhoto(name="a.jpg", url=f"{server}/a.jpg")
         error = reader.submit(photo).result(timeout=120).error
     assert error is not None and error["type"] == "image-not-found"
-    assert error["detail"].startswith("a.jpg takes more than 1 s to download and decode")
+    assert error["detail"].startswith("a.jpg takes more than 0.3 s to download and decode")
 
 
 def first(**inputs: Any) -> Photo:
@@ -207,26 +206,6 @@ def test_urls_on_the_command_line_cannot_redirect_to_the_local_network(
         with pytest.raises(ImageNotFoundError, match=r"leads to 127\.0\.0\.1.* --allow-private"):
             first(sources=(other,)).read()
         assert first(sources=(other,), allow_private=True).read()[:2] == b"\xff\xd8"
-
-
-@pytest.mark.parametrize("host", ["2130706433", "127.1", "0177.0.0.1"])
-def test_an_address_in_another_form_is_refused(host: str) -> None:
-    with pytest.raises(ValueError, match=f"{host} is not a complete IPv4 address"):
-        networks.check_address(host, host)
-
-
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("::1", False), ("fec0::1", False), ("::ffff:10.0.0.1", False), ("64:ff9b::a00:1", False),
-        ("2002:a00:1::", False), ("::10.0.0.1", False), ("169.254.169.254", False),
-        ("ff02::1", False), ("2606:4700::1111", True), ("64:ff9b::101:101", True),
-        ("2002:101:101::", True), ("::ffff:1.1.1.1", True), ("64:ff9b:1:a00:0:100::", False),
-        ("64:ff9b:1::101:101", False), ("::ffff:0:10.0.0.1", False), ("::ffff:0:1.1.1.1", True),
-    ],
-)  # fmt: skip
-def test_an_ipv4_address_in_an_ipv6_address_is_checked(address: str, public: bool) -> None:
-    assert networks._is_public(ipaddress.ip_address(address)) is public
 
 
 @pytest.mark.parametrize("private_at", [0, 1, 2])

@@ -18,7 +18,10 @@ PRIVATE = [
     "224.0.0.0/4", "240.0.0.0/4",
 ]  # fmt: skip
 PUBLIC = ["1.0.0.0/8", "8.8.0.0/16", "93.184.0.0/16", "172.32.0.0/11", "198.20.0.0/14"]
-PRIVATE_6 = ["::1/128", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8", "2001:db8::/32"]
+PRIVATE_6 = [
+    "::1/128", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8", "2001:db8::/32", "64:ff9b:1::/48",
+]  # fmt: skip
+PUBLIC_6 = ["2606:4700::/32", "2a00:1450::/32"]
 
 
 def inside(networks: list[str]) -> st.SearchStrategy[str]:
@@ -37,7 +40,7 @@ def spellings(address: str) -> list[str]:
     number = int(ipaddress.IPv4Address(address))
     high, low = f"{number >> 16:x}", f"{number & 0xFFFF:x}"
     return [
-        address, f"::ffff:{address}", f"::ffff:{high}:{low}", f"64:ff9b::{address}",
+        address, f"::{address}", f"::ffff:{address}", f"::ffff:{high}:{low}", f"64:ff9b::{address}",
         f"2002:{high}:{low}::", f"2002:{high}:{low}::1", f"::ffff:0:{address}",
     ]  # fmt: skip
 
@@ -65,11 +68,17 @@ def test_a_public_address_is_allowed_in_every_spelling(address: str) -> None:
 
 
 @FEW
+@given(address=inside(PUBLIC_6), zone=st.sampled_from(["", "%eth0"]))
+def test_a_public_ipv6_address_is_allowed(address: str, zone: str) -> None:
+    check_address("a.example", address + zone)
+
+
+@FEW
 @given(address=inside(PRIVATE))
 def test_a_number_in_place_of_an_address_is_refused(address: str) -> None:
-    """The system's resolver takes 2130706433 and 127.1 for 127.0.0.1."""
+    """The system's resolver takes 2130706433, 127.1 and 0177.0.0.1 for 127.0.0.1."""
     number = int(ipaddress.IPv4Address(address))
     first, rest = number >> 24, number & 0xFFFFFF
-    for spelling in (f"{number}", f"{first}.{rest}"):
+    for spelling in (f"{number}", f"{first}.{rest}", f"0{first:o}.0.0.1"):
         with pytest.raises(PrivateAddressError, match="not a complete IPv4 address"):
             check_address(spelling, spelling)
