@@ -1,22 +1,39 @@
-"""Whose photo is next: no client waits for all that another has sent; and who works for them."""
+"""Clients take turns; a pool of threads serves them; a budget is given out in order."""
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from captioner_serving.decoding import fair_queue
-from captioner_serving.decoding.fair_queue import FairQueue, FairThreads
+from captioner_serving.decoding.fair_queue import Budget, FairQueue, FairThreads
 from tests.properties import FEW
+
+
+@pytest.fixture(autouse=True)
+def deadline() -> Iterator[None]:
+    """Fail a test that blocks, and again while it leaves a pool that blocks."""
+
+    def fail(*_: object) -> None:
+        raise TimeoutError("the queue blocks")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, 10, 1)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def put_all(queue: FairQueue[str], **clients: int) -> None:
     for client, count in clients.items():
         for number in range(count):
-            queue.put(f"{client}{number}", client)
+            assert queue.put(f"{client}{number}", client)
 
 
 def take(queue: FairQueue[str]) -> str:
@@ -80,10 +97,56 @@ def test_recorded_use_decays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.take() == ("slow1", "slow")
 
 
+def test_a_heavy_client_is_served_when_its_use_has_decayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without another event in the queue; a single worker and the batch never wait for that."""
+    now = [0.0]
+    monkeypatch.setattr(fair_queue.time, "monotonic", lambda: now[0])
+    queue: FairQueue[str] = FairQueue(2)
+    queue.done("slow", 20.0)
+    put_all(queue, slow=2)
+    queue.take()
+    threading.Timer(0.1, lambda: now.__setitem__(0, 61.0)).start()  # half of the use is forgotten
+    assert queue.take() == ("slow1", "slow")
+    for workers, client in ((1, "slow"), (2, "")):
+        queue = FairQueue(workers)
+        queue.done(client, 20.0)
+        for item in ("running", "next"):
+            queue.put(item, client)
+        queue.start("running", client)
+        assert queue.take() == ("next", client)
+
+
+def test_items_are_listed_in_the_order_of_their_turns() -> None:
+    queue: FairQueue[str] = FairQueue(1)
+    queue.done("b", 5.0)
+    put_all(queue, b=3, a=3)
+    assert queue.in_order() == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    queue.start("b1", "b")
+    assert queue.in_order() == ["a0", "a1", "b0", "a2", "b2"]  # one of b's runs
+    queue.start("b0", "b")
+    assert queue.in_order() == ["a0", "a1", "a2", "b2"]
+    for _ in range(2):
+        queue.done("b", 0.0)
+    assert queue.in_order() == ["a0", "b2", "a1", "a2"]
+
+
+def test_the_use_of_many_clients_is_forgotten_from_the_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fair_queue, "_CLIENTS", 2)
+    queue: FairQueue[str] = FairQueue(1)
+    for client, seconds in {"a": 4.5, "b": 1.0, "c": 3.0}.items():
+        queue.done(client, seconds)
+    queue.done("b", 4.0)  # its 1.0 is forgotten, and now the use of c
+    put_all(queue, a=1, b=1, c=1)
+    assert queue.in_order() == ["c0", "b0", "a0"]
+
+
 def test_a_closed_queue_returns_waiting_items_and_ends() -> None:
     queue: FairQueue[str] = FairQueue(1)
     put_all(queue, a=1)
     queue.close()
+    assert not queue.put("late", "a")
     assert take(queue) == "a0"
     assert queue.take() is None
 
@@ -95,12 +158,55 @@ def test_a_failure_is_raised_by_the_future_and_threads_continue() -> None:
         assert threads.submit(lambda value: value).result(timeout=300) == 7
 
 
-def test_a_task_cancelled_before_its_turn_is_skipped() -> None:
+def workers() -> list[bool]:
+    return [thread.daemon for thread in threading.enumerate() if thread.name == "test"]
+
+
+def test_a_pool_ends_after_its_tasks_and_skips_those_cancelled_before_their_turn() -> None:
     done: list[int] = []
     begin = threading.Event()
-    with FairThreads([7], name="test") as threads:
-        threads.submit(lambda _: begin.wait())
-        unwanted = threads.submit(lambda _: done.append(1))
-        assert unwanted.cancel()
+    with FairThreads([7, 8], name="test") as threads:
+        assert workers() == [True, True]
+        futures = [threads.submit(lambda _: begin.wait()) for _ in range(2)]
+        futures += [threads.submit(lambda _, n=n: done.append(n)) for n in range(3)]
+        assert futures[3].cancel()
         begin.set()
-    assert not done
+    assert sorted(done) == [0, 2] and workers() == []
+    assert threads.submit(lambda value: value).cancelled()
+
+
+def test_a_pool_records_the_time_of_tasks_for_their_clients() -> None:
+    order: list[str] = []
+    begin = threading.Event()
+    with FairThreads([7], name="test") as threads:
+        threads.submit(lambda _: time.sleep(0.05), "slow").result()
+        threads.submit(lambda _: None, "quick").result()
+        threads.submit(lambda _: begin.wait(), "other")
+        last = [threads.submit(lambda _, c=c: order.append(c), c) for c in ("slow", "quick")]
+        begin.set()
+        for future in last:
+            future.result()
+    assert order == ["quick", "slow"]
+
+
+def test_a_budget_is_given_out_in_the_order_of_requests() -> None:
+    """A request for more than all gets all."""
+    budget, order = Budget(10), []
+
+    def hold(amount: int) -> None:
+        with budget.hold(amount):
+            order.append(amount)
+
+    requests = [threading.Thread(target=hold, args=[amount]) for amount in (25, 2, 9, 1)]
+    with budget.hold(8):
+        for count, request in enumerate(requests, 1):
+            request.start()
+            while len(budget._waiting) < count:
+                time.sleep(0.001)
+        assert order == []  # though 2 are free, and the second asks for no more
+    for request in requests:
+        request.join()
+    assert order[:2] == [25, 2] and sorted(order[2:]) == [1, 9]
+    with budget.hold(10):
+        order.append(10)
+    assert order[-1] == 10
