@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
+import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,7 +15,7 @@ from captioner.files import digest
 from captioner_serving.batch import BatchConfig, caption_batch, journal
 from captioner_serving.batch.files import RunFiles, RunLock
 from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
-from tests.serving.batch.conftest import Photos
+from tests.serving.batch.conftest import Photos, read_lines
 
 SETTINGS: dict[str, Any] = {"review": None}
 
@@ -65,7 +65,7 @@ def test_a_review_begins_with_what_has_most_to_correct(
                 run.add(judged, REVIEW)
             run.commit()
             run.finish()
-    lines = [json.loads(line) for line in review.read_text().splitlines()]
+    lines = read_lines(review)
     assert ", ".join(line["image"] for line in lines) == order
     assert all(line in records for line in lines)
 
@@ -144,8 +144,7 @@ def test_a_failed_commit_is_truncated(tmp_path: Path, monkeypatch: pytest.Monkey
     for _ in range(2):
         with Journal(files, SETTINGS) as run:
             assert (run.counts, len(run.done)) == ([2, 0, 0], 2)
-    lines = files.records.read_text().splitlines()
-    assert [json.loads(line)["image"] for line in lines] == ["a", "b"]
+    assert [line["image"] for line in read_lines(files.records)] == ["a", "b"]
 
 
 def test_a_record_is_kept_when_its_sidecar_fails(tmp_path: Path) -> None:
@@ -216,8 +215,31 @@ def test_a_failure_without_its_record_is_cut_off(tmp_path: Path) -> None:
     failed, _ = files.errors.read_bytes().splitlines(keepends=True)
     files.records.write_bytes(first)
     with Journal(files, SETTINGS) as run:
-        assert run.done == run.failed == {digest("a")}
+        assert run.done == run.failed == {digest("a")} and run.counts == [1, 1, 0]
     assert files.errors.read_bytes() == failed
+
+
+def test_temporary_files_of_a_killed_retry_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, parts, fsync = RunFiles(tmp_path / "c.jsonl"), set(), os.fsync
+    with Journal(files, SETTINGS) as run:
+        run.add(record("a"), RECORDS, failure=failure("a"))
+        run.commit()
+
+    def noted(descriptor: int) -> None:
+        parts.update(tmp_path.glob("*.part"))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch, Journal(files, SETTINGS, retry_errors=True) as run:
+        patch.setattr(os, "fsync", noted)
+        run.add(record("a"), RECORDS, failure=failure("a"))
+        run.commit()
+        run.finish()
+    for part in parts:
+        part.write_bytes(b"of a killed run")
+    with Journal(files, SETTINGS):
+        assert parts and not list(tmp_path.glob("*.part"))
 
 
 @pytest.mark.parametrize("name", ['a", "b', "a\\", "\udcff", "\\udcff"])

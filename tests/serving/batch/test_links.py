@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from captioner import Captioner, ImageNotFoundError
+from captioner import Captioner, ImageNotFoundError, ImageTooLargeError
+from captioner.errors import MissingExtraError
 from captioner_serving.batch import caption_batch
 from captioner_serving.batch.inputs import links, networks
 from captioner_serving.batch.inputs.links import RemotePhoto
@@ -177,6 +179,55 @@ def test_a_stalled_url_is_reported_as_stalled(tiny: Captioner) -> None:
     assert error["detail"].startswith("a.jpg takes more than 0.3 s to download and decode")
 
 
+@pytest.mark.parametrize(
+    ("status", "tries"),
+    [(408, 3), (429, 3), (500, 3), (503, 3), (400, 1), (404, 1), (409, 1), (430, 1), (501, 3)],
+)
+def test_temporary_errors_are_retried(
+    monkeypatch: pytest.MonkeyPatch, status: int, tries: int
+) -> None:
+    waits, requests = [], []
+    monkeypatch.setattr(links.time, "sleep", waits.append)
+
+    class Failing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(self.path)
+            self.send_error(status)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with serving(Failing) as port:
+        photo = RemotePhoto(name="a.jpg", url=f"http://127.0.0.1:{port}/a.jpg")
+        with pytest.raises(ImageNotFoundError, match=rf"cannot be read \({status} .*check the URL"):
+            photo.read()
+    assert len(requests) == tries and waits == [1, 2][: tries - 1]
+
+
+def test_a_photo_that_is_too_large_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "LARGEST_FILE", 4)
+    monkeypatch.setattr(links, "_PIECE", 1)
+    for data in (b"four", b"fives"):
+        (tmp_path / f"{len(data)}.jpg").write_bytes(data)
+    four, five = (RemotePhoto(name="a", url=f"file://{tmp_path}/{size}.jpg") for size in (4, 5))
+    assert four.read() == b"four"
+    with pytest.raises(ImageTooLargeError, match="has more than 4 bytes: is it a photo"):
+        five.read()
+
+
+def test_urls_of_other_schemes_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(MissingExtraError, match=r"reading s3:// URLs .*captioner\[remote\]"):
+        RemotePhoto(name="a", url="s3://bucket/a.jpg").read()
+
+
+def test_a_stream_is_read_in_pieces_and_tells_its_place() -> None:
+    stream = links.LinkStream(iter([b"abc", b"de"]))
+    assert [stream.read(2), stream.tell(), stream.read(9), stream.tell()] == [b"ab", 2, b"cde", 5]
+    assert stream.read(1) == b"" and stream.tell() == 5
+
+
 def first(**inputs: Any) -> Photo:
     (photo,) = Inputs(**inputs).photos()
     return photo
@@ -184,9 +235,10 @@ def first(**inputs: Any) -> Photo:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[0:0:0:0:0:ffff:7f00:1]"])
 def test_urls_in_lists_cannot_lead_to_the_local_network(
-    server: str, tmp_path: Path, photos: Photos, host: str
+    server: str, tmp_path: Path, photos: Photos, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server of the tests is at 127.0.0.1, which is no public address."""
+    monkeypatch.setattr(links.time, "sleep", None)  # it is not tried again
     photos(1)
     (tmp_path / "list").write_text(f"http://{host}:{urlsplit(server).port}/photos/p000.jpg\n")
     lists = (str(tmp_path / "list"),)
@@ -222,6 +274,7 @@ def test_every_address_of_a_host_is_checked(
     tried: list[str] = []
 
     def refuse(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        assert request.extensions["sni_hostname"] == "several.example"
         tried.append(request.url.host)
         raise httpx.ConnectError("refused")
 

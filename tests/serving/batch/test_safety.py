@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -41,10 +42,15 @@ def test_lines_that_are_not_records_are_never_cut(
     state = Path(f"{output}.run.json")
     caption(folder)
     whole = output.read_bytes()
-    for changed in (whole + b"a note\n", whole + b"to be done", b"[]\n" + whole, whole + b"{}\n"):
+    for changed, problem in (
+        (whole + b"a note\n", "a line that is not a record (line 4)"),
+        (whole + b"to be done", "text that is not a record (line 4)"),
+        (b"[]\n" + whole, "a line that is not a record (line 1)"),
+        (whole + b"{}\n", "a line that is not a record (line 4)"),
+    ):
         output.write_bytes(changed)
         for _ in range(2):
-            with pytest.raises(OutputError, match=r"restore the file.*--restart"):
+            with pytest.raises(OutputError, match=re.escape(problem) + r": restore .*--restart"):
                 caption(folder)
         assert output.read_bytes() == changed
     output.unlink()
@@ -72,9 +78,10 @@ def test_records_that_were_corrected_by_hand_stay(
 ) -> None:
     folder, output = photos(3), tmp_path / "c.jsonl"
     caption(folder)
-    first, second, third = map(json.loads, output.read_text().splitlines())
-    corrected = [{**first, "caption": "a corrected caption"}, second, third]
-    text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in corrected)
+    first, second, third = read_lines(output)
+    corrected = {**first, "caption": "a corrected caption"}
+    text = json.dumps(corrected, separators=(",", ":")) + "\n"
+    text += json.dumps(dict(reversed(second.items()))) + "\n" + json.dumps(third) + "\n"
     output.write_text(text)
     photos(1, first=3)
     (new,) = caption(folder)
@@ -138,11 +145,16 @@ def test_a_review_of_the_same_name_elsewhere_stays(
 def test_two_runs_share_no_review_at_a_time(
     caption: Caption, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have seen that it is not there; one is the first to hold it."""
-    with RunLock(tmp_path / "unsure.jsonl"):
-        monkeypatch.setattr("captioner_serving.batch.journal.check_free", lambda *_, **__: None)
-        with pytest.raises(OutputError, match=r"another run is writing to unsure\.jsonl"):
-            caption(photos(1), min_score=0.0, review=str(tmp_path / "unsure.jsonl"))
+    """Both have seen that it is not there, and one is the first to hold it; or it is resumed."""
+    review, refused = tmp_path / "unsure.jsonl", r"another run is writing to unsure\.jsonl"
+    with RunLock(review), monkeypatch.context() as patch:
+        patch.setattr("captioner_serving.batch.journal.check_free", lambda *_, **__: None)
+        with pytest.raises(OutputError, match=refused):
+            caption(photos(1), min_score=0.0, review=str(review))
+    review.unlink(missing_ok=True)
+    caption(photos(1), min_score=0.0, review=str(review))
+    with RunLock(review), pytest.raises(OutputError, match=refused):
+        caption(photos(1), min_score=0.0, review=str(review))
 
 
 def test_restart_removes_what_the_run_wrote_and_nothing_else(
@@ -155,6 +167,8 @@ def test_restart_removes_what_the_run_wrote_and_nothing_else(
     with pytest.raises(OutputError, match=r"mine\.jsonl exists"):
         caption(folder, min_score=-1e-9, review=str(mine), restart=True)
     assert (mine.read_text(), review.read_bytes()) == ("mine\n", unsure)
+    assert len(caption(folder, min_score=0.0, review=str(review), restart=True)) == 2
+    assert review.read_bytes() == unsure
     caption(folder, restart=True)
     assert len(read_lines(tmp_path / "c.jsonl")) == 2 and review.read_bytes() == unsure
 

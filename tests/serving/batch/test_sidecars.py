@@ -81,6 +81,17 @@ def test_a_text_is_kept_extended_or_replaced(
     assert len(list(folder.iterdir())) == 2
 
 
+def test_a_text_that_is_not_utf_8_can_only_be_overwritten(write: Write, photos: Photos) -> None:
+    folder = photos(1)
+    sidecar = folder / "p000.txt"
+    sidecar.write_bytes("größe".encode("latin-1"))
+    said = f"{sidecar} is not UTF-8 text; it was not changed"
+    assert write(folder / "p000.jpg", existing="append") == [said]
+    assert sidecar.read_bytes() == "größe".encode("latin-1")
+    assert write(folder / "p000.jpg", existing="overwrite") == []
+    assert sidecar.read_text() == "photo 0\n"
+
+
 def test_json_sidecars_are_records(caption: Caption, photos: Photos) -> None:
     """A blank one is filled."""
     folder = photos(2)

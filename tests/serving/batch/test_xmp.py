@@ -165,6 +165,12 @@ def test_a_default_of_no_other_language_is_the_text_that_is_there(
     assert text.count('xml:lang="en"') == (2 if wanted else 1)  # of the alternative text alone
 
 
+def test_a_blank_default_is_filled_beside_other_languages() -> None:
+    items = '<rdf:li xml:lang="x-default"> </rdf:li><rdf:li xml:lang="en">a sea</rdf:li>'
+    new = merged(LIGHTROOM.replace(ALT, f"<rdf:Alt>{items}</rdf:Alt>").encode(), existing="append")
+    assert languages(new, "description") == {"x-default": "a sea a dog", "en": "a sea a dog"}
+
+
 @needs_exiftool
 def test_a_regional_form_is_a_text_in_the_language(tmp_path: Path) -> None:
     old = LIGHTROOM.replace("Am Strand</rdf:li>\n     <rdf:li", "Sea</rdf:li>\n     <rdf:li")
