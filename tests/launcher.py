@@ -1,12 +1,12 @@
-"""Starts the command in new processes, without the time for imports.
+"""Start the command in new processes without importing torch each time.
 
 Importing torch takes three seconds, and hundreds of tests run the command. One process, the
-nursery, imports everything once, for all workers of a test run; each command is a fork of it, with
-its own arguments, environment, folder, pipes, signals and exit status: what a test sees is a
-process like any other.
-So are the decoding processes of a command, which are forks of it.
-What a fork cannot take over (another interpreter's settings, code before exec) starts the slow way,
-and so does everything with CAPTIONER_TESTS_FORK=0.
+nursery, imports everything once for all workers of a test run. Each command is a fork of it, with
+its own arguments, environment, folder, pipes, signals and exit status. The decoding processes of a
+command are forks of the command.
+
+Commands that need other settings of the interpreter, or code before exec, start without forks. So
+does everything with CAPTIONER_TESTS_FORK=0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PATH = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving")
 _FORKED = {"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"}
 # An interpreter reads these once, when it starts.
 _FIXED = ("LANG", "LC_ALL", "LC_CTYPE", "LD_PRELOAD", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
-_ADDRESS = "CAPTIONER_TESTS_NURSERY"  # a variable: the socket at which the nursery listens
+_ADDRESS = "CAPTIONER_TESTS_NURSERY"  # environment variable: the address of the nursery's socket
 _PRELOADED = (
     "captioner.predictor",
     "captioner_training.train",
@@ -46,27 +46,29 @@ _PRELOADED = (
     "captioner_serving.server.app",
     "captioner.decoders.lstm",
     "captioner_training.evaluation.measures",
-    "torch._dynamo",  # three seconds, which an optimizer asks for
-    "nltk",  # more than a second, which scores ask for
+    "torch._dynamo",  # imported by optimizers; takes three seconds
+    "nltk",  # imported by scores; takes more than a second
     "pi_heif",
 )
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-"""What runs `captioner ARGUMENTS` for a test: the fixtures run_main and run_captioner."""
+"""The type of the fixtures run_main and run_captioner, which run `captioner ARGUMENTS`."""
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Give the variables of a bare checkout in which every warning is an error."""
+    """Return the environment of a checkout in which warnings are errors."""
     return {**os.environ, "PYTHONPATH": PATH, "PYTHONWARNINGS": "error", **more}
 
 
 def start(
     *arguments: object, file_size: int | None = None, **options: Any
 ) -> subprocess.Popen[str]:
-    """Start `captioner ARGUMENTS`, without waiting for it; options are those of Popen.
+    """Start `captioner ARGUMENTS` without waiting for it.
 
-    file_size: no file may grow beyond so many bytes: what a full disk does, at once.
+    Args:
+        file_size: the largest size of a file in bytes, to simulate a full disk.
+        **options: options of Popen.
     """
     defaults = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     options = {**defaults, "env": environment(), **options}
@@ -111,7 +113,7 @@ def _can_fork(options: dict[str, Any]) -> bool:
 
 
 class _Forked(subprocess.Popen[str]):
-    """A Popen whose process is a fork of the nursery, which waits for it in our place."""
+    """A Popen whose process is a fork of the nursery, which waits for it and sends its status."""
 
     def __init__(self, command: list[str], *, file_size: int | None, **options: Any) -> None:
         self._file_size = file_size
@@ -121,7 +123,7 @@ class _Forked(subprocess.Popen[str]):
         (_, _, _, _, cwd, env, _, _, _, *pipes, _, _, _, _, _, new_session, _) = rest
         stdin, _, _, stdout, _, stderr = pipes
         request = {
-            "arguments": [os.fsdecode(each) for each in args[3:]],
+            "arguments": [os.fsdecode(word) for word in args[3:]],
             "env": {os.fsdecode(k): os.fsdecode(v) for k, v in env.items()},
             "cwd": os.fspath(cwd or Path.cwd()),
             "session": bool(new_session),
@@ -130,7 +132,7 @@ class _Forked(subprocess.Popen[str]):
         ours = [
             number if pipe == -1 else pipe for number, pipe in enumerate((stdin, stdout, stderr))
         ]
-        # Packets: the number of the process and its status never arrive as one.
+        # With packets, the process ID and the status arrive separately.
         self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             _nursery().ask(request, [*ours, theirs.fileno()])
@@ -139,7 +141,7 @@ class _Forked(subprocess.Popen[str]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        """Do as waitpid does."""
+        """Wait like waitpid."""
         if wait_flags & os.WNOHANG and not select.select([self._status], [], [], 0)[0]:
             return 0, 0
         told = self._status.recv(32)
@@ -158,11 +160,11 @@ class _Forked(subprocess.Popen[str]):
 
 
 class Twin(subprocess.Popen[bytes]):
-    """A decoding process that is a fork of this process, which has imported what it needs.
+    """A decoding process that is a fork of this process.
 
-    What reads links starts them as a command does, in threads that would be missing in a fork. A
-    fork would also wait for ever for a module that another thread is importing, as the list of a
-    zip file imports cp437: that is imported before.
+    Readers of links start real processes, because threads are missing in a fork. A fork deadlocks
+    on a module that another thread is importing: reading a zip file imports cp437, so it is
+    imported above.
     """
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
@@ -191,14 +193,15 @@ class Twin(subprocess.Popen[bytes]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-# What captioner_serving.decoding.process may have in place of the module subprocess.
+# Replaces the module subprocess in captioner_serving.decoding.process.
 TWINS = SimpleNamespace(**{**vars(subprocess), "Popen": Twin})
 
 
 class _Nursery:
-    """The process that has imported everything, as one of those who ask it sees it.
+    """A connection to the nursery.
 
-    The first to ask starts it, and tells its own child processes of it; it ends with the last.
+    The first connection starts the nursery; child processes find it by an environment variable. It
+    ends with the last connection.
     """
 
     def __init__(self) -> None:
@@ -245,12 +248,12 @@ _nurseries: list[_Nursery] = []
 
 
 def forks() -> bool:
-    """Say whether commands are forks; benchmarks decide after they have imported this."""
+    """Whether commands are forks. Read at each call, because benchmarks change the variable."""
     return os.environ.get("CAPTIONER_TESTS_FORK") != "0" and sys.platform == "linux"
 
 
 def prepare() -> None:
-    """Start the nursery, for this process and those that it starts, before it is asked."""
+    """Start the nursery for this process and its children."""
     if forks():
         _nursery()
 
@@ -263,7 +266,7 @@ def _nursery() -> _Nursery:
 
 
 def nurse(descriptor: int) -> None:
-    """Be the nursery: import, then fork a command for every request until nobody can ask."""
+    """Run the nursery: import, then fork a command for every request until all connections end."""
     import signal
     from importlib import import_module
 
@@ -277,10 +280,10 @@ def nurse(descriptor: int) -> None:
             import_module(name)
     _warm_up()
     gc.collect()
-    gc.freeze()  # or every command would look through what there is, and copy its pages for it
+    gc.freeze()  # otherwise garbage collection in commands would copy all pages
     wake, woken = socket.socketpair()
-    for each in (wake, woken):
-        each.setblocking(False)
+    for end in (wake, woken):
+        end.setblocking(False)
     signal.set_wakeup_fd(woken.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
     askers = [listening.accept()[0]]
@@ -300,7 +303,7 @@ def nurse(descriptor: int) -> None:
                 for number in asked[1][:3]:
                     os.close(number)
                 running[pid] = socket.socket(fileno=asked[1][3])
-                with contextlib.suppress(OSError):  # the one who asked is dead: others go on
+                with contextlib.suppress(OSError):  # the client has ended
                     running[pid].send(b"%d" % pid)
             else:
                 for other in (listening, *askers, wake, woken, *running.values()):
@@ -310,7 +313,7 @@ def nurse(descriptor: int) -> None:
 
 
 def _warm_up() -> None:
-    """Measure the encoder of the tiny model, which every command would do anew."""
+    """Build the tiny model's encoder, so that commands find its measurements in a cache."""
     import torch
 
     from captioner.vision.encoder import Encoder, EncoderConfig
@@ -320,7 +323,7 @@ def _warm_up() -> None:
 
 
 def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Receive a request and its descriptors; None: this one asks no more."""
+    """Receive a request and its descriptors; None if the connection has ended."""
     descriptors = array.array("i")
     size = descriptors.itemsize * 4
     data, rights, _, _ = control.recvmsg(1 << 20, socket.CMSG_SPACE(size))
@@ -335,13 +338,13 @@ def _reap(running: dict[int, socket.socket]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        # Perhaps nobody waits for it any more.
+        # The client may have ended.
         with running.pop(pid) as told, contextlib.suppress(OSError):
             told.send(b"%d" % status)
 
 
 def _be_the_command(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Become `python -m captioner ARGUMENTS`, and never return."""
+    """Run `python -m captioner ARGUMENTS` in this process, and exit."""
     status = 1
     try:
         _settle(request, descriptors)
@@ -379,11 +382,11 @@ def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    tempfile.tempdir = None  # by TMPDIR, anew
-    if not any("://" in each for each in request["arguments"]):
+    tempfile.tempdir = None  # read TMPDIR again
+    if not any("://" in word for word in request["arguments"]):
         decoding.subprocess = TWINS
     if "PYTHONWARNINGS" not in request["env"]:
-        warnings.filters[:] = [each for each in warnings.filters if each[0] != "error"]  # type: ignore[index]
+        warnings.filters[:] = [entry for entry in warnings.filters if entry[0] != "error"]  # type: ignore[index]
         sys.warnoptions.clear()
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     sys.stdout, sys.stderr = (_text(number) for number in (1, 2))

@@ -1,4 +1,4 @@
-"""The processes below another one, while both they and its threads come and go (Linux)."""
+"""Child processes of a process, which may start and end meanwhile (Linux)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["children", "family", "seconds"]
 
 
 def children(pid: int) -> list[int]:
-    """Find the processes that a process has started and that still run."""
+    """Return the running child processes of a process."""
     found: list[int] = []
     with suppress(OSError):  # the process has ended
         for thread in list(Path(f"/proc/{pid}/task").iterdir()):
@@ -21,7 +21,7 @@ def children(pid: int) -> list[int]:
 
 
 def seconds(pids: Iterable[int]) -> float:
-    """Add up the processor time of processes, as far as they still run."""
+    """Return the total CPU time of those processes that still run, in seconds."""
     ticks = 0
     for pid in pids:
         with suppress(OSError):
@@ -31,7 +31,7 @@ def seconds(pids: Iterable[int]) -> float:
 
 
 def family(pid: int) -> Iterator[int]:
-    """Give a process and all below it."""
+    """Yield a process and its descendants."""
     yield pid
     for child in children(pid):
         yield from family(child)

@@ -36,7 +36,7 @@ def test_sample_photos_get_captions_with_attention(run_main: Run) -> None:
     assert [Path(image).stem for image in wrong] == ["rocket"]
     lines = result.stderr.splitlines()
     doubts = [line for line in lines if ": This may be wrong: '" in line]
-    assert [line.split(": This")[0] for line in doubts] == [f"captioner: {one}" for one in wrong]
+    assert [line.split(": This")[0] for line in doubts] == [f"captioner: {name}" for name in wrong]
     others = [line for line in lines if line not in doubts]
     warned = [line.split(" looks unlike the training photos")[0] for line in others]
     assert warned == [f"captioner: {image}" for image in strange]

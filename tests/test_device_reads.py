@@ -64,21 +64,21 @@ class DeviceReads(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        there = any(one in self._there for one in given)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        there = any(tensor in self._there for tensor in given)
         result = func(*args, **kwargs)
         name = (resolve_name(func) or getattr(func, "__name__", "")).rpartition(".")[2]
         if there and name in _WAITS:
             self.reads[name] += 1
         masks = name == "__getitem__" and any(
-            isinstance(one, Tensor) and one.dtype is torch.bool for one in tree_leaves(args[1:])
+            isinstance(leaf, Tensor) and leaf.dtype is torch.bool for leaf in tree_leaves(args[1:])
         )
         if there and masks:
             self.reads["a mask as an index"] += 1
         if there and name == "cpu":
             return result.clone()  # on a CPU it is the same tensor
         if there:
-            self.put(*(one for one in tree_leaves(result) if isinstance(one, Tensor)))
+            self.put(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)))
         return result
 
 

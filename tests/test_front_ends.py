@@ -66,7 +66,7 @@ def running(
 
 
 def mean_of(heads: list[list[float]]) -> list[float]:
-    return [sum(each) / len(heads) for each in zip(*heads, strict=True)]
+    return [sum(weights) / len(heads) for weights in zip(*heads, strict=True)]
 
 
 def test_command_and_batch_draw_a_head_and_check_its_words(

@@ -157,7 +157,7 @@ def test_server(folder: Path, tmp_path: Path) -> None:
 def test_report(run_main: Run, folder: Path, tmp_path: Path, mode: str) -> None:
     cases = dict(cases_of(mode))
     images = [{"id": number, "file_name": name} for number, name in enumerate(cases)]
-    notes = [{"image_id": one["id"], "caption": "a spot"} for one in images]
+    notes = [{"image_id": image["id"], "caption": "a spot"} for image in images]
     captions = tmp_path / "captions.json"
     captions.write_text(json.dumps({"images": images, "annotations": notes}))
     done = run_main(

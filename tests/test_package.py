@@ -10,6 +10,7 @@ import re
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -109,8 +110,8 @@ def test_a_file_is_one_noun_of_at_most_500_lines() -> None:
 def test_what_is_imported_is_named_among_the_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
-    wanted = [*project["dependencies"], *(one for extra in extras for one in extra)]
-    named = {re.split(r"[^\w.-]", one)[0].lower().replace("_", "-") for one in wanted}
+    wanted = [*project["dependencies"], *chain.from_iterable(extras)]
+    named = {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in wanted}
     homes = packages_distributions()
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):

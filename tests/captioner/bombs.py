@@ -91,12 +91,12 @@ def tiff(*, big: bool = False, sub: bool = False, entries: int = 60_000) -> byte
     if sub:
         tags.append((34665, 4, 1, at_sub))
     else:
-        tags += [(*one, values) for one in many]
+        tags += [(*fields, values) for fields in many]
     head = b"II+\0\10\0\0\0" + struct.pack("<Q", 16) if big else b"II*\0" + struct.pack("<I", 8)
     data = head + struct.pack(number, len(tags)) + b"".join(struct.pack(entry, *t) for t in tags)
     data += bytes(end)
     if sub:
-        data += _directory([struct.pack("<HHII", *one, values) for one in many])
+        data += _directory([struct.pack("<HHII", *fields, values) for fields in many])
     return data + pixels + bytes(size)
 
 

@@ -374,7 +374,7 @@ def captions(draw: Any) -> Caption:
         return {"text": text, "score": score, "words": words, "trust": draw(MAYBE)}
 
     best, *others = [sentence() for _ in range(draw(st.integers(1, 3)))]
-    attends = heads and any(each["words"] for each in (best, *others))
+    attends = heads and any(parts["words"] for parts in (best, *others))
     edges = [draw(st.integers(*span)) / 1000 for span in ((-400, 400), (600, 1400))]
     return Caption(
         **best,

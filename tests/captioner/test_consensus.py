@@ -59,8 +59,8 @@ def test_sentences_are_sorted_by_expected_cider(known: Consensus) -> None:
     # The cells of a grid are averaged: the first photo is that of the test above.
     grids = torch.tensor([[[2.0, 0.0], [4.0, -1.0]], [[1.0, 2.0], [1.0, 2.0]]])
     first, second = known.choose(grids, made)
-    assert [one.tokens for one in first] == [[4, 5], [5], [9], [8]]  # ties stay as they were
-    assert [one.tokens for one in second] == [[4], [5]]
+    assert [sentence.tokens for sentence in first] == [[4, 5], [5], [9], [8]]  # ties stay
+    assert [sentence.tokens for sentence in second] == [[4], [5]]
 
 
 def test_only_beams_are_reordered(tiny_file: Path, photo: Path) -> None:
@@ -78,7 +78,7 @@ def test_only_beams_are_reordered(tiny_file: Path, photo: Path) -> None:
     assert said() == chosen[:1] and said(captions=2) == chosen[:2]
     # The score is still that of the beam.
     ranked = captioner.caption(photo, captions=5, consensus=False)
-    scores = {one.text: one.score for one in (ranked, *ranked.alternatives)}
+    scores = {sentence.text: sentence.score for sentence in (ranked, *ranked.alternatives)}
     assert captioner.caption(photo).score == pytest.approx(scores[chosen[0]])
     # There is nothing to choose from.
     assert said(beam_size=1) == said(beam_size=1, consensus=False)
@@ -94,9 +94,9 @@ def test_only_beams_are_reordered(tiny_file: Path, photo: Path) -> None:
 def test_the_bundled_model_has_consensus(run_main: Run) -> None:
     done = run_main("caption", COFFEE, "--json", "--captions", "5", "--dtype", "float32")
     record = json.loads(done.stdout)
-    others = [one["caption"] for one in record["alternatives"]]
+    others = [sentence["caption"] for sentence in record["alternatives"]]
     # The likeliest sentence does not say what is in the cup.
     assert "coffee" in record["caption"] and record["score"] < max(
-        one["score"] for one in record["alternatives"]
+        sentence["score"] for sentence in record["alternatives"]
     )
     assert len({record["caption"], *others}) == 5

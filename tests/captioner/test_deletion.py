@@ -65,11 +65,12 @@ def test_a_batch_of_photos_gives_the_effects_place_by_place() -> None:
     words = word_effects(
         Looker(BOX), grid(3), [[5, 4], [4], [4, 5]], draws=every_cell, starts=[START] * 3
     )
-    assert [(one.place, one.caption) for one in words] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)]
+    places = [(word.place, word.caption) for word in words]
+    assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)]
     fall = log_probability(SEEN) - log_probability(SEEN / 4)
-    of_5 = [one.effect for one in words if (one.place, one.caption) in ((0, 0), (1, 2))]
+    of_5 = [word.effect for word in words if (word.place, word.caption) in ((0, 0), (1, 2))]
     assert of_5 == pytest.approx([0.75 * fall] * 2, abs=1e-5)
-    others = [one.effect for one in words if (one.place, one.caption) not in ((0, 0), (1, 2))]
+    others = [word.effect for word in words if (word.place, word.caption) not in ((0, 0), (1, 2))]
     assert max(others) < 0  # what is seen speaks for word 5, and against the others
 
 

@@ -75,8 +75,8 @@ def test_a_grid_can_be_an_early_stages(name: str, stage: int, stride: int) -> No
     early.load_state_dict(kept)
     image = torch.randn(2, 3, 64, 96)
     maps = image
-    for one in list(whole.stages)[: stage + 1]:
-        maps = one(maps)
+    for part in list(whole.stages)[: stage + 1]:
+        maps = part(maps)
     grid = early(image)
     assert (grid.rows, grid.columns) == (64 // stride, 96 // stride)
     assert torch.equal(grid.features, maps.flatten(2).transpose(1, 2))
@@ -248,7 +248,7 @@ def test_a_processor_without_bfloat16_keeps_two_operations(monkeypatch: pytest.M
     monkeypatch.setattr(convolutions, "can_fuse", lambda: False)
     plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU())
     fuse_silu(plain)
-    assert [type(one) for one in plain] == [nn.Conv2d, nn.SiLU]
+    assert [type(layer) for layer in plain] == [nn.Conv2d, nn.SiLU]
 
 
 @pytest.mark.skipif(not convolutions.can_fuse(), reason="oneDNN has no bfloat16 here")

@@ -239,8 +239,8 @@ def test_the_first_picture_of_a_phone_mpo():
     assert open_image(data, at_least=24).size == (32, 24)
     damaged = data.replace(b"\x02\xb0", b"\x09\xb0")  # the list of the others
     assert damaged != data
-    for one in (data, damaged):
-        assert difference(open_image(one), draw()) < 4
+    for source in (data, damaged):
+        assert difference(open_image(source), draw()) < 4
 
 
 # Decoding no more than needed

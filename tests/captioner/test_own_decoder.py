@@ -103,7 +103,7 @@ def test_a_step_of_training_moves_every_weight(checkpoint: Checkpoint) -> None:
         starts=[START] * 2,
         maximum_length=5,
     )
-    before = [one.detach().clone() for one in model.decoder.parameters()]
+    before = [weight.detach().clone() for weight in model.decoder.parameters()]
     assert step([batch])["loss"].isfinite()
     for old, new in zip(before, model.decoder.parameters(), strict=True):
         assert not torch.equal(old, new)

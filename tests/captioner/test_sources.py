@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from captioner import (
 from captioner.errors import ImageEmptyError, ImageTooLargeError
 from captioner.sources import as_source, is_many, split_batch
 from captioner.vision.image import open_image
+from tests.web import Handler, hosting
 
 COLORS = np.array([[[255, 0, 0], [0, 128, 0]], [[0, 0, 64], [7, 8, 9]], [[1, 2, 3], [9, 9, 9]]])
 
@@ -151,30 +150,23 @@ def test_long_lists_go_through_in_batches(
         captioner.caption([photo], errors="ignore")  # type: ignore[call-overload]
 
 
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        photo: bytes = self.server.photo  # type: ignore[attr-defined]
-        moved = {"/moved": "/photo.jpg", "/elsewhere": "file:///etc/passwd"}.get(self.path)
-        body = {"/photo.jpg": photo, "/cut": photo, "/page": b"<html>"}.get(self.path, b"")
-        self.send_response(302 if moved else 200 if body else 404)
-        if moved:
-            self.send_header("Location", moved)
-        self.send_header("Content-Length", str(len(body) + 9 * (self.path == "/cut")))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None: ...
-
-
 @pytest.fixture
 def host(photo: Path) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.photo = photo.read_bytes()  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    bodies = {"/photo.jpg": photo.read_bytes(), "/cut": photo.read_bytes(), "/page": b"<html>"}
+
+    class Photos(Handler):
+        def do_GET(self) -> None:  # noqa: N802
+            moved = {"/moved": "/photo.jpg", "/elsewhere": "file:///etc/passwd"}.get(self.path)
+            body = bodies.get(self.path, b"")
+            self.send_response(302 if moved else 200 if body else 404)
+            if moved:
+                self.send_header("Location", moved)
+            self.send_header("Content-Length", str(len(body) + 9 * (self.path == "/cut")))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with hosting(Photos) as address:
+        yield address
 
 
 def test_addresses_are_downloaded(captioner: Captioner, photo: Path, host: str) -> None:

@@ -59,9 +59,14 @@ VARIANTS: list[dict[str, Any]] = [
 
 # What a file says differently: kinds, heads, places, and no attention.
 SAVED = [
-    *(each for each in VARIANTS if each.get("heads") == 4 and each.get("score") == "additive"),
-    *(each for each in VARIANTS if each["kind"] == "lstm" and each.get("positions") == "learned"),
-    *(each for each in VARIANTS if each.get("norm") == "post" or "encoder_layers" in each),
+    *(
+        variant
+        for variant in VARIANTS
+        if (variant.get("heads"), variant.get("score")) == (4, "additive")
+        or (variant["kind"], variant.get("positions")) == ("lstm", "learned")
+        or variant.get("norm") == "post"
+        or "encoder_layers" in variant
+    ),
     {"kind": "top_down", "score": "none"},
 ]
 
@@ -242,7 +247,7 @@ def test_older_checkpoints_add_unscaled_positions(
     loaded = load_checkpoint(path)
     assert loaded.model.config == config
     generation = GenerationConfig(minimum_length=3, maximum_length=6)
-    before, after = (Captioner(one).caption(photo, generation) for one in (checkpoint, loaded))
+    before, after = (Captioner(model).caption(photo, generation) for model in (checkpoint, loaded))
     assert before.words == after.words
 
 

@@ -45,7 +45,7 @@ def test_plain_captions_are_split_as_treebank_splits_them() -> None:
         parts = chance.choices(words, k=chance.randrange(1, 6))
         weights = [8, *[1] * 9]
         text = "".join(w + chance.choices(between, weights)[0] for w in parts)
-        expected = [one for one in treebank.tokenize(text.lower()) if re.search(r"\w", one)]
+        expected = [token for token in treebank.tokenize(text.lower()) if re.search(r"\w", token)]
         assert tokenize(text) == expected, text
 
 

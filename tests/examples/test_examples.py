@@ -49,7 +49,7 @@ def test_a_kernel_is_learned_until_its_loss_is_lowest() -> None:
     """The width is that of a search over a grid of widths, in numpy."""
     kernel = example("attention_kernel")
     torch.manual_seed(1)
-    places, heights = (each.double().numpy() for each in kernel.draw_points(100))
+    places, heights = (values.double().numpy() for values in kernel.draw_points(100))
 
     def loss(w: float) -> float:
         scores = np.exp(-((places[:, None] - places) ** 2) * w / 2)
@@ -68,7 +68,7 @@ def test_the_worked_numbers_are_right() -> None:
     _, weights, contexts = worked.attend(*given)
     torch.testing.assert_close(contexts, F.scaled_dot_product_attention(*given))
     assert weights[0].tolist() == pytest.approx([0.787, 0.107, 0.107], abs=5e-4)  # by hand
-    heads = [each.unflatten(-1, (2, 2)).transpose(0, 1) for each in given]
+    heads = [part.unflatten(-1, (2, 2)).transpose(0, 1) for part in given]
     eyes = torch.eye(3).expand(2, 3, 3)  # with these as values the output is the weights
     expected = F.scaled_dot_product_attention(heads[0], heads[1], eyes)
     torch.testing.assert_close(torch.stack(worked.attend_by_heads(*given, heads=2)), expected)

@@ -36,7 +36,7 @@ def test_letters_are_drawn_that_pillows_own_font_lacks():
 def test_a_title_from_right_to_left_begins_at_the_right():
     arabic = Text.flow(["رجل", "يركب", "دراجة"], 20, 300, space=0.3)
     english = Text.flow(["one", "two", "three"], 20, 300, space=0.3)
-    starts = [[x for _, _, x, _ in each.words] for each in (arabic, english)]
+    starts = [[x for _, _, x, _ in text.words] for text in (arabic, english)]
     assert starts[0] == sorted(starts[0], reverse=True) and starts[1] == sorted(starts[1])
     _, font, x, _ = arabic.words[0]
     assert x + font.getlength("رجل") == pytest.approx(300)
@@ -90,7 +90,7 @@ class TestContactSheet:
             [doubtful.getpixel((left, y)) for y in range(top, bottom)],
         ):
             assert set(line) == {ink, ImageColor.getrgb(PAPER)}
-            changes = sum(one != other for one, other in itertools.pairwise(line))
+            changes = sum(pixel != other for pixel, other in itertools.pairwise(line))
             assert changes >= 20  # dashes, and as many gaps
             assert line.count(ink) / len(line) == pytest.approx(0.5, abs=0.05)
 
