@@ -119,30 +119,37 @@ def newest_state(out: Path) -> dict[str, Any]:
     return state
 
 
-def write_photos(folder: Path, split: str, captions: Sequence[Sequence[str]]) -> None:
-    """Write a photo of noise, 64 x 64, for each list of captions, and these in COCO's format."""
-    chance = np.random.default_rng(len(split))
-    (folder / split).mkdir(parents=True)
+def write_split(
+    data: Path, split: str, pictures: Sequence[Image.Image], captions: Sequence[Sequence[str]]
+) -> None:
+    """Write pictures as 0.png, 1.png and so on, and their captions in COCO's format."""
+    (data / split).mkdir(parents=True)
     images, annotations = [], []
-    for number, sentences in enumerate(captions):
-        photo = chance.integers(0, 256, (64, 64, 3), dtype=np.uint8)
-        Image.fromarray(photo).save(folder / split / f"{number}.png")
+    for number, (picture, sentences) in enumerate(zip(pictures, captions, strict=True)):
+        picture.save(data / split / f"{number}.png")
         images.append({"id": number, "file_name": f"{number}.png"})
         annotations += [
             {"id": 10 * number + k, "image_id": number, "caption": words}
             for k, words in enumerate(sentences)
         ]
-    data = {"images": images, "annotations": annotations}
-    (folder / f"captions_{split}.json").write_text(json.dumps(data))
+    content = {"images": images, "annotations": annotations}
+    (data / f"captions_{split}.json").write_text(json.dumps(content))
+
+
+def noise(count: int, *, width: int = 64, height: int = 64, seed: int = 0) -> list[Image.Image]:
+    """Draw pictures of noise."""
+    chance = np.random.default_rng(seed)
+    shape = (height, width, 3)
+    return [Image.fromarray(chance.integers(0, 256, shape, dtype=np.uint8)) for _ in range(count)]
+
+
+def write_photos(folder: Path, split: str, captions: Sequence[Sequence[str]]) -> None:
+    """Write a split with a photo of noise, 64 x 64, for each list of captions."""
+    write_split(folder, split, noise(len(captions), seed=len(split)), captions)
 
 
 def write_data(data: Path, *, photos: int) -> None:
     """Write the splits train and val, of pictures in slightly different colours."""
+    pictures = [Image.new("RGB", (40, 40), (200, 2 * at, 20)) for at in range(photos)]
     for split in ("train", "val"):
-        (data / split).mkdir(parents=True)
-        images = [{"id": at, "file_name": f"{at}.png"} for at in range(photos)]
-        notes = [{"image_id": at, "caption": "a red ball"} for at in range(photos)]
-        content = {"images": images, "annotations": notes}
-        (data / f"captions_{split}.json").write_text(json.dumps(content))
-        for at in range(photos):
-            Image.new("RGB", (40, 40), (200, 2 * at, 20)).save(data / split / f"{at}.png")
+        write_split(data, split, pictures, [["a red ball"]] * photos)

@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,7 +20,7 @@ from captioner_training.evaluation import trust
 from captioner_training.evaluation.content import FUNCTION_WORDS
 from tests.captioner.hugging_face import save_tiny
 from tests.launcher import Run
-from tests.training.runs import write_data
+from tests.training.runs import noise, write_data, write_split
 
 transformers: Any = import_module("transformers")
 REFERENCES = ("a dog runs on the grass", "two red balls")
@@ -42,27 +41,14 @@ class Evaluated(NamedTuple):
 
     @property
     def photos(self) -> list[Path]:
-        return sorted((self.folder / "photos").iterdir())
+        return sorted((self.folder / "val").iterdir())
 
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     folder = tmp_path_factory.mktemp("evaluated")
-    (folder / "photos").mkdir()
-    chance = np.random.default_rng(0)
-    images, annotations = [], []
-    for number in range(4):
-        name = f"{number}.png"
-        pixels = chance.integers(0, 256, (60, 80, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "photos" / name)
-        images.append({"id": number, "file_name": name})
-        annotations += [
-            {"id": 2 * number + at, "image_id": number, "caption": text}
-            for at, text in enumerate(REFERENCES)
-        ]
-    captions = folder / "captions.json"
-    captions.write_text(json.dumps({"images": images, "annotations": annotations}))
-    options = ["--captions", str(captions), "--images", str(folder / "photos")]
+    write_split(folder, "val", noise(4, width=80, height=60), [REFERENCES] * 4)
+    options = ["--captions", str(folder / "captions_val.json"), "--images", str(folder / "val")]
     options += ["--dtype", "float32", "--deletion", "--calibration"]
     model, predictions = save_tiny("git", folder / "git"), folder / "predictions.json"
     printed = io.StringIO()

@@ -31,6 +31,7 @@ from captioner_training.evaluation.measures import CaptionedSplit
 from captioner_training.evaluation.report import measure_parts
 from tests.conftest import make_consensus, make_tiny, make_trust
 from tests.launcher import Run
+from tests.training.runs import write_split
 
 
 class _Noted(ImageStore):
@@ -212,21 +213,13 @@ def test_captions_beyond_the_first_batch_are_scored_on_their_own_photos(
 ) -> None:
     """The reference of each photo is what the model says of it alone."""
     monkeypatch.setattr(split_module, "BATCH", 4)
-    chance, folder = np.random.default_rng(0), tmp_path / "data" / "val"
-    folder.mkdir(parents=True)
-    paths = [folder / f"{number}.png" for number in range(9)]
-    for path in paths:
-        colors = chance.integers(0, 256, (2, 2, 3), dtype=np.uint8)
-        Image.fromarray(colors).resize((64, 64), Image.Resampling.NEAREST).save(path)
+    chance = np.random.default_rng(0)
+    colors = chance.integers(0, 256, (9, 2, 2, 3), dtype=np.uint8)
+    pictures = [Image.fromarray(one).resize((64, 64), Image.Resampling.NEAREST) for one in colors]
     captioner = Captioner.from_pretrained(tiny_file, dtype="float32")
-    texts = [caption.text for caption in captioner.caption(paths)]
+    texts = [caption.text for caption in captioner.caption(pictures)]
     assert texts[:4] != texts[4:8]
-    images = [{"id": number, "file_name": path.name} for number, path in enumerate(paths)]
-    notes = [{"image_id": number, "caption": text} for number, text in enumerate(texts)]
-    content = {"images": images, "annotations": notes}
-    (folder.parent / "captions_val.json").write_text(json.dumps(content))
-    done = run_main(
-        "evaluate", folder.parent, "--checkpoint", tiny_file, "--dtype", "float32", "--json"
-    )
+    write_split(tmp_path, "val", pictures, [[text] for text in texts])
+    done = run_main("evaluate", tmp_path, "--checkpoint", tiny_file, "--dtype", "float32", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["nltk"]["exact"] == 100
