@@ -17,10 +17,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A module, the tests that run for it, and mutants that change nothing, with the reason."""
+    """A module, the tests that run for it, and mutants that change nothing, with the reason.
+
+    `imports` are modules that would take long to import in every mutant.
+    """
 
     module: str
     tests: list[str]
+    imports: list[str] = field(default_factory=list)
     equivalent: dict[str, str] = field(default_factory=dict)
 
     def files(self) -> list[Path]:

@@ -18,6 +18,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -86,6 +87,8 @@ class Mutator:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         # Modules that the product imports late must be here before their functions are changed.
+        for name in self.row.imports:
+            import_module(name)
         for file in self.row.files():
             if file.suffix == ".py":
                 import_module(module_name(file))
@@ -129,6 +132,7 @@ class Mutator:
 
         def work() -> int:
             session.config.pluginmanager.register(calls)
+            threading.setprofile(calls._note)  # servers run in threads
             sys.setprofile(calls._note)
             failed = run_items(session, session.items)
             sys.setprofile(None)

@@ -81,11 +81,10 @@ def test_a_polyglot_is_read_as_the_image_that_it_is(api: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "name", ["../../etc/passwd", "/etc/passwd", "..\\..\\x", "a" * 3000, "\u202egpj.exe", "%00.jpg"]
 )
-def test_no_file_of_the_name_of_an_upload_is_opened_or_written(
-    api: httpx.Client, server: Server, name: str
-) -> None:
+def test_no_file_of_the_name_of_an_upload_is_opened_or_written(server: Server, name: str) -> None:
     before = server.uploads()
-    answer = api.post("/api/caption", files={"image": (name, PHOTO)})
+    with server.client() as client:
+        answer = client.post("/api/caption", files={"image": (name, PHOTO)})
     assert answer.status_code == 200
     assert server.uploads() == before  # nothing is written
 
@@ -131,6 +130,8 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int]] = {
 }  # fmt: skip
 
 
+# Starlette leaves the file of an unfinished part open until it is collected.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_bad_request_gets_its_status_and_a_sentence(api: httpx.Client, kind: str) -> None:
     body, headers, status = BODIES[kind]
@@ -168,9 +169,10 @@ def test_headers_without_end_are_refused(server: Server) -> None:
         assert b" 400 " in peer.recv(4096).split(b"\r\n")[0]
 
 
-def test_control_characters_in_paths_are_escaped(server: Server, api: httpx.Client) -> None:
-    for path in ("/%1b%5b31mred%0acaptioner:", "/assets/%1b%5b31mred%0acaptioner:"):
-        assert api.get(path).status_code == 404
+def test_control_characters_in_paths_are_escaped(server: Server) -> None:
+    with server.client() as client:
+        for path in ("/%1b%5b31mred%0acaptioner:", "/assets/%1b%5b31mred%0acaptioner:"):
+            assert client.get(path).status_code == 404
     said = "".join(server.lines)
     assert "\x1b" not in said and said.count(r"\x1b[31mred\ncaptioner:") == 2
 

@@ -62,11 +62,12 @@ def test_words_of_a_posted_record_have_40_letters_at_most(api: httpx.Client) -> 
     assert answer.status_code == 422 and "3000 letters" in answer.json()["detail"]
 
 
-def test_a_client_that_leaves_stops_its_drawing(server: Server, api: httpx.Client) -> None:
+def test_a_client_that_leaves_stops_its_drawing(server: Server) -> None:
     noise = Image.frombytes("RGB", (2500, 2400), os.urandom(2500 * 2400 * 3))
     noise.save(buffer := io.BytesIO(), "WEBP", lossless=True, quality=0, method=0)
     photo = buffer.getvalue()  # 18 MB, and 64 frames to draw: seconds of work
-    record = words_of(recorded(api, jpeg()), *["seen"] * 64)
+    with server.client() as client:
+        record = words_of(recorded(client, jpeg()), *["seen"] * 64)
     fields = httpx.Request(
         "POST",
         f"{server.url}/api/animation",
@@ -82,7 +83,8 @@ def test_a_client_that_leaves_stops_its_drawing(server: Server, api: httpx.Clien
         assert until(lambda: seconds(before) > worked + 0.2)  # it is at work on it
     # The process that drew is killed, and there is a fresh one for the next photo.
     assert until(lambda: set(children(server.process.pid)) != before, 15)
-    assert api.post("/api/caption", files={"image": PHOTO}).status_code == 200
+    with server.client() as client:
+        assert client.post("/api/caption", files={"image": PHOTO}).status_code == 200
 
 
 def test_uploads_are_limited_by_address_and_in_total(start: Callable[..., Server]) -> None:
