@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -140,9 +141,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         need("chromium")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A browser for one file of tests. Until it is closed, no other event loop can run."""
+@contextmanager
+def running_browser() -> Iterator[Any]:
+    """Run a browser. Until it is closed, no other event loop can run."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
@@ -153,11 +154,20 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
-@pytest.fixture(autouse=True)
-def twins(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser for one file of tests."""
+    with running_browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="session", autouse=True)
+def twins() -> Iterator[None]:
     """Start decoding processes as forks, as commands do."""
-    if launcher.forks():
-        monkeypatch.setattr("captioner_serving.decoding.process.subprocess", launcher.TWINS)
+    with pytest.MonkeyPatch.context() as patch:
+        if launcher.forks():
+            patch.setattr("captioner_serving.decoding.process.subprocess", launcher.TWINS)
+        yield
 
 
 def make_consensus(*, grid_dim: int = 576, words: int = 14) -> Consensus:

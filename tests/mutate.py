@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -165,6 +166,8 @@ def fork(work: Callable[[], int], *, seconds: float) -> str:
         try:
             os.setsid()
             status = min(work(), 1)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     while not (done := os.waitpid(pid, os.WNOHANG))[0]:

@@ -48,8 +48,9 @@ def serving(
     credentials: Credentials | None = None,
     tokens: dict[str, str] | None = None,
     samples: dict[str, Path] | None = None,
+    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Iterator[str]:
-    """Run the whole server around a model; its URL."""
+    """Run the whole server around a model; its URL. `wrap` adds a middleware of the test."""
     from captioner_serving.server.app import Application  # gradio takes two seconds to import
 
     before = os.environ.get("GRADIO_TEMP_DIR")
@@ -68,7 +69,7 @@ def serving(
 
     application = run_async(build())
     try:
-        with listening(application.asgi, config) as port:
+        with listening(wrap(application.asgi), config) as port:
             yield f"http://127.0.0.1:{port}"
             application.refuse()
     finally:

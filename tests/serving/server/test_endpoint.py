@@ -114,9 +114,7 @@ def test_the_javascript_of_the_documentation_gets_the_record(
 
 
 @pytest.mark.filterwarnings("ignore:.future.no_silent_downcasting")  # of Gradio
-def test_a_caption_below_the_least_trust_is_marked(
-    trusting: httpx.Client, api: httpx.Client
-) -> None:
+def test_a_caption_below_the_least_trust_is_marked(trusting: httpx.Client, server: Server) -> None:
     image = file_data(upload(trusting))
 
     def asked(least: Any) -> Any:
@@ -129,7 +127,9 @@ def test_a_caption_below_the_least_trust_is_marked(
     assert asked(trust + 0.01)["data"] == [{**plain, "review": True}]
     assert "minimum_trust is '2': it should be less than or equal to 1" in asked(2)["error"]
     assert "minimum_trust is 'x': it should be a valid number" in asked("x")["error"]
-    output = result(api, call(api, file_data(upload(api)), *USUAL[:-1], 0.5))
+    with server.client() as plain_model:
+        call_id = call(plain_model, file_data(upload(plain_model)), *USUAL[:-1], 0.5)
+        output = result(plain_model, call_id)
     assert "a trust file, but the checkpoint tiny has none" in output["error"]
 
 

@@ -21,7 +21,7 @@ from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.request import RequestLimits, client_key, request_info
 from captioner_serving.verbs.serve import _say
-from tests.serving.server.conftest import run_async
+from tests.serving.server.conftest import Server, run_async
 from tests.serving.server.running import serving
 
 
@@ -165,9 +165,9 @@ def count(metrics: Metrics, status: int) -> bool:
     return line in metrics.exposition().decode()
 
 
-def test_every_answer_has_the_security_headers(api: httpx.Client) -> None:
+def test_every_answer_has_the_security_headers(server: Server) -> None:
     for route in ("/", "/api/health", "/metrics", "/docs", "/nonsense", "/gradio_api/info"):
-        headers = api.get(route).headers
+        headers = httpx.get(server.url + route, timeout=300).headers
         assert "frame-ancestors 'self'" in headers["content-security-policy"]
         assert headers["x-frame-options"] == "SAMEORIGIN"
         assert headers["x-content-type-options"] == "nosniff"

@@ -1,19 +1,27 @@
-"""The page in a real browser: one server for all of its tests."""
+"""The page in a real browser: one browser and one server for all of its tests."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.types import ASGIApp
 
+from captioner.caption import Caption
+from captioner.generation.config import GenerationConfig
+from captioner.paths import sample_photos
 from captioner.predictor import Captioner
-from tests.serving.server.conftest import Server, serve
+from captioner.vision.prepared import PreparedImage
+from tests.conftest import running_browser
+from tests.serving.server.page.frozen import GRADIO, FrozenPage
+from tests.serving.server.running import serving
 
 DESK = {"viewport": {"width": 1280, "height": 900}}
 PHONE = {
@@ -24,29 +32,69 @@ PHONE = {
 }
 
 
-@pytest.fixture(scope="package")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with the bundled checkpoint: the tiny one looks everywhere, and shows no heat."""
-    with serve(tmp_path_factory.mktemp("page")) as running:
-        yield running
+class Remembering(Captioner):
+    """A captioner that captions equal photos with equal settings once."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._captions: dict[Any, Caption] = {}
+
+    def caption_prepared(
+        self,
+        images: Sequence[PreparedImage],
+        config: GenerationConfig | None = None,
+        *,
+        check_attention: bool = False,
+    ) -> list[Caption]:
+        captions = []
+        for image in images:
+            key = image.pixels.tobytes(), image.box, image.size, config, check_attention
+            if key not in self._captions:
+                (self._captions[key],) = super().caption_prepared(
+                    [image], config, check_attention=check_attention
+                )
+            captions.append(replace(self._captions[key], image=image.image))
+        return captions
 
 
 @pytest.fixture(scope="package")
 def captioner() -> Captioner:
-    return Captioner.from_pretrained()
+    """The bundled model: the tiny one looks everywhere, and shows no heat."""
+    return Remembering.from_pretrained()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    """A browser for all tests of the page. Until it is closed, no other event loop can run."""
+    with running_browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def page_url(browser: Any, captioner: Captioner) -> Iterator[str]:
+    """The URL of the page, without Gradio's scripts; with `/?gradio`, of the page with them."""
+    pages: list[FrozenPage] = []
+
+    def wrap(app: ASGIApp) -> ASGIApp:
+        pages.append(FrozenPage(app))
+        return pages[0]
+
+    with serving(captioner, samples=sample_photos(), wrap=wrap) as url:
+        pages[0].freeze(browser, url)
+        yield url
+
+
+@pytest.fixture(scope="package")
 def desk(browser: Any) -> Iterator[Any]:
-    """A browser's store for a file of tests: its scripts come from the server once."""
+    """A browser's store: scripts are downloaded once."""
     context = browser.new_context(**DESK)
     yield context
     context.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def pocket(browser: Any) -> Iterator[Any]:
-    """The same of a phone."""
+    """The store of a phone."""
     context = browser.new_context(**PHONE)
     yield context
     context.close()
@@ -58,19 +106,19 @@ def sentence(caption: str) -> str:
 
 
 class Visit:
-    """One visitor's tab, with what it asked for and what went wrong in it.
+    """A visitor's tab with its requests and errors; of earlier visits only scripts are kept."""
 
-    Nobody has been there before: of what the context keeps, only the page's scripts are left.
-    """
-
-    def __init__(self, context: Any, server: Server, *, script: str = "", **media: Any) -> None:
+    def __init__(self, context: Any, url: str, *, script: str = "", **media: Any) -> None:
         self.context = context
         context.set_default_timeout(30_000)
         self.tab = context.new_page()
         if mutant := os.environ.get("CAPTIONER_PAGE_SCRIPT"):  # tests/mutate.py
             name, _, path = mutant.partition("=")
             self.tab.route(f"**/page/static/{name}", lambda route: route.fulfill(path=path))
-        kept = {"origin": server.url, "storageTypes": "cookies,indexeddb,local_storage"}
+        kept = {
+            "origin": url.removesuffix(GRADIO),
+            "storageTypes": "cookies,indexeddb,local_storage",
+        }
         context.new_cdp_session(self.tab).send("Storage.clearDataForOrigin", kept)
         if script:
             self.tab.add_init_script(script)
@@ -84,7 +132,7 @@ class Visit:
         self.tab.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
         self.dialogs: list[str] = []  # such as the question before a page is left
         self.tab.on("dialog", self._accept)
-        self.tab.goto(server.url)
+        self.tab.goto(url)
         self.settled()
         for other in context.pages[:-1]:
             other.close()
@@ -153,8 +201,8 @@ class Visit:
 
 
 @contextmanager
-def visiting(context: Any, server: Server, **options: Any) -> Iterator[Visit]:
-    made = Visit(context, server, **options)
+def visiting(context: Any, url: str, **options: Any) -> Iterator[Visit]:
+    made = Visit(context, url, **options)
     try:
         yield made
     finally:
@@ -168,8 +216,8 @@ def visiting(context: Any, server: Server, **options: Any) -> Iterator[Visit]:
 
 
 @pytest.fixture
-def visit(desk: Any, server: Server) -> Iterator[Visit]:
-    with visiting(desk, server) as made:
+def visit(desk: Any, page_url: str) -> Iterator[Visit]:
+    with visiting(desk, page_url) as made:
         yield made
 
 
@@ -180,6 +228,6 @@ def clipboard(desk: Any) -> None:
 
 
 @pytest.fixture
-def phone(pocket: Any, server: Server) -> Iterator[Visit]:
-    with visiting(pocket, server) as made:
+def phone(pocket: Any, page_url: str) -> Iterator[Visit]:
+    with visiting(pocket, page_url) as made:
         yield made

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,7 +58,7 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
     with (
         samples() as web,
         serving(captioner, ServerConfig(allow_urls=True), samples=sample_photos()) as url,
-        visiting(desk, SimpleNamespace(url=url)) as visit,  # type: ignore[arg-type]
+        visiting(desk, url) as visit,
     ):
         tab, address = visit.tab, f"{web}/chelsea.jpg?a=1&b=2"
         assert "paste a URL" in tab.inner_text(".zone")

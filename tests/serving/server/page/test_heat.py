@@ -12,8 +12,11 @@ import pytest
 from PIL import Image
 
 from captioner import Caption
-from tests.serving.server.conftest import SAMPLES, Server, serve
+from captioner.paths import sample_photos
+from captioner.predictor import Captioner
+from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit
+from tests.serving.server.running import serving
 from tests.spots import CASES, lit_place, make_spot_checkpoint, near, pictures_in
 
 MODES = ("crop", "pad")  # a squashed photo has no place of its own: its box is the whole
@@ -35,12 +38,11 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(mode: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose model looks at the brightest place."""
-    folder = tmp_path_factory.mktemp(mode)
-    make_spot_checkpoint(mode).save(folder / "spot.safetensors")
-    with serve(folder / "tmp", "--checkpoint", folder / "spot.safetensors") as running:
-        yield running
+def page_url(mode: str) -> Iterator[str]:
+    """The URL of a server whose model looks at the brightest place."""
+    captioner = Captioner(make_spot_checkpoint(mode))
+    with serving(captioner, samples=sample_photos()) as url:
+        yield url
 
 
 @pytest.mark.parametrize("mode", ["crop"], indirect=True)  # where the box is not the photo

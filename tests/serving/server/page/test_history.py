@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.serving.server.conftest import SAMPLES, Server
+from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import DESK, Visit, visiting
+from tests.serving.server.page.frozen import GRADIO
 
 KEYS = """async () => {
   const asked = indexedDB.open("captioner");
@@ -51,6 +52,12 @@ REVOKED = """() => {
   return document.querySelector(".photo").src;
 }"""
 """Note what is revoked from now on; and the photo's address."""
+
+
+@pytest.fixture
+def page_url(page_url: str) -> str:
+    """The page with Gradio's scripts, which change the browser's history too."""
+    return page_url + GRADIO
 
 
 def test_reload_back_and_the_link_to_the_api_keep_photo_and_caption(visit: Visit) -> None:
@@ -130,11 +137,11 @@ def test_what_is_old_or_too_much_is_deleted(visit: Visit) -> None:
 
 
 @pytest.fixture
-def private(browser: Any, server: Server) -> Iterator[Visit]:
+def private(browser: Any, page_url: str) -> Iterator[Visit]:
     """A visitor whose browser keeps nothing."""
     context = browser.new_context(**DESK)
     refuses = "IDBFactory.prototype.open = () => { throw new Error('nothing is kept here'); }"
-    with visiting(context, server, script=refuses) as made:
+    with visiting(context, page_url, script=refuses) as made:
         yield made
     context.close()
 

@@ -13,7 +13,14 @@ from axe_playwright_python.sync_playwright import Axe
 
 from tests.serving.server.conftest import SAMPLES, Server, serve
 from tests.serving.server.page.conftest import DESK, Visit, visiting
+from tests.serving.server.page.frozen import GRADIO
 from tests.serving.server.page.states import states
+
+
+@pytest.fixture
+def page_url(page_url: str) -> str:
+    """The page with all of Gradio."""
+    return page_url + GRADIO
 
 
 def test_a_phone_needs_no_sideways_scrolling_and_a_finger_hits_everything(phone: Visit) -> None:
@@ -73,8 +80,8 @@ def test_a_wide_screen_has_the_page_in_its_middle(visit: Visit) -> None:
     visit.errors.clear()  # the browser's own, about the network
 
 
-def test_nothing_moves_with_reduced_motion(desk: Any, server: Server) -> None:
-    with visiting(desk, server, reduced_motion="reduce") as visit:
+def test_nothing_moves_with_reduced_motion(desk: Any, page_url: str) -> None:
+    with visiting(desk, page_url, reduced_motion="reduce") as visit:
         visit.tab.route("**/api/caption", lambda route: None)
         visit.choose(SAMPLES / "rocket.jpg", state="waiting")
         moving = visit.tab.evaluate(
@@ -93,10 +100,10 @@ def test_nothing_moves_with_reduced_motion(desk: Any, server: Server) -> None:
     ],
 )
 def test_axe_finds_no_violation_in_any_state(
-    request: pytest.FixtureRequest, server: Server, tmp_path: Path, where: str, scheme: str
+    request: pytest.FixtureRequest, page_url: str, tmp_path: Path, where: str, scheme: str
 ) -> None:
     context, axe, found = request.getfixturevalue(where), Axe(), {}
-    with visiting(context, server, color_scheme=scheme) as visit:
+    with visiting(context, page_url, color_scheme=scheme) as visit:
         for state in states(visit, tmp_path):
             result = axe.run(visit.tab)
             assert result.response["passes"]
@@ -111,9 +118,9 @@ SHIFTS = """window.shifts = []; new PerformanceObserver((list) => shifts.push(..
 
 @pytest.mark.parametrize("where", ["desk", "pocket"])
 def test_nothing_moves_while_a_caption_arrives(
-    request: pytest.FixtureRequest, server: Server, where: str
+    request: pytest.FixtureRequest, page_url: str, where: str
 ) -> None:
-    with visiting(request.getfixturevalue(where), server, script=SHIFTS) as visit:
+    with visiting(request.getfixturevalue(where), page_url, script=SHIFTS) as visit:
         tab = visit.tab
         tab.evaluate("document.body.insertAdjacentHTML('afterbegin', '<p id=push>push</p>')")
         tab.wait_for_function("shifts.length > 0")  # what moves is seen

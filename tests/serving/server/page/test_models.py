@@ -6,7 +6,6 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -35,7 +34,7 @@ def two(captioner: Captioner, tiny: Captioner) -> Iterator[str]:
 def test_both_models_show_a_sentence_and_one_its_words(
     desk: Any, two: str, captioner: Captioner, tiny: Captioner
 ) -> None:
-    with visiting(desk, SimpleNamespace(url=two)) as visit:  # type: ignore[arg-type]
+    with visiting(desk, two) as visit:
         tab, models = visit.tab, visit.tab.locator(".models button")
         photo = SAMPLES / "rocket.jpg"
         said = [each.caption(photo).text for each in (captioner, tiny)]

@@ -10,7 +10,7 @@ from PIL import Image
 
 from captioner.vision.image import open_image
 from tests.captioner.pictures import HEIC
-from tests.serving.server.conftest import SAMPLES, Server
+from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit, visiting
 
 INSECURE = """Object.defineProperty(window, 'isSecureContext', { value: false });
@@ -113,8 +113,8 @@ def test_the_camera_photographs_and_may_be_cancelled(visit: Visit) -> None:
     assert visit.record()["image"] == "camera.jpg"
 
 
-def test_over_plain_http_camera_and_paste_say_why_they_cannot(desk: Any, server: Server) -> None:
-    with visiting(desk, server, script=INSECURE) as visit:
+def test_over_plain_http_camera_and_paste_say_why_they_cannot(desk: Any, page_url: str) -> None:
+    with visiting(desk, page_url, script=INSECURE) as visit:
         tab, words = visit.tab, visit.words()
         tab.click(".take")
         assert "needs https" in tab.inner_text(".reason")

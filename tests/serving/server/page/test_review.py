@@ -79,9 +79,9 @@ def test_a_reload_in_the_middle_of_a_drop_loses_no_photo(visit: Visit, twenty: l
     assert not tab.locator(".strip [data-state=failed]").count()
 
 
-def test_a_browser_that_keeps_nothing_asks_before_photos_are_lost(desk: Any, server: Any) -> None:
+def test_a_browser_that_keeps_nothing_asks_before_photos_are_lost(desk: Any, page_url: str) -> None:
     refuses = "IDBFactory.prototype.open = () => { throw new Error('nothing is kept here'); }"
-    with visiting(desk, server, script=refuses) as visit:
+    with visiting(desk, page_url, script=refuses) as visit:
         visit.tab.click(".choose", trial=True)
         visit.choose(SAMPLES / "rocket.jpg")
         visit.tab.click(".text")  # browsers ask only whoever has touched the page

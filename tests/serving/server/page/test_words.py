@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.serving.server.conftest import SAMPLES, Server, serve
+from captioner.paths import sample_photos
+from captioner.predictor import Captioner
+from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import DESK, Visit, sentence, visiting
+from tests.serving.server.running import serving
 from tests.test_front_ends import made
 
 HEADS = 4
@@ -258,10 +261,10 @@ def test_the_words_of_this_very_sentence_are_checked(visit: Visit) -> None:
 
 
 @pytest.fixture
-def clocked(browser: Any, server: Server) -> Iterator[Visit]:
+def clocked(browser: Any, page_url: str) -> Iterator[Visit]:
     """A visitor whose clock may be set: it is that of all tabs, which have a store of their own."""
     context = browser.new_context(**DESK)
-    with visiting(context, server) as made:
+    with visiting(context, page_url) as made:
         yield made
     context.close()
 
@@ -309,12 +312,11 @@ def test_what_is_saved_is_what_was_seen(visit: Visit, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def attentive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with a tiny model of four heads."""
-    folder: Path = tmp_path_factory.mktemp("heads")
-    made(score="scaled_dot", heads=HEADS).save(folder / "heads.safetensors")
-    with serve(folder / "server", "--checkpoint", folder / "heads.safetensors") as running:
-        yield running
+def attentive() -> Iterator[str]:
+    """The URL of a server with a tiny model of four heads."""
+    captioner = Captioner(made(score="scaled_dot", heads=HEADS))
+    with serving(captioner, samples=sample_photos()) as url:
+        yield url
 
 
 def saved(tab: Any) -> bytes:
@@ -323,7 +325,7 @@ def saved(tab: Any) -> bytes:
     return Path(download.value.path()).read_bytes()
 
 
-def test_a_head_is_shown_saved_and_kept(desk: Any, attentive: Server) -> None:
+def test_a_head_is_shown_saved_and_kept(desk: Any, attentive: str) -> None:
     with visiting(desk, attentive) as visit:
         tab = visit.tab
         assert tab.locator(".head option").all_inner_texts() == ["Mean", "1", "2", "3", "4"]
@@ -353,7 +355,7 @@ def test_a_head_is_shown_saved_and_kept(desk: Any, attentive: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_finger_reaches_the_heads(pocket: Any, attentive: Server) -> None:
+def test_a_finger_reaches_the_heads(pocket: Any, attentive: str) -> None:
     with visiting(pocket, attentive) as phone:
         box = phone.tab.locator(".heads").bounding_box()
         assert box["height"] == phone.tab.locator(".play").bounding_box()["height"] >= 44
