@@ -88,7 +88,7 @@ def test_a_client_that_leaves_stops_its_drawing(server: Server) -> None:
 
 
 def test_uploads_are_limited_by_address_and_in_total(start: Callable[..., Server]) -> None:
-    server = start("--max-upload", "1MB", "--max-bodies", "2MB", "--upload-ttl", 2)
+    server = start("--max-upload", "1MB", "--max-bodies", "2MB", "--upload-ttl", 1.5)
 
     def send(client: httpx.Client) -> int:
         files = {"files": ("x.jpg", os.urandom(480_000))}
@@ -208,7 +208,7 @@ def test_an_address_that_cannot_be_fetched_has_the_right_reason(fetching: str, w
             assert said in answer.json()["detail"], address
 
 
-def test_two_checkpoints_read_a_photo_once(
+def test_two_checkpoints_of_one_name_read_a_photo_once(
     start: Callable[..., Server], saved_tiny: Path, tmp_path: Path
 ) -> None:
     (other := tmp_path / "other.safetensors").write_bytes(saved_tiny.read_bytes())
@@ -225,6 +225,8 @@ def test_two_checkpoints_read_a_photo_once(
         before = opened(client)
         answer = client.post("/api/caption", files=photos, data={"all_models": "true"})
         assert opened(client) == before + 2
+        named = client.post("/api/caption", files=photos, data={"model": str(other)})
+    assert {record["model"]["name"] for record in named.json()["records"]} == {str(other)}
     records = answer.json()["records"]
     assert [record["image"] for record in records] == ["a.jpg", "a.jpg", "b.jpg", "b.jpg"]
     names = [record["model"]["name"] for record in records]

@@ -14,7 +14,7 @@ import pytest
 from captioner.paths import sample_photos
 from captioner.predictor import Captioner
 from captioner_serving.server.config import ServerConfig
-from tests.serving.server.conftest import SAMPLES, Server
+from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import sentence, visiting
 from tests.serving.server.running import serving
 
@@ -85,17 +85,6 @@ def test_a_request_can_name_a_model(two: str, tiny: Captioner) -> None:
         answer = ask(model="no")
         assert answer.status_code == 422 and "use bundled, tiny" in answer.json()["detail"]
         assert client.get("/api/health/ready").status_code == 200
-
-
-def test_models_of_the_same_name_are_named_by_their_files(
-    start: Callable[..., Server], saved_tiny: Path, tmp_path: Path
-) -> None:
-    (other := tmp_path / "other.safetensors").write_bytes(saved_tiny.read_bytes())
-    server = start("--checkpoint", saved_tiny, "--checkpoint", other)
-    with server.client() as client:
-        files = {"image": (SAMPLES / "rocket.jpg").read_bytes()}
-        answer = client.post("/api/caption", files=files, data={"model": str(other)})
-    assert answer.json()["records"][0]["model"]["name"] == str(other)
 
 
 def test_a_model_is_not_compared_with_itself(
