@@ -71,7 +71,6 @@ LONGEST = (
     "training/test_resume.py",
     "serving/server/",
     "captioner/test_encoder.py",
-    "test_front_ends.py",
     "serving/batch/",
     "training/",
 )
@@ -314,6 +313,29 @@ def make_styled(checkpoint: Checkpoint) -> Checkpoint:
     decoder.output_bias = torch.nn.Parameter(bias)
     vocabulary = Vocabulary(checkpoint.vocabulary.ordinary_words, styles=["long", "short"])
     return replace(checkpoint, vocabulary=vocabulary)
+
+
+def make_heads(score: str, heads: int) -> Checkpoint:
+    """Make the tiny model with another attention, whose heads differ, and sentences of 3 words."""
+    import torch
+
+    from captioner.decoders.config import DecoderConfig
+    from captioner.model import CaptionModel, ModelConfig
+
+    tiny = make_tiny()
+    decoder = DecoderConfig(
+        embedding_dim=16, hidden_dim=24, attention_dim=8, value_dim=24, score=score, heads=heads,
+        positions="learned", scaled_positions=False,
+    )  # fmt: skip
+    config = ModelConfig(encoder=tiny.model.config.encoder, decoder=decoder)
+    model = CaptionModel(
+        config, vocabulary_size=len(tiny.vocabulary), encoder=tiny.model.encoder
+    ).eval()
+    torch.nn.init.normal_(model.decoder.embedding.weight)
+    for name, parameter in model.decoder.named_parameters():
+        parameter.data.mul_(8 if "positions" in name else 3 if "score" in name else 1)
+    generation = replace(tiny.generation, minimum_length=3, maximum_length=6)
+    return replace(tiny, model=model, generation=generation, name="variant")
 
 
 @pytest.fixture

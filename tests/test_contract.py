@@ -216,3 +216,58 @@ def test_every_front_end_gives_the_record_worked_out_by_hand(
     served = mark_doubtful(expected) | {"image": photo.name}
     served["alternatives"] = [mark_doubtful(sentence) for sentence in others]
     assert answer.json() == {"records": [served]}
+
+
+def test_every_front_end_draws_the_head_that_is_chosen(
+    table: Path, client: httpx.Client, photo: Path, run_main: Run
+) -> None:
+    captioner = Captioner.from_pretrained(table, device="cpu", dtype="float32")
+    caption = captioner.caption(photo)
+    first, second = (
+        {
+            "overlay": caption.overlay(head=head, labelled=True),
+            "sheet": caption.contact_sheet(head=head),
+            "animation": caption.animation(head=head)[1],
+        }
+        for head in (1, 2)
+    )
+    files = {kind: photo.with_name(f"{kind}.png") for kind in second}
+    files["animation"] = photo.with_name("animation.webp")
+    options = ("--checkpoint", table, "--device", "cpu", "--dtype", "float32", "--head")
+    drawn = [part for kind, file in files.items() for part in (f"--{kind}", file)]
+    result = run_main("caption", photo, *options, 2, *drawn)
+    assert result.returncode == 0, result.stderr
+    for kind, file in files.items():
+        with Image.open(file) as image:
+            image.seek(kind == "animation")  # the frame of the first word
+            apart, other = (mean_difference(image, heads[kind]) for heads in (second, first))
+        assert apart < (2 if kind == "animation" else 1e-9) < other
+    result = run_main("caption", photo, *options, 3, *drawn)
+    assert result.returncode == 2
+    assert result.stderr == "captioner: --head 3: the model table has the heads 1 to 2\n"
+
+    for kind in ("overlay", "sheet"):
+        output, maps = photo.with_name(f"{kind}.jsonl"), photo.with_name(kind)
+        batch = ("batch", photo, "--output", output, "--maps", kind, "--maps-to", maps, *options, 2)
+        result = run_main(*batch)
+        assert result.returncode == 0, result.stderr
+        with Image.open(next(maps.rglob("*.png"))) as image:
+            assert mean_difference(image, second[kind]) == 0
+    result = run_main(*batch, "--check-attention")
+    assert result.returncode == 2 and "--check-attention" in result.stderr
+
+    record = {"record": json.dumps(caption.record(attention=True))}
+    upload = {"image": (photo.name, photo.read_bytes())}
+    for kind in second:
+        answers = [
+            client.post(f"/api/{kind}", files=upload, data=record | {"head": str(head)})
+            for head in (1, 2, 3)
+        ]
+        assert [answer.status_code for answer in answers] == [200, 200, 422]
+        assert answers[0].content != answers[1].content
+
+
+def mean_difference(picture: Image.Image, other: Image.Image) -> float:
+    """Return the mean absolute difference of two pictures of one size, 0 to 255."""
+    assert picture.size == other.size
+    return float(np.abs(np.asarray(picture.convert("RGB"), int) - np.asarray(other, int)).mean())

@@ -13,10 +13,10 @@ from PIL import Image
 
 from captioner.paths import sample_photos
 from captioner.predictor import Captioner
+from tests.conftest import make_heads
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import DESK, Visit, sentence, visiting
 from tests.serving.server.running import serving
-from tests.test_front_ends import made
 
 HEADS = 4
 
@@ -314,7 +314,7 @@ def test_what_is_saved_is_what_was_seen(visit: Visit, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def attentive() -> Iterator[str]:
     """The URL of a server with a tiny model of four heads."""
-    captioner = Captioner(made(score="scaled_dot", heads=HEADS))
+    captioner = Captioner(make_heads("scaled_dot", HEADS))
     with serving(captioner, samples=sample_photos()) as url:
         yield url
 
