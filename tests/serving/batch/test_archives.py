@@ -49,6 +49,20 @@ def sparse(size: int) -> bytes:
     return bytes(data)
 
 
+def tar_of(folder: Path, *parts: bytes, compressed: bool) -> Path:
+    path = folder / ("a.tar.gz" if compressed else "a.tar")
+    data = b"".join(parts) + bytes(1024)
+    path.write_bytes(gzip.compress(data, 9) if compressed else data)
+    return path
+
+
+def zip_of(path: Path, *members: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return path
+
+
 def photos(path: Path) -> list[Photo]:
     tracemalloc.start()
     try:
@@ -81,9 +95,8 @@ BROKEN = {
 def test_a_damaged_header_is_an_error_of_the_archive(
     tmp_path: Path, kind: str, compressed: bool
 ) -> None:
-    path = tmp_path / ("a.tar.gz" if compressed else "a.tar")
-    data = member("good.jpg", jpeg()) + BROKEN[kind] + member("next.jpg", jpeg()) + bytes(1024)
-    path.write_bytes(gzip.compress(data) if compressed else data)
+    good, following = member("good.jpg", jpeg()), member("next.jpg", jpeg())
+    path = tar_of(tmp_path, good, BROKEN[kind], following, compressed=compressed)
     found = photos(path)
     assert found[0].name == f"{path}/good.jpg" and found[0].read() == jpeg()
     for reason in lost(found):
@@ -92,31 +105,41 @@ def test_a_damaged_header_is_an_error_of_the_archive(
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_what_is_no_file_is_no_photo(tmp_path: Path, compressed: bool) -> None:
-    path = tmp_path / ("a.tar.gz" if compressed else "a.tar")
-    data = header("album.jpg", kind=tarfile.DIRTYPE) + header("pipe.jpg", kind=tarfile.FIFOTYPE)
-    data += member("good.jpg", jpeg()) + bytes(1024)
-    path.write_bytes(gzip.compress(data) if compressed else data)
-    assert [photo.name for photo in photos(path)] == [f"{path}/good.jpg"]
+    """Nor are hidden files, and what macOS adds."""
+    names = (".jpg", ".a/b.jpg", "__MACOSX/c.jpg", "notes.txt", "./d/e.JPG")
+    album, pipe = header("album.jpg", kind=tarfile.DIRTYPE), header("p.jpg", kind=tarfile.FIFOTYPE)
+    members = [member(name, jpeg()) for name in names]
+    path = tar_of(tmp_path, album, pipe, *members, compressed=compressed)
+    assert [photo.name for photo in photos(path)] == [f"{path}/./d/e.JPG"]
+
+
+def test_an_archive_that_is_gone_is_named(tmp_path: Path) -> None:
+    path = tar_of(tmp_path, member("a.jpg", jpeg()), compressed=False)
+    (photo,) = photos(path)
+    path.unlink()
+    with pytest.raises(ImageNotFoundError, match=rf"{path}/a\.jpg .*No such file"):
+        photo.read()
+    assert lost(photos(path)) == [
+        f"{path} cannot be read to its end (No such file or directory): copy it again"
+    ]
 
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_sparse_members_are_not_read(tmp_path: Path, compressed: bool) -> None:
-    path = tmp_path / ("a.tar.gz" if compressed else "a.tar")
-    data = sparse(1 << 32) + member("next.jpg", jpeg()) + bytes(1024)
-    path.write_bytes(gzip.compress(data) if compressed else data)
+    """A small one is a photo like any other."""
+    path = tar_of(tmp_path, sparse(1 << 32), sparse(9), compressed=compressed)
     hole, photo = photos(path)
+    assert hole.name == f"{path}/hole.jpg" and photo.name == f"{path}/hole.jpg#2"
     assert "hole.jpg has 4,294,967,296 bytes" in lost([hole])[0]
-    assert photo.read() == jpeg()
+    assert photo.read() == bytes(9)
 
 
 def test_a_compressed_member_is_measured_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "a.tar.gz"
     monkeypatch.setattr("captioner_serving.batch.inputs.archives._LARGEST_IN_MEMORY", 1 << 20)
-    data = member("zeros.jpg", bytes(1 << 21)) + member("next.jpg", jpeg()) + bytes(1024)
-    path.write_bytes(gzip.compress(data))
-    zeros, photo = photos(path)
+    members = member("zeros.jpg", bytes(1 << 21)), member("next.jpg", jpeg())
+    zeros, photo = photos(tar_of(tmp_path, *members, compressed=True))
     assert "zeros.jpg has 2,097,152 bytes" in lost([zeros])[0]
     assert photo.read() == jpeg()
 
@@ -124,18 +147,16 @@ def test_a_compressed_member_is_measured_before_it_is_read(
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_two_members_of_one_name_are_both_read(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"a{suffix}"
-    first, second = jpeg("red"), jpeg("blue")
+    pictures = [jpeg(colour) for colour in ("red", "blue", "lime")]
+    members = [("a.jpg", picture) for picture in pictures]
     if suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("a.jpg", first)
-            archive.writestr("a.jpg", second)
+        path = zip_of(tmp_path / "a.zip", *members)
     else:
-        data = member("a.jpg", first) + member("a.jpg", second) + bytes(1024)
-        path.write_bytes(gzip.compress(data) if suffix == ".tar.gz" else data)
+        headed = (member(*pair) for pair in members)
+        path = tar_of(tmp_path, *headed, compressed=suffix == ".tar.gz")
     found = photos(path)
-    assert [photo.name for photo in found] == [f"{path}/a.jpg", f"{path}/a.jpg#2"]
-    assert [photo.read() for photo in found] == [first, second]
+    assert [photo.name for photo in found] == [f"{path}/a.jpg{end}" for end in ("", "#2", "#3")]
+    assert [photo.read() for photo in found] == pictures
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
@@ -159,19 +180,10 @@ def test_an_archive_that_unpacks_to_a_thousand_times_its_size_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: list[tuple[str, bytes]], read: int
 ) -> None:
     monkeypatch.setattr("captioner_serving.batch.inputs.archives._MOST_UNPACKED", 1 << 20)
-    path = tmp_path / "a.tar.gz"
-    data = b"".join(member(*each) for each in [("good.jpg", jpeg()), *behind])
-    path.write_bytes(gzip.compress(data + bytes(1024), 9))
-    good, *zeros, rest = photos(path)
+    members = [member(*pair) for pair in [("good.jpg", jpeg()), *behind]]
+    good, *zeros, rest = photos(tar_of(tmp_path, *members, compressed=True))
     assert good.read() == jpeg() and [photo.read() for photo in zeros] == [HALF] * read
     assert "it unpacks to more than" in lost([rest])[0]
-
-
-def zip_of(path: Path, *members: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
-    with zipfile.ZipFile(path, "w", method) as archive:
-        for name, data in members:
-            archive.writestr(name, data)
-    return path
 
 
 def test_a_member_of_a_zip_file_is_measured_before_it_is_read(
@@ -184,6 +196,16 @@ def test_a_member_of_a_zip_file_is_measured_before_it_is_read(
     assert found[1].read() == jpeg()
     stored = photos(zip_of(tmp_path / "b.zip", large, method=zipfile.ZIP_STORED))
     assert stored[0].read() == large[1]  # it takes no more than its bytes, as in a .tar
+
+
+def test_an_encrypted_member_of_a_zip_file_is_named(tmp_path: Path) -> None:
+    path = zip_of(tmp_path / "a.zip", ("a.jpg", jpeg()))
+    data = bytearray(path.read_bytes())
+    for magic, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        data[data.index(magic) + flags] |= 1
+    path.write_bytes(data)
+    with pytest.raises(ImageNotFoundError, match=r"a\.jpg is encrypted: unpack the archive first"):
+        photos(path)[0].read()
 
 
 @pytest.mark.parametrize("overlapping", [False, True])
@@ -227,7 +249,8 @@ def test_what_unpacks_without_a_bound_is_named(tmp_path: Path, method: int) -> N
     """Forty bytes of bzip2 are 46 MB of zeros, and zipfile takes them all at once."""
     path = zip_of(tmp_path / "a.zip", ("a.jpg", jpeg()), method=method)
     reason = f"{path}/a.jpg has compression method {method}, not deflate: unpack it first"
-    assert lost(photos(path)) == [reason]
+    (photo,) = photos(path)
+    assert lost([photo]) == [reason] and photo.name == f"{path}/a.jpg"
 
 
 def test_large_members_of_a_small_archive_do_not_pile_up(

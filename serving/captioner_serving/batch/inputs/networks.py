@@ -109,7 +109,7 @@ def _public_addresses(request: httpx.Request, *, trusted_host: str | None) -> li
                 check_address(host, address)
     except (OSError, ValueError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise httpx.ConnectError(str(reason), request=request) from error
+        raise httpx.ConnectError(str(reason)) from error
     return list(dict.fromkeys(addresses))
 
 
