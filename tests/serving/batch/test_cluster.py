@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from captioner import Captioner
+from captioner import Captioner, CaptionerError
+from captioner.errors import MissingExtraError
 from captioner_serving.batch import caption_batch
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.sources import Inputs
@@ -25,6 +26,7 @@ from captioner_serving.batch.run import BatchRun
 from tests.launcher import PATH
 from tests.process_tree import family
 from tests.serving.batch.conftest import Photos, Start, draw
+from tests.serving.batch.test_sources import make_tar
 
 # Every interpreter reads this first. It stands for a hole in a decoder: photos of this size bring
 # it down.
@@ -132,14 +134,51 @@ def test_an_actor_that_always_ends_ends_the_run_with_a_sentence(
     assert "Traceback" not in said
 
 
-# What the actors of a cluster are given, and what they make of it: without a cluster
+# What the actors of a cluster are given, and what they return: without a cluster
 
 
-class Dataset:
-    """Stands for Ray's: each actor gets a copy of its arguments, as on another node."""
+class RayTaskError(Exception):
+    cause: BaseException
 
-    def __init__(self, rows: list[Any], reserved: list[Any]) -> None:
-        self.rows, self.reserved = rows, reserved
+
+class RayActorError(Exception): ...
+
+
+class Cluster:
+    """Stands for Ray and its data set: each actor gets a copy of its arguments, as on a node.
+
+    Attributes:
+        options: of all calls, by name.
+        windows: the photos that were submitted together.
+        failure: what the cluster raises in place of results.
+        shift: the results are this many places off.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.options: dict[str, Any] = {}
+        self.windows: list[list[Any]] = []
+        self.context = SimpleNamespace(execution_options=SimpleNamespace())
+        self.failure: BaseException | None = None
+        self.shift = 0
+        ray, data = ModuleType("ray"), ModuleType("ray.data")
+        errors = SimpleNamespace(RayTaskError=RayTaskError, RayActorError=RayActorError)
+        ray.__dict__.update(
+            data=data,
+            init=lambda address, **options: self.options.update(options, address=address),
+            cluster_resources=lambda: {"GPU": 1.0, "CPU": 3.0},
+            exceptions=errors,
+        )
+        data.__dict__.update(
+            DataContext=SimpleNamespace(get_current=lambda: self.context),
+            from_items=self.from_items,
+        )
+        patch.setitem(sys.modules, "ray", ray)
+        patch.setitem(sys.modules, "ray.data", data)
+
+    def from_items(self, items: list[dict[str, Any]], **options: Any) -> Cluster:
+        self.windows.append([item["photo"] for item in items])
+        self.options |= options
+        return self
 
     def map_batches(
         self,
@@ -148,34 +187,33 @@ class Dataset:
         fn_constructor_args: tuple[Any, ...],
         fn_constructor_kwargs: dict[str, Any],
         **options: Any,
-    ) -> Dataset:
-        self.reserved.append(options.get("num_gpus"))
+    ) -> Cluster:
+        self.options |= options
         given = pickle.loads(pickle.dumps((fn_constructor_args, fn_constructor_kwargs)))
+        self.options["share"] = given[1]["share"]
         actor = kind(*given[0], **given[1])
-        self.rows = pickle.loads(pickle.dumps(actor({"photo": self.rows})["outcomes"]))
+        self.rows = pickle.loads(pickle.dumps(actor({"photo": self.windows[-1]})["outcomes"]))
         actor._engine.close()
         return self
 
-    def iter_batches(self, **_: Any) -> Iterator[dict[str, Any]]:
-        yield {"outcomes": self.rows}
+    def iter_batches(self, *, batch_size: int, batch_format: str) -> Iterator[dict[str, Any]]:
+        if self.failure is not None:
+            raise self.failure
+        rows = self.rows[self.shift :] + self.rows[: self.shift]
+        for start in range(0, len(rows), batch_size):
+            yield {"outcomes": rows[start : start + batch_size]}
 
 
 @pytest.fixture
-def reserved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Put a cluster with one GPU in Ray's place; the GPUs that each kind of actor reserves."""
-    reserved: list[Any] = []
-    context = SimpleNamespace(execution_options=SimpleNamespace())
-    ray, data = ModuleType("ray"), ModuleType("ray.data")
-    ray.__dict__.update(
-        data=data, init=lambda *_, **__: None, cluster_resources=lambda: {"GPU": 1.0, "CPU": 1.0}
-    )
-    data.__dict__.update(
-        DataContext=SimpleNamespace(get_current=lambda: context),
-        from_items=lambda items, **_: Dataset([one["photo"] for one in items], reserved),
-    )
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setitem(sys.modules, "ray.data", data)
-    return reserved
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A cluster with one GPU and three CPUs."""
+    return Cluster(monkeypatch)
+
+
+def run_on(cluster: Cluster, captioner: Captioner, source: object, **options: Any) -> list[Any]:
+    inputs, config = Inputs(sources=(str(source),)), BatchConfig(**options)
+    with BatchRun(inputs, output=None, config=config, load=lambda: captioner, ray="local") as run:
+        return list(run.records())
 
 
 @pytest.mark.parametrize(
@@ -185,14 +223,14 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_an_actor_looks_for_a_device_where_it_is_unless_one_is_named(
     photos: Photos,
     lively_file: Path,
-    reserved: list[Any],
+    cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, str],
     found: list[str],
     gpus: int | None,
 ) -> None:
     """The process that was started may have no GPU, and the actors' nodes have."""
-    folder = photos(3)
+    folder = photos(9)
     captioner = Captioner.from_pretrained(lively_file, **options)
     wanted = list(caption_batch(folder, captioner=captioner))
     made: list[tuple[object, object]] = []
@@ -203,10 +241,75 @@ def test_an_actor_looks_for_a_device_where_it_is_unless_one_is_named(
         before(self, *arguments, **{**given, "device": "cpu"})
 
     monkeypatch.setattr(Captioner, "__init__", noted)
-    inputs, config = Inputs(sources=(str(folder),)), BatchConfig()
-    with BatchRun(inputs, output=None, config=config, load=lambda: captioner, ray="local") as run:
-        records = list(run.records())
-    assert [device for device, _ in made] == found and reserved == [gpus]
+    monkeypatch.setattr(sys, "path", [*sys.path, ""])
+    monkeypatch.chdir(folder.parent)
+    records = run_on(cluster, captioner, folder.name, batch_size=1)
+    assert [device for device, _ in made] == found
     assert options.get("dtype") in (None, made[0][1])
-    texts = [(record["image"], record["caption"]) for record in records]
-    assert texts == [(record["image"], record["caption"]) for record in wanted]
+    texts = [(record["image"], record["caption"]) for record in wanted]
+    assert [(str(Path(r["image"]).absolute()), r["caption"]) for r in records] == texts
+    assert all(photo.file == str(folder / Path(photo.name).name) for photo in cluster.windows[0])
+    # Nine photos in calls of four batches; each actor has a GPU and the CPUs, or one CPU.
+    share = 3 if gpus else 1
+    assert cluster.options.pop("runtime_env")["env_vars"]["PYTHONPATH"].endswith(f":{Path.cwd()}")
+    assert cluster.options == {
+        "address": "local", "ignore_reinit_error": True, "log_to_driver": False,
+        "configure_logging": False, "override_num_blocks": 3, "concurrency": 1 if gpus else 3,
+        "num_gpus": gpus, "num_cpus": share, "batch_size": 4, "max_restarts": 4,
+        "max_task_retries": 4, "share": share,
+    }  # fmt: skip
+    assert cluster.context.enable_progress_bars is False
+    assert cluster.context.execution_options.preserve_order is True
+
+
+def test_photos_that_carry_many_bytes_are_submitted_in_several_windows(
+    photos: Photos, tiny: Captioner, cluster: Cluster, tmp_path: Path, monkeypatch: Any
+) -> None:
+    archive = make_tar(tmp_path / "a.tar.gz", photos(3), "w:gz")
+    monkeypatch.setattr("captioner_serving.batch.cluster._CARRIED", 1)
+    run_on(cluster, tiny, archive)
+    monkeypatch.setattr("captioner_serving.batch.cluster._WINDOW", 2)
+    run_on(cluster, tiny, tmp_path / "photos", batch_size=1)
+    assert [len(window) for window in cluster.windows] == [1, 1, 1, 2, 1]
+
+
+def failed(cause: BaseException | None) -> BaseException:
+    """Wrap an exception of an actor as Ray does."""
+    error, task = RuntimeError("of Ray Data"), RayTaskError()
+    task.cause = cause or task
+    error.__cause__ = task
+    return error
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (failed(CaptionerError("memory is short")), "^memory is short$"),
+        (failed(RayActorError()), "an actor of the Ray cluster ended repeatedly"),
+        (failed(ValueError("odd")), r"the Ray cluster cannot continue \(ValueError: odd\)"),
+        (failed(None), r"the Ray cluster cannot continue \(RayTaskError: "),
+    ],
+)
+def test_a_failure_of_the_cluster_is_a_sentence(
+    photos: Photos, tiny: Captioner, cluster: Cluster, failure: BaseException, said: str
+) -> None:
+    cluster.failure = failure
+    with pytest.raises(CaptionerError, match=said):
+        run_on(cluster, tiny, photos(1))
+
+
+def test_results_of_other_photos_are_refused(
+    photos: Photos, tiny: Captioner, cluster: Cluster
+) -> None:
+    cluster.shift = 1
+    folder = photos(2)
+    with pytest.raises(CaptionerError, match=f"returned no result for {folder}/p000.jpg: run the"):
+        run_on(cluster, tiny, folder)
+
+
+def test_ray_is_an_extra(
+    photos: Photos, tiny: Captioner, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"--ray .*captioner\[cluster\]"):
+        run_on(cluster, tiny, photos(1))
