@@ -98,7 +98,10 @@ def test_recorded_use_decays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_heavy_client_is_served_when_its_use_has_decayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without another event in the queue; a single worker and the batch never wait for that."""
+    """Without another event in the queue.
+
+    A single worker and the batch, which has no name, never wait; ten seconds are not heavy.
+    """
     now = [0.0]
     monkeypatch.setattr(fair_queue.time, "monotonic", lambda: now[0])
     queue: FairQueue[str] = FairQueue(2)
@@ -107,9 +110,9 @@ def test_a_heavy_client_is_served_when_its_use_has_decayed(monkeypatch: pytest.M
     queue.take()
     threading.Timer(0.1, lambda: now.__setitem__(0, 61.0)).start()  # half of the use is forgotten
     assert queue.take() == ("slow1", "slow")
-    for workers, client in ((1, "slow"), (2, "")):
+    for workers, client, seconds in ((1, "slow", 20.0), (2, "", 20.0), (2, "light", 10.0)):
         queue = FairQueue(workers)
-        queue.done(client, 20.0)
+        queue.done(client, seconds)
         for item in ("running", "next"):
             queue.put(item, client)
         queue.start("running", client)
@@ -128,6 +131,9 @@ def test_items_are_listed_in_the_order_of_their_turns() -> None:
     for _ in range(2):
         queue.done("b", 0.0)
     assert queue.in_order() == ["a0", "b2", "a1", "a2"]
+    equals: FairQueue[str] = FairQueue(1)
+    put_all(equals, z=1, y=1)
+    assert equals.in_order() == ["z0", "y0"]
 
 
 def test_the_use_of_many_clients_is_forgotten_from_the_least(
