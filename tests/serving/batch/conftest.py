@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,15 @@ def write_run(output: Path, *records: dict[str, Any]) -> None:
 
 def read_lines(path: Path) -> Records:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def await_records(process: subprocess.Popen[str], output: Path) -> None:
+    """Wait until a run has written its first record."""
+    deadline = time.monotonic() + 300
+    while not (output.exists() and output.stat().st_size):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def read_tags(*paths: Path) -> Records:

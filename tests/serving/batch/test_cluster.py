@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.run import BatchRun
 from tests.launcher import PATH
 from tests.process_tree import family
-from tests.serving.batch.conftest import Photos, Start, draw
+from tests.serving.batch.conftest import Photos, Start, await_records, draw
 from tests.serving.batch.test_sources import make_tar
 
 # Every interpreter reads this first. It stands for a hole in a decoder: photos of this size bring
@@ -73,14 +72,6 @@ def running(start_batch: Start, *arguments: object, path: str = "") -> Iterator[
                 with suppress(ProcessLookupError):
                     os.kill(member, signal.SIGKILL)
         process.communicate()
-
-
-def await_records(process: subprocess.Popen[str], output: Path) -> None:
-    deadline = time.monotonic() + 300
-    while not (output.exists() and output.stat().st_size):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

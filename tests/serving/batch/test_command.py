@@ -31,6 +31,7 @@ from captioner_serving.batch import progress as module
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.progress import ProgressBar
+from captioner_serving.batch.wording import Wording
 from tests.conftest import make_trust
 from tests.launcher import Run
 from tests.serving.batch.conftest import Photos, Start, read_lines
@@ -137,15 +138,11 @@ def test_parquet(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
     # What one run wrote, another reads.
     table = tmp_path / "again.parquet"
     parquet.write_table(parquet.read_table(output).slice(0, 3), table)
-    from captioner_serving.batch.inputs.sources import Inputs
-
     again = list(caption_batch(Inputs(sources=(str(table),), column="image"), captioner=tiny))
     assert [record["caption"] for record in again] == [record["caption"] for record in made[:3]]
 
 
 def test_wording_and_review(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
-    from captioner_serving.batch.wording import Wording
-
     folder = photos(12)
     plain = list(caption_batch(folder, captioner=tiny))
     middle = sorted(record["score"] for record in plain)[6]
@@ -205,8 +202,6 @@ def test_captions_of_little_trust_go_to_the_review(
 
 
 def test_shards_are_disjoint_and_complete(tiny: Captioner, photos: Photos) -> None:
-    from captioner_serving.batch.config import Shard
-
     folder = photos(40)  # by their names, which differ from run to run: no shard is empty
     parts = [
         [
@@ -289,6 +284,12 @@ def test_the_summary_leaves_out_what_belongs_to_photos(
 # What a person sees of a run
 
 
+def await_count(progress: ProgressBar) -> None:
+    deadline = time.perf_counter() + 300
+    while progress._total is None and time.perf_counter() < deadline:
+        time.sleep(0.01)
+
+
 def test_a_plain_line_where_there_is_no_terminal(
     photos: Photos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,9 +302,7 @@ def test_a_plain_line_where_there_is_no_terminal(
     mine = sum(digest(photo.name) in shard for photo in inputs.photos())
     with ProgressBar(quiet=False, stream=said) as progress:
         progress.count(inputs, shard, done=5)
-        deadline = time.perf_counter() + 300
-        while progress._total is None and time.perf_counter() < deadline:
-            time.sleep(0.01)
+        await_count(progress)
         for _ in range(8):
             clock[0] += 10
             progress.update({"image": "a", "caption": "b"})
@@ -324,9 +323,7 @@ def test_a_bar_on_a_terminal(photos: Photos) -> None:
         ProgressBar(quiet=False, stream=terminal) as progress,
     ):
         progress.count(Inputs(sources=(str(photos(3)),)), None, done=0)
-        deadline = time.perf_counter() + 300
-        while progress._total is None and time.perf_counter() < deadline:
-            time.sleep(0.01)
+        await_count(progress)
         for record in ({"caption": "a"}, {"error": {"detail": "broken"}}, {"caption": "b"}):
             time.sleep(0.15)  # tqdm draws ten times a second
             progress.update(record)

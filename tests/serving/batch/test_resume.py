@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,7 @@ from captioner import Captioner, ConfigError
 from captioner_serving.batch import BatchConfig, caption_batch
 from tests.launcher import Run
 from tests.process_tree import children
-from tests.serving.batch.conftest import Photos, Start, read_lines
-
-
-def await_records(process: subprocess.Popen[str], output: Path) -> None:
-    while process.poll() is None and not (output.exists() and output.stat().st_size):
-        time.sleep(0.005)
+from tests.serving.batch.conftest import Photos, Start, await_records, read_lines
 
 
 def is_alive(pid: int) -> bool:
@@ -44,7 +38,7 @@ def test_a_killed_run_is_resumed(
     deadline = time.monotonic() + 300
     while any(map(is_alive, workers)):  # no worker outlives the run
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.01)
     with journal.open("ab") as file:
         file.write(b'{"image": "torn')
     done = journal.read_bytes().count(b"\n")

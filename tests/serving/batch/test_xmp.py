@@ -165,6 +165,13 @@ def test_a_default_of_no_other_language_is_the_text_that_is_there(
     assert text.count('xml:lang="en"') == (2 if wanted else 1)  # of the alternative text alone
 
 
+def test_a_default_is_added_before_texts_in_other_languages() -> None:
+    item = '<rdf:li xml:lang="de">Strand</rdf:li>'
+    new = merged(LIGHTROOM.replace(ALT, f"<rdf:Alt>{item}</rdf:Alt>").encode())
+    texts = {"x-default": "a dog", "de": "Strand", "en": "a dog"}
+    assert [*languages(new, "description").items()] == [*texts.items()]
+
+
 def test_a_blank_default_is_filled_beside_other_languages() -> None:
     items = '<rdf:li xml:lang="x-default"> </rdf:li><rdf:li xml:lang="en">a sea</rdf:li>'
     new = merged(LIGHTROOM.replace(ALT, f"<rdf:Alt>{items}</rdf:Alt>").encode(), existing="append")
