@@ -6,13 +6,13 @@ parent was killed.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
 import pickle
 import signal
 import socket
+import struct
 import sys
 import time
 import warnings
@@ -20,9 +20,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from PIL import AvifImagePlugin
 
+from captioner.files import IS_WINDOWS
 from captioner_serving.decoding.decoded import decode
 
 __all__ = ["READY", "Limits", "Line", "StoppedError", "connect", "serve"]
@@ -30,9 +33,11 @@ __all__ = ["READY", "Limits", "Line", "StoppedError", "connect", "serve"]
 READY = b"ready"
 """The first message of a child."""
 
-_CHUNK = 1 << 20  # bytes
-_POLL = 0.2  # seconds between checks of is_stopped
+_POLL = 0.2  # seconds between checks of is_stopped and the deadline
+_WAIT_ALL = 0 if IS_WINDOWS else socket.MSG_WAITALL
 _SMALL = 4_000_000  # pixels of photos that need no budget; they take at most 50 MB
+_SMALL_MESSAGE = 1 << 16  # bytes of a message that is sent with one call
+_PIECE = 1 << 20  # bytes that are sent with one call; each may take longer than _POLL
 _BYTES_PER_PIXEL = 32  # above what any decoder needs
 _FILE_BYTES = 1 << 30
 
@@ -68,15 +73,20 @@ class Line:
 
         When `is_stopped` returns True, messages raise StoppedError.
         """
+        if self._end is None:
+            _return_after(self.socket, _POLL)
         self._end, self._is_stopped = time.monotonic() + seconds, is_stopped
 
-    def send(self, message: bytes) -> None:
-        """Send a message."""
-        self._count_down()
-        self.socket.sendall(len(message).to_bytes(8, "big"))
-        self.socket.sendall(message)
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send a message, which may be in parts."""
+        total = sum(map(len, parts))
+        parts = (total.to_bytes(8, "big"), *parts)
+        for part in [b"".join(parts)] if total < _SMALL_MESSAGE else parts:
+            left = memoryview(part)
+            while left:
+                left = left[self._transfer(self.socket.send, left[:_PIECE]) :]
 
-    def receive(self, most: int) -> bytes:
+    def receive(self, most: int) -> memoryview:
         """Receive a message.
 
         Raises:
@@ -88,26 +98,41 @@ class Line:
             raise ValueError(f"the message has {length} bytes; the limit is {most}")
         return self._read(length)
 
-    def _read(self, count: int) -> bytes:
-        data = io.BytesIO()
-        while (left := count - data.tell()) > 0:
-            self._count_down(most=_POLL)
-            try:
-                piece = self.socket.recv(min(left, _CHUNK))
-            except TimeoutError:
-                continue
-            if not piece:
+    def _read(self, count: int) -> memoryview:
+        data = np.empty(count, np.uint8).data  # a bytearray would be filled with zeros
+        left = data
+        while left:
+            if not (received := self._transfer(self._fill, left)):
                 raise EOFError
-            data.write(piece)
-        return data.getvalue()
+            left = left[received:]
+        return data
 
-    def _count_down(self, most: float = math.inf) -> None:
-        if self._is_stopped():
-            raise StoppedError
-        if self._end is not None:
-            if (left := self._end - time.monotonic()) <= 0:
+    def _fill(self, data: memoryview) -> int:
+        return self.socket.recv_into(data, 0, _WAIT_ALL)
+
+    def _transfer(self, transfer: Callable[[memoryview], int], data: memoryview) -> int:
+        """Call `transfer` until it transfers bytes; return their number."""
+        while True:
+            if self._is_stopped():
+                raise StoppedError
+            if self._end is not None and time.monotonic() >= self._end:
                 raise TimeoutError
-            self.socket.settimeout(min(left, most))
+            with suppress(BlockingIOError, TimeoutError):
+                return transfer(data)
+
+
+def _return_after(own: socket.socket, seconds: float) -> None:
+    """Let calls of a socket return after some seconds, without data or with a part of it.
+
+    For Python's timeouts each call would be two system calls. After each, a thread waits for the
+    interpreter lock.
+    """
+    if IS_WINDOWS:
+        own.settimeout(seconds)
+        return
+    timeval = struct.pack("ll", 0, int(1_000_000 * seconds))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        own.setsockopt(socket.SOL_SOCKET, option, timeval)
 
 
 def connect(port: int) -> None:
@@ -149,20 +174,27 @@ def _answer(line: Line, limits: Limits) -> None:
         nonlocal granted
         if pixels > granted:
             _alarm(0)
-            line.send(json.dumps(pixels).encode())
+            _reply(line, pixels)
             line.receive(0)
             _alarm(most)
             granted = pixels
 
     while True:
-        photo, outputs = pickle.loads(line.receive(sys.maxsize))
-        granted = _SMALL
+        photos, outputs = pickle.loads(line.receive(sys.maxsize))
+        answers = []
         _alarm(most)
-        answers = decode(photo, outputs, max_pixels=limits.max_pixels, admit=admit)
+        for photo in photos:
+            granted = _SMALL
+            answers += decode(photo, outputs, max_pixels=limits.max_pixels, admit=admit)
         _alarm(0)
-        for answer in answers:
-            line.send(answer.head())
-            line.send(answer.pixels)
+        heads = [answer.head() for answer in answers]
+        _reply(line, heads, *(answer.pixels for answer in answers))
+
+
+def _reply(line: Line, value: Any, *pixels: bytes | memoryview) -> None:
+    """Send a value as JSON, preceded by the length of the JSON, and pixels."""
+    head = json.dumps(value).encode()
+    line.send(len(head).to_bytes(8, "big"), head, *pixels)
 
 
 def _alarm(seconds: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -126,7 +125,7 @@ class Decoded(NamedTuple):
 
     content: bytes
     size: tuple[int, int]
-    pixels: bytes
+    pixels: bytes | memoryview
     shape: tuple[int, int]
     box: Box = Box(0.0, 0.0, 0.0, 0.0)
     error: dict[str, str] | None = None
@@ -136,14 +135,13 @@ class Decoded(NamedTuple):
         """Return the result of a failed photo."""
         return cls(content, (0, 0), b"", (0, 0), error=error.record())
 
-    def head(self) -> bytes:
-        """Return everything but the pixels as JSON."""
-        lean = {"content": self.content.hex(), "pixels": len(self.pixels)}
-        return json.dumps({**self._asdict(), **lean}).encode()
+    def head(self) -> dict[str, Any]:
+        """Return everything but the pixels, for JSON."""
+        return {**self._asdict(), "content": self.content.hex(), "pixels": len(self.pixels)}
 
     @classmethod
     def of_head(cls, head: Any) -> tuple[Decoded, int]:
-        """Read the parsed JSON of `head`, which may come from a compromised child.
+        """Read the `head` of a result, which may come from a compromised child.
 
         Returns:
             The result without pixels, and the number of bytes of the pixels.
@@ -175,8 +173,7 @@ class Decoded(NamedTuple):
 
         image: the photo's name in the record.
         """
-        # A bytearray, because torch warns about read-only memory.
-        flat = np.frombuffer(bytearray(self.pixels), np.uint8)
+        flat = np.frombuffer(self.pixels, np.uint8)
         pixels = flat.reshape(self.shape[1], self.shape[0], 3).transpose(2, 0, 1)
         return PreparedImage(image=image, pixels=pixels, box=self.box, size=self.size)
 

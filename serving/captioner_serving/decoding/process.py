@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from captioner.errors import (
     CaptionerError,
@@ -41,6 +42,8 @@ _POLL = 0.2  # seconds
 _LARGEST_FILE = 1 << 26  # bytes of an encoded result
 _HEAD = 1 << 20  # bytes of a result without its pixels
 _SIGKILL = 9  # Windows has no such signal
+# Exceptions that an invalid answer raises.
+_INVALID = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 _KILLS = 3  # times that the system may kill the process of a photo before memory counts as short
 # The environment variables that are passed on; no secrets.
 _NEEDED = (
@@ -160,7 +163,7 @@ class DecodeProcess:
         while not self._closed:
             self.start()
             try:
-                return self._ask(photo, outputs, is_stopped)
+                return self._ask([photo], outputs, is_stopped)
             except TimeoutError:
                 self.end(kill=True)
                 return failed(_too_slow(photo, self._limits.seconds))
@@ -169,8 +172,8 @@ class DecodeProcess:
                 raise CaptionerError(f"decoding {photo.name} was cancelled") from error
             except (EOFError, OSError):
                 status = self.end()
-            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-                self.end(kill=True)  # an invalid answer: the process may be compromised
+            except _INVALID:
+                self.end(kill=True)  # the process may be compromised
                 status = 1
             if self._closed:
                 break
@@ -189,45 +192,78 @@ class DecodeProcess:
             time.sleep(kills)
         raise closed_error()
 
+    def decode_together(
+        self, photos: Sequence[Readable], output: Output
+    ) -> list[Decoded | CaptionerError]:
+        """Decode several photos with one request, which takes less time than one for each.
+
+        If the request fails, the photos are decoded one by one, so that only the faulty photo
+        fails. The time limit is that of one photo, so a photo that exceeds it fails in any group.
+
+        Returns:
+            A result for each photo. The last one may be a CaptionerError that `decode` raised.
+        """
+        if len(photos) > 1 and not self._closed:
+            self.start()
+            try:
+                return [*self._ask(photos, [output], lambda: False)]
+            except (EOFError, OSError, *_INVALID):
+                self.end(kill=True)
+        results: list[Decoded | CaptionerError] = []
+        for photo in photos:
+            try:
+                results += self.decode(photo, [output])
+            except CaptionerError as error:
+                return [*results, error]
+        return results
+
     def _ask(
-        self, photo: Readable, outputs: Sequence[Output], is_stopped: Callable[[], bool]
+        self,
+        photos: Sequence[Readable],
+        outputs: Sequence[Output],
+        is_stopped: Callable[[], bool],
     ) -> list[Decoded]:
-        """Send a photo and receive the results.
+        """Send photos and receive the results: for each photo, one for each output.
 
         A large photo is decoded when the pixel budget, which several processes share, has room.
         """
         if self._running is None or self._closed:
             raise EOFError
         _, line = self._running
+        most = _HEAD + len(photos) * sum(map(self._most, outputs))
         line.end_in(self._limits.seconds, is_stopped)
-        line.send(pickle.dumps((photo, tuple(outputs))))
-        answer = json.loads(line.receive(_HEAD))
-        if type(answer) is int and answer >= 0:
-            with self._budget.hold(answer):
+        line.send(pickle.dumps((photos, outputs)))
+        head, pixels = _split(line.receive(most))
+        for _ in photos:
+            if type(head) is not int or head < 0:
+                break
+            with self._budget.hold(head):
                 line.end_in(self._limits.seconds, is_stopped)
                 line.send(b"")
-                return self._answers(line, json.loads(line.receive(_HEAD)), outputs)
-        return self._answers(line, answer, outputs)
+                head, pixels = _split(line.receive(most))
+        return self._answers(head, pixels, [*outputs] * len(photos))
 
-    def _answers(self, line: Line, head: object, outputs: Sequence[Output]) -> list[Decoded]:
-        answers = [self._answer(line, head, outputs[0])]
-        for output in outputs[1:]:
-            answers.append(self._answer(line, json.loads(line.receive(_HEAD)), output))
+    def _answers(self, heads: Any, pixels: memoryview, outputs: Sequence[Output]) -> list[Decoded]:
+        answers = []
+        for head, output in zip(heads, outputs, strict=True):
+            decoded, count = Decoded.of_head(head)
+            width, height = decoded.shape
+            wanted = self._most(output) if output.is_encoded else 3 * width * height
+            if not count <= min(wanted, self._most(output), len(pixels)) or (
+                count < wanted and not output.is_encoded
+            ):
+                raise ValueError(f"{count} bytes for {width} x {height} pixels")
+            answers.append(decoded._replace(pixels=pixels[:count]))
+            pixels = pixels[count:]
+        if pixels:
+            raise ValueError(f"{len(pixels)} more bytes than the heads say")
         return answers
 
-    def _answer(self, line: Line, head: object, output: Output) -> Decoded:
-        decoded, count = Decoded.of_head(head)
-        width, height = decoded.shape
-        wanted = _LARGEST_FILE if output.is_encoded else 3 * width * height
-        most = _LARGEST_FILE if output.is_encoded else 3 * self._limits.max_pixels
+    def _most(self, output: Output) -> int:
+        """Return the largest number of bytes of a result."""
         if isinstance(output, Square):
-            most = 3 * output.config.size**2
-        if count > min(wanted, most) or (count < wanted and not output.is_encoded):
-            raise ValueError(f"{count} bytes for {width} x {height} pixels")
-        decoded = decoded._replace(pixels=line.receive(count))
-        if len(decoded.pixels) < count:
-            raise ValueError(f"{len(decoded.pixels)} of {count} bytes of pixels")
-        return decoded
+            return 3 * output.config.size**2
+        return _LARGEST_FILE if output.is_encoded else 3 * self._limits.max_pixels
 
     def close(self) -> None:
         """Kill the process; called from another thread. All photos fail from now on."""
@@ -286,6 +322,12 @@ def _start_with_token(
     closed, theirs = socket.socketpair()
     theirs.close()
     return process, Line(closed)  # a closed line: `start` reports the process's last output
+
+
+def _split(answer: memoryview) -> tuple[Any, memoryview]:
+    """Split an answer into the value of its JSON and the pixels."""
+    end = 8 + min(int.from_bytes(answer[:8], "big"), _HEAD)
+    return json.loads(bytes(answer[8:end])), answer[end:]
 
 
 def closed_error() -> CaptionerError:

@@ -18,7 +18,7 @@ from typing import TypeVar
 from PIL import Image
 
 from captioner.closing import Closing
-from captioner.errors import ConfigError
+from captioner.errors import CaptionerError, ConfigError
 from captioner.vision.image import MAX_PIXELS
 from captioner.vision.transform import TransformConfig
 from captioner_serving.decoding.child import Limits
@@ -40,6 +40,8 @@ SECONDS = 120.0
 
 _LONGEST = 86_400  # seconds; a day
 _STREAM_BYTES = 1 << 28  # bytes of files that a stream holds in memory
+_GROUP = 8  # photos of a stream that a process decodes for one request
+_GROUP_BYTES = 1 << 22  # bytes of files in memory that end a group
 _Photo = TypeVar("_Photo", bound=Readable)
 _Result = TypeVar("_Result")
 _Lanes = list[FairThreads[DecodeProcess]]
@@ -188,24 +190,34 @@ class Reader(Closing):
                 memory.
         """
         ahead = max(ahead, 2 * self._workers)
-        tasks: deque[tuple[_Photo, Future[Decoded]]] = deque()
+        groups = _groups(photos, min(_GROUP, ahead // (2 * self._workers)))
+        tasks: deque[tuple[list[_Photo], Future[list[Decoded | CaptionerError]]]] = deque()
         problem: Exception | None = None
-        held = 0
+        count = held = 0  # photos that are decoded in advance, and the bytes of their files
         while tasks or problem is None:
-            while problem is None and len(tasks) < ahead and held < _STREAM_BYTES:
+            while problem is None and count < ahead and held < _STREAM_BYTES:
                 try:
-                    photo = next(photos)
+                    group = next(groups)
                 except Exception as error:
                     problem = error
                 else:
-                    tasks.append((photo, self.submit(photo)))
-                    held += _bytes_of(photo)
+                    tasks.append((group, self._submit_group(group)))
+                    count, held = count + len(group), held + _bytes_of(group)
             if tasks:
-                photo, future = tasks.popleft()
-                yield photo, future.result()
-                held -= _bytes_of(photo)
+                group, future = tasks.popleft()
+                for photo, decoded in zip(group, future.result(), strict=False):
+                    if isinstance(decoded, CaptionerError):
+                        raise decoded
+                    yield photo, decoded
+                count, held = count - len(group), held - _bytes_of(group)
         if problem is not None and not isinstance(problem, StopIteration):
             raise problem
+
+    def _submit_group(self, group: Sequence[Readable]) -> Future[list[Decoded | CaptionerError]]:
+        if self._closed:
+            raise closed_error()
+        output = Square(self._transform)
+        return self._lanes()[0].submit(lambda process: process.decode_together(group, output))
 
     def picture(self, photo: Readable) -> Image.Image:
         """Open a whole photo.
@@ -236,6 +248,27 @@ def _close(owner: int, lanes: _Lanes) -> None:
                 process.end()
 
 
-def _bytes_of(photo: Readable) -> int:
-    """Return the size of a photo in memory; 0 for paths and URLs."""
-    return len(getattr(photo, "data", b""))
+def _groups(photos: Iterator[_Photo], most: int) -> Iterator[list[_Photo]]:
+    """Group photos that are decoded together; a photo with a `url` is alone.
+
+    If `photos` raises an exception, the photos before it are yielded first.
+    """
+    group: list[_Photo] = []
+    try:
+        for photo in photos:
+            if is_alone := hasattr(photo, "url"):
+                yield from filter(None, [group])
+                group = []
+            group.append(photo)
+            if is_alone or len(group) == most or _bytes_of(group) >= _GROUP_BYTES:
+                yield group
+                group = []
+    except Exception:
+        yield from filter(None, [group])
+        raise
+    yield from filter(None, [group])
+
+
+def _bytes_of(photos: Sequence[Readable]) -> int:
+    """Return the size of photos in memory; paths and URLs have none."""
+    return sum(len(getattr(photo, "data", b"")) for photo in photos)

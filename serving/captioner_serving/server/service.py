@@ -198,7 +198,7 @@ class CaptionService:
             photo = EncodedPhoto(_NAME, image)
             (result,) = await self.pool.produce(photo, [drawing], client=client)
         result.check()
-        return result.pixels
+        return bytes(result.pixels)
 
     async def _run(
         self,

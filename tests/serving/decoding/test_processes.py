@@ -42,7 +42,8 @@ class Act(EncodedPhoto):
                 os.kill(os.getpid(), signal.SIGSEGV)
             return jpeg(7)
         if what == b"sleep":
-            time.sleep(3600)
+            time.sleep(float(rest or 3600))
+            return jpeg(7)
         if what == b"environment":
             raise ImageFormatError(json.dumps(dict(os.environ)))
         if what == b"answer":
@@ -66,36 +67,45 @@ def lie(what: bytes) -> None:
     while not isinstance(line := frame.f_locals.get("line"), Line):
         assert frame.f_back is not None
         frame = frame.f_back
-    good = Decoded(b"", (1, 1), bytes(3), (1, 1)).head()
+    good = json.dumps(Decoded(b"", (1, 1), bytes(3), (1, 1)).head()).encode()
     if what == b"pickle":
         line.send(pickle.dumps(Trap()))
     if what == b"half":
         line.socket.sendall((1000).to_bytes(8, "big") + b"half")
         time.sleep(3600)
-    for message in LIES.get(what, ()):
-        line.send(message.replace(b"GOOD", good))
+    for head, pixels in LIES.get(what, ()):
+        head = head.replace(b"GOOD", good)
+        line.send(len(head).to_bytes(8, "big"), head, pixels)
     time.sleep(0.02)
     os._exit(0)
 
 
 LIES = {
-    b"well": (b"GOOD", bytes(3)),
-    b"text": (b"yes",),
-    b"list": (b"[1]",),
-    b"deep": (b"[" * 100_000,),
-    b"room twice": (b"9000000", b"9000000"),
-    b"negative room": (b"-9000000",),
+    b"well": ((b"[GOOD]", bytes(3)),),
+    b"text": ((b"yes", b""),),
+    b"list": ((b"[1]", b""),),
+    b"deep": ((b"[" * 100_000, b""),),
+    b"nothing": ((b"[]", b""),),
+    b"two answers": ((b"[GOOD, GOOD]", bytes(6)),),
+    b"room twice": ((b"9000000", b""), (b"9000000", b"")),
+    b"negative room": ((b"-9000000", b""),),
     b"negative sizes": (
-        b'{"content": "", "size": [1, 1], "shape": [-1, -1], "pixels": 3, "box": [0, 0, 1, 1],'
-        b' "error": null}',
-        bytes(3),
+        (
+            b'[{"content": "", "size": [1, 1], "shape": [-1, -1], "pixels": 3,'
+            b' "box": [0, 0, 1, 1], "error": null}]',
+            bytes(3),
+        ),
     ),
     b"too many pixels": (
-        b'{"content": "", "size": [1, 1], "shape": [60000, 60000], "pixels": 10800000000,'
-        b' "box": [0, 0, 1, 1], "error": null}',
+        (
+            b'[{"content": "", "size": [1, 1], "shape": [60000, 60000], "pixels": 10800000000,'
+            b' "box": [0, 0, 1, 1], "error": null}]',
+            b"",
+        ),
     ),
-    b"too few": (b"GOOD", bytes(2)),
-    b"too many": (b"GOOD", bytes(4)),
+    b"too few": ((b"[GOOD]", bytes(2)),),
+    b"too many": ((b"[GOOD]", bytes(4)),),
+    b"too long": ((b"[GOOD]", bytes(1 << 21)),),
 }
 
 
@@ -150,6 +160,65 @@ def test_a_stream_keeps_its_order_and_ends_with_what_the_photos_raise(reader: Re
             assert decoded.error is None
             names.append(photo.name)
     assert names == [str(number) for number in range(40)]
+
+
+def test_photos_of_a_stream_get_their_own_squares_from_the_same_processes(reader: Reader) -> None:
+    reader.submit(EncodedPhoto("first.jpg", jpeg(1))).result(timeout=300)
+    before = set(children(os.getpid()))
+    photos = [EncodedPhoto(str(n), jpeg(n, 60 + n, noise=n % 3 == 0)) for n in range(37)]
+    framing = Transform(SMALL)
+    for photo, decoded in reader.stream(iter(photos), ahead=32):
+        alone = framing.square(open_image(photo.data, at_least=framing.at_least))
+        assert bytes(decoded.pixels) == alone.tobytes()
+        assert decoded.size == (60 + int(photo.name),) * 2
+    assert before <= set(children(os.getpid()))
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (b"kill %d" % signal.SIGSEGV, "bad.jpg crashed the image decoder"),
+        (b"answer text", "bad.jpg crashed the image decoder"),
+        (b"answer two answers", "bad.jpg crashed the image decoder"),
+        (b"eat", "bad.jpg needs too much memory"),
+        (b"environment", "PYTHONPATH"),
+    ],
+)
+def test_a_bad_photo_of_a_stream_fails_alone(
+    act: bytes, error: str, place: int, reader: Reader
+) -> None:
+    photos = [EncodedPhoto(str(number), jpeg(number)) for number in range(12)]
+    photos[place] = Act("bad.jpg", act)
+    results = list(reader.stream(iter(photos), ahead=32))  # groups of 8
+    assert [photo for photo, _ in results] == photos
+    for photo, decoded in results:
+        if photo.name == "bad.jpg":
+            assert decoded.error is not None and error in decoded.error["detail"]
+        else:
+            alone = reader.submit(photo).result(timeout=300)
+            assert decoded == alone and decoded.error is None
+
+
+def test_the_time_limit_of_a_photo_does_not_depend_on_its_neighbours() -> None:
+    naps = [b"0.3", b"0.3", b"0.3", b"0.3", b"0", b"1.4", b"0", b"0"]
+    photos = [Act(nap.decode(), b"sleep " + nap) for nap in naps]
+    with Reader(SMALL, workers=1, seconds=1.0) as reader:
+        results = list(reader.stream(iter(photos), ahead=8))  # groups of 4
+    assert [photo.name for photo, decoded in results if decoded.error] == ["1.4"]
+
+
+def test_a_stream_yields_all_photos_before_one_that_has_no_result(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captioner_serving.decoding.process.time.sleep", lambda _: None)
+    photos = [EncodedPhoto(str(number), jpeg(number)) for number in range(8)]
+    photos[5] = Act("victim.jpg", b"kill %d" % signal.SIGKILL)
+    names = []
+    with pytest.raises(CaptionerError, match="memory is short"):
+        for photo, _ in reader.stream(iter(photos), ahead=32):
+            names.append(photo.name)
+    assert names == ["0", "1", "2", "3", "4"]
 
 
 def test_large_photos_and_large_squares_do_not_wait_for_each_other() -> None:
@@ -240,7 +309,9 @@ def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPa
     with Reader(SMALL, workers=3, budget=7_000_000) as reader:
         futures = [reader.submit(EncodedPhoto(str(number), data)) for number in range(9)]
         assert all(future.result(timeout=300).error is None for future in futures)
-    assert most == [6_250_000] * 9
+        streamed = reader.stream((EncodedPhoto(str(number), data) for number in range(9)), ahead=24)
+        assert all(decoded.error is None for _, decoded in streamed)
+    assert most == [6_250_000] * 18
 
 
 def test_a_process_that_cannot_start_says_why(
