@@ -184,16 +184,12 @@ def test_many_photos_and_one_bad_one(
 def test_json_records(run_main: Run, tiny_file: Path, photo: Path) -> None:
     missing = photo.parent / "missing.jpg"
     result = run_main(
-        "caption", photo, missing, "--json", "--attention", "--captions", 2,
-        "--checkpoint", tiny_file,
-    )  # fmt: skip
+        "caption", photo, missing, "--json", "--captions", 2, "--checkpoint", tiny_file
+    )
     assert result.returncode == 1
     caption, error = map(json.loads, result.stdout.splitlines())
-    assert caption["image"] == str(photo)
-    assert len(caption["alternatives"]) == 1
-    for word in caption["words"]:
-        assert sum(word["attention"]["weights"]) == pytest.approx(1, abs=1e-4)
-    assert error["image"] == str(missing)
+    assert caption["image"] == str(photo) and len(caption["alternatives"]) == 1
+    assert "attention" not in caption["words"][0] and error["image"] == str(missing)
     assert error["error"]["type"] == "image-not-found"
     assert str(missing) in error["error"]["detail"]
 
