@@ -90,7 +90,8 @@ def test_failure_in_the_main_process_ends_the_others(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "miniature.yaml").write_text(RECIPE)
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    waits = list[float]()
+    monkeypatch.setattr("time.sleep", waits.append)
     none = tmp_path / "none.safetensors"
     ablation = Ablation(
         load_recipe(str(tmp_path / "miniature.yaml"), {}),
@@ -104,6 +105,7 @@ def test_failure_in_the_main_process_ends_the_others(
     with pytest.raises(SystemExit if rank else CheckpointError):
         ablation.run()
     assert Recorded.told == [not rank]
+    assert sum(waits) == 10 * rank  # seconds, in which the main process prints its error
 
 
 def measured(value: float, **ends: float) -> dict[str, dict[str, float]]:

@@ -23,7 +23,7 @@ from captioner import ConfigError
 from captioner_training.data.batches import BucketSampler
 from captioner_training.distributed import start_processes
 from captioner_training.lock import locked
-from tests.launcher import environment, start
+from tests.launcher import Run, environment, start
 from tests.training.runs import MODEL, newest_state, records, train_here
 
 RECIPE = (
@@ -228,7 +228,6 @@ def test_a_run_of_torchrun_is_stopped_and_resumed(
 # What follows `captioner train`, and the message; RECIPE is the recipe of this module.
 ERRORS = {
     "smoek": "there is no recipe 'smoek', did you mean smoke?",
-    "RECIPE --device cuda:9": "device 'cuda:9' cannot be used",
     "RECIPE --keep_files false": "another `captioner train` is running in",
     "RECIPE --stages.1.batch_size 1": "a batch has 1 of the 31 images",
 }
@@ -244,15 +243,14 @@ def test_errors_are_printed_by_one_process_of_two(recipe: Path, tmp_path: Path) 
                 locks.enter_context(locked(out / "lock", verb="train", folder=out))
             words = line.replace("RECIPE", str(recipe)).split()
             running.append(pair("train", *words, "--out", out))
-        printed = [two[0].communicate(timeout=300)[1] for two in running]
-    assert all(two[0].returncode for two in running)
-    for two, errors, message in zip(running, printed, ERRORS.values(), strict=True):
-        assert two[1].poll() is None
-        two[1].terminate()
-        assert two[1].communicate(timeout=300) == ("", "")
-        assert errors.count("captioner: ") == 1, errors
-        assert f"captioner: {message}" in errors
-        assert "captioner/" not in errors  # no traceback of ours
+        for (first, second), message in zip(running, ERRORS.values(), strict=True):
+            errors = first.communicate(timeout=300)[1]
+            second.terminate()
+            assert second.communicate(timeout=300) == ("", "")
+            assert first.returncode and second.returncode
+            assert errors.count("captioner: ") == 1, errors
+            assert f"captioner: {message}" in errors
+            assert "captioner/" not in errors  # no traceback of ours
 
 
 @pytest.mark.slow
@@ -263,6 +261,20 @@ def test_torchrun_prints_an_error_once(tmp_path: Path) -> None:
     assert process.returncode != 0
     assert errors.count("captioner: ") == 1 and "did you mean smoke?" in errors
     assert "captioner/" not in errors
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_missing_device_is_reported_by_the_first_process(
+    run_main: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    waits = list[float]()
+    monkeypatch.setattr("time.sleep", waits.append)
+    world = {"WORLD_SIZE": 2, "RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": 9}
+    for name, value in {**world, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
+    result = run_main("train", recipe, "--device", "cuda:9", "--out", tmp_path / "run")
+    assert result.returncode == 1 and sum(waits) == 10 * rank
+    assert result.stderr == "" if rank else "device 'cuda:9' cannot be used" in result.stderr
 
 
 def test_world_size_alone_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
