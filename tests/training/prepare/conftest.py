@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from captioner_training.data.manifest import Manifest
 from captioner_training.data.scenes import draw_scene
 from tests.launcher import Run
 
@@ -33,6 +34,13 @@ def prepare(run: Run, to: Path, *arguments: object, status: int = 0) -> str:
     assert result.returncode == status, result.stderr
     assert "Traceback" not in result.stderr
     return result.stderr
+
+
+def captions_of(to: Path) -> dict[str, tuple[str, ...]]:
+    """Read the captions of a prepared data set, by the names of its photos."""
+    manifest = Manifest.load(to)
+    rows = (row for split in manifest.splits for row in manifest.rows(to, split))
+    return {row.file_name: row.captions for row in rows}
 
 
 def scene_jpeg(key: int) -> tuple[bytes, str]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from captioner_training.data.manifest import Manifest
 from tests.launcher import Run
-from tests.training.prepare.conftest import prepare
+from tests.training.prepare.conftest import captions_of, prepare
 
 SENTENCES = [
     "ein großer Hund läuft über die nasse Wiese",
@@ -30,12 +30,6 @@ def photos(tmp_path: Path) -> Path:
         (folder / place).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (32, 24), (50 * n, 10, 200)).save(folder / place / f"{n + 17}.jpg")
     return folder
-
-
-def captions(to: Path) -> dict[str, tuple[str, ...]]:
-    splits = Manifest.load(to).splits
-    rows = [row for split in splits for row in Manifest.load(to).rows(to, split)]
-    return {row.file_name: row.captions for row in rows}
 
 
 def names(photos: Path) -> list[str]:
@@ -58,7 +52,7 @@ def test_a_semicolon_export_with_a_title_and_columns_in_german(
         file.write("sep=;\n")
         csv.writer(file, delimiter=";").writerows(rows)
     said = prepare(run_main, tmp_path / "to", "csv", table, "--images", photos, "--val", 0)
-    assert captions(tmp_path / "to") == {
+    assert captions_of(tmp_path / "to") == {
         name: (text,) for name, text in zip(names(photos), SENTENCES, strict=True)
     }
     assert (
@@ -87,7 +81,7 @@ def test_a_workbook_whose_numbers_name_the_photos(
     prepare(
         run_main, tmp_path / "to", "xlsx", tmp_path / "Liste.xlsx", "--images", photos, "--val", 0
     )
-    assert captions(tmp_path / "to") == {
+    assert captions_of(tmp_path / "to") == {
         str(n + 17): (text, f"{text} im Winter") for n, text in enumerate(SENTENCES)
     }
     (tmp_path / "alt.xls").write_bytes(b"\xd0\xcf\x11\xe0")
@@ -149,7 +143,7 @@ def test_imagefolder_s_tables_lie_beside_its_photos(
     prepare(run_main, tmp_path / "to", "folder", photos)
     manifest = Manifest.load(tmp_path / "to")
     assert {name: split.images for name, split in manifest.splits.items()} == {"train": 2, "val": 2}
-    assert captions(tmp_path / "to")["validation/19.jpg"] == (SENTENCES[2],)
+    assert captions_of(tmp_path / "to")["validation/19.jpg"] == (SENTENCES[2],)
     # Where it has no captions, `folder` has no options to name them: it says who has.
     table = photos / "metadata.csv"
     table.write_text("file_name,year\ntrain/17.jpg,1907\n")
@@ -163,7 +157,7 @@ def test_imagefolder_s_tables_lie_beside_its_photos(
     for path in photos.rglob("*.jpg"):
         path.with_suffix(".txt").write_text("ein Bild")
     prepare(run_main, tmp_path / "beside", "folder", photos)
-    assert captions(tmp_path / "beside")["validation/19.jpg"] == ("ein Bild",)
+    assert captions_of(tmp_path / "beside")["validation/19.jpg"] == ("ein Bild",)
 
 
 def test_everything_that_was_left_out_stands_in_one_file(
@@ -207,7 +201,7 @@ def test_everything_that_was_left_out_stands_in_one_file(
     # What is put right is no more in it, and goes with the last of them.
     said = prepare(run_main, tmp_path / "to", *command, "--skip-bad")
     assert f"note: {problems} lists every photo and row that these notes are about\n" in said
-    assert captions(tmp_path / "to").keys() == {whole, "Kopie.jpg", other}
+    assert captions_of(tmp_path / "to").keys() == {whole, "Kopie.jpg", other}
 
 
 def test_photos_without_a_row_are_looked_for_where_the_others_lie(

@@ -17,7 +17,7 @@ from captioner_training.data.manifest import Manifest
 from captioner_training.data.reading import read_dataset
 from tests.captioner.pictures import HEIC
 from tests.launcher import Run
-from tests.training.prepare.conftest import prepare
+from tests.training.prepare.conftest import captions_of, prepare
 
 
 @pytest.fixture
@@ -48,8 +48,7 @@ def test_one_unreadable_sidecar_hides_nothing(run_main: Run, photos: Path, tmp_p
     assert "note: there is no split val, which training needs: use two or more different" in said
     with pytest.raises(DataError, match="no split 'val'; it has train: prepare it again with two"):
         read_dataset(tmp_path / "to", split="val")
-    rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
-    found = {row.file_name: row.captions for row in rows}
+    found = captions_of(tmp_path / "to")
     assert found["0.jpg"] == found["1.jpg"] == ("a café",) and len(found) == 6
 
 
@@ -106,8 +105,7 @@ def test_subfolders_are_searched_and_missing_images_say_where(
     table.write_text("image,caption\n" + "".join(f"{name},a\n" for name in names))
     said = prepare(run_main, tmp_path / "to", "csv", table, "--val", 0)
     assert "note: images found by another name: 3 (elsewhere" in said
-    rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
-    assert [row.file_name for row in rows] == names
+    assert [*captions_of(tmp_path / "to")] == names
     # Two names for one file, and a name that two files have: neither is guessed.
     Image.new("RGB", (32, 24), "red").save(tmp_path / "set" / "4.jpg")
     table.write_text("image,caption\nx/0.jpg,a\ny/0.jpg,b\nz/4.jpg,c\nnone.jpg,d\n5.jpg,e\n")
@@ -115,13 +113,6 @@ def test_subfolders_are_searched_and_missing_images_say_where(
     twice = f"ambiguous: {tmp_path}/set/4.jpg, {inner}/4.jpg"
     assert f"missing image: 4 (x/0.jpg; y/0.jpg; z/4.jpg ({twice}); none.jpg)" in said
     assert f"searched {tmp_path}/set and its subfolders; add places with --images" in said
-
-
-def rows(to: Path) -> dict[str, tuple[str, ...]]:
-    """Read the names and captions of all splits."""
-    splits = Manifest.load(to).splits
-    found = [row for split in splits for row in Manifest.load(to).rows(to, split)]
-    return {row.file_name: row.captions for row in found}
 
 
 def by_macos(text: str) -> str:
@@ -166,7 +157,7 @@ def test_names_that_look_the_same_are_the_same(
             for photo in books.glob("*.jpg"):
                 archive.write(photo, photo.name)
     said = prepare(run_main, tmp_path / "to", *arguments)
-    assert len(rows(tmp_path / "to")) == 8
+    assert len(captions_of(tmp_path / "to")) == 8
     assert not [line for line in said.splitlines() if line.startswith("note: images")]
 
 
@@ -180,7 +171,7 @@ def test_a_photo_that_is_named_in_several_ways_keeps_its_captions(
     lines[1] += "test"  # so all of them are
     table.write_text("image,caption,split\n" + "\n".join([*lines, "Bück 2.jpg,other,train"]))
     prepare(run_main, tmp_path / "to", "csv", table, "--skip-bad")
-    assert rows(tmp_path / "to") == {
+    assert captions_of(tmp_path / "to") == {
         "Bück 1.jpg": tuple(f"caption {n}" for n in range(5)),
         "Bück 2.jpg": ("other",),
     }
@@ -188,7 +179,7 @@ def test_a_photo_that_is_named_in_several_ways_keeps_its_captions(
     table.write_text("image,caption\nBück 1.jpg,a\nb/Bück 1.jpg,b\nc/Bück 2.jpg,c\nBuck 3.jpg,d")
     said = prepare(run_main, tmp_path / "no", "csv", table, "--skip-bad")
     assert "left out: missing image: 2\n" in said
-    assert rows(tmp_path / "no") == {"Bück 1.jpg": ("a",), "c/Bück 2.jpg": ("c",)}
+    assert captions_of(tmp_path / "no") == {"Bück 1.jpg": ("a",), "c/Bück 2.jpg": ("c",)}
 
 
 def test_where_the_file_system_folds_names_capital_letters_do_not_count(
@@ -198,11 +189,11 @@ def test_where_the_file_system_folds_names_capital_letters_do_not_count(
     table = photos / "captions.csv"
     table.write_text("image,caption\n0.jpg,one\n0.JPG,two\n1.jpg,three\n")
     prepare(run_main, tmp_path / "to", "csv", table)
-    assert rows(tmp_path / "to") == {"0.jpg": ("one", "two"), "1.jpg": ("three",)}
+    assert captions_of(tmp_path / "to") == {"0.jpg": ("one", "two"), "1.jpg": ("three",)}
     (photos / "1.jpg").rename(photos / "A.jpg")
     (photos / "1.txt").rename(photos / "a.TXT")
     prepare(run_main, tmp_path / "folder", "folder", photos)
-    assert rows(tmp_path / "folder")["A.jpg"] == ("caption 1",)
+    assert captions_of(tmp_path / "folder")["A.jpg"] == ("caption 1",)
 
 
 def test_a_table_fetches_no_photo_from_elsewhere(
@@ -225,9 +216,9 @@ def test_a_table_fetches_no_photo_from_elsewhere(
     )
     assert f"missing image: 4 ({told})\n" in said
     prepare(run_main, tmp_path / "to", *command, "--skip-bad")
-    assert set(rows(tmp_path / "to")) == set(names[4:])
+    assert set(captions_of(tmp_path / "to")) == set(names[4:])
     prepare(run_main, tmp_path / "all", *command, private)  # by its owner's word
-    assert set(rows(tmp_path / "all")) == set(names)
+    assert set(captions_of(tmp_path / "all")) == set(names)
 
 
 def test_a_name_without_a_suffix_is_noted_and_drawn_into_the_same_split(
