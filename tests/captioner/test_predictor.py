@@ -71,6 +71,7 @@ def test_effects_of_alternatives_are_measured_on_their_own_photo(saved_tiny: Pat
     together = captioner.caption(photos, captions=3, check_attention=True)
     for caption, expected in zip(together, alone, strict=True):
         assert effects(caption) == pytest.approx(effects(expected), abs=1e-4)
+        assert None not in effects(caption)
 
 
 def test_one_bad_image_fails_alone(captioner: Captioner, photo: Path, tmp_path: Path) -> None:
