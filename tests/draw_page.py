@@ -48,7 +48,7 @@ def main() -> None:
         sync_playwright() as driver,
     ):
         browser = driver.chromium.launch(executable_path=need("chromium"), args=BROWSER_FLAGS)
-        visit = Visit(browser.new_context(viewport=_SIZE), server)
+        visit = Visit(browser.new_context(viewport=_SIZE), server.url)
         visit.tab.click(".more")
         shot = visit.tab.screenshot()
         browser.close()

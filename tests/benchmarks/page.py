@@ -58,7 +58,7 @@ def main() -> None:
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=chromium, args=BROWSER_FLAGS)
-        with visiting(browser.new_context(**DESK), server, script=WATCH) as visit:
+        with visiting(browser.new_context(**DESK), server.url, script=WATCH) as visit:
             first_word(visit, arguments.rounds)
             dropped_together(visit, server, arguments.photos)
 
