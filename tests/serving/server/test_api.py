@@ -237,7 +237,9 @@ def test_what_is_doubtful_is_marked_in_every_sentence() -> None:
 
     doubted = sentence(0.009, cats=0.1, run=0.4)
     text = {**sentence(0.3, dogs=0.9, run=0.4), "alternatives": [doubted]}
-    record = served_record(read_posted(json.dumps(text)), name="a.jpg", attention=False)
+    posted = read_posted(json.dumps({**text, "image": "/etc/hostname"}))
+    assert posted.image is None  # no file of the server is read
+    record = served_record(posted, name="a.jpg", attention=False)
     (other,) = record["alternatives"]
     assert [word.get("doubtful") for word in record["words"]] == [None, True]
     assert [word.get("doubtful") for word in other["words"]] == [True, True]

@@ -41,7 +41,7 @@ def test_decorative_and_undo_set_a_correction_aside(visit: Visit) -> None:
     said = tab.input_value(".text")
     tab.fill(".text", "My own words.")
     tab.check(".decorative")
-    assert tab.input_value(".text") == ""
+    assert tab.input_value(".text") == "" and not tab.locator(".use").is_visible()
     tab.uncheck(".decorative")
     assert tab.input_value(".text") == "My own words."
     tab.click(".undo")
@@ -118,12 +118,21 @@ def test_the_keyboard_is_enough_to_review(visit: Visit, photos: list[Path]) -> N
     assert current(visit) == "rocket.jpg"
     tab.keyboard.press("ArrowDown")  # the focus is in the list
     assert current(visit) == "notes.jpg"
+    tab.keyboard.press("ArrowDown")  # there is no next photo
+    assert current(visit) == "notes.jpg"
+    for key in ("Control+k", "Alt+k", "Meta+k", "Control+ArrowUp", "Alt+Delete"):
+        tab.keyboard.press(key)  # the browser's
+    assert current(visit) == "notes.jpg" and tab.locator(".strip li").count() == 3
     tab.keyboard.press("k")
     tab.keyboard.press("ArrowUp")
     assert current(visit) == "coffee.jpg"
     visit.settled()
     tab.focus(".text")
     tab.keyboard.type("jk ")  # text, and no way through the photos
+    tab.keyboard.press("Shift+Enter")  # a line break
+    assert current(visit) == "coffee.jpg" and "\n" in tab.input_value(".text")
+    tab.locator(".text").dispatch_event("keydown", {"key": "Enter", "isComposing": True})
+    assert current(visit) == "coffee.jpg"  # an input method has used the key
     tab.keyboard.press("Enter")
     assert current(visit) == "rocket.jpg"
     tab.wait_for_function("document.activeElement.matches('.text')")
@@ -192,6 +201,7 @@ def test_caption_all_again_keeps_corrections(visit: Visit, photos: list[Path]) -
     tab = visit.tab
     visit.choose(*photos[:2])
     visit.strip()
+    assert tab.locator(".review").is_visible()
     tab.fill(".text", "My own cup.")
     tab.click("text=Search settings")
     before = visit.posts()

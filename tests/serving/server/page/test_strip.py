@@ -62,10 +62,15 @@ def test_what_is_corrected_is_copied_kept_and_in_every_download(
     visit.strip()
     said = " ".join(visit.words())
     assert tab.input_value(".text") == said.capitalize() + "."
+    assert not tab.get_attribute(".text", "placeholder")
+    assert tab.inner_text(".count") == "3, 1 without a caption"
+    assert tab.text_content(".news") == "All photos are done: 3, 1 without a caption"
+    assert not tab.locator(".strip [data-corrected]").count()
     tab.fill(".text", 'A "cup" <on> a plate.')
     tab.click(".copy")
     tab.wait_for_selector(".copied >> text=Copied")
     assert tab.evaluate("navigator.clipboard.readText()") == 'A "cup" <on> a plate.'
+    assert tab.locator(".strip [data-corrected]").all_inner_texts() == ['A "cup" <on> a plate.']
     record = visit.record()
     assert (record["caption"], record["corrected"]) == (said, 'A "cup" <on> a plate.')
     tab.locator(".strip button[title='=cat.jpg']").click()

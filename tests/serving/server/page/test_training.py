@@ -74,6 +74,8 @@ def test_a_training_set_needs_a_reviewed_photo(visit: Visit, tmp_path: Path) -> 
     visit.tab.click(".train")
     assert "No photos are reviewed yet" in visit.tab.inner_text(".training")
     assert not visit.tab.locator(".commands").is_visible()
+    visit.tab.click(".dismiss")
+    assert visit.tab.text_content(".training") == ""
 
 
 @pytest.mark.slow

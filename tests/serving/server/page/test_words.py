@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from captioner import Caption
 from captioner.paths import sample_photos
 from captioner.predictor import Captioner
 from tests.conftest import make_heads
@@ -104,6 +106,8 @@ def test_a_caption_below_the_least_trust_is_withheld_and_a_correction_stays(visi
     slider.fill("0.5")
     tab.wait_for_selector(".withheld >> text=settings is 50 %")
     assert "No trusted caption" in tab.inner_text(".withheld") and trust < 0.5
+    assert visit.strip() == ["No trusted caption"] and not tab.locator(".review").is_visible()
+    assert not tab.locator(".use").is_visible() and not tab.get_attribute(".text", "placeholder")
     assert not tab.locator(".sentence").is_visible() and tab.locator("img.photo").is_visible()
     assert tab.input_value(".text") == ""
     tab.fill(".text", "A person wrote this.")
@@ -154,8 +158,12 @@ def test_the_keyboard_and_a_screen_reader_are_enough(visit: Visit) -> None:
     assert tab.locator(".heat").get_attribute("data-word") == "0"
     tab.keyboard.press("Enter")
     assert tab.locator(".word").nth(0).get_attribute("aria-pressed") == "true"
+    tab.keyboard.press("ArrowLeft")  # and back to the last
+    last = tab.locator(".word").count() - 1
+    assert tab.locator(".heat").get_attribute("data-word") == str(last)
     tab.keyboard.press("Escape")
     assert tab.locator(".heat").get_attribute("data-word") == "-1"
+    assert tab.locator(".word[tabindex='0']").all_inner_texts() == visit.words()[:1]
     reached = set()
     for _ in range(60):
         tab.keyboard.press("Tab")
@@ -260,6 +268,57 @@ def test_the_words_of_this_very_sentence_are_checked(visit: Visit) -> None:
     assert visit.posts("api/effect") == asked
 
 
+# Rows, columns, box (left, top, right, bottom) and weights of a grid; the place, by hand.
+FOCUS: list[tuple[int, int, tuple[float, ...], dict[tuple[int, int], float], str]] = [
+    (3, 3, (0, 0, 1, 1), {(2, 0): 1}, "bottom left"),
+    (3, 3, (0, 0, 1, 1), {(0, 2): 1}, "top right"),
+    (3, 3, (0, 0, 1, 1), {(1, 1): 1}, "middle"),
+    (3, 3, (0, 0, 1 / 3, 1), {(0, 2): 1}, "top left"),  # the model saw the left third
+    (1, 2, (1 / 3, 2 / 3, 1, 1), {(0, 1): 1}, "bottom right"),
+    (2, 4, (0, 0, 1, 1), {(1, 1): 0.5, (1, 2): 0.5}, "bottom"),  # 4 / 9 of it
+    (1, 1, (0, 0, 1, 1), {(0, 0): 1}, "spread over the photo"),
+    (3, 3, (0, 0, 1, 1), {(0, 0): 0.28, (1, 1): 0.2, (2, 2): 0.2, (0, 2): 0.2, (2, 0): 0.12},
+     "top left"),
+    (3, 3, (0, 0, 1, 1), {(0, 0): 0.2, (1, 1): 0.2, (2, 2): 0.2, (0, 2): 0.2, (2, 0): 0.2},
+     "spread over the photo"),  # less than twice an even share
+]  # fmt: skip
+
+
+def answer(visit: Visit, **record: Any) -> None:
+    """Let the server answer the next photo with a record."""
+    line = json.dumps({"records": [{"alternatives": [], "caption": "a cup", **record}]}) + "\n"
+    visit.tab.route("**/api/caption", lambda route: route.fulfill(body=line))
+    visit.choose(SAMPLES / "rocket.jpg")
+    visit.tab.unroute("**/api/caption")
+
+
+def labels(visit: Visit) -> list[str]:
+    """Return what a screen reader reads of each word."""
+    return [label.get_attribute("aria-label") for label in visit.tab.locator(".word").all()]
+
+
+def test_focus_and_numbers_of_a_word_are_named_in_the_whole_photo(visit: Visit) -> None:
+    words = []
+    for rows, columns, box, cells, _ in FOCUS:
+        weights = np.zeros((rows, columns), np.float32)
+        for cell, weight in cells.items():
+            weights[cell] = weight
+        attention = {
+            "rows": rows, "columns": columns, "box": box, "weights": weights.ravel().tolist()
+        }  # fmt: skip
+        words.append({"word": "cup", "probability": 0.625, "gate": 0.5, "attention": attention})
+    answer(visit, words=words)
+    unknown = "cup, trust unknown, probability 63 %, focus: "
+    assert labels(visit) == [unknown + place for *_, place in FOCUS]
+    answer(visit, words=words, familiarity=0.5)  # a word without a claim has no trust
+    assert labels(visit) == [unknown.replace("trust unknown, ", "") + place for *_, place in FOCUS]
+    trusts = {0.0099: "less than 1 %", 0.01: "1 %", 0.29: "29 %", 0.299: "29 %"}
+    answer(visit, words=[{"word": "cup", "probability": 0.004, "trust": trust} for trust in trusts])
+    assert labels(visit) == [
+        f"cup, {said} likely right, probability 0 %" for said in trusts.values()
+    ]
+
+
 @pytest.fixture
 def clocked(browser: Any, page_url: str) -> Iterator[Visit]:
     """A visitor whose clock may be set: it is that of all tabs, which have a store of their own."""
@@ -276,11 +335,13 @@ def test_play_runs_through_the_words(clocked: Visit) -> None:
     tab.clock.pause_at(1)  # or a slow machine lets a word pass between two lines
     tab.click(".play")
     assert tab.inner_text(".play") == "Pause"
+    assert tab.get_attribute(".play", "aria-pressed") == "true"
     for position, word in enumerate(visit.words()):
         assert tab.locator(".heat").get_attribute("data-word") == str(position)
         assert tab.locator(".word.current").inner_text() == word
         tab.clock.run_for(850)
     assert tab.inner_text(".play") == "Play"
+    assert tab.get_attribute(".play", "aria-pressed") == "false"
     assert tab.locator(".heat").get_attribute("data-word") == pinned
 
 
@@ -302,6 +363,18 @@ def test_what_is_saved_is_what_was_seen(visit: Visit, tmp_path: Path) -> None:
     assert sizes["animation"][1] == len(visit.words()) + 2
     record = visit.record()
     assert record["caption"] == " ".join(visit.words()) and record["image"] == "rocket"
+    # The picture is of the word that is chosen.
+    tab.locator(".word").nth(2).click()
+    with tab.expect_download() as saved:
+        tab.click("[data-picture=overlay]")
+    assert saved.value.suggested_filename == f"rocket-{visit.words()[2]}.png"
+    with Image.open(saved.value.path()) as image:
+        drawn = np.asarray(image.convert("RGB"), int)[:350]  # the word is written below
+    caption, photo = Caption.from_record(record), SAMPLES / "rocket.jpg"
+    expected, neighbour = (
+        np.asarray(caption.overlay(place, photo=photo), int)[:350] for place in (2, 3)
+    )
+    assert np.abs(drawn - expected).max() <= 3 < np.abs(drawn - neighbour).max()
     # One that cannot be drawn says why, and all else stays.
     problem = json.dumps({"type": "busy", "title": "x", "status": 503, "detail": "y"})
     tab.route("**/api/sheet", lambda route: route.fulfill(status=503, body=problem))
