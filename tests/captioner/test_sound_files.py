@@ -197,6 +197,14 @@ def test_every_kind_of_tiff_header(order: str, big: bool) -> None:
         assert (found == (array if array.ndim == 3 else array[..., None])).all()
 
 
+def test_an_entry_of_an_unknown_type_is_skipped() -> None:
+    """As TIFF 6.0, section 2, asks of readers. Without its entry, a strip has all rows."""
+    array = np.asarray(draw())
+    data = tiff(array, order="<")
+    odd = data.replace(struct.pack("<HH", 278, 4), struct.pack("<HH", 278, 99))
+    assert odd != data and (pixels(odd) == array).all()
+
+
 @pytest.mark.parametrize(
     ("compression", "kind"), [(34712, "JPEG 2000"), (34887, "LERC"), (50002, "JPEG XL")]
 )
