@@ -290,6 +290,16 @@ def test_every_address_of_a_host_is_checked(
     assert tried == addresses
 
 
+def test_a_host_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(links, "_TRIES", 1)
+    with pytest.raises(ImageNotFoundError, match=r"a\.jpg cannot be read \(Name or service not"):
+        RemotePhoto(name="a", url="http://none.example/a.jpg").read()
+
+
 def test_the_checked_address_is_the_one_connected_to(
     monkeypatch: pytest.MonkeyPatch, server: str, photos: Photos
 ) -> None:
