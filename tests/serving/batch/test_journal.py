@@ -124,6 +124,23 @@ def test_a_run_holds_the_lock_that_is_there_though_an_ended_one_removed_it(
     assert not list(tmp_path.glob(".captioner*"))
 
 
+def test_a_review_that_another_run_has_just_written_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = RunFiles(tmp_path / "c.jsonl", review := tmp_path / "unsure.jsonl")
+    check_free = journal.check_free
+
+    def checked(path: Path, **options: bool) -> None:
+        check_free(path, **options)
+        if path == files.written:  # the last file that is checked
+            review.write_text("theirs\n")
+
+    monkeypatch.setattr(journal, "check_free", checked)
+    with pytest.raises(OutputError, match=r"unsure\.jsonl exists and is not from an earlier run"):
+        Journal(files, {"review": "unsure.jsonl"})
+    assert review.read_text() == "theirs\n"
+
+
 def test_a_failed_commit_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a full disk has room again, no line is appended to a torn line."""
     files, write = RunFiles(tmp_path / "c.jsonl"), journal.write_all
