@@ -313,9 +313,9 @@ def test_focus_and_numbers_of_a_word_are_named_in_the_whole_photo(visit: Visit) 
     answer(visit, words=words, familiarity=0.5)  # a word without a claim has no trust
     assert labels(visit) == [unknown.replace("trust unknown, ", "") + place for *_, place in FOCUS]
     trusts = {0.0099: "less than 1 %", 0.01: "1 %", 0.29: "29 %", 0.299: "29 %"}
-    answer(visit, words=[{"word": "cup", "probability": 0.004, "trust": trust} for trust in trusts])
+    answer(visit, words=[{"word": "cup", "probability": 0.97, "trust": trust} for trust in trusts])
     assert labels(visit) == [
-        f"cup, {said} likely right, probability 0 %" for said in trusts.values()
+        f"cup, {said} likely right, probability 97 %" for said in trusts.values()
     ]
 
 
