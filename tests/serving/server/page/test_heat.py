@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,12 @@ def test_the_overlay_is_the_library_s(mode: str, visit: Visit, tmp_path: Path) -
     tab, path = visit.tab, tmp_path / "coffee.png"
     photo = Image.open(SAMPLES / "coffee.jpg").resize((610, 460))
     photo.save(path)
+    visit.choose(path)
+    record = visit.record()
+    weights = np.geomspace(1, 100, 15) / np.geomspace(1, 100, 15).sum()  # all degrees of heat
+    record["words"][0]["attention"] |= {"rows": 3, "columns": 5, "weights": weights.tolist()}
+    body = json.dumps({"records": [record]}) + "\n"
+    tab.route("**/api/caption", lambda route: route.fulfill(body=body))
     visit.choose(path)
     caption = Caption.from_record(visit.record())
     for colors in ("inferno", "viridis", "spotlight"):
