@@ -125,14 +125,14 @@ def test_no_sidecar_is_written_outside_of_the_root(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Records may be untrusted and name any file on the disk as their photo."""
-    root, elsewhere = folder / "root", folder / "elsewhere"
+    root, elsewhere = folder / "root", folder / "root-private"
     for place in (root / "deep", elsewhere):
         place.mkdir(parents=True)
         (place / "a.jpg").write_bytes(b"a photo")
     (root / "way").symlink_to(elsewhere)
     (root / "c.jpg").symlink_to(elsewhere / "a.jpg")  # beside which there is a place
     (elsewhere / "a.txt").write_text("mine")
-    outside = (f"{elsewhere}/a.jpg", "../elsewhere/a.jpg", "deep/../../a.jpg", "way/a.jpg")
+    outside = (f"{elsewhere}/a.jpg", "../root-private/a.jpg", "deep/../../a.jpg", "way/a.jpg")
     inside = (f"{root}/deep/../deep/a.jpg", "c.jpg")
     write_lines(folder / "r.jsonl", *map(record_of, (*outside, *inside)))
     arguments = ["convert", "r.jsonl", "--sidecar", "txt", "--existing", "overwrite"]

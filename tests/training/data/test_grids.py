@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,10 +124,14 @@ def test_a_picture_replaced_under_its_name_is_encoded_again(
     assert changed == [False, False, True, False, False]
 
 
-def test_other_statistics_of_a_norm_are_another_cache(
+def test_other_statistics_of_a_norm_and_another_transform_are_other_caches(
     tiny_checkpoint: Checkpoint, images: list[CaptionedImage], tmp_path: Path
 ) -> None:
     before = computed(tiny_checkpoint, images, tmp_path / "cache", torch.float32)
+    transform = replace(tiny_checkpoint.transform, mean=(0.1, 0.2, 0.3))
+    other = replace(tiny_checkpoint, transform=transform)
+    after = computed(other, images, tmp_path / "cache", torch.float32)
+    assert not torch.allclose(before, after)
     norms = [part for part in tiny_checkpoint.model.modules() if isinstance(part, nn.BatchNorm2d)]
     assert norms[0].running_mean is not None
     norms[0].running_mean.add_(1)  # a buffer: no parameter has changed
