@@ -208,15 +208,23 @@ def test_a_photo_comes_by_standard_input(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status"),
-    [("--version >&-", 0), ("caption a.jpg --attention >&- 2>&-", 2)],
+    ("arguments", "status", "message"),
+    [
+        ("--version >&-", 0, ""),
+        ("caption a.jpg --attention >&- 2>&-", 2, ""),
+        # Little output, which is written when the command ends.
+        ("train --fields >/dev/full", 1, "standard output cannot be written: the disk is full\n"),
+    ],
 )
-def test_closed_standard_streams_cause_no_traceback(arguments: str, status: int) -> None:
+def test_closed_and_full_standard_streams_cause_no_traceback(
+    arguments: str, status: int, message: str
+) -> None:
     """Shells and cron can start a command without them: Python then has None in their place."""
     line = f"{shlex.quote(sys.executable)} -m captioner {arguments}"
     result = subprocess.run(line, shell=True, capture_output=True, text=True, env=environment())
     assert result.returncode == status
     assert "Traceback" not in result.stdout + result.stderr
+    assert result.stderr.endswith(message)
 
 
 def test_file_names_that_are_not_utf8(
