@@ -213,7 +213,7 @@ def test_a_photo_comes_by_standard_input(
         ("--version >&-", 0, ""),
         ("caption a.jpg --attention >&- 2>&-", 2, ""),
         # Little output, which is written when the command ends.
-        ("train --fields >/dev/full", 1, "standard output cannot be written: the disk is full\n"),
+        ("train finetune --show >/dev/full", 1, "standard output cannot be written: the disk is full\n"),
     ],
 )
 def test_closed_and_full_standard_streams_cause_no_traceback(
@@ -221,7 +221,8 @@ def test_closed_and_full_standard_streams_cause_no_traceback(
 ) -> None:
     """Shells and cron can start a command without them: Python then has None in their place."""
     line = f"{shlex.quote(sys.executable)} -m captioner {arguments}"
-    result = subprocess.run(line, shell=True, capture_output=True, text=True, env=environment())
+    buffered = environment(PYTHONUNBUFFERED="")
+    result = subprocess.run(line, shell=True, capture_output=True, text=True, env=buffered)
     assert result.returncode == status
     assert "Traceback" not in result.stdout + result.stderr
     assert result.stderr.endswith(message)
