@@ -213,7 +213,7 @@ def test_a_photo_comes_by_standard_input(
         ("--version >&-", 0, ""),
         ("caption a.jpg --attention >&- 2>&-", 2, ""),
         # Little output, which is written when the command ends.
-        ("train finetune --show >/dev/full", 1, "standard output cannot be written: the disk is full\n"),
+        ("train finetune --show >/dev/full", 1, "cannot be written: the disk is full\n"),
     ],
 )
 def test_closed_and_full_standard_streams_cause_no_traceback(
