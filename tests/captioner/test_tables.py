@@ -54,6 +54,13 @@ def test_separators_without_quotation_marks_belong_to_the_last_column() -> None:
     assert read_table(text.encode(), name="t.csv")["note"].tolist() == ["1", "2; 3", ""]
 
 
+def test_commas_in_sentences_are_no_separators() -> None:
+    text = "id;caption\n1;a dog, a cat and a bird, asleep\n2;a man, a van and a plan, all red\n"
+    table = read_table(text.encode(), name="t.csv")
+    assert table.columns.tolist() == ["id", "caption"]
+    assert table["caption"][0] == "a dog, a cat and a bird, asleep"
+
+
 def test_one_column_needs_no_separator() -> None:
     assert read_table(b"path\na b.jpg\nc,d.jpg\n", name="t.csv")["path"].tolist() == [
         "a b.jpg", "c,d.jpg",

@@ -230,20 +230,40 @@ def test_random_crops_of_a_tall_photo_move_along_both_sides(tmp_path: Path) -> N
         assert abs(sum(across) / len(across) - 0.5) < 0.03
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_a_compiled_loss_gets_batches_of_one_shape(*, compiled: bool) -> None:
+def make_batches(*, compiled: bool, **stage: int) -> StageBatches:
+    """Make the batches of eight images, with two captions of 1 to 8 words each."""
+
     class Nothing:
         def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[torch.Tensor]:
             yield from (torch.zeros(len(batch), epoch) for batch in order)
 
     recipe = Recipe(
         name="t", data=DataConfig(scenes=ScenesConfig()), compile=compiled,
-        stages=(Stage(epochs=1, batch_size=2),),
+        stages=(Stage(epochs=1, **stage),),
     )  # fmt: skip
     captions = [[[5] * length] * 2 for length in range(1, 9)]
     table = CaptionTable(captions, starts=[START] * 8, maximum_length=9)
     sampler = stage_sampler(recipe, 0, table, Processes(device=torch.device("cpu")))
-    batches = StageBatches(recipe, 0, images=Nothing(), captions=table, sampler=sampler)
+    return StageBatches(recipe, 0, images=Nothing(), captions=table, sampler=sampler)
+
+
+def test_batches_in_parts_take_as_many_steps() -> None:
+    batches = make_batches(compiled=False, batch_size=4, accumulate=2)
+    whole = list(batches.epoch(0, skip=0, most=9))
+    assert [[len(part.positions) for part in parts] for parts in whole] == [[2, 2], [2, 2]]
+    assert sorted(position for parts in whole for part in parts for position in part.positions) == [
+        *range(8)
+    ]
+    for skip, most, steps in ((0, 1, whole[:1]), (1, 9, whole[1:])):
+        taken = [
+            [part.positions for part in parts] for parts in batches.epoch(0, skip=skip, most=most)
+        ]
+        assert taken == [[part.positions for part in parts] for parts in steps]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_compiled_loss_gets_batches_of_one_shape(*, compiled: bool) -> None:
+    batches = make_batches(compiled=compiled, batch_size=2)
     read = [part for parts in batches.epoch(0, skip=0, most=4) for part in parts]
     # Two captions, <start>, and up to eight words with <end>.
     longest = {(2, max(part.positions) + 3) for part in read}

@@ -155,6 +155,19 @@ def test_the_keyboard_is_enough_to_review(visit: Visit, photos: list[Path]) -> N
     assert tab.input_value(".text") == "A rocket on its pad."
 
 
+def test_a_photo_that_was_removed_while_it_waited_is_captioned_after_undo(visit: Visit) -> None:
+    tab = visit.tab
+    tab.route("**/api/caption", lambda _: None)  # no answer
+    tab.set_input_files(".intake .file", [SAMPLES / "rocket.jpg", SAMPLES / "chelsea.jpg"])
+    tab.wait_for_selector(".strip [data-state=waiting]")
+    removed = current(visit)
+    tab.locator(".strip [aria-current=true]").press("Delete")
+    tab.unroute("**/api/caption")
+    tab.click(".removed button")
+    visit.settled()
+    assert current(visit) == removed and visit.words()
+
+
 def test_keyboard_and_screen_reader_go_through_all_photos(
     visit: Visit, six: list[Path], tmp_path: Path
 ) -> None:
