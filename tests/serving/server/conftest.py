@@ -116,19 +116,8 @@ def start(tmp_path: Path, saved_tiny: Path) -> Iterator[Callable[..., Server]]:
         yield run
 
 
-@pytest.fixture(scope="session")
-def local_url(saved_tiny: Path) -> Iterator[str]:
-    """The URL of a server with the tiny model in this process, which the tests share."""
-    from captioner.paths import sample_photos
-    from captioner.predictor import Captioner
-    from tests.serving.server.running import serving
-
-    with serving(Captioner.from_pretrained(saved_tiny), samples=sample_photos()) as url:
-        yield url
-
-
 @pytest.fixture
-def api(local_url: str) -> Iterator[httpx.Client]:
-    """A client of the server in this process."""
-    with httpx.Client(base_url=local_url, timeout=300) as client:
+def api(server: Server) -> Iterator[httpx.Client]:
+    """A client of the shared server."""
+    with server.client() as client:
         yield client

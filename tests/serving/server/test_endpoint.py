@@ -134,13 +134,13 @@ def test_a_caption_below_the_least_trust_is_marked(trusting: httpx.Client, serve
 
 
 def test_a_link_to_the_page_shows_the_product(
-    local_url: str, api: httpx.Client, trusting: httpx.Client
+    server: Server, api: httpx.Client, trusting: httpx.Client
 ) -> None:
     tags = re.findall(r"<meta[^>]*(?:og|twitter):[^>]*>", api.get("/").text)
     said = dict(re.findall(r'"([a-z]+:[a-z]+)" content="([^"]*)"', "".join(tags)))
     assert len(tags) == len(said) == 5 and "Gradio" not in "".join(tags)
     assert said["og:title"] == "Captioner" and "A photo in" in said["og:description"]
-    assert said["og:image"] == f"{local_url}/page/preview.jpg"
+    assert said["og:image"] == f"{server.url}/page/preview.jpg"
     picture = api.get("/page/preview.jpg")
     with Image.open(io.BytesIO(picture.content)) as drawn, Image.open(PHOTO) as photo:
         assert drawn.size == photo.size and picture.headers["content-type"] == "image/jpeg"
