@@ -32,7 +32,11 @@ def until(true: Callable[[], Any], seconds: float = 300.0) -> bool:
 
 
 class Clock:
-    """A clock that all code here uses; it runs, and can be advanced."""
+    """The clock of this process, which can be advanced.
+
+    When a test ends it goes back. A server that then still runs would wait for as long, so servers
+    that tests share run in processes of their own, or end before other tests.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = 0.0
