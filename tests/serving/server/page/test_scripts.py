@@ -1,8 +1,9 @@
-"""The page's records, which record.js makes without the server."""
+"""Scripts of the page without a browser: records and zip files."""
 
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,21 @@ from captioner_serving.server.records import served_record
 from tests.conftest import ROOT
 from tests.node import run_module
 
-RECORD_JS = ROOT / "serving" / "captioner_serving" / "server" / "static" / "record.js"
+STATIC = ROOT / "serving" / "captioner_serving" / "server" / "static"
 CHOOSE = """
 const [module, record] = process.argv.slice(-2);
 const { chooseSentence, marksOf } = await import(module);
 const of = (sentence) => ({ record: JSON.parse(record), sentence });
 const chosen = [0, 1, 2].map((number) => chooseSentence(JSON.parse(record), number));
 console.log(JSON.stringify({ chosen, marks: [0, 1, 2].map((number) => marksOf(of(number))) }));
+"""
+
+ZIP = """
+import { writeFileSync } from "node:fs";
+const [module, files, to] = process.argv.slice(-3);
+const { zip } = await import(module);
+const blobs = JSON.parse(files).map(([name, text]) => ({ name, blob: new Blob([text]) }));
+writeFileSync(to, new Uint8Array(await (await zip(blobs)).arrayBuffer()));
 """
 
 
@@ -47,5 +56,14 @@ def test_another_sentence_has_the_trust_and_warning_that_the_library_gives_it(
         served_record(caption.choose(number), name="a.jpg", attention=False) for number in range(3)
     ]
     assert ["doubt" in chosen for chosen in expected] == [True, False, False]
-    printed = run_module(CHOOSE, tmp_path, RECORD_JS.as_uri(), json.dumps(expected[0]))
+    printed = run_module(CHOOSE, tmp_path, (STATIC / "record.js").as_uri(), json.dumps(expected[0]))
     assert json.loads(printed) == {"chosen": expected, "marks": [["doubtful"], [], []]}
+
+
+@pytest.mark.needs("node")
+def test_a_zip_file_holds_names_of_any_letters(tmp_path: Path) -> None:
+    files = [["Müller.jpg", "größe"], ["日本/犬.txt", ""], ["a.txt", "x" * 70_000]]
+    run_module(ZIP, tmp_path, (STATIC / "zip.js").as_uri(), json.dumps(files), "files.zip")
+    with zipfile.ZipFile(tmp_path / "files.zip") as archive:
+        assert archive.testzip() is None
+        assert [[name, archive.read(name).decode()] for name in archive.namelist()] == files
