@@ -197,6 +197,8 @@ REFUSED: Refusals = {
     "--device tpu": (1, "tpu"),
     "--generation.style loud": (2, "one style of captions only"),
     "--wokers 1": (2, "there is no such field"),
+    "--stages.0.epochs 3": (2, "there is no 0: use 1 to 2"),
+    "--stages.3.epochs 3": (2, "there is no 3: use 1 to 2"),
     "--epochs 3": (2, "epochs: there is no such field, did you mean stages.1.epochs?"),
 }  # fmt: skip
 
