@@ -43,6 +43,18 @@ def test_every_kind_of_source_gives_the_same_caption(captioner: Captioner, photo
     assert all(caption.size == (120, 80) for caption in captions)
 
 
+def test_a_photo_that_is_decoded_at_a_reduced_size_keeps_its_own_size(
+    captioner: Captioner, tmp_path: Path
+) -> None:
+    exif = Image.Exif()
+    exif[274] = 6  # turned by 90 degrees
+    path = tmp_path / "large.jpg"
+    Image.new("RGB", (1600, 1000), "seagreen").save(path, exif=exif)
+    caption = captioner.caption(path)
+    assert caption.size == (1000, 1600)
+    assert caption.attention_map(0).shape == caption.overlay(0).size[::-1] == (1600, 1000)
+
+
 def test_an_alternative_can_be_chosen_with_its_own_words(captioner: Captioner, photo: Path) -> None:
     best = captioner.caption(photo, GenerationConfig(captions=3))
     second = best.choose(2)
