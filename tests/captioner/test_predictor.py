@@ -49,10 +49,10 @@ def test_a_photo_that_is_decoded_at_a_reduced_size_keeps_its_own_size(
     exif = Image.Exif()
     exif[274] = 6  # turned by 90 degrees
     path = tmp_path / "large.jpg"
-    Image.new("RGB", (1600, 1000), "seagreen").save(path, exif=exif)
+    Image.new("RGB", (2400, 1400), "seagreen").save(path, exif=exif)
     caption = captioner.caption(path)
-    assert caption.size == (1000, 1600)
-    assert caption.attention_map(0).shape == caption.overlay(0).size[::-1] == (1600, 1000)
+    assert caption.size == (1400, 2400)
+    assert caption.attention_map(0).shape == caption.overlay(0).size[::-1] == (2400, 1400)
 
 
 def test_an_alternative_can_be_chosen_with_its_own_words(captioner: Captioner, photo: Path) -> None:
