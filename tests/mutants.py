@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A module, the tests that run for it, and mutants that change nothing, with the reason.
+    """A module, the tests that run for it, and its equivalent mutants with the reasons.
 
     `imports` are modules that would take long to import in every mutant.
     """

@@ -211,9 +211,9 @@ def test_captioner_trust_adds_trust_to_records(run_main: Run, tiny_file: Path) -
     alike, unlike = captioner.caption([photo, strange])
     assert alike.familiarity is not None and unlike.familiarity is not None
     assert unlike.familiarity < 0.01 < alike.familiarity
-    told = run_main("caption", photo, strange, "--checkpoint", tiny_file)
-    assert told.returncode == 0 and len(told.stdout.splitlines()) == 2
-    line, *doubts = told.stderr.splitlines()
+    result = run_main("caption", photo, strange, "--checkpoint", tiny_file)
+    assert result.returncode == 0 and len(result.stdout.splitlines()) == 2
+    line, *doubts = result.stderr.splitlines()
     assert line.startswith(f"captioner: {strange} looks unlike the training photos")
     # Of what is unlike the photos no caption is trusted; of the others no line says anything.
     assert alike.doubt is None and unlike.doubt is not None

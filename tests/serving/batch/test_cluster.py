@@ -125,7 +125,7 @@ def test_an_actor_that_always_ends_ends_the_run_with_a_sentence(
     assert "Traceback" not in said
 
 
-# What the actors of a cluster are given, and what they return: without a cluster
+# Arguments and results of the actors, without a cluster
 
 
 class RayTaskError(Exception):
@@ -141,7 +141,7 @@ class Cluster:
     Attributes:
         options: of all calls, by name.
         windows: the photos that were submitted together.
-        failure: what the cluster raises in place of results.
+        failure: an exception that the cluster raises instead of returning results.
         shift: the results are this many places off.
     """
 
