@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, ROOT
+from tests.conftest import PROGRAMS, ROOT, need
 
-LACKING = """
+NEEDS = """
 import pytest
 
 @pytest.fixture(scope="session")
@@ -21,49 +21,38 @@ def server():
 
 def test_of_the_browser(server, browser): ...
 
-@pytest.mark.needs("curl")
-def test_of_curl(server): ...
-
 @pytest.mark.needs("java")
 def test_of_java(server): ...
-
-@pytest.mark.needs("exiftool")
-def test_of_exiftool(server): ...
-
-@pytest.mark.needs("nginx")
-def test_of_nginx(server): ...
-
-@pytest.mark.needs("node")
-def test_of_node(server): ...
-
-@pytest.mark.needs("npm")
-def test_of_npm(server): ...
 """
 
 
-def run_tests(folder: Path, text: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run tests with these fixtures where only the programs in a folder are found."""
-    (folder / "test_made_up.py").write_text(text)
+@pytest.mark.parametrize(
+    ("ci", "outcome"), [("", pytest.skip.Exception), ("true", pytest.fail.Exception)]
+)
+def test_a_missing_program_is_skipped_with_its_package_and_in_ci_an_error(
+    monkeypatch: pytest.MonkeyPatch, ci: str, outcome: type[BaseException]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CI", ci)
+    for program, (_, package) in PROGRAMS.items():
+        message = rf"{program} is not installed \(on Debian: the package {package}\)"
+        with pytest.raises(outcome, match=message):
+            need(program)
+
+
+def test_needs_are_checked_before_fixtures_run(tmp_path: Path) -> None:
+    (tmp_path / "test_needs.py").write_text(NEEDS)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [*command, "-q", "-rsE", "-c", ROOT / "pyproject.toml", "test_made_up.py"],
-        cwd=folder,
-        env={**os.environ, "PATH": str(folder), "PYTHONPATH": str(ROOT), **variables},
+    done = subprocess.run(
+        [*command, "-q", "-rs", "-c", ROOT / "pyproject.toml", "test_needs.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(ROOT), "CI": ""},
         capture_output=True,
         text=True,
         timeout=300,
     )
-
-
-@pytest.mark.parametrize(("ci", "status", "ends"), [("", 0, "7 skipped"), ("true", 1, "7 errors")])
-def test_what_is_missing_is_skipped_with_its_reason_and_in_ci_an_error(
-    tmp_path: Path, ci: str, status: int, ends: str
-) -> None:
-    done = run_tests(tmp_path, LACKING, CI=ci)
-    assert (done.returncode, done.stderr) == (status, ""), done.stdout
-    assert done.stdout.splitlines()[-1].startswith(ends)
-    for program, (_, package) in PROGRAMS.items():
-        assert f"{program} is not installed (on Debian: the package {package})" in done.stdout
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.stdout.splitlines()[-1].startswith("2 skipped")
 
 
 def test_programs_are_looked_for_in_one_place() -> None:

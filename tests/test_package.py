@@ -9,6 +9,7 @@ import pkgutil
 import re
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from itertools import chain
 from pathlib import Path
@@ -35,15 +36,21 @@ MODULES = [
 FILES = [path for folder in FOLDERS.values() for path in folder.rglob("*.py")]
 
 
+@cache
+def import_nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Return the import statements of a file; those inside functions count too."""
+    tree = ast.walk(ast.parse(path.read_text()))
+    return [node for node in tree if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 @pytest.mark.parametrize("package", FOLDERS)
 def test_imports_run_one_way(package: str) -> None:
     allowed = {package, "captioner"}
     for path in FOLDERS[package].rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
+        for node in import_nodes(path):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
+            else:
                 assert node.level == 0, f"{path}: relative import"
                 names = [node.module or ""]
             for name in names:
@@ -60,10 +67,10 @@ def imports(*packages: str) -> dict[str, set[str]]:
             parts = path.relative_to(FOLDERS[package]).with_suffix("").parts
             name = ".".join((package, *parts)).removesuffix(".__init__")
             imported = set()
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in import_nodes(path):
                 if isinstance(node, ast.Import):
                     imported |= {alias.name for alias in node.names}
-                elif isinstance(node, ast.ImportFrom):
+                else:
                     whole = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
                     # "from package import module" imports the module; anything else its home.
                     imported |= {
@@ -114,9 +121,9 @@ def test_what_is_imported_is_named_among_the_dependencies() -> None:
     named = {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in wanted}
     homes = packages_distributions()
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for node in import_nodes(path):
+            is_plain = isinstance(node, ast.Import)
+            names = [alias.name for alias in node.names] if is_plain else [node.module or ""]
             for top in {name.split(".")[0] for name in names} - sys.stdlib_module_names:
                 known = {home.lower().replace("_", "-") for home in homes.get(top, [top])}
                 assert top in FOLDERS or known & named, f"{path} imports {top}"
