@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = sorted((ROOT / "assets" / "samples").glob("*.jpg"))
 
 
-def test_it_is_small_and_its_sample_photos_are_credited() -> None:
+def test_the_checkpoint_is_small_and_sample_photos_are_credited() -> None:
     assert bundled_checkpoint().stat().st_size <= 30_000_000
     credits_ = (ROOT / "assets" / "samples" / "CREDITS.md").read_text()
     assert len(SAMPLES) >= 4
@@ -55,7 +55,7 @@ def test_sample_photos_get_captions_with_attention(run_main: Run) -> None:
     assert all(word in said[name] for name, word in right.items())
 
 
-def test_it_imports_no_library_of_other_models() -> None:
+def test_captioning_imports_no_library_of_other_models() -> None:
     libraries = ("torchvision", "torch._dynamo", "timm", "transformers", "huggingface_hub")
     program = (
         "import sys; from captioner import Captioner\n"

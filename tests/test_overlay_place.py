@@ -89,9 +89,7 @@ def test_python(caption: Caption, case: Case) -> None:
     _, frame, _ = caption.animation()
     assert near(lit_place(*pictures_in(frame), case.photo), case.at)
     check_sheet(caption.contact_sheet(), case)
-
-
-def test_notebook(caption: Caption, case: Case) -> None:
+    # The page of a notebook.
     _, marked = map(opened, re.findall(r'src="(data:[^"]+)"', caption._repr_html_()))
     assert near(lit_place(marked, case.photo), case.at)
 

@@ -55,7 +55,7 @@ def caption(tmp_path: Path) -> Caption:
     return make_caption(path)
 
 
-def test_it_prints_as_its_sentence_and_score(photo: Path, caption: Caption) -> None:
+def test_repr_has_sentence_and_score(photo: Path, caption: Caption) -> None:
     assert str(caption) == "a Cup of a <b> 3 (score -0.73)"
     assert repr(make_caption(None)) == "Caption('a Cup of a <b> 3', score=-0.73)"
     assert repr(make_caption(photo)).endswith(f", image={str(photo)!r})")

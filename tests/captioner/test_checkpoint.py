@@ -93,21 +93,21 @@ def test_half_precision_applies_to_matrices_only(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.999])
-def test_truncated(tiny_file: Path, share: float) -> None:
+def test_a_truncated_file_is_refused(tiny_file: Path, share: float) -> None:
     data = tiny_file.read_bytes()
     tiny_file.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(CheckpointFormatError, match=r"tiny\.safetensors is cut off, damaged or"):
         load_checkpoint(tiny_file)
 
 
-def test_missing_and_unreadable(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match=r"there is no checkpoint .*nowhere"):
         load_checkpoint(tmp_path / "nowhere.safetensors")
     with pytest.raises(CheckpointNotFoundError, match=r"has no best\.safetensors"):
         load_checkpoint(tmp_path)
 
 
-def test_foreign_files(tmp_path: Path) -> None:
+def test_files_of_other_formats_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "foreign"
     save_file({"weight": torch.zeros(2)}, path)
     with pytest.raises(CheckpointFormatError, match="no Captioner configuration"):
@@ -127,13 +127,13 @@ def test_foreign_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
-def test_other_versions(tiny_file: Path, version: object) -> None:
+def test_other_format_versions_are_refused(tiny_file: Path, version: object) -> None:
     rewrite(tiny_file, lambda document: document.update(format_version=version))
     with pytest.raises(CheckpointVersionError, match=f"format {version!r}.*reads format 1"):
         load_checkpoint(tiny_file)
 
 
-def test_tensors_that_do_not_fit(tiny_file: Path) -> None:
+def test_tensors_of_other_shapes_are_refused(tiny_file: Path) -> None:
     rewrite(tiny_file, lambda document: document["decoder"].update(hidden_dim=25))
     with pytest.raises(CheckpointMismatchError, match=r"initial_hidden.*\(24, 576\).*\(25, 576\)"):
         load_checkpoint(tiny_file)
@@ -143,7 +143,7 @@ def test_tensors_that_do_not_fit(tiny_file: Path) -> None:
         load_checkpoint(tiny_file)
 
 
-def test_headers_as_they_were_before_decoders_had_kinds(tiny_file: Path) -> None:
+def test_older_headers_without_a_kind_of_decoder_load(tiny_file: Path) -> None:
     """Older headers repeat sizes of vocabulary and encoder, and only describe the LSTM."""
 
     def age(document: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ def test_headers_as_they_were_before_decoders_had_kinds(tiny_file: Path) -> None
         lambda document: document["generation"].update(style="loud"),  # which it does not have
     ],
 )
-def test_headers_that_make_no_sense(
+def test_headers_with_invalid_settings_are_refused(
     tiny_file: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     rewrite(tiny_file, change)
@@ -206,10 +206,10 @@ A, B = "encoder.stages.0.1.num_batches_tracked", "encoder.stages.0.1.weight"
         lambda head, end: head[B].update(shape=[-1, 4]),
         lambda head, end: head[A].update(shape=[1] * 100_000),
         lambda head, end: head.update({A: head.pop(B), B: head.pop(A)}),
-        lambda head, end: head.update({f"stray {n}": empty(end) for n in range(100_000)}),
+        lambda head, end: head.update({f"stray {n}": empty(end) for n in range(20_000)}),
     ],
 )
-def test_tensors_that_contradict_the_header(
+def test_headers_that_contradict_the_tensors_are_refused(
     tiny_file: Path, change: Callable[[dict[str, Any], int], object]
 ) -> None:
     data = tiny_file.read_bytes()
@@ -220,12 +220,12 @@ def test_tensors_that_contradict_the_header(
 
 
 @pytest.mark.parametrize("length", [0, 2**62, 2**64 - 1, 99_000_000])
-def test_headers_with_a_wrong_length(tiny_file: Path, length: int) -> None:
+def test_headers_with_a_wrong_length_are_refused(tiny_file: Path, length: int) -> None:
     refuse_file(tiny_file, b"{}", b"", length=length)
 
 
 @pytest.mark.parametrize("header", [b'{"a":' + b"[" * 200_000, b"[1]", b"\xff{}", b'{"a":1e999}'])
-def test_headers_that_do_not_list_tensors(tiny_file: Path, header: bytes) -> None:
+def test_headers_that_do_not_list_tensors_are_refused(tiny_file: Path, header: bytes) -> None:
     refuse_file(tiny_file, header, b"")
 
 

@@ -36,7 +36,7 @@ def test_a_profile_becomes_srgb(kind: str, primaries: tuple, gamma: float) -> No
     assert abs(np.asarray(draw()) - wanted).max() > 15  # or this shows nothing
 
 
-def test_every_door_applies_it() -> None:
+def test_profiles_apply_to_every_kind_of_source() -> None:
     """A PIL image, a JPEG in parts, palettes, opacity, a photo that is turned."""
     swapped = profile(SRGB[2], SRGB[1], SRGB[0], gamma=2.2)
     red = Image.new("RGB", (16, 16), (250, 10, 20))
@@ -66,7 +66,7 @@ def test_opacity_is_laid_over_white_after_the_conversion() -> None:
 
 
 @pytest.mark.parametrize("levels", [256, 65536])
-def test_grey_has_profiles_too(levels: int) -> None:
+def test_profiles_of_grey_images_are_applied(levels: int) -> None:
     data = profile(gamma=1.0, space=b"GRAY")
     image = Image.new("I;16" if levels > 256 else "L", (3, 1))
     image.putdata([0, levels // 4, levels - 1])
@@ -89,7 +89,7 @@ def test_a_profile_that_fits_nothing_is_ignored() -> None:
     )
 
 
-def test_srgb_itself_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_srgb_profile_needs_no_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
     own = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     data = encode(draw(), "PNG", icc_profile=own)
     first = open_image(data)

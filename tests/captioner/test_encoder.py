@@ -25,10 +25,20 @@ from captioner.vision.transform import TransformConfig
 
 # One of each way to cut that no other test takes, and the stride that it has.
 STRIDES = {
-    "alexnet": 32, "densenet121": 32, "googlenet": 32, "inception_v3": 32, "maxvit_t": 32,
-    "mnasnet0_5": 32, "shufflenet_v2_x0_5": 32, "squeezenet1_1": 16, "swin_t": 32, "vit_b_32": 32,
+    "densenet121": 32, "inception_v3": 32, "maxvit_t": 32, "mnasnet0_5": 32,
+    "shufflenet_v2_x0_5": 32, "squeezenet1_1": 16, "swin_t": 32, "vit_b_32": 32,
     "timm/swin_tiny_patch4_window7_224": 32,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw normal weights in place of truncated normal ones, which take several times as long."""
+
+    def normal(tensor: torch.Tensor, mean: float = 0.0, std: float = 1.0, *_: float) -> Any:
+        return nn.init.normal_(tensor, mean, std)
+
+    monkeypatch.setattr(nn.init, "trunc_normal_", normal)
 
 
 @pytest.mark.parametrize(("name", "stride"), STRIDES.items())
@@ -151,8 +161,8 @@ def test_frozen_encoder_keeps_nothing_for_a_gradient() -> None:
     ("settings", "message"),
     [
         ({"name": "resnet99"}, "'resnet99'.*resnet"),
-        ({"stride": 8}, "stride 8 is impossible"),
-        ({"last_stage": -1}, "last_stage -1 is out of range"),
+        ({"name": "mobilenet_v3_small", "stride": 8}, "stride 8 is impossible"),
+        ({"name": "resnet18", "last_stage": -1}, "last_stage -1 is out of range"),
         ({"name": "resnet18", "last_stage": 5}, "stages 0 to 4; there is no 5"),
         (
             {"name": "resnet18", "last_stage": 3},
@@ -193,7 +203,7 @@ def test_without_timm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
         ("timm/test_vit_relpos", 16),  # has tables that it does not save
     ],
 )
-def test_a_model_of_it_trains_is_saved_and_captions(
+def test_other_backbones_train_are_saved_and_caption(
     name: str, stride: int, tiny_checkpoint: Checkpoint, tmp_path: Path, photo: Path
 ) -> None:
     torch.manual_seed(0)

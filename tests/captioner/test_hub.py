@@ -117,15 +117,6 @@ def test_a_local_path_is_preferred(
         Captioner.from_pretrained("user/model@v1")
 
 
-def test_a_copy_of_a_repository_is_a_folder_with_a_checkpoint(
-    files: dict[str, bytes], tmp_path: Path
-) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    captioner = Captioner.from_pretrained(tmp_path)
-    assert captioner.name == "tiny" and captioner.trust is not None
-
-
 @pytest.mark.parametrize("path", [None, "best.safetensors", "/somewhere/model", "user/model@v2"])
 def test_a_revision_needs_a_name_on_the_hub(path: str | None) -> None:
     with pytest.raises(ConfigError, match=r"revision v1: .*leave the revision out"):
@@ -165,14 +156,6 @@ def test_a_token_opens_a_private_model_and_a_wrong_one_is_named(
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(CheckpointNotFoundError, match="rejects the token"):
         checkpoint_file("user/private")
-
-
-def test_a_damaged_download_is_a_damaged_checkpoint(
-    hub: Hub, files: dict[str, bytes], photo: Path, run_main: Run
-) -> None:
-    hub.add("user/cut", {"captioner.safetensors": files["captioner.safetensors"][:1000]})
-    done = run_main("caption", photo, "--checkpoint", "user/cut")
-    assert done.returncode == 1 and "is cut off, damaged or not a safetensors file" in done.stderr
 
 
 def test_average_takes_names(

@@ -61,7 +61,7 @@ def test_a_pil_image_is_turned_and_stays_as_it_is():
     assert own.size == (64, 48)
 
 
-def test_a_lazy_pil_image_that_is_cut_off():
+def test_a_truncated_lazy_pil_image_is_refused():
     data = encode(draw(640, 480), "JPEG")
     with Image.open(io.BytesIO(data[: len(data) // 2])) as lazy, pytest.raises(ImageTruncatedError):
         open_image(lazy)
@@ -175,7 +175,7 @@ def test_floats_are_spread_from_least_to_greatest():
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "YCbCr", "LAB", "CMYK"])
-def test_other_modes(mode):
+def test_images_of_other_modes_become_rgb(mode):
     white = Image.new("RGB", (4, 4), "white")
     picture = open_image(white.convert("RGB").convert(mode))
     assert picture.mode == "RGB"
@@ -389,7 +389,7 @@ def test_zero_bytes_and_zero_pixels():
         bytes(100),
     ],
 )
-def test_other_files_renamed(data, tmp_path):
+def test_files_of_other_formats_are_refused(data, tmp_path):
     path = tmp_path / "photo.jpg"
     path.write_bytes(data)
     with pytest.raises(ImageFormatError, match=r"photo\.jpg is not a JPEG, PNG, .*convert"):
@@ -397,7 +397,7 @@ def test_other_files_renamed(data, tmp_path):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_photo_cut_off(kind):
+def test_a_truncated_photo_is_refused(kind):
     data = encode(Image.effect_noise((200, 150), 90).convert("RGB"), kind)
     for part in (0.5, 0.9):
         source = data[: int(len(data) * part)]
@@ -464,7 +464,7 @@ def test_memory_error_passes_through(monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["gone.jpg", ".", "", "photo\0.jpg", "x" * 5000])
-def test_files_that_cannot_be_read(path):
+def test_a_file_that_cannot_be_read_is_named(path):
     with pytest.raises(ImageNotFoundError, match="cannot be read"):
         open_image(path)
 

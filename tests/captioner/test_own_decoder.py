@@ -67,7 +67,9 @@ def checkpoint(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     )
 
 
-def test_it_is_saved_loaded_and_captions(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_custom_decoder_is_saved_loaded_and_captions(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     checkpoint.save(tmp_path / "bigram.safetensors")
     captioner = Captioner.from_pretrained(tmp_path / "bigram.safetensors", dtype="float32")
     assert type(captioner.model.decoder) is BigramDecoder
@@ -76,7 +78,7 @@ def test_it_is_saved_loaded_and_captions(checkpoint: Checkpoint, tmp_path: Path)
 
 
 @torch.no_grad()
-def test_steps_equal_the_whole_pass(checkpoint: Checkpoint) -> None:
+def test_steps_of_a_custom_decoder_are_teacher_forcing(checkpoint: Checkpoint) -> None:
     decoder = checkpoint.model.decoder
     features, tokens = torch.randn(2, 4, 576), torch.randint(3, 8, (2, 3, 5))
     whole = decoder.logits(decoder(features, tokens).deep)

@@ -120,7 +120,7 @@ def test_enlarging_makes_no_new_brightness():
 
 
 @pytest.mark.parametrize("mode", ["crop", "pad", "squash"])
-def test_like_torchvision(mode):
+def test_squares_are_torchvisions(mode):
     # torchvision resizes and crops in two steps, on whole pixels; here it is one.
     from torchvision.transforms import functional
 

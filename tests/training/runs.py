@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,14 +38,14 @@ RECIPE = (
     + """
 name: miniature
 data: {scenes: {train: 36, validation: 6}, minimum_count: 1, workers: 2}
-generation: {beam_size: 2}
+generation: {beam_size: 2, maximum_length: 6}
 log_every: 1
 save_every_steps: 4
 keep_files: true
 stages:
   - {epochs: 2, batch_size: 6, learning_rate: 1.0e-2, warmup: 2, scheduled_sampling: 0.3}
   - {epochs: 1, batch_size: 6, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2, accumulate: 2}
-  - {epochs: 1, batch_size: 6, warmup: 2, self_critical: {samples: 3}}
+  - {epochs: 1, batch_size: 12, warmup: 2, self_critical: {samples: 3}}
 """
 )
 
@@ -63,7 +65,7 @@ encoder: {{name: mobilenet_v3_small, stride: 32}}
 transform: {{mode: squash, size: 64, mean: {list(MEAN)}, std: {list(STD)}}}
 decoder: {{embedding_dim: 16, hidden_dim: 24, attention_dim: 8, dropout: 0.0}}
 data: {{train: [data], validation: [data], minimum_count: 1, workers: 0}}
-generation: {{beam_size: 1}}
+generation: {{beam_size: 1, maximum_length: 10}}
 log_every: 1
 stages:
   - {{epochs: 1, batch_size: 10, warmup: 2}}
@@ -117,6 +119,31 @@ def newest_state(out: Path) -> dict[str, Any]:
     path = max((out / "state").glob("step-*.pt"))
     state: dict[str, Any] = torch.load(path, weights_only=True)
     return state
+
+
+def assert_same(one: Path, two: Path) -> None:
+    """Compare the logs and every weight, average and checkpoint of two runs, bit for bit."""
+    assert records(one) == records(two)
+    for name in ("best.safetensors", "last.safetensors"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+    first, second = newest_state(one), newest_state(two)
+    assert first["model"].keys() == second["model"].keys()
+    for name, tensor in first["model"].items():
+        assert torch.equal(tensor, second["model"][name]), name
+    random = [state["processes"][0]["random"]["torch"] for state in (first, second)]
+    assert torch.equal(*random)
+
+
+def wait_for_lines(process: subprocess.Popen[str], out: Path, *, grown: int) -> None:
+    """Wait until the log of a run has grown by so many lines, or the process has ended."""
+    log = out / "log.jsonl"
+
+    def count() -> int:
+        return log.read_text().count("\n") if log.exists() else 0
+
+    target = count() + grown
+    while process.poll() is None and count() < target:
+        time.sleep(0.01)
 
 
 def write_split(

@@ -198,16 +198,6 @@ def test_one_photo_is_too_few_to_train_on(run_main: Run, tmp_path: Path, place: 
     assert "there is only one training photo, 0.png: use at least about 100" in result.stderr
 
 
-def test_a_run_s_folder_is_its_best_checkpoint(
-    run_main: Run, place: Path, origin: Path, photo: Path
-) -> None:
-    assert run_main("caption", photo, "--checkpoint", origin).stdout
-    best = load_checkpoint(origin / "best.safetensors")
-    assert load_checkpoint(origin).fingerprint() == best.fingerprint()
-    result = run_main("caption", photo, "--checkpoint", place / "data")
-    assert result.returncode == 1 and "Traceback" not in result.stderr
-
-
 def test_unknown_new_words_count_as_equally_likely() -> None:
     """Two of the seven tokens are new; the vocabulary has two new words."""
     captions = [("a", "b"), ("a", "b", "c"), ("a",)]

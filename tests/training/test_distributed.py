@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from captioner import ConfigError
@@ -24,14 +23,21 @@ from captioner_training.data.batches import BucketSampler
 from captioner_training.distributed import start_processes
 from captioner_training.lock import locked
 from tests.launcher import Run, environment, start
-from tests.training.runs import MODEL, newest_state, records, train_here
+from tests.training.runs import (
+    MODEL,
+    assert_same,
+    newest_state,
+    records,
+    train_here,
+    wait_for_lines,
+)
 
 RECIPE = (
     MODEL
     + """
 name: twins
 data: {scenes: {train: 31, validation: 5}, minimum_count: 1, workers: 1}
-generation: {beam_size: 2}
+generation: {beam_size: 2, maximum_length: 6}
 precision: float32
 log_every: 1
 save_every_steps: 3
@@ -117,7 +123,7 @@ def alone(recipe: Path) -> Path:
 @pytest.fixture(scope="module")
 def together(recipe: Path) -> Path:
     out = recipe.parent / "together"
-    said = "".join(map(finish, pair("train", recipe, "--out", out)))
+    said = "".join(map(finish, pair("train", recipe, "--out", out, "--data.workers", 0)))
     # One of the two speaks: the result stands once on standard output.
     assert said.splitlines().count(str(out / "best.safetensors")) == 1
     assert said.count("31 training images") == 1
@@ -173,18 +179,6 @@ def test_a_batch_in_parts_is_the_same_batch(recipe: Path, alone: Path, tmp_path:
     assert furthest(alone, tmp_path / "run") < 1e-5
 
 
-def wait_for_lines(process: subprocess.Popen[str], out: Path, *, more_than: int) -> None:
-    log = out / "log.jsonl"
-    while process.poll() is None and not (log.exists() and log.read_text().count("\n") > more_than):
-        time.sleep(0.01)
-
-
-def same(one: Path, two: Path) -> None:
-    assert records(one) == records(two)
-    ours, theirs = newest_state(one)["model"], newest_state(two)["model"]
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 0])
 def test_two_processes_and_their_workers_stop_on_a_signal(
@@ -193,7 +187,7 @@ def test_two_processes_and_their_workers_stop_on_a_signal(
     out = tmp_path / "run"
     command = ("train", recipe, "--out", out, "--data.workers", workers)
     two = pair(*command)
-    wait_for_lines(two[0], out, more_than=2)
+    wait_for_lines(two[0], out, grown=3)
     for process in two:
         os.killpg(process.pid, signal.SIGTERM)
     said = [process.communicate(timeout=300)[1] for process in two]
@@ -202,7 +196,7 @@ def test_two_processes_and_their_workers_stop_on_a_signal(
     assert f"stopped after step {step}: the same command resumes" in said[0]
     assert "Traceback" not in "".join(said)
     assert f"resuming after step {step} " in "".join(map(finish, pair(*command)))
-    same(out, together)
+    assert_same(together, out)
 
 
 @pytest.mark.slow
@@ -213,7 +207,7 @@ def test_a_run_of_torchrun_is_stopped_and_resumed(
 ) -> None:
     out = tmp_path / "run"
     process = torchrun("train", recipe, "--out", out)
-    wait_for_lines(process, out, more_than=4)
+    wait_for_lines(process, out, grown=5)
     if number == signal.SIGTERM:
         process.terminate()
     else:
@@ -222,7 +216,7 @@ def test_a_run_of_torchrun_is_stopped_and_resumed(
     _, errors = process.communicate(timeout=300)
     assert number == signal.SIGKILL or "stopped after step" in errors
     assert "resuming after step" in "".join(map(finish, pair("train", recipe, "--out", out)))
-    same(out, together)
+    assert_same(together, out)
 
 
 # What follows `captioner train`, and the message; RECIPE is the recipe of this module.

@@ -32,6 +32,7 @@ RECIPE = (
     + """
 name: miniature
 data: {scenes: {train: 60, validation: 10}, minimum_count: 1, workers: 1}
+generation: {beam_size: 2, maximum_length: 12}
 stages:
   - {epochs: 3, batch_size: 10, learning_rate: 1.0e-2, warmup: 2}
   - {epochs: 1, batch_size: 10, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2}
@@ -50,7 +51,6 @@ def recipe(tmp_path: Path) -> Path:
 def test_a_broken_photo_ends_the_run_and_its_workers(
     run_captioner: Run, tmp_path: Path, fine_tune_from: str
 ) -> None:
-    """A worker leaves SIGTERM to the main process, which must not wait for it at its end."""
     for split in ("train", "val"):
         write_photos(tmp_path, split, [["a grey square"]] * 8)
     broken = tmp_path / "train" / "5.png"
@@ -142,10 +142,11 @@ def test_a_gpu_that_is_too_small_is_said_in_a_sentence(
 def test_a_step_that_fails_ends_the_run_and_its_workers(
     monkeypatch: pytest.MonkeyPatch, run_captioner: Run, recipe: Path, tmp_path: Path
 ) -> None:
+    """Workers ignore SIGTERM, by which multiprocessing would end them."""
     monkeypatch.setenv("CAPTIONER_TESTS_FORK", "0")
     objectives = f"--stages.1.objectives={{{__name__}:Greedy: 2}}"
     out = ("--out", tmp_path / "run", "--data.workers", 2)
-    result = run_captioner("train", recipe, objectives, *out, timeout=120)
+    result = run_captioner("train", recipe, objectives, *out, timeout=60)
     assert result.returncode == 1 and "unforeseen" in result.stderr
 
 

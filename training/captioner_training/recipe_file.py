@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
@@ -13,12 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from captioner.attention.scores import SCORES, ScoreFunction
 from captioner.errors import ConfigError
-from captioner.paths import did_you_mean, expanded, there_is_no
+from captioner.paths import did_you_mean
 from captioner_training.plugins import import_class
 from captioner_training.recipe import Recipe
-from captioner_training.recipes import shipped_recipes
+from captioner_training.recipes import recipe_path, recipe_text
 
-__all__ = ["fields_text", "load_recipe", "recipe_text"]
+__all__ = ["fields_text", "load_recipe"]
 
 _WIDTH = 96  # columns of a field's description
 
@@ -34,7 +33,7 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
     Raises ConfigError: the recipe does not exist, is not YAML, or has invalid fields. The message
     names all of them.
     """
-    source = _source(name)
+    source = recipe_path(name)
     values = _parse(recipe_text(name), f"recipe {source}")
     if not isinstance(values, dict):
         raise ConfigError(f"recipe {source} is not a YAML mapping of fields to values")
@@ -60,33 +59,6 @@ def _register_score(values: Mapping[str, Any]) -> None:
     score = decoder.get("score") if isinstance(decoder, dict) else None
     if isinstance(score, str) and (":" in score or "." in score):
         SCORES[score] = import_class(score, ScoreFunction, field="decoder.score")
-
-
-def recipe_text(name: str) -> str:
-    """Return the text of a recipe. Raises ConfigError: it does not exist or cannot be read."""
-    source = _source(name)
-    try:
-        return source.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ConfigError(f"recipe {name} cannot be read: {there_is_no('file', source)}") from error
-    except OSError as error:
-        raise ConfigError(f"recipe {source} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"recipe {source} is not YAML: {error}") from error
-
-
-def _source(name: str) -> Path:
-    if name.endswith((".yaml", ".yml")):
-        return expanded(name)
-    shipped = shipped_recipes()
-    if name in shipped:
-        return shipped[name]
-    file = Path(f"{name}.yaml")
-    near = f", did you mean {file}?" if file.is_file() else did_you_mean(name, shipped)
-    raise ConfigError(
-        f"there is no recipe {name!r}{f'{near} Use' if near else ': use'} a .yaml file, or one "
-        f"of {', '.join(shipped)}"
-    )
 
 
 class _Loader(yaml.SafeLoader):

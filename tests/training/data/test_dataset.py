@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tarfile
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -272,30 +270,3 @@ def test_a_compiled_loss_gets_batches_of_one_shape(*, compiled: bool) -> None:
         for tokens, position in zip(part.tokens, part.positions, strict=True):
             words = [START, *[5] * (position + 1), END]
             assert tokens[0].tolist() == [*words, *[PAD] * (tokens.shape[1] - len(words))]
-
-
-_LEFT_OPEN = """
-import torch
-from torch.utils.data import Dataset
-
-from captioner_training.data.loader import Loader
-
-class Images(Dataset):
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, index):
-        return torch.zeros(3, 8, 8, dtype=torch.uint8)
-
-batches = iter(Loader(Images(), workers=2, batch_size=2, multiprocessing_context="fork"))
-print(next(batches).shape)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot fork")
-def test_a_process_ends_with_its_workers_while_a_loader_is_open() -> None:
-    """Workers ignore SIGTERM, by which multiprocessing would end them."""
-    done = subprocess.run(
-        [sys.executable, "-c", _LEFT_OPEN], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (0, "torch.Size([2, 3, 8, 8])\n"), done.stderr

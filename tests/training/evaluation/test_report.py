@@ -22,6 +22,7 @@ from captioner_training.report.plots import curves_plot, histogram
 from tests import launcher
 from tests.conftest import make_tiny, make_trust
 from tests.launcher import Run
+from tests.training.runs import write_split
 
 CAPTIONS = [
     ("a dog runs in the grass", "the <b>dog</b> runs"),
@@ -35,20 +36,14 @@ class Evaluated:
     """A report of four drawn photos, made once."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, photos = folder, folder / "photos"
-        photos.mkdir()
-        for number in range(4):
-            photo = Image.new("RGB", (120, 80), "seagreen")
-            ImageDraw.Draw(photo).ellipse((20 * number, 20, 20 * number + 40, 60), fill="firebrick")
-            photo.save(photos / f"{number}.jpg")
-        images = [
-            {"id": at, "file_name": f"{at}.jpg", "width": 120, "height": 80} for at in range(4)
-        ]
-        notes = [
-            {"image_id": at, "caption": text} for at, each in enumerate(CAPTIONS) for text in each
-        ]
-        self.captions = self.write("captions.json", {"images": images, "annotations": notes})
-        self.part = self.write("part.json", {"images": images[:3], "annotations": notes[:6]})
+        self.folder = folder
+        photos = [Image.new("RGB", (120, 80), "seagreen") for _ in range(4)]
+        for left, photo in zip((0, 20, 40, 60), photos, strict=True):
+            ImageDraw.Draw(photo).ellipse((left, 20, left + 40, 60), fill="firebrick")
+        write_split(folder, "val", photos, CAPTIONS)
+        write_split(folder, "part", photos[:3], CAPTIONS[:3])
+        self.captions, self.part = folder / "captions_val.json", folder / "captions_part.json"
+        images = [{"id": at, "width": 120, "height": 80} for at in range(4)]
         boxes = [
             {"image_id": at, "category_id": kind, "bbox": [20 * at, 20, 40, 40]}
             for at in range(4) for kind in (1, 18, 17)
@@ -77,7 +72,7 @@ class Evaluated:
 
     def command(self, captions: Path, *more: object) -> tuple[object, ...]:
         return (
-            "evaluate", "--captions", captions, "--images", self.folder / "photos",
+            "evaluate", "--captions", captions, "--images", self.folder / "val",
             "--checkpoint", self.checkpoint, "--device", "cpu", "--dtype", "float32", "--json",
             *more,
         )  # fmt: skip
@@ -106,20 +101,17 @@ def test_page_and_json_have_what_is_printed(evaluated: Evaluated) -> None:
 
 
 def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated, run_main: Run) -> None:
-    folder = evaluated.folder / "val of four"
-    folder.mkdir()
-    (folder / "captions_val.json").write_bytes(evaluated.captions.read_bytes())
-    (folder / "val").symlink_to(evaluated.folder / "photos")
+    folder = evaluated.folder / "table"
     command = (
-        "evaluate", folder, "--split", "val", "--checkpoint", evaluated.checkpoint, "--device",
-        "cpu", "--dtype", "float32", "--beam-size", 2,
+        "evaluate", evaluated.folder, "--split", "val", "--checkpoint", evaluated.checkpoint,
+        "--device", "cpu", "--dtype", "float32", "--beam-size", 2,
         "--compare", evaluated.report / "report.json",
     )  # fmt: skip
     table = run_main(*command, "--report", folder).stdout
     report = json.loads((folder / "report.json").read_text())
     lines = table.splitlines()
     assert lines[0].split()[:3] == ["split", "val", "of"] and max(map(len, lines)) <= 80
-    assert f"{folder}: 4 images, 8 reference captions" in " ".join(table.split())
+    assert f"{evaluated.folder}: 4 images, 8 reference captions" in " ".join(table.split())
     assert "tiny, version 1, beam size 2, float32" in table and "on Treebank tokens" in table
     (difference,) = report["comparisons"]
     for name in ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr"):
@@ -141,7 +133,7 @@ def test_a_checkpoint_is_saved_with_its_scores(
         assert header["metrics"][name] == pytest.approx(report["nltk"][name])
     ours, theirs = load_checkpoint(saved), load_checkpoint(evaluated.checkpoint)
     assert ours.fingerprint() == theirs.fingerprint() and ours.generation == theirs.generation
-    photo = next((evaluated.folder / "photos").iterdir())
+    photo = evaluated.folder / "val" / "0.png"
     first, second = (
         json.loads(run_main("caption", photo, "--json", "--checkpoint", path).stdout)
         for path in (evaluated.checkpoint, saved)
@@ -196,7 +188,7 @@ def test_the_page_can_be_read_searched_and_ordered(page: Any) -> None:
     assert loaded and page.locator("svg.plot").count() == page.locator("svg").count() >= 5
     assert page.locator("#deletion tr").count() >= 2
     page.locator("summary").click()
-    page.locator("#find").fill("2.jpg")
+    page.locator("#find").fill("2.png")
     assert page.locator("#images tbody tr:visible").count() == 1
     assert page.locator("#shown").inner_text() == "1 of 4"
     page.locator("#find").fill("")

@@ -83,18 +83,6 @@ def test_a_wrong_checksum_is_detected(
     assert "annotations_trainval2014.zip" in result.stderr or "download needs" in result.stderr
 
 
-def test_a_split_that_is_nested_too_deep_is_refused(
-    run_main: Run, miniature: Path, serve: Any, sign: Callable[[Path], None], tmp_path: Path
-) -> None:
-    www = Path(shutil.copytree(miniature, tmp_path / "www"))
-    with zipfile.ZipFile(www / "caption_datasets.zip", "w") as archive:
-        archive.writestr("dataset_coco.json", "[" * 100_000)
-    sign(www)
-    result = prepare(run_main, tmp_path / "c", serve(www).url)
-    assert result.returncode == 1 and "dataset_coco.json in " in result.stderr
-    assert "cannot be read" in result.stderr
-
-
 def test_free_disk_is_asked_before_the_first_byte(
     run_main: Run, miniature: Path, serve: Any, tmp_path: Path
 ) -> None:

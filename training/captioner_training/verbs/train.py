@@ -9,7 +9,7 @@ from pathlib import Path
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
 from captioner.paths import expanded
-from captioner_training.recipes import shipped_recipes
+from captioner_training.recipes import recipe_text, shipped_recipes
 
 TRACKERS = ("tensorboard", "wandb")
 
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and print the path of the best checkpoint."""
-    from captioner_training.recipe_file import fields_text, load_recipe, recipe_text
-
     if arguments.list_fields:
+        from captioner_training.recipe_file import fields_text
+
         print(fields_text(), end="")
         return 0
     if arguments.recipe is None:
@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner_training.conclusion import conclude
     from captioner_training.distributed import start_processes
     from captioner_training.evaluation.split import validate
+    from captioner_training.recipe_file import load_recipe
     from captioner_training.trackers import open_tracker
     from captioner_training.train import train
 
