@@ -7,10 +7,11 @@ properties of the machine, such as no GPU, no Linux, or not root.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -356,6 +357,21 @@ def saved_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_file(saved_tiny: Path, tmp_path: Path) -> Path:
     """The tiny model as a checkpoint file that the test may change."""
     return Path(shutil.copy(saved_tiny, tmp_path))
+
+
+def rewrite_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change Captioner's document in the header of a checkpoint file.
+
+    The file is 8 bytes of the header's length, the header as JSON, and the tensors.
+    """
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    document = json.loads(header["__metadata__"]["captioner"])
+    change(document)
+    header["__metadata__"]["captioner"] = json.dumps(document)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
 
 
 @pytest.fixture(scope="module")

@@ -29,17 +29,15 @@ from captioner.generation import beam_search, roll_out
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.trust.trust import digest_weights, trust_file
-from captioner_training.distributed import Processes
 from captioner_training.losses import self_critical
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.losses.objective import Objective
 from captioner_training.losses.self_critical import SelfCriticalCaptions
-from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
-from captioner_training.state import TrainState
+from captioner_training.recipe import SelfCritical, Stage
 from captioner_training.step import TrainStep
 from tests.conftest import make_consensus, make_trust
-from tests.training.runs import make_batch
+from tests.training.runs import begin_step, make_batch
 
 # Each makes the CPU wait until the device has the answer, or until a copy has arrived there.
 _WAITS = (
@@ -127,17 +125,9 @@ def test_captions_with_trust_are_two_more_reads(
 CAPTIONS = [[[5, 6, 7], [4, 8]]] * 4
 
 
-def step_of(checkpoint: Checkpoint, stage: Stage, *objectives: Objective) -> TrainStep:
-    """Make a step of one stage that runs on the CPU what a GPU runs."""
-    model = checkpoint.model.requires_grad_(True)
-    model.encoder.fine_tune(from_stage=stage.fine_tune_from)
-    recipe = Recipe(name="t", data=DataConfig(scenes=ScenesConfig()), stages=(stage,))
-    processes = Processes(device=torch.device("cpu"))
-    step = TrainStep(
-        TrainState(model, processes=processes).begin_stage(recipe, steps=4), recipe,
-        objectives={str(number): term for number, term in enumerate(objectives)},
-        vocabulary=checkpoint.vocabulary, processes=processes,
-    )  # fmt: skip
+def dense_step(checkpoint: Checkpoint, stage: Stage, *objectives: Objective) -> TrainStep:
+    """Make a step that runs on the CPU what a GPU runs."""
+    step = begin_step(checkpoint, stage, *objectives)
     step.loss.dense = True
     return step
 
@@ -156,7 +146,7 @@ def test_a_self_critical_step_reads_nothing(
         SelfCritical(samples=3), vocabulary=tiny_checkpoint.vocabulary,
         references=[[words[:3], words[2:]]] * 4, maximum_length=7,
     )  # fmt: skip
-    step = step_of(tiny_checkpoint, Stage(epochs=1, batch_size=4), critic)
+    step = dense_step(tiny_checkpoint, Stage(epochs=1, batch_size=4), critic)
     batch = make_batch(torch.randn(4, 9, 576), CAPTIONS, starts=[1] * 4, maximum_length=5)
     # The first call moves the references to the device.
     critic.rewards(batch.tokens, torch.tensor(batch.positions))
@@ -170,7 +160,9 @@ def test_a_self_critical_step_reads_nothing(
 @pytest.mark.parametrize("from_stage", [None, 0])
 def test_a_training_step_reads_nothing(tiny_checkpoint: Checkpoint, from_stage: int | None) -> None:
     stage = Stage(epochs=1, batch_size=4, fine_tune_from=from_stage, scheduled_sampling=0.5)
-    step = step_of(tiny_checkpoint, stage, CrossEntropy(), DoublyStochastic(1), AttentionEntropy(1))
+    step = dense_step(
+        tiny_checkpoint, stage, CrossEntropy(), DoublyStochastic(1), AttentionEntropy(1)
+    )
     grids, pixels = torch.randn(4, 9, 576), torch.zeros(4, 3, 96, 96, dtype=torch.uint8)
     batch = make_batch(
         grids if from_stage is None else pixels, CAPTIONS, starts=[1] * 4, maximum_length=5

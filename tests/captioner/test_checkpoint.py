@@ -26,6 +26,7 @@ from captioner import (
 )
 from captioner.checkpoint import Checkpoint, load_checkpoint, read_header
 from captioner.vocabulary import Vocabulary
+from tests.conftest import rewrite_header
 
 
 def header_of(path: Path) -> dict[str, Any]:
@@ -34,18 +35,6 @@ def header_of(path: Path) -> dict[str, Any]:
     (length,) = struct.unpack("<Q", data[:8])
     header: dict[str, Any] = json.loads(data[8 : 8 + length])
     return header
-
-
-def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change Captioner's document inside the header."""
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
-    document = json.loads(header["__metadata__"]["captioner"])
-    change(document)
-    header["__metadata__"]["captioner"] = json.dumps(document)
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
 
 
 def test_a_saved_checkpoint_is_loaded_unchanged(
@@ -128,17 +117,17 @@ def test_files_of_other_formats_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
 def test_other_format_versions_are_refused(tiny_file: Path, version: object) -> None:
-    rewrite(tiny_file, lambda document: document.update(format_version=version))
+    rewrite_header(tiny_file, lambda document: document.update(format_version=version))
     with pytest.raises(CheckpointVersionError, match=f"format {version!r}.*reads format 1"):
         load_checkpoint(tiny_file)
 
 
 def test_tensors_of_other_shapes_are_refused(tiny_file: Path) -> None:
-    rewrite(tiny_file, lambda document: document["decoder"].update(hidden_dim=25))
+    rewrite_header(tiny_file, lambda document: document["decoder"].update(hidden_dim=25))
     with pytest.raises(CheckpointMismatchError, match=r"initial_hidden.*\(24, 576\).*\(25, 576\)"):
         load_checkpoint(tiny_file)
-    rewrite(tiny_file, lambda document: document["decoder"].update(hidden_dim=24))
-    rewrite(tiny_file, lambda document: document["vocabulary"].pop())
+    rewrite_header(tiny_file, lambda document: document["decoder"].update(hidden_dim=24))
+    rewrite_header(tiny_file, lambda document: document["vocabulary"].pop())
     with pytest.raises(CheckpointMismatchError, match=r"embedding.*\(14, 16\) .* \(13, 16\)"):
         load_checkpoint(tiny_file)
 
@@ -151,7 +140,7 @@ def test_older_headers_without_a_kind_of_decoder_load(tiny_file: Path) -> None:
         document["decoder"].update(vocabulary_size=14, grid_dim=576)
 
     expected = load_checkpoint(tiny_file).model
-    rewrite(tiny_file, age)
+    rewrite_header(tiny_file, age)
     loaded = load_checkpoint(tiny_file).model
     assert loaded.config == expected.config
     assert loaded.state_dict().keys() == expected.state_dict().keys()
@@ -184,7 +173,7 @@ def test_older_headers_without_a_kind_of_decoder_load(tiny_file: Path) -> None:
 def test_headers_with_invalid_settings_are_refused(
     tiny_file: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
-    rewrite(tiny_file, change)
+    rewrite_header(tiny_file, change)
     with pytest.raises(CheckpointFormatError, match=r"tiny\.safetensors has a header"):
         load_checkpoint(tiny_file)
 
@@ -276,10 +265,10 @@ def test_generation_settings_are_stored_in_the_checkpoint(
     longer = replace(generation, minimum_length=6, maximum_length=9)
     assert len(captioner.caption(photo, longer).words) >= 6
 
-    rewrite(path, lambda document: document.pop("generation"))  # as files were before
-    rewrite(path, lambda document: document.pop("tokenizer"))
+    rewrite_header(path, lambda document: document.pop("generation"))  # as files were before
+    rewrite_header(path, lambda document: document.pop("tokenizer"))
     assert load_checkpoint(path).generation == GenerationConfig()
-    rewrite(path, lambda document: document.update(generation={"beam_size": 0}))
+    rewrite_header(path, lambda document: document.update(generation={"beam_size": 0}))
     with pytest.raises(CheckpointFormatError, match="beam_size 0"):
         load_checkpoint(path)
 

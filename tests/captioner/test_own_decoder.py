@@ -18,13 +18,9 @@ from captioner.model import CaptionModel, ModelConfig
 from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import START, Vocabulary
-from captioner_training.distributed import Processes
-from captioner_training.losses.cross_entropy import CrossEntropy
-from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
+from captioner_training.recipe import Stage
 from captioner_training.recipe_file import fields_text
-from captioner_training.state import TrainState
-from captioner_training.step import TrainStep
-from tests.training.runs import make_batch
+from tests.training.runs import begin_step, make_batch
 
 
 class BigramDecoder(WordDecoder):
@@ -90,15 +86,9 @@ def test_steps_of_a_custom_decoder_are_teacher_forcing(checkpoint: Checkpoint) -
 
 
 def test_a_step_of_training_moves_every_weight(checkpoint: Checkpoint) -> None:
-    model, cpu = checkpoint.model, Processes(device=torch.device("cpu"))
-    model.requires_grad_(True).encoder.fine_tune(from_stage=None)
+    model = checkpoint.model
     stage = Stage(epochs=1, batch_size=2, learning_rate=1e-2, warmup=0)
-    recipe = Recipe(name="own", data=DataConfig(scenes=ScenesConfig()), stages=(stage,))
-    begun = TrainState(model, processes=cpu).begin_stage(recipe, steps=2)
-    step = TrainStep(
-        begun, recipe, objectives={"it": CrossEntropy()}, vocabulary=checkpoint.vocabulary,
-        processes=cpu,
-    )  # fmt: skip
+    step = begin_step(checkpoint, stage, steps=2)
     batch = make_batch(
         torch.randn(2, 4, 576),
         [[[4, 5, 6]]] * 2,

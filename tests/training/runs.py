@@ -14,12 +14,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from captioner.checkpoint import Checkpoint
 from captioner_training.data.captions import collate
 from captioner_training.data.dataset import Batch
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.evaluation.split import validate
+from captioner_training.losses.cross_entropy import CrossEntropy
+from captioner_training.losses.objective import Objective
+from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
 from captioner_training.recipe_file import load_recipe
+from captioner_training.state import TrainState
+from captioner_training.step import TrainStep
 from captioner_training.trackers import Tracker
 from captioner_training.train import train
 from tests.conftest import MEAN, STD
@@ -92,6 +98,21 @@ def train_here(
         shared=shared,
         tracker=tracker,
     )
+
+
+def begin_step(
+    checkpoint: Checkpoint, stage: Stage, *objectives: Objective, steps: int = 4, **fields: Any
+) -> TrainStep:
+    """Begin a stage, the first of two, and return its training step on the CPU."""
+    model, cpu = checkpoint.model.requires_grad_(True), Processes(device=torch.device("cpu"))
+    model.encoder.fine_tune(from_stage=stage.fine_tune_from)
+    stages = (stage, Stage(epochs=1))
+    recipe = Recipe(name="t", data=DataConfig(scenes=ScenesConfig()), stages=stages, **fields)
+    return TrainStep(
+        TrainState(model, processes=cpu).begin_stage(recipe, steps=steps), recipe,
+        objectives={type(term).__name__: term for term in objectives or [CrossEntropy()]},
+        vocabulary=checkpoint.vocabulary, processes=cpu,
+    )  # fmt: skip
 
 
 def make_batch(

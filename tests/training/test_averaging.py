@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.files import HEADER_KEY
-from tests.conftest import WORDS
+from tests.conftest import WORDS, rewrite_header
 from tests.launcher import Run
 from tests.refusals import check_refusals
 
@@ -42,7 +38,8 @@ def test_the_mean_is_that_of_the_weights(
 ) -> None:  # fmt: skip
     out = tmp_path / "mean.safetensors"
     # A run may drop out other units than the one that it went on from (recipe coco-scst does).
-    other = changed(shifted, tmp_path / "other.safetensors", decoder={"dropout": 0.25})
+    other = Path(shutil.copy(shifted, tmp_path / "other.safetensors"))
+    rewrite_header(other, lambda document: document["decoder"].update(dropout=0.25))
     more = tuple(one.format(saved=saved_tiny) for one in more)
     result = run_main("average", saved_tiny, other, *more, "--out", out)
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{out}\n", "")
@@ -83,17 +80,6 @@ def test_checkpoints_from_other_initial_weights_are_refused(
         assert "they started from different weights" in result.stderr
 
 
-def changed(path: Path, out: Path, **header: Any) -> Path:
-    """Copy a checkpoint with another header, as of a different run."""
-    with safe_open(path, framework="pt") as file:
-        told = json.loads(file.metadata()[HEADER_KEY])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    for name, value in header.items():
-        told[name] = {**told[name], **value} if isinstance(value, dict) else value
-    save_file(tensors, out, metadata={HEADER_KEY: json.dumps(told)})
-    return out
-
-
 def test_checkpoints_that_cannot_be_averaged_are_refused(
     run_main: Run, tiny_file: Path, shifted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,9 +87,14 @@ def test_checkpoints_that_cannot_be_averaged_are_refused(
     checkpoint = load_checkpoint(tiny_file)
     next(iter(checkpoint.model.state_dict().values())).view(-1)[0] = torch.nan
     checkpoint.save(Path("nan"))
-    changed(tiny_file, Path("words"), vocabulary=[*WORDS[:-1], "zebra"])
-    changed(tiny_file, Path("order"), vocabulary=[*WORDS[::-1]])
-    changed(tiny_file, Path("letters"), tokenizer="characters")
+    others = {
+        "words": {"vocabulary": [*WORDS[:-1], "zebra"]},
+        "order": {"vocabulary": [*WORDS[::-1]]},
+        "letters": {"tokenizer": "characters"},
+    }
+    for name, header in others.items():
+        shutil.copy(tiny_file, name)
+        rewrite_header(Path(name), lambda document, header=header: document.update(header))
     tiny, two = "average --out mean tiny.safetensors", f"{tiny_file.name} {shifted.name}"
     refused = {
         tiny: (2, "name two or more"),

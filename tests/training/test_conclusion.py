@@ -39,10 +39,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def origin(tiny_file: Path, tmp_path: Path) -> Path:
-    """The folder of a run whose best checkpoint is the tiny model."""
+def origin(tmp_path: Path) -> Path:
+    """The folder of a run whose best checkpoint is the tiny model, with sentences as in OWN."""
     (tmp_path / "origin").mkdir()
-    tiny_file.rename(tmp_path / "origin" / "best.safetensors")
+    tiny = make_tiny()
+    short = replace(tiny.generation, maximum_length=10)
+    replace(tiny, generation=short).save(tmp_path / "origin" / "best.safetensors")
     return tmp_path / "origin"
 
 

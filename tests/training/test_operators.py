@@ -13,7 +13,7 @@ from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.losses.objective import Objective
 from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.recipe import SelfCritical, Stage
-from tests.test_device_reads import step_of
+from tests.test_device_reads import dense_step
 from tests.training.runs import make_batch
 
 
@@ -35,7 +35,7 @@ def operators(checkpoint: Checkpoint, *objectives: Objective, words: int) -> int
     """Count the operators of the second step over 4 images with 2 captions of `words` words."""
     captions = [[[5] * words, [6] * words]] * 4
     batch = make_batch(torch.randn(4, 9, 576), captions, starts=[1] * 4, maximum_length=words)
-    step = step_of(checkpoint, Stage(epochs=1, batch_size=4), *objectives)
+    step = dense_step(checkpoint, Stage(epochs=1, batch_size=4), *objectives)
     step([batch])
     with Operators() as operators:
         step([batch])

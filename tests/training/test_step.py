@@ -26,7 +26,7 @@ from captioner_training.losses.self_critical import SelfCriticalCaptions, sample
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import Progress, StageState, TrainState
 from captioner_training.step import CaptionLoss, TrainStep, autocast_of
-from tests.training.runs import make_batch
+from tests.training.runs import begin_step, make_batch
 
 CPU = Processes(device=torch.device("cpu"))
 
@@ -41,20 +41,6 @@ def batch() -> Batch:
     generator = torch.Generator().manual_seed(0)
     grids = torch.randn(4, 9, 576, generator=generator)
     return make_batch(grids, [[[5, 6, 7], [4, 8]]] * 4, starts=[START] * 4, maximum_length=5)
-
-
-def step_of(
-    checkpoint: Checkpoint, stage: Stage, *objectives: Objective, steps: int, **fields: Any
-) -> TrainStep:
-    """Begin a stage with a frozen encoder, and return its training step."""
-    model = checkpoint.model.requires_grad_(True)
-    model.encoder.fine_tune(from_stage=None)
-    whole = replace(recipe(**fields), stages=(stage, Stage(epochs=1)))
-    begun = TrainState(model, processes=CPU).begin_stage(whole, steps=steps)
-    named = {type(one).__name__: one for one in objectives or [CrossEntropy()]}
-    return TrainStep(
-        begun, whole, objectives=named, processes=CPU, vocabulary=checkpoint.vocabulary
-    )
 
 
 def read(checkpoint: Checkpoint, batch: Batch, own_words: float) -> torch.Tensor:
@@ -135,7 +121,7 @@ def test_scheduled_sampling_rises_to_its_share(
     captions = [[[4, 5, 6, 7, 8] * 4] * 10] * 4
     batch = make_batch(torch.randn(4, 9, 576), captions, starts=[START] * 4, maximum_length=20)
     stage = Stage(epochs=2, scheduled_sampling=0.8, learning_rate=1e-4, warmup=0)
-    step = step_of(tiny_checkpoint, stage, steps=4, precision="float32")
+    step = begin_step(tiny_checkpoint, stage, steps=4, precision="float32")
     shares = []
     for _ in range(4):
         step.stage.count_step(step([batch]))
@@ -225,7 +211,7 @@ def slope(checkpoint: Checkpoint, batch: Batch, *objectives: Objective, parts: i
     checkpoint = replace(checkpoint, model=copy.deepcopy(checkpoint.model))
     stage = Stage(epochs=1, batch_size=4, learning_rate=1.0, warmup=0, accumulate=parts)
     fields = {"gradient_clip": 1e9, "precision": "float32"}
-    step = step_of(checkpoint, stage, *objectives, steps=2, **fields)
+    step = begin_step(checkpoint, stage, *objectives, steps=2, **fields)
     for module in checkpoint.model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -264,7 +250,7 @@ def self_critical_step(
     """Take a step with a model that is in training mode before, and read what it returns."""
     checkpoint.model.train()
     stage = Stage(epochs=1, batch_size=4)
-    values = step_of(checkpoint, stage, critic, steps=2, precision="float32")([batch])
+    values = begin_step(checkpoint, stage, critic, steps=2, precision="float32")([batch])
     return {name: value.item() for name, value in values.items()}
 
 
@@ -338,7 +324,7 @@ def stepped(
     checkpoint = replace(checkpoint, model=copy.deepcopy(checkpoint.model))
     checkpoint.model.decoder.dropout.p = 0.0
     stage = Stage(epochs=1, batch_size=4, learning_rate=1e-2, warmup=0)
-    step = step_of(checkpoint, stage, *OBJECTIVES, steps=8, **fields)
+    step = begin_step(checkpoint, stage, *OBJECTIVES, steps=8, **fields)
     values = [step([batch]) for batch in batches]
     return step, [{name: float(value) for name, value in named.items()} for named in values]
 
