@@ -33,6 +33,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.mutants import mutate_this_process
+
 ROOT = Path(__file__).resolve().parent.parent
 PATH = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
 _FORKED = {"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"}
@@ -383,6 +385,8 @@ def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     tempfile.tempdir = None  # read TMPDIR again
+    if mutant := request["env"].get("CAPTIONER_MUTANT"):  # tests/mutate.py
+        mutate_this_process(*mutant.split("="))
     if not any("://" in word for word in request["arguments"]):
         decoding.subprocess = TWINS
     if "PYTHONWARNINGS" not in request["env"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import inspect
 import random
@@ -10,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -19,12 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent
 class Row:
     """A module, the tests that run for it, and its equivalent mutants with the reasons.
 
-    `imports` are modules that would take long to import in every mutant.
+    `imports` are modules that would take long to import in every mutant. With `processes`, the
+    tests run the module in processes that they start, so every mutant runs every test.
     """
 
     module: str
     tests: list[str]
     imports: list[str] = field(default_factory=list)
+    processes: bool = False
     equivalent: dict[str, str] = field(default_factory=dict)
 
     def files(self) -> list[Path]:
@@ -122,6 +125,29 @@ def paired_codes(mutant: Mutant) -> dict[CodeType, CodeType]:
 
     old, new = (compile(text, name, "exec") for text in (mutant.file.read_text(), mutant.text()))
     return pairs if pair(old, new) else {}
+
+
+def loaded_functions() -> list[FunctionType]:
+    """List the functions of this process."""
+    gc.unfreeze()
+    functions = [thing for thing in gc.get_objects() if type(thing) is FunctionType]
+    gc.freeze()
+    return functions
+
+
+def replace_code(functions: list[FunctionType], pairs: dict[CodeType, CodeType]) -> None:
+    """Give functions the code of a mutant."""
+    files = {code.co_filename for code in pairs}
+    for function in functions:
+        if function.__code__.co_filename in files and function.__code__ in pairs:
+            function.__code__ = pairs[function.__code__]
+
+
+def mutate_this_process(file: str, changed: str) -> None:
+    """Give the functions of a file the code of a changed copy of it."""
+    text = Path(changed).read_text
+    mutant = Mutant(file=Path(file), number=0, change="", text=text)
+    replace_code(loaded_functions(), paired_codes(mutant))
 
 
 def _own(code: CodeType) -> tuple[object, ...]:

@@ -7,13 +7,13 @@ tests/mutate.yaml says which tests run for which module. Python is changed by mu
 within functions; scripts of the page by the rules of tests/mutants.py. Mutants are drawn with a
 fixed seed. Results are kept in .mutate/results.jsonl: the next call resumes, --again repeats what
 survived. No file is changed: tests are collected once, and each mutant is a fork in which the
-functions have the mutant's code, or in which the browser is given the mutant's script.
+functions have the mutant's code, also in commands that it starts, or in which the browser is given
+the mutant's script.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import signal
@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -36,7 +36,15 @@ from _pytest.main import pytest_runtestloop as run_loop
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from tests.mutants import Mutant, Row, choose, paired_codes  # noqa: E402
+from tests import launcher  # noqa: E402
+from tests.mutants import (  # noqa: E402
+    Mutant,
+    Row,
+    choose,
+    loaded_functions,
+    paired_codes,
+    replace_code,
+)
 
 KEPT = ROOT / ".mutate"
 RESULTS = KEPT / "results.jsonl"
@@ -93,9 +101,7 @@ class Mutator:
         for file in self.row.files():
             if file.suffix == ".py":
                 import_module(module_name(file))
-        gc.unfreeze()
-        functions = [thing for thing in gc.get_objects() if type(thing) is FunctionType]
-        gc.freeze()
+        functions = loaded_functions()
         tests, fixtures, seconds = self._record(session)
         self.say(f"{self.row.module}: {len(session.items)} tests take {seconds:.0f} s")
         for mutant in self.mutants:
@@ -105,17 +111,16 @@ class Mutator:
                 pairs = paired_codes(mutant)
                 places = set(map(place_of, pairs))
                 items = [item for item in items if places & tests.get(item.nodeid, set())]
-                if places & fixtures:
+                if places & fixtures or self.row.processes:
                     items += [item for item in session.items if item not in items]
 
             def work(mutant: Mutant = mutant, pairs: Any = pairs, items: Any = items) -> int:
-                for function in functions:
-                    own = function.__code__.co_filename == str(mutant.file)
-                    if own and (code := pairs.get(function.__code__)) is not None:
-                        function.__code__ = code
-                if not pairs:
-                    (KEPT / "script.js").write_text(mutant.text())
-                    os.environ["CAPTIONER_PAGE_SCRIPT"] = f"{mutant.file.name}={KEPT}/script.js"
+                replace_code(functions, pairs)
+                (KEPT / "mutant").write_text(mutant.text())
+                if pairs:
+                    os.environ["CAPTIONER_MUTANT"] = f"{mutant.file}={KEPT}/mutant"
+                else:
+                    os.environ["CAPTIONER_PAGE_SCRIPT"] = f"{mutant.file.name}={KEPT}/mutant"
                 return run_items(session, items)
 
             outcome = fork(work, seconds=30 + 4 * seconds) if items else "not called"
@@ -191,9 +196,7 @@ def run_row(row: Row, mutants: Sequence[Mutant]) -> None:
         log = os.open(KEPT / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        if mutants[0].file.suffix == ".js":
-            from tests import launcher
-
+        if row.processes or mutants[0].file.suffix == ".js":
             launcher.prepare()  # one nursery for all
 
         def say(line: str) -> None:
