@@ -48,6 +48,27 @@ def test_an_output_that_was_edited_stays(tmp_path: Path, suffix: str) -> None:
     assert output.exists()
 
 
+def test_a_run_that_is_killed_before_the_new_table_replaces_the_old_one_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state has the digest of the new table, the old table is in place."""
+    output = tmp_path / "c.csv"
+    write_run(output, record_of("a.jpg"))
+    replace = Path.replace
+
+    def stop(path: Path, target: Path) -> Path:
+        if target == output:
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", stop)
+        write_run(output, record_of("b.jpg"))
+    assert list(table_names(str(output), "image")) == ["a.jpg"]
+    write_run(output, record_of("c.jpg"))
+    assert list(table_names(str(output), "image")) == ["a.jpg", "b.jpg", "c.jpg"]
+
+
 def test_no_cell_begins_a_formula_however_it_is_separated(tmp_path: Path) -> None:
     """Programs that read the table get each name unchanged."""
     parts = ["x", "'", "=1+1", ";", ",", '"', "\n", " ", "|", "\t", "@", r"\x1b", "\x1b", "\\", "t"]

@@ -62,6 +62,8 @@ def test_forwarding_headers_and_cookies_are_dropped() -> None:
 def test_ipv6_clients_are_counted_by_their_network() -> None:
     assert client_key("2001:db8:1:2::1") == client_key("2001:db8:1:2:ffff::9")
     assert client_key("2001:db8:1:2::1") != client_key("2001:db8:1:3::1")
+    assert client_key("[2001:db8:1:2::1]") == client_key("2001:db8:1:2::1")
+    assert client_key("no address") == "no address"
     assert client_key("::ffff:203.0.113.9") == "203.0.113.9" != client_key("203.0.113.8")
 
 

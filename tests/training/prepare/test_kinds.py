@@ -390,8 +390,9 @@ def test_photos_are_stored_as_a_viewer_sees_them(run_main: Run, tmp_path: Path) 
     picture = Image.new("RGB", (800, 400), "blue")
     picture.paste("red", (0, 0, 400, 400))  # the left half
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned a quarter clockwise: red on top
-    picture.save(folder / "turned.jpg", exif=exif, quality=95)
+    for turn in (5, 6):  # mirrored along its diagonal, turned a quarter clockwise: red on top
+        exif[0x0112] = turn
+        picture.save(folder / f"turned{turn}.jpg", exif=exif, quality=95)
     Image.new("RGBA", (300, 900), (0, 0, 0, 0)).save(folder / "clear.png")  # shown on white
     Image.new("RGB", (90, 50), "green").save(folder / "small.png")
     for path in list(folder.iterdir()):
@@ -399,7 +400,8 @@ def test_photos_are_stored_as_a_viewer_sees_them(run_main: Run, tmp_path: Path) 
     to = tmp_path / "to"
     prepared(run_main, to, "folder", folder, "--size", 100, "--val", 0)
     rows = {row.file_name: row for row in Manifest.load(to).rows(to, "train")}
-    assert (rows["turned.jpg"].width, rows["turned.jpg"].height) == (400, 800)
+    for turn in (5, 6):
+        assert (rows[f"turned{turn}.jpg"].width, rows[f"turned{turn}.jpg"].height) == (400, 800)
     assert (rows["clear.png"].width, rows["clear.png"].height) == (300, 900)
     stored = {}
     with tarfile.open(to / "train-00000.tar") as tar:
@@ -410,9 +412,11 @@ def test_photos_are_stored_as_a_viewer_sees_them(run_main: Run, tmp_path: Path) 
             info = tar.extractfile(f"{row.key}.json")
             assert info is not None
             assert json.load(info)["file_name"] == name
-    assert stored["turned.jpg"].size == (100, 200)
+    for turn in (5, 6):
+        turned = stored[f"turned{turn}.jpg"]
+        assert turned.size == (100, 200)
+        pixels = [turned.getpixel((50, y)) for y in (20, 180)]
+        assert pixels[0][0] > 200 > 50 > pixels[0][2] and pixels[1][2] > 200 > 50 > pixels[1][0]
     assert stored["clear.png"].size == (100, 300)
     assert stored["small.png"].size == (90, 50)  # never enlarged
-    pixels = [stored["turned.jpg"].getpixel((50, y)) for y in (20, 180)]
-    assert pixels[0][0] > 200 > 50 > pixels[0][2] and pixels[1][2] > 200 > 50 > pixels[1][0]
     assert min(stored["clear.png"].getpixel((50, 50))) > 250
