@@ -28,11 +28,15 @@ def jpeg(scans: int, side: int = 64) -> bytes:
     return data[:begin] + data[begin:-2] * (1 + scans) + b"\xff\xd9"
 
 
-def tiff(*, tile: tuple[int, int]) -> bytes:
-    """A TIFF of 64 x 64 pixels in compressed tiles of any size."""
+def tiff(*, tile: tuple[int, int], big: bool = False) -> bytes:
+    """A TIFF, or a BigTIFF with numbers of 8 bytes, of 64 x 64 pixels in tiles of any size."""
     tags = ((256, 64), (257, 64), (258, 8), (259, 5), (262, 1), (277, 1), (322, tile[0]),
             (323, tile[1]), (324, 300), (325, 300))  # fmt: skip
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    entry, kind = ("<HHQQ", 16) if big else ("<HHII", 4)
+    entries = b"".join(struct.pack(entry, tag, kind, 1, value) for tag, value in tags)
+    if big:
+        head = struct.pack("<4HQQ", 0x4949, 43, 8, 0, 16, len(tags))
+        return head + entries + bytes(1000)
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(1000)
 
 
@@ -72,8 +76,9 @@ def test_scans_in_metadata_and_behind_the_picture_do_not_count() -> None:
 
 @pytest.mark.parametrize("tile", [(32768, 65504), (1 << 31, 16), (16, 1 << 31)])
 def test_a_tiff_with_tiles_larger_than_any_photo_is_refused(tile: tuple[int, int]) -> None:
-    with pytest.raises(ImageTooLargeError, match=f"tiles of {tile[0]} x {tile[1]} pixels"):
-        open_image(tiff(tile=tile))
+    for big in (False, True):
+        with pytest.raises(ImageTooLargeError, match=f"tiles of {tile[0]} x {tile[1]} pixels"):
+            open_image(tiff(tile=tile, big=big))
 
 
 def test_a_tile_may_be_larger_than_a_small_picture() -> None:
