@@ -52,6 +52,9 @@ _PRELOADED = (
     "nltk",  # imported by scores; takes more than a second
     "pi_heif",
 )
+# Replaces App in gradio.blocks, which builds an application at each step of making a page. Only the
+# application that gradio.routes builds at the end is served.
+NO_DRAFTS = SimpleNamespace(create_app=lambda *_, **__: None)
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -316,12 +319,14 @@ def nurse(descriptor: int) -> None:
 
 def _warm_up() -> None:
     """Build the tiny model's encoder, so that commands find its measurements in a cache."""
+    import gradio.blocks
     import torch
 
     from captioner.vision.encoder import Encoder, EncoderConfig
 
     with torch.random.fork_rng(devices=[]):
         Encoder(EncoderConfig(name="mobilenet_v3_small"))
+    gradio.blocks.App = NO_DRAFTS
 
 
 def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:

@@ -90,12 +90,6 @@ def test_a_launched_demo_has_the_checks_of_the_server(plain: httpx.Client) -> No
     assert plain.get("/").headers["x-frame-options"] == "SAMEORIGIN"
 
 
-def test_use_via_api_leads_to_our_documentation(plain: httpx.Client) -> None:
-    answer = plain.get("/?view=api")
-    assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
-    assert "/openapi.json" in plain.get("/docs").text
-
-
 def test_a_shared_demo_answers_with_its_password_for_its_link_and_no_other_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

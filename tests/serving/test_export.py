@@ -16,10 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any, Literal
 
 import numpy as np
@@ -40,6 +37,7 @@ from tests.conftest import ROOT, WORDS, make_consensus, make_styled, make_tiny, 
 from tests.launcher import Run
 from tests.node import install, run_module
 from tests.refusals import check_refusals
+from tests.web import hosting
 
 if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
     pytest.skip("the extra onnx is not installed", allow_module_level=True)
@@ -441,18 +439,20 @@ def test_an_export_with_different_captions_is_removed(exported: Path, tmp_path: 
 
 
 @pytest.fixture
-def page(exported: Path, browser: Any) -> Iterator[Any]:
+def site(exported: Path) -> Iterator[str]:
+    with hosting(exported) as address:
+        yield f"{address}/"
+
+
+@pytest.fixture
+def page(site: str, browser: Any) -> Iterator[Any]:
     """The folder on a static host, in a browser that reaches no other; it may not complain."""
-    files = partial(Quiet, directory=str(exported))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), files)
-    Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}/"
     context = browser.new_context()
     context.set_default_timeout(30_000)
     elsewhere: list[str] = []
 
     def guard(route: Any) -> None:
-        inside = route.request.url.startswith((address, "data:", "blob:"))
+        inside = route.request.url.startswith((site, "data:", "blob:"))
         if not inside:
             elsewhere.append(route.request.url)
         (route.continue_ if inside else route.abort)()
@@ -462,19 +462,11 @@ def page(exported: Path, browser: Any) -> Iterator[Any]:
     problems: list[str] = []
     tab.on("pageerror", lambda error: problems.append(str(error)))
     tab.on("console", lambda said: said.type == "error" and problems.append(said.text))
-    tab.goto(address)
+    tab.goto(site)
     tab.wait_for_selector(".captioner:not([hidden])")
     yield tab
     context.close()
-    server.shutdown()
-    server.server_close()
     assert elsewhere == problems == []
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    """Python's own static server, without its log."""
-
-    def log_message(self, *_: object) -> None: ...
 
 
 @pytest.mark.slow

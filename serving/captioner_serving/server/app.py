@@ -46,7 +46,7 @@ from captioner_serving.server.description import describe
 from captioner_serving.server.endpoint import GradioGuard, add_endpoint, mount
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.page import PREVIEW, SENTENCES, draw_preview, make_page
+from captioner_serving.server.page import PREVIEW, SENTENCES, add_page, draw_preview
 from captioner_serving.server.parts import STATIC
 from captioner_serving.server.photos import PhotoPool
 from captioner_serving.server.problems import bad_call, http_problem, problem
@@ -129,12 +129,15 @@ class Application:
         service = next(iter(self.services.values()))
         records = [served_record(sample, name=sample.image, attention=True) for sample in first]
         models = [*self.services]
-        blocks = make_page(
-            service.captioner, self._config, models=models, samples=samples, first=records
-        )
-        add_endpoint(blocks, service)
-        if self._config.mcp:
-            add_assistant_function(blocks, service)
+        blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
+        with blocks:  # once, because Gradio builds an application when the block ends
+            add_page(service.captioner, self._config, models=models, samples=samples, first=records)
+            add_endpoint(service)
+            if self._config.mcp:
+                add_assistant_function(service)
+        # No limit in Gradio, because the service has its own queue.
+        blocks.queue(default_concurrency_limit=None, max_size=self._config.queue)
+        blocks.state_session_capacity = 100  # sessions in memory; the page does not use them
         return blocks
 
     def _api(self, samples: Mapping[str, Path], first: Sequence[Caption]) -> FastAPI:

@@ -51,7 +51,7 @@ def check_installed() -> None:
         raise MissingExtraError("captioner serve --mcp", "mcp")
 
 
-def add_assistant_function(blocks: gr.Blocks, service: CaptionService) -> None:
+def add_assistant_function(service: CaptionService) -> None:
     """Add the MCP tool, with the kinds of input that the server allows."""
     config = service.config
 
@@ -78,9 +78,8 @@ def add_assistant_function(blocks: gr.Blocks, service: CaptionService) -> None:
     )
     # Warnings would contain names from clients.
     logging.getLogger("mcp").setLevel(logging.ERROR)
-    with blocks:
-        # Without Gradio's queue, because the service has its own.
-        api(describe_image, api_name=_NAME, api_description=description, queue=False)
+    # Without Gradio's queue, because the service has its own.
+    api(describe_image, api_name=_NAME, api_description=description, queue=False)
 
 
 def _inputs(config: ServerConfig) -> dict[str, str]:

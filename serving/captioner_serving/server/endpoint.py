@@ -38,8 +38,8 @@ _NAME = "caption"
 _LONGEST_CALL = 16_000  # bytes; a call contains only numbers and paths
 
 
-def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
-    """Add the function for gradio_client. It takes the API's fields and returns a record."""
+def add_endpoint(service: CaptionService) -> None:
+    """Add the function for gradio_client, which takes the API's fields and returns a record."""
 
     async def record(
         request: gr.Request,
@@ -69,7 +69,7 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
         except CaptionerError as error:
             raise gr.Error(str(error), print_exception=False) from error
 
-    with blocks, gr.Group(visible=False):
+    with gr.Group(visible=False):
         inputs = [
             gr.Image(type="filepath", label="image"),
             gr.Number(None, precision=0, label="beam_size"),  # None: the checkpoint's
@@ -83,9 +83,6 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
         gr.Button("Caption").click(
             record, inputs, gr.JSON(label="record"), preprocess=False, api_name=_NAME
         )
-    # No limit in Gradio, because the service has its own queue.
-    blocks.queue(default_concurrency_limit=None, max_size=service.config.queue)
-    blocks.state_session_capacity = 100  # sessions in memory; the page does not use them
 
 
 async def _record(

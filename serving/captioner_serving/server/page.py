@@ -25,7 +25,7 @@ from captioner.vision.image import open_image
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.parts import limits_of, read_static, with_parts
 
-__all__ = ["PREVIEW", "SENTENCES", "draw_preview", "make_page", "page_head", "put_preview"]
+__all__ = ["PREVIEW", "SENTENCES", "add_page", "draw_preview", "page_head", "put_preview"]
 
 SENTENCES = 3
 """The number of sentences that the page shows for the sample."""
@@ -51,15 +51,15 @@ _START = """import(new URL("page/static/page.js", document.baseURI).href)
   .then((module) => module.start(element, props));"""
 
 
-def make_page(
+def add_page(
     captioner: Captioner,
     config: ServerConfig,
     *,
     models: Sequence[str],
     samples: Mapping[str, Path],
     first: Sequence[dict[str, Any]],
-) -> gr.Blocks:
-    """Return the page.
+) -> None:
+    """Add the page to the Gradio blocks in whose context this is called.
 
     Args:
         captioner: the first model, for the default settings.
@@ -71,25 +71,22 @@ def make_page(
     html = with_parts(read_static("page.html"))
     if config.allow_urls:
         html = html.replace("Drop photos anywhere", "Drop photos anywhere,<br>or paste a URL")
-    blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
-    with blocks:
-        gr.HTML(
-            [*first],
-            html_template=html,
-            js_on_load=_START,
-            apply_default_css=False,
-            elem_id=_ID,
-            samples=[{"name": name, "data": _thumbnail(path)} for name, path in samples.items()],
-            settings=_settings(captioner),
-            models=[*models],
-            styles=captioner.vocabulary.styles,
-            most=MAX_BEAM_SIZE,
-            max_upload=config.max_upload,
-            allow_urls=config.allow_urls,
-            limits=limits_of(models),
-            drawing=drawing_constants(),  # for static/heat.js
-        )
-    return blocks
+    gr.HTML(
+        [*first],
+        html_template=html,
+        js_on_load=_START,
+        apply_default_css=False,
+        elem_id=_ID,
+        samples=[{"name": name, "data": _thumbnail(path)} for name, path in samples.items()],
+        settings=_settings(captioner),
+        models=[*models],
+        styles=captioner.vocabulary.styles,
+        most=MAX_BEAM_SIZE,
+        max_upload=config.max_upload,
+        allow_urls=config.allow_urls,
+        limits=limits_of(models),
+        drawing=drawing_constants(),  # for static/heat.js
+    )
 
 
 @cache

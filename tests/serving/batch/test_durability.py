@@ -213,9 +213,9 @@ def test_lines_reach_the_disk_after_the_files_that_they_record(
     """A power cut when one of the files of lines has come further than all else."""
     disk, wanted = watch(output)
     ahead = [state for name, state in disk.cut if "/" not in name]
-    for state in ahead:
+    for state in ahead[::2]:  # all of them, and more, in the slow test below
         check_gone_on(run, disk.root, output, state, wanted)
-    assert len(ahead) > 5
+    assert len(ahead) > 10
 
 
 def test_a_killed_run_leaves_no_part_of_a_file(run: Run, watch: Watch) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +24,7 @@ from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.decoding.reader import Reader
 from tests.serving.batch.conftest import Photos
 from tests.serving.batch.test_sources import make_tar, names
+from tests.web import Handler, hosting
 
 
 @pytest.fixture
@@ -33,19 +32,10 @@ def twins() -> None:
     """Links are read in decoding processes, with threads that a fork would lack."""
 
 
-@contextmanager
-def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[int]:
-    """A web server of this machine: its port."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield httpd.server_port
-        httpd.shutdown()
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    with serving(partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as port:
-        yield f"http://127.0.0.1:{port}"
+    with hosting(tmp_path) as address:
+        yield address
 
 
 def test_photos_at_urls_are_captioned(
@@ -89,12 +79,6 @@ def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path)
     assert record["image"].endswith("a.tar/./p000/p000.jpg") and "caption" in record
 
 
-def test_a_file_system_that_is_not_installed(run_batch: Any, tmp_path: Path) -> None:
-    result = run_batch("nonsense://x/y.jpg", "--output", tmp_path / "c.jsonl")
-    assert result.returncode == 1
-    assert "nonsense://x/y.jpg" in result.stderr and "Traceback" not in result.stderr
-
-
 def test_links_in_lists_are_of_allowed_schemes(tmp_path: Path) -> None:
     links = (
         "file:///etc/passwd",
@@ -118,8 +102,8 @@ def redirecting(place: str) -> Iterator[int]:
     they must not be read.
     """
 
-    class Redirect(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Redirect(Handler):
+        def do_GET(self) -> None:  # noqa: N802
             self.send_response(302)
             self.send_header("Location", place)
             self.end_headers()
@@ -129,8 +113,8 @@ def redirecting(place: str) -> Iterator[int]:
 
         do_HEAD = do_GET  # noqa: N815
 
-    with serving(Redirect) as port:
-        yield port
+    with hosting(Redirect) as address:
+        yield int(urlsplit(address).port or 0)
 
 
 @contextmanager
@@ -138,12 +122,12 @@ def slow(*pieces: bytes) -> Iterator[str]:
     """A server that sends pieces of an endless body without a length."""
     over = threading.Event()
 
-    class Slow(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
+    class Slow(Handler):
+        def do_HEAD(self) -> None:  # noqa: N802
             self.send_response(200)
             self.end_headers()
 
-        def do_GET(self) -> None:
+        def do_GET(self) -> None:  # noqa: N802
             self.do_HEAD()
             with suppress(OSError):  # whoever asked has given up
                 for piece in pieces:
@@ -151,8 +135,8 @@ def slow(*pieces: bytes) -> Iterator[str]:
                     over.wait(0.02)
                 over.wait()
 
-    with serving(Slow) as port:
-        yield f"http://127.0.0.1:{port}"
+    with hosting(Slow) as address:
+        yield address
         over.set()
 
 
@@ -189,15 +173,13 @@ def test_temporary_errors_are_retried(
     waits, requests = [], []
     monkeypatch.setattr(links.time, "sleep", waits.append)
 
-    class Failing(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Failing(Handler):
+        def do_GET(self) -> None:  # noqa: N802
             requests.append(self.path)
             self.send_error(status)
 
-        def log_message(self, *_: object) -> None: ...
-
-    with serving(Failing) as port:
-        photo = RemotePhoto(name="a.jpg", url=f"http://127.0.0.1:{port}/a.jpg")
+    with hosting(Failing) as address:
+        photo = RemotePhoto(name="a.jpg", url=f"{address}/a.jpg")
         with pytest.raises(ImageNotFoundError, match=rf"cannot be read \({status} .*check the URL"):
             photo.read()
     assert len(requests) == tries and waits == [1, 2][: tries - 1]

@@ -87,16 +87,6 @@ def test_heavy_clients_come_last_and_leave_a_worker_free() -> None:
     assert queue.take() == ("slow1", "slow")
 
 
-def test_recorded_use_decays(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue: FairQueue[str] = FairQueue(2)
-    queue.done("slow", 30.0)
-    put_all(queue, slow=2)
-    queue.take()
-    now = fair_queue.time.monotonic()
-    monkeypatch.setattr(fair_queue.time, "monotonic", lambda: now + 120)
-    assert queue.take() == ("slow1", "slow")
-
-
 def test_a_heavy_client_is_served_when_its_use_has_decayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without another event in the queue.
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from captioner import CaptionerError, ImageFormatError, ImageTooLargeError
+from captioner import CaptionerError, ImageFormatError
 from captioner.vision.image import open_image
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_serving.decoding.child import Line
@@ -237,11 +237,6 @@ def test_a_photo_that_takes_too_long_is_ended() -> None:
             assert set(children(os.getpid())) == before
 
 
-def test_a_photo_that_takes_all_memory_is_an_error(reader: Reader) -> None:
-    with pytest.raises(ImageTooLargeError, match=r"greedy\.jpg needs too much memory"):
-        reader.submit(Act("greedy.jpg", b"eat")).result().check()
-
-
 def test_a_photo_that_crashes_is_tried_twice(reader: Reader, tmp_path: Path) -> None:
     mark = os.fsencode(tmp_path / "mark")
     once = reader.submit(Act("once.jpg", b"once " + mark))
@@ -276,17 +271,18 @@ def test_a_process_has_no_torch_and_nothing_of_ours_in_its_environment(
     }
 
 
-@pytest.mark.parametrize("what", ["pickle", *map(bytes.decode, LIES)])
 def test_an_answer_of_a_process_cannot_run_code(
-    what: str, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    decoded = reader.submit(Act("evil.jpg", b"answer " + what.encode())).result(timeout=300)
-    if what == "well":
-        assert decoded.pixels == bytes(3)  # the others fail by what they say
-    else:
-        assert "crashed the image decoder" in decoded.error["detail"]
-    assert not any(tmp_path.iterdir())
+    for what in (b"pickle", *LIES):
+        photo = Act(what.decode(), b"answer " + what)
+        decoded = reader.submit(photo).result(timeout=300)
+        if what == b"well":
+            assert decoded.pixels == bytes(3)  # the others fail by what they say
+        else:
+            assert decoded.error and "crashed the image decoder" in decoded.error["detail"], what
+        assert not any(tmp_path.iterdir()), what
     assert reader.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300).error is None
 
 
@@ -337,15 +333,3 @@ def test_a_reader_ends_at_once_and_leaves_no_process() -> None:
             future.result(timeout=300)
     with pytest.raises(CaptionerError, match="the reader is closed"):
         reader.submit(EncodedPhoto("late.jpg", jpeg(1))).result(timeout=300)
-
-
-def test_one_client_s_slow_photos_do_not_keep_another_s_waiting() -> None:
-    with Reader(SMALL, workers=2, max_pixels=2_000_000, seconds=1.0) as reader:
-        reader.submit(EncodedPhoto("first.jpg", jpeg(1))).result(timeout=300)
-        slow = [reader.submit(Act(str(number), b"sleep"), client="slow") for number in range(12)]
-        time.sleep(0.2)
-        already = sum(future.done() for future in slow)
-        photo, before = reader.submit(EncodedPhoto("a.jpg", jpeg(1)), client="another"), []
-        photo.add_done_callback(lambda _: before.append(sum(future.done() for future in slow)))
-        photo.result(timeout=300)
-    assert before[0] - already <= 3  # and not all twelve

@@ -21,6 +21,7 @@ from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.photos import PhotoPool
 from captioner_serving.server.service import CaptionService
+from tests.launcher import NO_DRAFTS
 from tests.serving.server.conftest import run_async
 
 
@@ -71,7 +72,10 @@ def serving(
             samples=samples,
         )
 
-    application = run_async(build())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gradio.blocks.App", NO_DRAFTS)
+        patch.setattr("captioner_serving.server.photos._FETCHING", 2)  # of six processes
+        application = run_async(build())
     try:
         with listening(wrap(application.asgi), config) as port:
             yield f"http://127.0.0.1:{port}"

@@ -27,16 +27,15 @@ ROUTES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["file", "environment"])
-def guarded(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, saved_tiny: Path
-) -> Iterator[str]:
-    """The URL of a server with a password from a file or from the environment."""
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, saved_tiny: Path) -> Iterator[str]:
+    """The URL of a server with a password from a file, or as well from the environment."""
     path = tmp_path_factory.mktemp("secret") / "secret"
     path.write_text(SECRET + "\n")
+    credentials = read_credentials(str(path))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPTIONER_AUTH", SECRET)
-        credentials = read_credentials(str(path) if request.param == "file" else None)
+        assert credentials == read_credentials(None)
     with serving(Captioner.from_pretrained(saved_tiny), credentials=credentials) as url:
         yield url
 

@@ -7,7 +7,6 @@ import io
 import json
 import re
 import subprocess
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from captioner.checkpoint import Checkpoint
 from captioner.predictor import Captioner
 from captioner_serving.server.records import read_posted, served_record
 from captioner_serving.server.service import check_sentence
-from tests.conftest import make_tiny, make_trust
+from tests.conftest import make_heads, make_tiny, make_trust
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.running import serving
 
@@ -124,6 +123,29 @@ def test_a_style_can_be_asked_for(
     assert answer.status_code == 422 and "no style 'long'" in answer.json()["detail"]
 
 
+def test_a_request_can_name_a_model(saved_tiny: Path) -> None:
+    first, tiny = Captioner(make_heads("scaled_dot", 4)), Captioner.from_pretrained(saved_tiny)
+    photo = (SAMPLES / "rocket.jpg").read_bytes()
+    with serving(first, None, tiny) as url, httpx.Client(base_url=url, timeout=300) as client:
+
+        def ask(**form: str) -> httpx.Response:
+            return client.post("/api/caption", files={"image": photo}, data=form)
+
+        assert ask().json()["records"][0]["model"]["name"] == "variant"
+        (record,) = ask(model="tiny").json()["records"]
+        assert record["caption"] == tiny.caption(SAMPLES / "rocket.jpg").text
+        # Its words are checked by itself, as when they were found.
+        (checked,) = ask(model="tiny", attention="true", check_attention="true").json()["records"]
+        wanted = [word.pop("effect") for word in checked["words"]]
+        form = {"record": json.dumps({**checked, "alternatives": []})}
+        answer = client.post("/api/effect", files={"image": photo}, data=form)
+        found = [word["effect"] for word in answer.json()["records"][0]["words"]]
+        assert found == pytest.approx(wanted, abs=2e-4)
+        answer = ask(model="no")
+        assert answer.status_code == 422 and "use variant, tiny" in answer.json()["detail"]
+        assert client.get("/api/health/ready").status_code == 200
+
+
 def test_health_names_the_model(api: httpx.Client) -> None:
     answer = api.get("/api/health")
     assert answer.status_code == 200
@@ -159,37 +181,6 @@ def test_the_documentation_asks_no_other_host(api: httpx.Client) -> None:
         "preview", "image", "image_url", "beam_size", "captions", "style", "attention",
         "check_attention", "minimum_trust", "model", "all_models",
     }  # fmt: skip
-
-
-def test_requests_at_the_same_moment_share_batches(server: Server) -> None:
-    def count() -> tuple[float, float]:
-        with server.client() as client:
-            lines = dict(
-                line.rsplit(" ", 1)
-                for line in client.get("/metrics").text.splitlines()
-                if line.startswith("captioner_batch_images_")
-            )
-        return (
-            float(lines["captioner_batch_images_sum"]),
-            float(lines["captioner_batch_images_count"]),
-        )
-
-    images, batches = count()
-
-    def send() -> None:
-        with server.client() as client:
-            parts = [("image", (f"{i}.jpg", jpeg())) for i in range(8)]
-            answer = client.post("/api/caption", files=parts)
-            assert answer.status_code == 200 and len(answer.json()["records"]) == 8
-
-    threads = [threading.Thread(target=send) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    more_images, more_batches = count()
-    assert more_images - images == 32
-    assert more_batches - batches <= 16
 
 
 LINES = {"Accept": "application/x-ndjson"}

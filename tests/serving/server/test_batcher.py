@@ -19,7 +19,7 @@ from captioner.predictor import Captioner
 from captioner_serving.decoding.decoded import EncodedPhoto
 from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.problems import BusyError, ClosedError
+from captioner_serving.server.problems import BusyError
 from tests.serving.server.conftest import run_async
 from tests.serving.server.running import service_of
 from tests.serving.server.test_api import jpeg
@@ -57,12 +57,6 @@ def test_one_image_that_fails_fails_alone(
             assert future.result(300) == image
     # The thread goes on.
     assert batcher.submit("z", settings).result(300) == "z"
-
-
-def test_images_after_close_are_refused(batcher: Batcher) -> None:
-    batcher.close()
-    with pytest.raises(ClosedError):
-        batcher.submit(ANY, JobSettings(GenerationConfig())).result(300)
 
 
 def test_the_model_has_all_cores(tiny_checkpoint: Checkpoint) -> None:

@@ -149,18 +149,16 @@ def test_a_link_to_the_page_shows_the_product(
     assert "og:image" not in plain and "twitter:" not in plain and "og:title" in plain
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/etc/hostname", "http://127.0.0.1:1/x.jpg", "HTTPS://example.org/", "file:///etc/hostname",
-     "../../../../etc/hostname", "", "\0", "{uploads}/../../../../etc/hostname", str(PHOTO)],
-)  # fmt: skip
-@pytest.mark.parametrize("whole", [True, False], ids=["file", "bare path"])
-def test_only_uploads_are_opened(api: httpx.Client, path: str, whole: bool) -> None:
-    place = path.replace("{uploads}", str(Path(upload(api)).parent))
-    image = file_data(place) if whole else {"path": place}
-    for value in (image, {"a": [image]}):
-        answer = call(api, value)
-        assert answer.status_code == 403 and answer.json()["type"] == "forbidden"
+def test_only_uploads_are_opened(api: httpx.Client) -> None:
+    uploads = Path(upload(api)).parent
+    for path in (
+        "/etc/hostname", "http://127.0.0.1:1/x.jpg", "HTTPS://example.org/", "file:///etc/hostname",
+        "../../../../etc/hostname", "", "\0", f"{uploads}/../../../../etc/hostname", str(PHOTO),
+    ):  # fmt: skip
+        for image in (file_data(path), {"path": path}):
+            for value in (image, {"a": [image]}):
+                answer = call(api, value)
+                assert (answer.status_code, answer.json()["type"]) == (403, "forbidden"), value
 
 
 @pytest.mark.parametrize("image", ["/etc/hostname", "http://127.0.0.1:1/", 7, [1]])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -26,6 +24,7 @@ from captioner_serving.server.links import WebPhoto
 from tests.conftest import make_tiny, make_trust
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.running import serving
+from tests.web import hosting
 
 PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 CODED = base64.b64encode(PHOTO).decode()
@@ -462,17 +461,13 @@ def test_an_address_is_fetched_where_the_server_may(
     model: Model, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompt, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
-    handler = partial(SimpleHTTPRequestHandler, directory=SAMPLES)
     with (
-        ThreadingHTTPServer(("127.0.0.1", 0), handler) as files,
+        hosting(SAMPLES) as address,
         serving(model, ServerConfig(allow_urls=True)) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client,
     ):
-        threading.Thread(target=files.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{files.server_port}"
         create = client.chat.completions.create
         chat = create(model="tiny", messages=parts("x", f"{address}/coffee.jpg"))
         assert chat.choices[0].message.content == sentence
         with pytest.raises(openai.UnprocessableEntityError, match="status 404"):
             create(model="tiny", messages=parts("x", f"{address}/none.jpg"))
-        files.shutdown()

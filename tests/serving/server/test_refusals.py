@@ -23,6 +23,7 @@ REFUSED: Refusals = {
     "--port 0 --dtype float8": (2, "--dtype 'float8'"),
     "--port 0 --device quantum": (1, "no such kind of device"),
     "--port 0 --checkpoint /nowhere.safetensors": (1, "there is no checkpoint"),
+    "--port 0 --checkpoint a.safetensors --checkpoint a.safetensors": (2, "is given twice"),
     "--host 203.0.113.7 --port 0": (2, "cannot listen on"),
     "--max-upload plenty": (2, "is not a size"),
     "--max-batch 0": (2, "--max-batch 0"),

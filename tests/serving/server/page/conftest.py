@@ -19,6 +19,7 @@ from captioner.generation.config import GenerationConfig
 from captioner.paths import sample_photos
 from captioner.predictor import Captioner
 from captioner.vision.prepared import PreparedImage
+from captioner_serving.server.records import served_record
 from tests.conftest import running_browser
 from tests.serving.server.page.frozen import GRADIO, FrozenPage
 from tests.serving.server.running import serving
@@ -100,6 +101,12 @@ def pocket(browser: Any) -> Iterator[Any]:
     context.close()
 
 
+def record_of(captioner: Captioner, photo: Path, *, captions: int = 1) -> dict[str, Any]:
+    """Return the record that a server with another model answers."""
+    config = replace(captioner.generation, captions=captions)
+    return served_record(captioner.caption(photo, config), name=photo.name, attention=True)
+
+
 def sentence(caption: str) -> str:
     """A caption as the page writes it where it is no row of words."""
     return f"{caption.capitalize()}."
@@ -165,6 +172,13 @@ class Visit:
         if state == "shown":
             self.settled()
 
+    def answer(self, photo: Path, record: dict[str, Any]) -> None:
+        """Choose a photo that is answered with a record."""
+        body = json.dumps({"records": [record]}) + "\n"
+        self.tab.route("**/api/caption", lambda route: route.fulfill(body=body))
+        self.choose(photo)
+        self.tab.unroute("**/api/caption")
+
     def record(self) -> dict[str, Any]:
         """The caption on the page, as it is saved under Data."""
         with self.tab.expect_download() as saved:
@@ -172,6 +186,17 @@ class Visit:
         record: dict[str, Any] = json.loads(Path(saved.value.path()).read_text())
         assert saved.value.suggested_filename == f"{Path(record['image']).stem}.json"
         return record
+
+    def paste(self, text: str, selector: str = "body") -> None:
+        """Paste text into an element."""
+        self.tab.locator(selector).evaluate(
+            """(element, text) => {
+              const clipboardData = new DataTransfer();
+              clipboardData.setData("text/plain", text);
+              element.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
+            }""",
+            text,
+        )
 
     def strip(self) -> list[str]:
         """Return the text of each photo in the list, once all are done."""

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -20,35 +16,9 @@ from captioner_serving.server import api
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
 from tests.serving.server.conftest import SAMPLES
-from tests.serving.server.page.conftest import Visit, visiting
+from tests.serving.server.page.conftest import visiting
 from tests.serving.server.running import serving
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    """The sample photos, and no log."""
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextmanager
-def samples() -> Iterator[str]:
-    handler = partial(Quiet, directory=str(SAMPLES))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
-        threading.Thread(target=web.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{web.server_address[1]}"
-        web.shutdown()
-
-
-def paste(visit: Visit, text: str, selector: str = "body") -> None:
-    visit.tab.locator(selector).evaluate(
-        """(element, text) => {
-          const clipboardData = new DataTransfer();
-          clipboardData.setData("text/plain", text);
-          element.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
-        }""",
-        text,
-    )
+from tests.web import hosting
 
 
 def test_a_pasted_address_is_fetched_by_the_server_alone(
@@ -56,18 +26,18 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
 ) -> None:
     monkeypatch.setattr(api, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
     with (
-        samples() as web,
+        hosting(SAMPLES) as web,
         serving(captioner, ServerConfig(allow_urls=True), samples=sample_photos()) as url,
         visiting(desk, url) as visit,
     ):
         tab, address = visit.tab, f"{web}/chelsea.jpg?a=1&b=2"
         assert "paste a URL" in tab.inner_text(".zone")
         for text in ("a cat", "javascript:alert(1)", "file:///etc/passwd", "http://a b"):
-            paste(visit, text)
-        paste(visit, address, ".text")  # somebody writes an alt text
+            visit.paste(text)
+        visit.paste(address, ".text")  # somebody writes an alt text
         assert visit.posts() == 0
         visit.forget()
-        paste(visit, address)
+        visit.paste(address)
         visit.settled()
         wanted = captioner.caption(SAMPLES / "chelsea.jpg")
         assert visit.words() == [word.text for word in wanted.words]
@@ -93,12 +63,6 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
         tab.click(".paste")
         tab.wait_for_selector(".reason >> text=no picture or URL")
         visit.forget()
-        paste(visit, f"{web}/no.jpg")
+        visit.paste(f"{web}/no.jpg")
         assert "status 404" in visit.failure()
         visit.errors.clear()  # the browser's own, about the status
-
-
-def test_pasted_addresses_are_off_by_default(visit: Visit) -> None:
-    assert "URL" not in visit.tab.inner_text(".zone")
-    paste(visit, "https://example.org/a.jpg")
-    assert visit.posts() == 0 and not visit.tab.locator(".strip").is_visible()

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from captioner import Caption
-from captioner.paths import sample_photos
 from captioner.predictor import Captioner
 from tests.serving.server.conftest import SAMPLES
-from tests.serving.server.page.conftest import Visit
-from tests.serving.server.running import serving
+from tests.serving.server.page.conftest import Visit, record_of
 from tests.spots import CASES, lit_place, make_spot_checkpoint, near, pictures_in
 
-MODES = ("crop", "pad")  # a squashed photo has no place of its own: its box is the whole
 PIXELS = """() => {
   const [photo, heat] = ['.photo', '.heat'].map((name) => document.querySelector(name));
   const canvas = document.createElement('canvas');
@@ -32,33 +26,15 @@ PIXELS = """() => {
 """The photo with its heat, as the page lays one over the other."""
 
 
-@pytest.fixture(scope="module", params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    """How the model's checkpoint makes a photo square."""
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def page_url(mode: str) -> Iterator[str]:
-    """The URL of a server whose model looks at the brightest place."""
-    captioner = Captioner(make_spot_checkpoint(mode))
-    with serving(captioner, samples=sample_photos()) as url:
-        yield url
-
-
-@pytest.mark.parametrize("mode", ["crop"], indirect=True)  # where the box is not the photo
-def test_the_overlay_is_the_library_s(mode: str, visit: Visit, tmp_path: Path) -> None:
-    """Pixel by pixel, where the page shows a photo in its own size."""
+def test_the_overlay_is_the_library_s(visit: Visit, tmp_path: Path) -> None:
+    """Pixel by pixel, where the page shows a photo in its own size and the box is a part of it."""
     tab, path = visit.tab, tmp_path / "coffee.png"
     photo = Image.open(SAMPLES / "coffee.jpg").resize((610, 460))
     photo.save(path)
-    visit.choose(path)
-    record = visit.record()
+    record = record_of(Captioner(make_spot_checkpoint("crop")), path)
     weights = np.geomspace(1, 100, 15) / np.geomspace(1, 100, 15).sum()  # all degrees of heat
     record["words"][0]["attention"] |= {"rows": 3, "columns": 5, "weights": weights.tolist()}
-    body = json.dumps({"records": [record]}) + "\n"
-    tab.route("**/api/caption", lambda route: route.fulfill(body=body))
-    visit.choose(path)
+    visit.answer(path, record)
     caption = Caption.from_record(visit.record())
     for colors in ("inferno", "viridis", "spotlight"):
         for smooth, strength in ((True, 75), (False, 40)):
@@ -74,20 +50,19 @@ def test_the_overlay_is_the_library_s(mode: str, visit: Visit, tmp_path: Path) -
             assert np.abs(page - np.asarray(photo, int)).max() > 20  # or there is no heat
 
 
-def test_the_page_marks_the_spot(mode: str, visit: Visit, tmp_path: Path) -> None:
+def test_the_page_marks_the_spot(visit: Visit, tmp_path: Path) -> None:
     """Its own drawing, and a picture to save."""
-    for case in [case for case in CASES.values() if case.mode == mode][:2]:  # plain, and turned
-        (tmp_path / "photo.jpg").write_bytes(case.photo)
-        visit.choose(tmp_path / "photo.jpg")
-        shown = visit.tab.locator("img.photo")
-        shown.scroll_into_view_if_needed()
-        marked = visit.tab.screenshot(clip=shown.bounding_box())
-        _, sheet = pictures_in(saved(visit, "sheet"))
-        for picture in (Image.open(io.BytesIO(marked)), sheet):
-            assert near(lit_place(picture, case.photo), case.at)
-
-
-def saved(visit: Visit, kind: str) -> Image.Image:
-    with visit.tab.expect_download() as download:
-        visit.tab.click(f"[data-picture={kind}]")
-    return Image.open(download.value.path())
+    for mode in ("crop", "pad"):  # a squashed photo has no place of its own: its box is the whole
+        captioner = Captioner(make_spot_checkpoint(mode))
+        cases = [case for case in CASES.values() if case.mode == mode][:2]  # plain, and turned
+        for number, case in enumerate(cases):
+            (path := tmp_path / f"{mode}-{number}.jpg").write_bytes(case.photo)
+            visit.answer(path, record_of(captioner, path))
+            shown = visit.tab.locator("img.photo")
+            shown.scroll_into_view_if_needed()
+            marked = visit.tab.screenshot(clip=shown.bounding_box())
+            with visit.tab.expect_download() as download:
+                visit.tab.click("[data-picture=sheet]")
+            _, sheet = pictures_in(Image.open(download.value.path()))
+            for picture in (Image.open(io.BytesIO(marked)), sheet):
+                assert near(lit_place(picture, case.photo), case.at)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.serving.server.conftest import SAMPLES
-from tests.serving.server.page.conftest import DESK, Visit, visiting
+from tests.serving.server.page.conftest import Visit, visiting
 from tests.serving.server.page.frozen import GRADIO
 
 KEYS = """async () => {
@@ -55,13 +55,14 @@ REVOKED = """() => {
 
 
 @pytest.fixture
-def page_url(page_url: str) -> str:
+def whole(desk: Any, page_url: str) -> Iterator[Visit]:
     """The page with Gradio's scripts, which change the browser's history too."""
-    return page_url + GRADIO
+    with visiting(desk, page_url + GRADIO) as visit:
+        yield visit
 
 
-def test_reload_back_and_the_link_to_the_api_keep_photo_and_caption(visit: Visit) -> None:
-    tab = visit.tab
+def test_reload_back_and_the_link_to_the_api_keep_photo_and_caption(whole: Visit) -> None:
+    visit, tab = whole, whole.tab
     first = visit.words()
     visit.choose(SAMPLES / "rocket.jpg")
     words, asked = visit.words(), visit.posts()
@@ -136,22 +137,18 @@ def test_what_is_old_or_too_much_is_deleted(visit: Visit) -> None:
     assert len(kept) == 100 and fresh in kept
 
 
-@pytest.fixture
-def private(browser: Any, page_url: str) -> Iterator[Visit]:
-    """A visitor whose browser keeps nothing."""
-    context = browser.new_context(**DESK)
+def test_where_nothing_is_kept_the_page_asks_before_photos_are_lost(
+    desk: Any, page_url: str
+) -> None:
     refuses = "IDBFactory.prototype.open = () => { throw new Error('nothing is kept here'); }"
-    with visiting(context, page_url, script=refuses) as made:
-        yield made
-    context.close()
-
-
-def test_where_nothing_is_kept_the_page_says_so(private: Visit) -> None:
-    tab, first = private.tab, private.words()
-    private.choose(SAMPLES / "rocket.jpg")
-    assert private.words() != first
-    tab.reload()
-    tab.wait_for_selector('.viewer[data-state="empty"] >> text=no longer stored')
-    assert not tab.locator(".sentence").is_visible()
-    private.choose(SAMPLES / "chelsea.jpg")
-    assert private.record()["image"] == "chelsea.jpg"
+    with visiting(desk, page_url, script=refuses) as visit:
+        tab, first = visit.tab, visit.words()
+        visit.choose(SAMPLES / "rocket.jpg")
+        assert visit.words() != first
+        tab.click(".text")  # browsers ask only whoever has touched the page
+        tab.reload()
+        assert visit.dialogs == ["beforeunload"]
+        tab.wait_for_selector('.viewer[data-state="empty"] >> text=no longer stored')
+        assert not tab.locator(".sentence").is_visible()
+        visit.choose(SAMPLES / "chelsea.jpg")
+        assert visit.record()["image"] == "chelsea.jpg"

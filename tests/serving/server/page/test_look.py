@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,7 @@ from tests.serving.server.conftest import SAMPLES, Server, serve
 from tests.serving.server.page.conftest import DESK, Visit, visiting
 from tests.serving.server.page.frozen import GRADIO
 from tests.serving.server.page.states import states
-
-
-@pytest.fixture
-def page_url(page_url: str) -> str:
-    """The page with all of Gradio."""
-    return page_url + GRADIO
+from tests.web import Handler, hosting
 
 
 def test_a_phone_needs_no_sideways_scrolling_and_a_finger_hits_everything(phone: Visit) -> None:
@@ -45,6 +38,10 @@ def test_a_phone_needs_no_sideways_scrolling_and_a_finger_hits_everything(phone:
         "[...document.querySelectorAll('.word')].map(x => x.getBoundingClientRect().height)"
     )
     assert min(heights) >= 44
+    tab.evaluate("scrollTo(0, 400)")
+    assert tab.locator(".stage").bounding_box()["y"] >= 0  # beside its words
+    tab.locator(".text").focus()  # and makes room for the keyboard
+    assert tab.evaluate("getComputedStyle(document.querySelector('.stage')).position") != "sticky"
 
 
 def test_on_a_phone_words_and_failures_come_without_scrolling(phone: Visit, tmp_path: Path) -> None:
@@ -80,30 +77,25 @@ def test_a_wide_screen_has_the_page_in_its_middle(visit: Visit) -> None:
     visit.errors.clear()  # the browser's own, about the network
 
 
-def test_nothing_moves_with_reduced_motion(desk: Any, page_url: str) -> None:
-    with visiting(desk, page_url, reduced_motion="reduce") as visit:
-        visit.tab.route("**/api/caption", lambda route: None)
-        visit.choose(SAMPLES / "rocket.jpg", state="waiting")
-        moving = visit.tab.evaluate(
-            "document.getAnimations().filter(a => a.playState === 'running').length"
-        )
-        assert moving == 0
-
-
 @pytest.mark.parametrize(
-    ("where", "scheme"),
+    ("where", "scheme", "scripts"),
     [
-        ("pocket", "dark"),
-        pytest.param("desk", "light", marks=pytest.mark.slow),
-        pytest.param("desk", "dark", marks=pytest.mark.slow),
-        pytest.param("pocket", "light", marks=pytest.mark.slow),
+        ("pocket", "dark", ""),
+        pytest.param("desk", "light", GRADIO, marks=pytest.mark.slow),
+        pytest.param("desk", "dark", GRADIO, marks=pytest.mark.slow),
+        pytest.param("pocket", "light", GRADIO, marks=pytest.mark.slow),
     ],
 )
 def test_axe_finds_no_violation_in_any_state(
-    request: pytest.FixtureRequest, page_url: str, tmp_path: Path, where: str, scheme: str
+    request: pytest.FixtureRequest,
+    page_url: str,
+    tmp_path: Path,
+    where: str,
+    scheme: str,
+    scripts: str,
 ) -> None:
     context, axe, found = request.getfixturevalue(where), Axe(), {}
-    with visiting(context, page_url, color_scheme=scheme) as visit:
+    with visiting(context, page_url + scripts, color_scheme=scheme) as visit:
         for state in states(visit, tmp_path):
             result = axe.run(visit.tab, options={"resultTypes": ["violations"]})
             assert result.response["passes"]
@@ -146,44 +138,39 @@ def test_nothing_moves_while_a_caption_arrives(
 # As a Space: the page in a frame of another site, behind a proxy
 
 
-@pytest.fixture
-def site() -> Iterator[ThreadingHTTPServer]:
+class Frame(Handler):
     """Another site, whose page shows the URL in its query string in a frame."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            _, _, shown = self.path.partition("?")
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            page = f'<!doctype html><iframe src="{shown}" width=1200 height=800></iframe>'
-            self.wfile.write(page.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield running
-        running.shutdown()
+    def do_GET(self) -> None:  # noqa: N802
+        _, _, shown = self.path.partition("?")
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        page = f'<!doctype html><iframe src="{shown}" width=1200 height=800></iframe>'
+        self.wfile.write(page.encode())
 
 
 @pytest.fixture
-def space(site: ThreadingHTTPServer, tmp_path: Path, saved_tiny: Path) -> Iterator[Server]:
-    origin = f"http://localhost:{site.server_address[1]}"
+def site() -> Iterator[str]:
+    with hosting(Frame) as address:
+        yield address.replace("127.0.0.1", "localhost")
+
+
+@pytest.fixture
+def space(site: str, tmp_path: Path, saved_tiny: Path) -> Iterator[Server]:
     hosts = ("--host", "0.0.0.0", "--trusted-proxy", "10.0.0.0/8")
-    options = (*hosts, "--frame-ancestor", origin, "--checkpoint", saved_tiny)
+    options = (*hosts, "--frame-ancestor", site, "--checkpoint", saved_tiny)
     with serve(tmp_path / "space", *options) as running:
         yield running
 
 
 @pytest.mark.slow
 def test_the_page_captions_in_a_frame_of_another_site(
-    site: ThreadingHTTPServer, space: Server, browser: Any
+    site: str, space: Server, browser: Any
 ) -> None:
     tab = browser.new_page(**DESK)
     shown = space.url.replace("0.0.0.0", "127.0.0.1")
-    tab.goto(f"http://localhost:{site.server_address[1]}/?{shown}/")
+    tab.goto(f"{site}/?{shown}/")
     frame = tab.frame_locator("iframe")
     frame.locator('.viewer[data-state="shown"]').wait_for(timeout=60_000)
     frame.locator(".intake .file").set_input_files([SAMPLES / "rocket.jpg", SAMPLES / "coffee.jpg"])

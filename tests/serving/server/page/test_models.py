@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from captioner.paths import sample_photos
@@ -63,33 +60,3 @@ def test_both_models_show_a_sentence_and_one_its_words(
         tab.check("[name=check_attention]")
         tab.wait_for_selector(".about [data-term=effect]")
         assert visit.posts("api/effect") == 1  # by the model whose words they are
-
-
-def test_a_request_can_name_a_model(two: str, tiny: Captioner) -> None:
-    photo = (SAMPLES / "rocket.jpg").read_bytes()
-    with httpx.Client(base_url=two, timeout=300) as client:
-
-        def ask(**form: str) -> httpx.Response:
-            return client.post("/api/caption", files={"image": photo}, data=form)
-
-        assert ask().json()["records"][0]["model"]["name"] == "bundled"
-        (record,) = ask(model="tiny").json()["records"]
-        assert record["caption"] == tiny.caption(SAMPLES / "rocket.jpg").text
-        # Its words are checked by itself, as when they were found.
-        (checked,) = ask(model="tiny", attention="true", check_attention="true").json()["records"]
-        wanted = [word.pop("effect") for word in checked["words"]]
-        form = {"record": json.dumps({**checked, "alternatives": []})}
-        answer = client.post("/api/effect", files={"image": photo}, data=form)
-        found = [word["effect"] for word in answer.json()["records"][0]["words"]]
-        assert found == pytest.approx(wanted, abs=2e-4)
-        answer = ask(model="no")
-        assert answer.status_code == 422 and "use bundled, tiny" in answer.json()["detail"]
-        assert client.get("/api/health/ready").status_code == 200
-
-
-def test_a_model_is_not_compared_with_itself(
-    run_main: Callable[..., subprocess.CompletedProcess[str]], saved_tiny: Path
-) -> None:
-    twice = ("--checkpoint", saved_tiny) * 2
-    result = run_main("serve", "--port", "0", *twice)
-    assert result.returncode == 2 and "is given twice" in result.stderr

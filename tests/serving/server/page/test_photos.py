@@ -70,6 +70,9 @@ def test_a_large_photo_is_made_small_for_the_stage_alone(visit: Visit, tmp_path:
 def test_a_photo_may_be_dropped_or_pasted_anywhere_or_by_a_button(
     clipboard: None, visit: Visit
 ) -> None:
+    assert "URL" not in visit.tab.inner_text(".zone")
+    visit.paste("https://example.org/a.jpg")  # URLs are off by default
+    assert visit.posts() == 0 and not visit.tab.locator(".strip").is_visible()
     for kind in ("drop", "paste"):
         visit.forget()
         assert visit.tab.evaluate(DROP, [kind, f"{kind}ped.jpg"])
@@ -138,6 +141,11 @@ def test_while_it_waits_the_new_photo_is_there_and_the_old_sentence_is_not(visit
     assert tab.locator(".heat").get_attribute("data-word") == "-1"
     assert "the photo" in tab.inner_text(".phase")
     assert tab.locator(".viewer").get_attribute("aria-busy") == "true"
+    tab.emulate_media(reduced_motion="reduce")
+    running = "document.getAnimations().filter(a => a.playState === 'running').length"
+    assert tab.evaluate(running) == 0
+    tab.emulate_media(reduced_motion="null")
+    assert tab.evaluate(running) > 0
     while not held:
         tab.wait_for_timeout(10)
     held[0].continue_()

@@ -93,12 +93,3 @@ def test_what_is_corrected_is_copied_kept_and_in_every_download(
     assert 'src="%3Dcat.jpg" alt=""' in html and len(re.findall("<img", html)) == 2
     tab.click(".undo")
     assert not tab.is_checked(".decorative") and tab.input_value(".text")
-
-
-def test_on_a_phone_the_photo_stays_in_sight_of_the_words(phone: Visit) -> None:
-    tab = phone.tab
-    tab.evaluate("scrollTo(0, 400)")
-    top = tab.locator(".stage").bounding_box()["y"]
-    assert top >= 0
-    tab.locator(".text").focus()  # and makes room for somebody who writes
-    assert tab.evaluate("getComputedStyle(document.querySelector('.stage')).position") != "sticky"

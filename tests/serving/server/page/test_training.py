@@ -36,6 +36,12 @@ def test_reviewed_photos_and_their_captions_are_prepared(
 ) -> None:
     tab = visit.tab
     (tmp_path / "notes.jpg").write_bytes(b"no photo")
+    visit.choose(tmp_path / "notes.jpg", state="failed")
+    tab.click(".train")
+    assert "No photos are reviewed yet" in tab.inner_text(".training")
+    assert not tab.locator(".commands").is_visible()
+    tab.click(".dismiss")
+    assert tab.text_content(".training") == ""
     with Image.open(SAMPLES / "camera.jpg") as photo:
         photo.save(tmp_path / "größe 1:2.png")
     names = [SAMPLES / "coffee.jpg", SAMPLES / "rocket.jpg", tmp_path / "größe 1:2.png"]
@@ -66,16 +72,6 @@ def test_reviewed_photos_and_their_captions_are_prepared(
         "captions/001-coffee.jpg": [said],
         "captions/002-rocket.jpg": ["Lights, and a rocket.", "At night."],
     }
-
-
-def test_a_training_set_needs_a_reviewed_photo(visit: Visit, tmp_path: Path) -> None:
-    (tmp_path / "notes.jpg").write_bytes(b"no photo")
-    visit.choose(tmp_path / "notes.jpg", state="failed")
-    visit.tab.click(".train")
-    assert "No photos are reviewed yet" in visit.tab.inner_text(".training")
-    assert not visit.tab.locator(".commands").is_visible()
-    visit.tab.click(".dismiss")
-    assert visit.tab.text_content(".training") == ""
 
 
 @pytest.mark.slow
