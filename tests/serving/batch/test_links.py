@@ -79,6 +79,12 @@ def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path)
     assert record["image"].endswith("a.tar/./p000/p000.jpg") and "caption" in record
 
 
+def test_a_file_system_that_is_not_installed(run_batch: Any, tmp_path: Path) -> None:
+    result = run_batch("nonsense://x/y.jpg", "--output", tmp_path / "c.jsonl")
+    assert result.returncode == 1
+    assert "nonsense://x/y.jpg" in result.stderr and "Traceback" not in result.stderr
+
+
 def test_links_in_lists_are_of_allowed_schemes(tmp_path: Path) -> None:
     links = (
         "file:///etc/passwd",

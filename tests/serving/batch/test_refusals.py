@@ -71,7 +71,6 @@ REFUSED: Refusals = {
     "raw": (1, "no photos in the inputs; skipped, not images: 2 .cr2, 1 no suffix"),
     "--list photos": (1, "photos is a folder, not a list"),
     "--list lst": (1, "there is no list lst"),
-    "nonsense://x/y.jpg": (1, "nonsense://x/y.jpg"),
     "photos --root phots": (1, "there is no folder phots"),
     "t.csv --column file": (1, "t.csv has no column 'file'; it has path"),
     # Outputs
