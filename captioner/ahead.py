@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from math import gcd
 from typing import TypeVar
 
 from captioner.device import cores
@@ -25,22 +27,32 @@ def decode_ahead(
     At most two batches are in memory. If `images` raises an exception, it is raised again after all
     earlier images were yielded. If `decode` raises one, it is raised instead of the image's batch.
     """
-    remaining = iter(images)
-    pool = ThreadPoolExecutor(min(cores(), _MOST_THREADS), "decoding")
-    tasks: deque[Future[Result]] = deque()
+    remaining, threads = iter(images), min(cores(), _MOST_THREADS)
+    size = gcd(batch_size, batch_size // threads or 1)  # images per task
+    pool = ThreadPoolExecutor(threads, "decoding")
+    tasks: deque[Future[list[Result]]] = deque()
     is_open, problem = True, None
     try:
         while tasks or is_open:
-            while is_open and len(tasks) < 2 * batch_size:
+            while is_open and size * len(tasks) < 2 * batch_size:
+                group: list[Image] = []
                 try:
-                    tasks.append(pool.submit(decode, next(remaining)))
-                except StopIteration:  # not stored, because its traceback holds the images
-                    is_open = False
-                except Exception as error:
+                    group.extend(islice(remaining, size))
+                    is_open = len(group) == size
+                except Exception as error:  # raised after the images before it are yielded
                     is_open, problem = False, error
-            if tasks:
-                yield [tasks.popleft().result() for _ in range(min(batch_size, len(tasks)))]
+                if group:
+                    tasks.append(pool.submit(_decode_all, decode, group))
+            batch: list[Result] = []
+            while tasks and len(batch) < batch_size:
+                batch += tasks.popleft().result()
+            if batch:
+                yield batch
     finally:
         pool.shutdown(cancel_futures=True)
     if problem is not None:
         raise problem
+
+
+def _decode_all(decode: Callable[[Image], Result], images: list[Image]) -> list[Result]:
+    return [decode(image) for image in images]

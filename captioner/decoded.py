@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, islice
 from math import exp
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from captioner.alternative import Alternative
 from captioner.caption import Caption, ModelName
 from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.packed import OPTIONAL
 from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement, Trust
 from captioner.vision.prepared import PreparedImage
@@ -46,18 +48,18 @@ class DecodedBatch(NamedTuple):
         style: str | None,
     ) -> list[Caption]:
         """Make the captions of the B images; `trust` is None if the checkpoint has none."""
-        beams = self.hypotheses
-        judged: Sequence[Sequence[Judgement | None]] = [[None] * len(beam) for beam in beams]
         familiarities: Sequence[float | None] = [None] * len(images)
-        if trust is not None:
-            judged, familiarities = trust.assess(pool(self.features), beams)
+        if trust is None:
+            judged = [
+                [Judgement([None] * len(hypothesis.tokens), None) for hypothesis in beam]
+                for beam in self.hypotheses
+            ]
+        else:
+            judged, familiarities = trust.assess(pool(self.features), self.hypotheses)
+        sentences = iter(self._sentences([*chain.from_iterable(judged)], vocabulary))
         captions = []
-        rows = zip(images, beams, self.effects, judged, familiarities, strict=True)
-        for image, beam, effects, judgements, familiarity in rows:
-            best, *alternatives = (
-                self._sentence(*sentence, vocabulary=vocabulary)
-                for sentence in zip(beam, effects, judgements, strict=True)
-            )
+        for image, beam, familiarity in zip(images, self.hypotheses, familiarities, strict=True):
+            best, *alternatives = islice(sentences, len(beam))
             captions.append(
                 Caption(
                     text=best.text,
@@ -75,32 +77,54 @@ class DecodedBatch(NamedTuple):
             )
         return captions
 
-    def _sentence(
+    def _sentences(
+        self, judgements: Sequence[Judgement], vocabulary: Vocabulary
+    ) -> list[Alternative]:
+        """Return the sentences of all images, one after the other."""
+        hypotheses = [*chain.from_iterable(self.hypotheses)]
+        texts = [vocabulary.decode(hypothesis.tokens) for hypothesis in hypotheses]
+        words = iter(self._words(hypotheses, texts, judgements))
+        return [
+            Alternative(
+                text=vocabulary.join(sentence),
+                score=hypothesis.score,
+                words=tuple(islice(words, len(sentence))),
+                trust=judgement.caption,
+            )
+            for hypothesis, sentence, judgement in zip(hypotheses, texts, judgements, strict=True)
+        ]
+
+    def _words(
         self,
-        hypothesis: Hypothesis,
-        effects: Sequence[float] | None,
-        judgement: Judgement | None,
-        *,
-        vocabulary: Vocabulary,
-    ) -> Alternative:
-        texts = vocabulary.decode(hypothesis.tokens)
-        subject = None if judgement is None else judgement.subject
-        gates, attention, heads = map(
-            _copy, (hypothesis.gate, hypothesis.attention, hypothesis.heads)
+        hypotheses: Sequence[Hypothesis],
+        texts: Sequence[Sequence[str]],
+        judgements: Sequence[Judgement],
+    ) -> list[Word]:
+        """Return the words of all sentences. Making them together is faster than one by one."""
+        grid, unknown = (self.rows, self.columns), [None] * sum(map(len, texts))
+        attention, gates, heads = (
+            _join([getattr(hypothesis, name) for hypothesis in hypotheses]) for name in OPTIONAL
         )
-        grid, unknown = (self.rows, self.columns), [None] * len(texts)
+        effects: list[Sequence[float | None]] = [
+            values or [None] * len(sentence)
+            for values, sentence in zip(chain.from_iterable(self.effects), texts, strict=True)
+        ]
         columns = zip(
-            texts,
-            hypothesis.log_probabilities[:-1].tolist(),  # the last one belongs to <end>
+            chain.from_iterable(texts),
+            # The last one of a sentence belongs to <end>.
+            torch.cat([hypothesis.log_probabilities[:-1] for hypothesis in hypotheses]).tolist(),
             unknown if gates is None else gates.tolist(),
             unknown if attention is None else attention.reshape(-1, *grid),
             unknown if heads is None else heads.reshape(*heads.shape[:2], *grid),
-            effects or unknown,
-            unknown if judgement is None else judgement.words,
-            [at == subject for at in range(len(texts))],
+            chain.from_iterable(effects),
+            chain.from_iterable(judgement.words for judgement in judgements),
+            chain.from_iterable(
+                [at == judgement.subject for at in range(len(judgement.words))]
+                for judgement in judgements
+            ),
             strict=True,
         )
-        words = [
+        return [
             Word(
                 text=text,
                 probability=exp(log),
@@ -113,14 +137,9 @@ class DecodedBatch(NamedTuple):
             )
             for text, log, gate, weights, head_weights, effect, trust, is_subject in columns
         ]
-        return Alternative(
-            text=vocabulary.join(texts),
-            score=hypothesis.score,
-            words=tuple(words),
-            trust=None if judgement is None else judgement.caption,
-        )
 
 
-def _copy(part: torch.Tensor | None) -> NDArray[np.float32] | None:
-    """Copy a tensor, which may be a view of the whole batch."""
-    return None if part is None else part.numpy().astype(np.float32)
+def _join(parts: Sequence[torch.Tensor | None]) -> NDArray[np.float32] | None:
+    """Join the values of all sentences; None if the decoder does not have them."""
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors).float().numpy() if tensors else None

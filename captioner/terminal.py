@@ -72,5 +72,6 @@ def json_line(
     """
     if (encoding or "").lower().replace("_", "-") not in ("utf-8", "utf8"):
         return json.dumps(value, indent=indent)
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    # Plain data has no cycles.
+    text = json.dumps(value, indent=indent, ensure_ascii=False, check_circular=False)
     return text if text.isascii() else _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

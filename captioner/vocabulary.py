@@ -130,7 +130,8 @@ def join(words: Iterable[str], by: Tokenizer = "words") -> str:
             both = before and not _UNSPACED.match(before) and not _UNSPACED.match(word)
             text, before = f"{text} {word}" if both else text + word, word
         return text
-    return re.sub(r" (n't|'(?:s|m|d|ll|re|ve))\b", r"\1", " ".join(words))
+    text = " ".join(words)
+    return re.sub(r" (n't|'(?:s|m|d|ll|re|ve))\b", r"\1", text) if "'" in text else text
 
 
 class Vocabulary:

@@ -6,6 +6,7 @@ not wait for each other after every operation.
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import threading
@@ -38,6 +39,7 @@ _CPU_BATCH = 32  # larger batches do not fit the caches, smaller ones do not use
 _GPU_SHARE = 0.5  # the part of the free memory that a batch may use
 _GPU_LARGEST = 128  # larger batches were slower (docs/gpu.md)
 _CARRIED = 1 << 27  # bytes of photos from compressed archives in a batch
+_ALLOCATIONS = 20_000  # new objects, of about 500 photos, after which garbage is collected
 _FAILING = 8  # a batch has at most this many times its size of photos, including failed ones
 
 
@@ -100,7 +102,11 @@ class LocalEngine(Closing):
         self.workers = config.workers or share
         # On a GPU one batch is launched while the results of the other are read.
         self.streams = 2 if captioner.device.type != "cpu" else min(share, 8)
-        self._before = torch.get_num_threads()
+        self._before = torch.get_num_threads(), gc.get_threshold()
+        # Otherwise garbage collections would visit all objects of torch and of the model, and
+        # records that are not written yet, again and again.
+        gc.freeze()
+        gc.set_threshold(_ALLOCATIONS)
         self._threads = ThreadPoolExecutor(
             self.streams,
             "captioning",
@@ -118,7 +124,9 @@ class LocalEngine(Closing):
         """See Engine."""
         self._reader.close()
         self._threads.shutdown(cancel_futures=True)
-        torch.set_num_threads(self._before)
+        torch.set_num_threads(self._before[0])
+        gc.set_threshold(*self._before[1])
+        gc.unfreeze()
 
     @property
     def description(self) -> str:

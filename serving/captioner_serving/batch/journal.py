@@ -106,7 +106,8 @@ class Journal(Closing):
         failure: the error of the photo's sidecar or map. The record is kept, the photo counts as
             failed, and a retry adds no second record.
         """
-        lines = [] if digest(record["image"]) in self._retried else [(file, record)]
+        is_retried = bool(self._retried) and digest(record["image"]) in self._retried
+        lines = [] if is_retried else [(file, record)]
         lines += [] if failure is None else [(ERRORS, failure)]
         for number, _ in lines:
             self.counts[number] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gc
 import io
 import json
 import os
@@ -237,6 +238,17 @@ def test_out_of_memory_halves_the_batch(
     records = list(caption_batch(folder, config=config, captioner=tiny))
     assert [record["caption"] for record in records] == wanted
     assert sizes.count(16) >= 1 and max(sizes[-2:]) <= 6
+
+
+def test_garbage_collections_skip_the_model_only_during_a_run(
+    tiny: Captioner, photos: Photos
+) -> None:
+    before, at_start = gc.get_threshold(), gc.get_freeze_count()
+    records = caption_batch(photos(2), captioner=tiny)
+    next(records)
+    assert gc.get_freeze_count() > at_start + 1000
+    list(records)
+    assert gc.get_threshold() == before and gc.get_freeze_count() <= at_start
 
 
 def test_failed_photos_that_are_no_longer_inputs_do_not_count(
