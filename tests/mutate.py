@@ -1,10 +1,11 @@
 """Mutation testing: change the code by rules, one change at a time, and count what tests notice.
 
     make mutate MODULE=captioner/attention SAMPLE=40
-    python tests/mutate.py captioner/attention --sample 40 [--again] [--scores]
+    python tests/mutate.py captioner/attention --sample 40 [--cases] [--again] [--scores]
 
 tests/mutate.yaml says which tests run for which module. Python is changed by mutmut's operators,
-within functions; scripts of the page by the rules of tests/mutants.py. Mutants are drawn with a
+within functions, or with --cases by leaving out one of several cases (`kind in (3, 4)`); scripts of
+the page by the rules of tests/mutants.py. Mutants are drawn with a
 fixed seed. Results are kept in .mutate/results.jsonl: the next call resumes, --again repeats what
 survived. No file is changed: tests are collected once, and each mutant is a fork in which the
 functions have the mutant's code, also in commands that it starts, or in which the browser is given
@@ -222,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("module", nargs="*", help="the beginning of modules' paths; default: all")
     parser.add_argument("--sample", type=int, default=40, help="mutants a module (default 40)")
+    parser.add_argument("--cases", action="store_true", help="leave out one of several cases")
     parser.add_argument("--again", action="store_true", help="repeat what survived")
     parser.add_argument("--scores", action="store_true", help="print known results, run nothing")
     options = parser.parse_args()
@@ -230,7 +232,7 @@ def main() -> None:
     for row in (Row(**entry) for entry in table):
         if options.module and not any(row.module.startswith(part) for part in options.module):
             continue
-        mutants = choose(row, options.sample)
+        mutants = choose(row, options.sample, cases=options.cases)
         known = read_results(again=options.again)
         left = [mutant for mutant in mutants if mutant.key() not in known]
         if left and not options.scores:
