@@ -286,3 +286,16 @@ def test_the_tokenizer_is_stored_in_the_checkpoint(
     header = read_header(tmp_path)
     assert (header["tokenizer"], header["lowercase"]) == ("words", True)
     assert load_checkpoint(tmp_path).vocabulary.tokenize("A Dog's") == ["a", "dog", "'s"]
+
+
+def test_the_fingerprint_differs_with_the_transform_and_the_order_of_words(
+    tiny_checkpoint: Checkpoint,
+) -> None:
+    vocabulary = tiny_checkpoint.vocabulary
+    others = (
+        replace(tiny_checkpoint, transform=replace(tiny_checkpoint.transform, mode="pad")),
+        replace(tiny_checkpoint, vocabulary=Vocabulary(vocabulary.ordinary_words[::-1])),
+        replace(tiny_checkpoint, name="another", version="2"),
+    )
+    same = [other.fingerprint() == tiny_checkpoint.fingerprint() for other in others]
+    assert same == [False, False, True]
