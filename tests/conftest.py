@@ -389,9 +389,9 @@ def rewrite_header(path: Path, change: Callable[[dict[str, Any]], object]) -> No
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def captioner(saved_tiny: Path) -> Captioner:
-    """The tiny model, loaded once for each test file."""
+    """The tiny model, loaded once; no test may change it."""
     from captioner import Captioner
 
     return Captioner.from_pretrained(saved_tiny)

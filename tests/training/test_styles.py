@@ -30,7 +30,7 @@ RECIPE = (
     + """
 name: miniature
 data: {train: [plain, loud], validation: [plain, loud], styles: true, minimum_count: 1, workers: 0}
-generation: {beam_size: 2}
+generation: {beam_size: 2, maximum_length: 12}
 label_smoothing: 0.0
 stages:
   - {epochs: 3, batch_size: 8, learning_rate: 3.0e-2, warmup: 2, scheduled_sampling: 0.2}
@@ -152,7 +152,7 @@ def test_a_run_validates_each_image_in_its_own_style(
     assert lengths[1] > lengths[0] + 0.6
     recipe = still(
         tmp_path / "other.yaml", ("validation: [plain, loud]", "validation: [mine]"),
-        ("{beam_size: 2}", "{beam_size: 2, style: loud}"),
+        ("{beam_size: 2, ", "{beam_size: 2, style: loud, "),
     )  # fmt: skip
     shutil.copytree(data / "loud", data / "mine")
     train_here(recipe, tmp_path / "run", data__root=data, weights=trained)

@@ -259,6 +259,7 @@ def test_a_prepared_set_is_trained_on_and_scored(
         "transform: {mode: squash, size: 64}\n"
         "decoder: {embedding_dim: 16, hidden_dim: 24, attention_dim: 8, value_dim: 16}\n"
         "data: {train: ['.'], validation: ['.'], minimum_count: 1, workers: 0}\n"
+        "generation: {beam_size: 1, maximum_length: 6}\n"
         "stages: [{epochs: 1, batch_size: 20, fine_tune_from: 5}]\n"
     )
     options = ("--data.root", prepared, "--out", tmp_path / "run", "--max-steps", 1)
