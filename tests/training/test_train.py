@@ -145,8 +145,9 @@ def test_a_step_that_fails_ends_the_run_and_its_workers(
     """Workers ignore SIGTERM, by which multiprocessing would end them."""
     monkeypatch.setenv("CAPTIONER_TESTS_FORK", "0")
     objectives = f"--stages.1.objectives={{{__name__}:Greedy: 2}}"
-    out = ("--out", tmp_path / "run", "--data.workers", 2)
-    result = run_captioner("train", recipe, objectives, *out, timeout=60)
+    pixels = ("--stages.1.fine_tune_from", 5, "--data.workers", 2)  # loaded by workers
+    options = (objectives, *pixels, "--out", tmp_path / "run")
+    result = run_captioner("train", recipe, *options, timeout=120)
     assert result.returncode == 1 and "unforeseen" in result.stderr
 
 
