@@ -283,7 +283,8 @@ def test_an_answer_of_a_process_cannot_run_code(
         else:
             assert decoded.error and "crashed the image decoder" in decoded.error["detail"], what
         assert not any(tmp_path.iterdir()), what
-    assert reader.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300).error is None
+        following = reader.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300)
+        assert following.error is None, what
 
 
 def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
