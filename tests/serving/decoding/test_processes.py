@@ -70,6 +70,8 @@ def lie(what: bytes) -> None:
     good = json.dumps(Decoded(b"", (1, 1), bytes(3), (1, 1)).head()).encode()
     if what == b"pickle":
         line.send(pickle.dumps(Trap()))
+    if what == b"32 TB":  # which the parent must not even allocate
+        line.socket.sendall((1 << 45).to_bytes(8, "big"))
     if what == b"half":
         line.socket.sendall((1000).to_bytes(8, "big") + b"half")
         time.sleep(3600)
@@ -275,7 +277,7 @@ def test_an_answer_of_a_process_cannot_run_code(
     reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for what in (b"pickle", *LIES):
+    for what in (b"pickle", b"32 TB", *LIES):
         photo = Act(what.decode(), b"answer " + what)
         decoded = reader.submit(photo).result(timeout=300)
         if what == b"well":
