@@ -56,7 +56,7 @@ def unnoticed(tests: Collection[str], tree: Path) -> list[str]:
     folders = os.pathsep.join(str(tree / name) for name in (".", "training", "serving"))
     # No bytecode: a file that changes twice in a second may have the one of before.
     own = {"PYTHONPATH": folders, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "500"}
-    options = ["-q", "-rf", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
         cwd=tree,
@@ -67,8 +67,9 @@ def unnoticed(tests: Collection[str], tree: Path) -> list[str]:
     )
     if done.returncode not in (0, 1):  # nothing was tested
         raise RuntimeError(done.stdout + done.stderr)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
-    names = [line.removeprefix("FAILED ").partition(" - ")[0] for line in lines]
+    # An error of a fixture is noticed too.
+    lines = [line.split(" ", 1) for line in done.stdout.splitlines() if " " in line]
+    names = [text.partition(" - ")[0] for kind, text in lines if kind in ("FAILED", "ERROR")]
     failed = {
         part for name in names for part in (name, name.partition("[")[0], name.partition("::")[0])
     }
