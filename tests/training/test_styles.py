@@ -15,6 +15,7 @@ import torch
 from captioner.checkpoint import load_checkpoint
 from captioner.cli import main
 from captioner.vision.transform import Transform
+from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import StageBatches, stage_sampler
 from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.loader import PixelSource
@@ -207,6 +208,9 @@ def test_any_style_is_drawn_anew_in_every_epoch(data: Path, tmp_path: Path) -> N
     recipe = load_recipe(str(tmp_path / "any.yaml"), {"data.root": str(data)})
     corpus = read_corpus(recipe, out=tmp_path)
     assert corpus.vocabulary.styles == ("any", "plain", "loud")
+    origin = Vocabulary(["wow"], styles=("old", "loud"))  # of a checkpoint without "any"
+    continued = read_corpus(recipe, out=tmp_path, origin=origin)
+    assert continued.vocabulary.styles == ("any", "old", "loud", "plain")
     cpu = Processes(device=torch.device("cpu"))
     table = corpus.table(maximum_length=22)
     dataset = ImageDataset(corpus.train, Transform(recipe.transform))

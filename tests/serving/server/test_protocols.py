@@ -172,8 +172,10 @@ def test_a_prompt_for_keywords_gives_the_trusted_words(
 ) -> None:
     wanted = ", ".join(trusted)
     assert by_ollama.generate("tiny", text, images=[PHOTO]).response == wanted
-    chat = by_openai.chat.completions.create(model="tiny", messages=parts(text, URI))
-    assert chat.choices[0].message.content == wanted
+    split = [{"role": "user", "content": text}, *parts("", URI)]  # the photo comes after the text
+    for messages in (parts(text, URI), split):
+        chat = by_openai.chat.completions.create(model="tiny", messages=messages)
+        assert chat.choices[0].message.content == wanted
 
 
 @pytest.mark.parametrize(

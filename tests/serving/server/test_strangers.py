@@ -102,6 +102,13 @@ def test_uploads_are_limited_by_address_and_in_total(start: Callable[..., Server
         assert until(lambda: send(greedy) == 200, 30)
 
 
+def test_one_upload_may_be_larger_than_half_of_the_space(start: Callable[..., Server]) -> None:
+    server = start("--max-upload", "1.5MB", "--max-bodies", "2MB")
+    with server.client() as client:
+        files = {"files": ("x.jpg", os.urandom(1_300_000))}
+        assert client.post("/gradio_api/upload", files=files).status_code == 200
+
+
 @pytest.fixture
 def few(saved_tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[httpx.Client, Clock]]:
     """A server with room for four unread results of one client, and a clock to put forward."""
