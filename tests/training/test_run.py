@@ -298,12 +298,12 @@ def test_early_stopping_ends_a_stage(run_main: Run, place: Path, tmp_path: Path)
     result = run_main(
         *command(place, tmp_path / "run"), "--stages.1.learning_rate", 0,
         "--stages.1.epochs", 9, "--stages.1.patience", 1, "--stages.2.learning_rate", 0,
-        "--stages.2.encoder_learning_rate", 0, "--stages.2.epochs", 9, "--stages.2.patience", 2,
+        "--stages.2.encoder_learning_rate", 0, "--stages.2.epochs", 9, "--stages.2.patience", 1,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     epochs = [record for record in records(tmp_path / "run") if record["event"] == "epoch"]
     places = [(epoch["stage"], epoch["epoch"]) for epoch in epochs]
-    assert places == [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]  # the second stage counts afresh
+    assert places == [(1, 1), (1, 2), (2, 1), (2, 2)]  # the second stage counts afresh
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in validation", "after the last step"])

@@ -63,6 +63,15 @@ def test_convert_chooses_words_by_their_trust(
     assert [line["keywords"] for line in read_lines(folder / "k.jsonl")] == [wanted, [], []]
 
 
+def test_convert_chooses_words_of_the_sentence_before_its_words_were_replaced(
+    folder: Path, run_main: Run
+) -> None:
+    said = {"unworded": "a man and dog sea man", "words": WORDS}
+    write_lines(folder / "r.jsonl", record_of("a.jpg", "a person and dog sea person", **said))
+    run_main("convert", "r.jsonl", "--to", "k.jsonl", "--keywords")
+    assert read_lines(folder / "k.jsonl")[0]["keywords"] == ["man", "sea"]
+
+
 @pytest.mark.needs("exiftool")
 def test_keywords_are_a_column_a_comma_list_and_a_bag(folder: Path, run_main: Run) -> None:
     (folder / "b.xmp").write_text(LIGHTROOM)
