@@ -87,6 +87,7 @@ def test_grey_arrays_are_pictures(grey: Any) -> None:
         ({"a": 1}, ImageTypeError, "dict is not an image"),
         (io.StringIO("x"), ImageTypeError, "open it with 'rb'"),
         ("ftp://host/a.jpg", ImageNotFoundError, "not an http or https address"),
+        ("HTTPS://127.0.0.1:1/a.jpg", ImageNotFoundError, "cannot be downloaded"),
     ],
 )
 def test_other_objects_are_refused_with_the_accepted_kinds(
@@ -118,6 +119,16 @@ def test_a_file_object_is_read_from_its_position(tmp_path: Path) -> None:
 def test_a_batch_is_its_images(batch: Any) -> None:
     first, second = split_batch(batch)
     assert pixels(first) == pixels(COLORS) and pixels(second) == pixels(COLORS[::-1])
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_the_channels_of_a_batch_come_first_or_last(channels: int) -> None:
+    """With as many rows as channels are allowed, the last axis decides."""
+    for rows in (5, 3):
+        batch = np.zeros((2, rows, 7, channels), dtype="uint8")
+        assert [image.shape for image in split_batch(batch)] == [(rows, 7, channels)] * 2
+    first = np.zeros((2, channels, 5, 7), dtype="uint8")
+    assert [image.shape for image in split_batch(first)] == [(5, 7, channels)] * 2
 
 
 def test_an_empty_batch_has_no_captions(captioner: Captioner) -> None:
