@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 import time
 from collections.abc import Callable
@@ -104,9 +105,13 @@ def test_files_of_other_formats_are_refused(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(2)}, path, metadata={"captioner": "[" * 100_000})
     with pytest.raises(CheckpointFormatError, match="foreign cannot be read: maximum recursion"):
         load_checkpoint(path)
-    torch.save({"weight": torch.zeros(2)}, path)
+    torch.save({"weight": torch.zeros(2)}, path)  # a zip file
     with pytest.raises(CheckpointFormatError, match="pickle"):
         load_checkpoint(path)
+    for protocol in (2, 3, 4):
+        path.write_bytes(pickle.dumps({"weight": [0.0]}, protocol=protocol))
+        with pytest.raises(CheckpointFormatError, match="pickle"):
+            load_checkpoint(path)
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     with pytest.raises(CheckpointFormatError, match="git lfs pull"):
         load_checkpoint(path)

@@ -34,10 +34,13 @@ def test_letters_are_drawn_that_pillows_own_font_lacks():
 
 
 def test_a_title_from_right_to_left_begins_at_the_right():
+    """The first letter decides."""
     arabic = Text.flow(["رجل", "يركب", "دراجة"], 20, 300, space=0.3)
-    english = Text.flow(["one", "two", "three"], 20, 300, space=0.3)
-    starts = [[x for _, _, x, _ in text.words] for text in (arabic, english)]
-    assert starts[0] == sorted(starts[0], reverse=True) and starts[1] == sorted(starts[1])
+    hebrew = Text.flow(["כלב", "two"], 20, 300, space=0.3)
+    english = Text.flow(["one", "رجل"], 20, 300, space=0.3)
+    for text, is_reversed in (arabic, True), (hebrew, True), (english, False):
+        starts = [x for _, _, x, _ in text.words]
+        assert starts == sorted(starts, reverse=is_reversed)
     _, font, x, _ = arabic.words[0]
     assert x + font.getlength("رجل") == pytest.approx(300)
     centred = Text.flow(["رجل", "يركب"], 20, 300, space=0.3, center=True)
