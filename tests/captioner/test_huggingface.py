@@ -321,6 +321,17 @@ def test_layers_and_heads_must_exist(
         captioner.caption(photo, maximum_length=3)
 
 
+def test_each_head_has_its_own_attention(folders: dict[str, Path], photo: Path) -> None:
+    captions = [
+        HuggingFaceCaptioner(str(folders["git"]), device="cpu", head=head).caption(photo)
+        for head in (None, 1, 2)
+    ]
+    assert len({caption.text for caption in captions}) == 1
+    mean, first, second = (caption.words[0].attention for caption in captions)
+    for weights, others in ((mean, first), (mean, second), (first, second)):
+        assert abs(weights - others).max() > 1e-4
+
+
 def test_weights_of_other_classes_are_not_downloaded(hub: Hub) -> None:
     config = {"architectures": ["LlamaForCausalLM"]}
     hub.add("user/llama", {"config.json": json.dumps(config).encode(), "model.safetensors": b""})
