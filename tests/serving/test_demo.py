@@ -174,6 +174,7 @@ def test_the_space_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     environment = {
         **os.environ,
+        "PYTHONUNBUFFERED": "1",  # Gradio does not flush the line with the URL
         "GRADIO_SERVER_NAME": "0.0.0.0",
         "GRADIO_SERVER_PORT": str(port),
         "TMPDIR": str(tmp_path),
