@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A module, the tests that run for it, and its equivalent mutants with the reasons.
+    """The tests of a module, and its equivalent mutants, each with the reason.
 
     `imports` are modules that would take long to import in every mutant. With `processes`, the
     tests run the module in processes that they start, so every mutant runs every test.
@@ -106,10 +106,9 @@ def python_mutants(file: Path) -> Iterator[Mutant]:
 
 def case_mutants(file: Path) -> Iterator[Mutant]:
     """Give mutants that lack one of several cases, as in `kind in (3, 4)` -> `kind in (3,)`."""
-    source = file.read_text()
+    source = file.read_bytes()  # the positions of nodes count bytes
     lines = source.splitlines(keepends=True)
     starts = [sum(map(len, lines[:number])) for number in range(len(lines))]
-    collections = (ast.Tuple, ast.Set, ast.List)
     number = 0
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -119,14 +118,14 @@ def case_mutants(file: Path) -> Iterator[Mutant]:
                 pass
             case _:
                 continue
-        if not isinstance(values, collections):
+        if not isinstance(values, ast.Tuple | ast.Set | ast.List):
             continue
         start = starts[values.lineno - 1] + values.col_offset
         end = starts[values.end_lineno - 1] + values.end_col_offset  # type: ignore[operator]
         for at in range(len(values.elts)):
             left = ast.Tuple([*values.elts[:at], *values.elts[at + 1 :]], ast.Load())
-            text = source[:start] + ast.unparse(left) + source[end:]
-            change = f"line {node.lineno}: {source[start:end]} -> {ast.unparse(left)}"
+            text = (source[:start] + ast.unparse(left).encode() + source[end:]).decode()
+            change = f"line {node.lineno}: {source[start:end].decode()} -> {ast.unparse(left)}"
             yield Mutant(file=file, number=-1 - number, change=change, text=partial(str, text))
             number += 1
 

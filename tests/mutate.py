@@ -3,13 +3,13 @@
     make mutate MODULE=captioner/attention SAMPLE=40
     python tests/mutate.py captioner/attention --sample 40 [--cases] [--again] [--scores]
 
-tests/mutate.yaml says which tests run for which module. Python is changed by mutmut's operators,
-within functions, or with --cases by leaving out one of several cases (`kind in (3, 4)`); scripts of
-the page by the rules of tests/mutants.py. Mutants are drawn with a
-fixed seed. Results are kept in .mutate/results.jsonl: the next call resumes, --again repeats what
-survived. No file is changed: tests are collected once, and each mutant is a fork in which the
-functions have the mutant's code, also in commands that it starts, or in which the browser is given
-the mutant's script.
+tests/mutate.yaml says which tests run for which module. Python functions are changed by mutmut's
+operators, or with --cases by leaving out one of several cases (`kind in (3, 4)`). Scripts of the
+page are changed by the rules of tests/mutants.py. Mutants are drawn with a fixed seed. Results are
+kept in .mutate/results.jsonl: the next call resumes, --again repeats what survived. No file is
+changed: tests are collected once, and each mutant is a fork in which the functions have the
+mutant's code, also in commands that it starts, or in which the browser is given the mutant's
+script.
 """
 
 from __future__ import annotations

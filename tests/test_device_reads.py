@@ -126,7 +126,7 @@ CAPTIONS = [[[5, 6, 7], [4, 8]]] * 4
 
 
 def dense_step(checkpoint: Checkpoint, stage: Stage, *objectives: Objective) -> TrainStep:
-    """Make a step that runs on the CPU what a GPU runs."""
+    """Make a step that uses the operators for a GPU on the CPU."""
     step = begin_step(checkpoint, stage, *objectives)
     step.loss.dense = True
     return step

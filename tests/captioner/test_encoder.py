@@ -33,7 +33,7 @@ STRIDES = {
 
 @pytest.fixture(autouse=True)
 def quick_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw normal weights in place of truncated normal ones, which take several times as long."""
+    """Draw weights from a normal distribution, which is faster than a truncated one."""
 
     def normal(tensor: torch.Tensor, mean: float = 0.0, std: float = 1.0, *_: float) -> Any:
         return nn.init.normal_(tensor, mean, std)

@@ -54,7 +54,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"kind": "transformer", "score": "scaled_dot", "norm": "post", "layers": 1, "heads": 2},
 ]
 
-# What a file says differently: kinds, heads, places, norms, and no attention.
+# Settings that a file stores: kinds, heads, positions, norms, and no attention.
 SAVED: list[dict[str, Any]] = [
     {"kind": "lstm", "score": "additive", "heads": 4},
     {"kind": "lstm", "encoder_layers": 1, "norm": "post", "value_dim": None},

@@ -156,7 +156,7 @@ def test_a_stage_carries_over_the_averaged_weights_of_an_epoch(
     state.end_stage()
     assert torch.equal(model.decoder.embedding.weight, averages[epoch])
     assert (state.progress.stage, state.progress.epoch, state.progress.best[0]) == (1, 0, 10.0)
-    # Lower than the first stage's best, but the best of its own stage.
+    # The score is lower than the best of the first stage, and the best of the second stage.
     assert not state.begin_stage(whole, steps=20).count_epoch(4.0, 9.0)
     assert (state.progress.stale, state.progress.best_at) == (0, (1, 1))
     # A run that is taken up again hands on the same.

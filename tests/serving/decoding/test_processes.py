@@ -281,7 +281,7 @@ def test_an_answer_of_a_process_cannot_run_code(
         photo = Act(what.decode(), b"answer " + what)
         decoded = reader.submit(photo).result(timeout=300)
         if what == b"well":
-            assert decoded.pixels == bytes(3)  # the others fail by what they say
+            assert decoded.pixels == bytes(3)  # the control: an honest answer
         else:
             assert decoded.error and "crashed the image decoder" in decoded.error["detail"], what
         assert not any(tmp_path.iterdir()), what

@@ -34,7 +34,7 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
         assert "paste a URL" in tab.inner_text(".zone")
         for text in ("a cat", "javascript:alert(1)", "file:///etc/passwd", "http://a b"):
             visit.paste(text)
-        visit.paste(address, ".text")  # somebody writes an alt text
+        visit.paste(address, ".text")  # pasted into the field for the alt text
         assert visit.posts() == 0
         visit.forget()
         visit.paste(address)
