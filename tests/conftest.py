@@ -70,7 +70,6 @@ LONGEST = (
     "training/test_conclusion.py",
     "training/test_styles.py",
     PAGE,
-    "training/test_resume.py",
     "serving/server/",
     "captioner/test_encoder.py",
     "serving/batch/",

@@ -3,13 +3,13 @@
     make mutate MODULE=captioner/attention SAMPLE=40
     python tests/mutate.py captioner/attention --sample 40 [--cases] [--again] [--scores]
 
-tests/mutate.yaml says which tests run for which module. Python functions are changed by mutmut's
-operators, or with --cases by leaving out one of several cases (`kind in (3, 4)`). Scripts of the
-page are changed by the rules of tests/mutants.py. Mutants are drawn with a fixed seed. Results are
-kept in .mutate/results.jsonl: the next call resumes, --again repeats what survived. No file is
-changed: tests are collected once, and each mutant is a fork in which the functions have the
-mutant's code, also in commands that it starts, or in which the browser is given the mutant's
-script.
+tests/mutate.yaml says which tests run for which module; tests of 20 seconds and more do not. Python
+functions are changed by mutmut's operators, or with --cases by leaving out one of several cases
+(`kind in (3, 4)`). Scripts of the page are changed by the rules of tests/mutants.py. Mutants are
+drawn with a fixed seed. Results are kept in .mutate/results.jsonl: the next call resumes, --again
+repeats what survived. No file is changed: tests are collected once, and each mutant is a fork in
+which the functions have the mutant's code, also in commands that it starts, or in which the browser
+is given the mutant's script.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
 from tests import launcher  # noqa: E402
+from tests.conftest import SLOWEST  # noqa: E402
 from tests.mutants import (  # noqa: E402
     Mutant,
     Row,
@@ -50,7 +51,7 @@ from tests.mutants import (  # noqa: E402
 KEPT = ROOT / ".mutate"
 RESULTS = KEPT / "results.jsonl"
 UNNOTICED = ("survived", "not called")  # by any of the row's tests
-OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow")
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
 class Calls:
@@ -93,6 +94,9 @@ class Mutator:
 
     def __init__(self, row: Row, mutants: Sequence[Mutant], say: Callable[[str], None]) -> None:
         self.row, self.mutants, self.say = row, mutants, say
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if item.name.partition("[")[0] not in SLOWEST]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:

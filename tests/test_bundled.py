@@ -55,6 +55,7 @@ def test_sample_photos_get_captions_with_attention(run_main: Run) -> None:
     assert all(word in said[name] for name, word in right.items())
 
 
+@pytest.mark.slow
 def test_captioning_imports_no_library_of_other_models() -> None:
     libraries = ("torchvision", "torch._dynamo", "timm", "transformers", "huggingface_hub")
     program = (

@@ -54,6 +54,7 @@ def train(run: Run, place: Path, out: Path, *fields: object) -> str:
     return result.stderr
 
 
+@pytest.mark.slow
 def test_gain_is_measured_on_test_like_evaluate_and_missing_parts_are_made(
     run_main: Run, place: Path, origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

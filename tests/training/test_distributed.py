@@ -32,6 +32,8 @@ from tests.training.runs import (
     wait_for_lines,
 )
 
+pytestmark = pytest.mark.slow
+
 RECIPE = (
     MODEL
     + """
@@ -152,7 +154,6 @@ def test_two_processes_learn_what_one_learns(alone: Path, together: Path) -> Non
     assert epochs[0]["words"] == epochs[1]["words"]  # sharded, and put together in order
 
 
-@pytest.mark.slow
 def test_two_machines_learn_what_one_process_learns(
     recipe: Path, alone: Path, tmp_path: Path
 ) -> None:
@@ -179,7 +180,6 @@ def test_a_batch_in_parts_is_the_same_batch(recipe: Path, alone: Path, tmp_path:
     assert furthest(alone, tmp_path / "run") < 1e-5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 0])
 def test_two_processes_and_their_workers_stop_on_a_signal(
     recipe: Path, together: Path, tmp_path: Path, workers: int
@@ -199,7 +199,6 @@ def test_two_processes_and_their_workers_stop_on_a_signal(
     assert_same(together, out)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_of_torchrun_is_stopped_and_resumed(
@@ -247,7 +246,6 @@ def test_errors_are_printed_by_one_process_of_two(recipe: Path, tmp_path: Path) 
             assert "captioner/" not in errors  # no traceback of ours
 
 
-@pytest.mark.slow
 def test_torchrun_prints_an_error_once(tmp_path: Path) -> None:
     """torchrun adds its own report."""
     process = torchrun("train", "smoek", "--out", tmp_path)

@@ -42,6 +42,7 @@ def read_card(text: str | bytes) -> Any:
     return ModelCard(text if isinstance(text, str) else text.decode())
 
 
+@pytest.mark.slow
 def test_a_run_is_uploaded_and_captions_from_the_hub(
     hub: Hub, token: None, trained: Path, photo: Path, tmp_path: Path, run_main: Run
 ) -> None:

@@ -32,6 +32,8 @@ from tests.training.runs import (
     wait_for_lines,
 )
 
+pytestmark = pytest.mark.slow
+
 STEPS = 21  # 2 x 6 frozen, 6 of fine-tuning, 3 self-critical
 WITHIN = (9, 15, 21)  # steps, one in each stage; states are saved after each fourth and each epoch
 
@@ -149,7 +151,6 @@ def is_at_work(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
 def test_resume_after_a_kill_and_a_signal_to_the_group(
     recipe: Path, unbroken: Path, tmp_path: Path
 ) -> None:

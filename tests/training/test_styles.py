@@ -115,6 +115,7 @@ def test_one_model_captions_in_two_styles(
     assert not (tmp_path / "new.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_each_split_is_scored_in_its_own_style(
     reports: dict[tuple[str, str], dict[str, Any]],
 ) -> None:

@@ -15,6 +15,8 @@ from captioner_training.trackers import open_tracker, scalars
 from tests.launcher import Run
 from tests.training.runs import train_here, write_own
 
+pytestmark = pytest.mark.slow
+
 
 def logged(out: Path, name: str) -> list[tuple[int, float]]:
     """Return (step, value) of a scalar in log.jsonl, in its order."""

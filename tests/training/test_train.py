@@ -67,6 +67,7 @@ def test_a_broken_photo_ends_the_run_and_its_workers(
     assert "5.png" in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_run_from_recipe_to_scored_checkpoint(
     run_main: Run, recipe: Path, tmp_path: Path
 ) -> None:

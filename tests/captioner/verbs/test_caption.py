@@ -77,6 +77,7 @@ def test_other_files_are_overwritten(here: Path) -> None:
     assert plan("a.jpg", sheet="x/1.jpg") == [{"--sheet": "x/1.jpg"}]
 
 
+@pytest.mark.slow
 def test_a_word_is_given_by_itself_or_its_position_from_1(
     run_main: Run, tiny_file: Path, photo: Path
 ) -> None:

@@ -27,6 +27,8 @@ from tests.process_tree import family
 from tests.serving.batch.conftest import Photos, Start, await_records, draw
 from tests.serving.batch.test_sources import make_tar
 
+pytestmark = pytest.mark.slow
+
 # Every interpreter reads this first. It stands for a hole in a decoder: photos of this size bring
 # it down.
 DECODER_WITH_A_HOLE = """
@@ -74,7 +76,6 @@ def running(start_batch: Start, *arguments: object, path: str = "") -> Iterator[
         process.communicate()
 
 
-@pytest.mark.slow
 def test_actors_that_are_killed_and_photos_that_crash_cost_nothing_else(
     start_batch: Start, photos: Photos, tiny: Captioner, tmp_path: Path
 ) -> None:
@@ -107,7 +108,6 @@ def test_actors_that_are_killed_and_photos_that_crash_cost_nothing_else(
     assert not list(caption_batch(folder, output=output, captioner=tiny))
 
 
-@pytest.mark.slow
 def test_an_actor_that_always_ends_ends_the_run_with_a_sentence(
     start_batch: Start, photos: Photos, tmp_path: Path
 ) -> None:

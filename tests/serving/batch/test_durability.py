@@ -23,6 +23,8 @@ from captioner_serving.batch import BatchConfig, caption_batch
 from tests.conftest import read_tree
 from tests.serving.batch.conftest import draw
 
+pytestmark = pytest.mark.slow
+
 Tree = dict[str, bytes]  # the files below a folder, by their paths in it
 Run = Callable[..., Iterator[dict[str, Any]]]
 
@@ -233,7 +235,6 @@ def test_a_killed_run_leaves_no_part_of_a_file(run: Run, watch: Watch) -> None:
         assert not list(disk.root.rglob("*.part"))
 
 
-@pytest.mark.slow
 @OUTPUTS
 def test_a_kill_or_a_power_cut_at_every_step(run: Run, watch: Watch, output: str) -> None:
     disk, wanted = watch(output)

@@ -15,6 +15,8 @@ from tests.launcher import Run
 from tests.process_tree import children
 from tests.serving.batch.conftest import Photos, Start, await_records, read_lines
 
+pytestmark = pytest.mark.slow
+
 
 def is_alive(pid: int) -> bool:
     try:

@@ -28,6 +28,8 @@ from captioner_serving.decoding.fair_queue import Budget
 from captioner_serving.decoding.reader import Reader
 from tests.process_tree import children
 
+pytestmark = pytest.mark.slow
+
 SMALL = TransformConfig(mode="crop", size=96)
 
 

@@ -202,6 +202,7 @@ def test_the_limit_of_uploads_applies_to_gradio(api: httpx.Client) -> None:
     assert answer.status_code == 413 and answer.json()["type"] == "upload-too-large"
 
 
+@pytest.mark.slow
 def test_uploads_are_private_and_deleted_in_time_or_with_the_server(
     start: Callable[..., Server],
 ) -> None:

@@ -17,6 +17,8 @@ from PIL import Image
 
 from tests.serving.server.conftest import Server
 
+pytestmark = pytest.mark.slow
+
 
 def photos(count: int) -> list[tuple[str, tuple[str, bytes]]]:
     Image.new("RGB", (64, 48), "olive").save(buffer := io.BytesIO(), "JPEG")

@@ -26,6 +26,8 @@ from tests.serving.server.test_api import jpeg, recorded
 from tests.serving.server.test_bad_uploads import resident
 from tests.serving.server.test_life import metric
 
+pytestmark = pytest.mark.slow
+
 MEGABYTE = 1_000_000
 PATIENCE = 1.0
 

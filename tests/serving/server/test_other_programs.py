@@ -28,6 +28,8 @@ from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.running import serving
 from tests.web import Handler, hosting
 
+pytestmark = pytest.mark.slow
+
 PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 CODED = base64.b64encode(PHOTO).decode()
 TOKEN = "0123456789abcdef"

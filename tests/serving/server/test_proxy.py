@@ -22,7 +22,7 @@ from tests.serving.server.running import until
 from tests.serving.server.test_api import jpeg, recorded
 from tests.serving.server.test_limits import head
 
-pytestmark = pytest.mark.needs("nginx")
+pytestmark = [pytest.mark.needs("nginx"), pytest.mark.slow]
 PATIENCE = 2
 
 

@@ -23,6 +23,8 @@ from captioner.vision.prepared import PreparedImage
 from captioner_serving.server.batcher import Batcher
 from tests.serving.server.running import Clock, serving, until
 
+pytestmark = pytest.mark.slow
+
 COSTLY = {"beam_size": "20", "captions": "20", "check_attention": "true"}
 
 

@@ -30,6 +30,8 @@ from tests.serving.server.test_api import jpeg, recorded
 from tests.serving.server.test_endpoint import USUAL, call, file_data, result, upload
 from tests.web import Handler, hosting
 
+pytestmark = pytest.mark.slow
+
 PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 
 

@@ -133,6 +133,7 @@ def test_images_that_are_damaged_or_missing_are_reported_together(
     }
 
 
+@pytest.mark.slow
 def test_killed_while_downloading_and_while_preparing(
     miniature: Path, run_main: Run, serve: Any, tmp_path: Path
 ) -> None:

@@ -20,6 +20,8 @@ from tests.serving.server.page.conftest import visiting
 from tests.serving.server.running import serving
 from tests.web import hosting
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_pasted_address_is_fetched_by_the_server_alone(
     desk: Any, captioner: Captioner, monkeypatch: pytest.MonkeyPatch

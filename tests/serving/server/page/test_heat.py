@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from captioner import Caption
@@ -14,6 +15,8 @@ from captioner.predictor import Captioner
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit, record_of
 from tests.spots import CASES, lit_place, make_spot_checkpoint, near, pictures_in
+
+pytestmark = pytest.mark.slow
 
 PIXELS = """() => {
   const [photo, heat] = ['.photo', '.heat'].map((name) => document.querySelector(name));

@@ -11,6 +11,8 @@ from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit, visiting
 from tests.serving.server.page.frozen import GRADIO
 
+pytestmark = pytest.mark.slow
+
 KEYS = """async () => {
   const asked = indexedDB.open("captioner");
   const database = await new Promise((done) => { asked.onsuccess = () => done(asked.result); });

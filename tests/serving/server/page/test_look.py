@@ -15,6 +15,8 @@ from tests.serving.server.page.frozen import GRADIO
 from tests.serving.server.page.states import states
 from tests.web import Handler, hosting
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_phone_needs_no_sideways_scrolling_and_a_finger_hits_everything(phone: Visit) -> None:
     tab = phone.tab
@@ -164,7 +166,6 @@ def space(site: str, tmp_path: Path, saved_tiny: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.mark.slow
 def test_the_page_captions_in_a_frame_of_another_site(
     site: str, space: Server, browser: Any
 ) -> None:

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from captioner.vision.image import open_image
 from tests.captioner.pictures import HEIC
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit, visiting
+
+pytestmark = pytest.mark.slow
 
 INSECURE = """Object.defineProperty(window, 'isSecureContext', { value: false });
 for (const name of ['mediaDevices', 'clipboard'])

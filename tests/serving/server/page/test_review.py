@@ -13,6 +13,8 @@ from playwright.sync_api import expect
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit
 
+pytestmark = pytest.mark.slow
+
 LOGIN = "<!doctype html><title>Sign in</title><form><input name=user></form>\n"
 
 KEPT = """new Promise((done) => { indexedDB.open("captioner", 3).onsuccess = ({ target }) => {

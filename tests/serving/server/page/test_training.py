@@ -14,6 +14,8 @@ from tests.launcher import Run
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit
 
+pytestmark = pytest.mark.slow
+
 
 def download(visit: Visit, folder: Path) -> Path:
     """Save the training set where the page's commands expect it."""
@@ -74,7 +76,6 @@ def test_reviewed_photos_and_their_captions_are_prepared(
     }
 
 
-@pytest.mark.slow
 def test_the_commands_of_the_page_fine_tune_on_what_it_saved(
     visit: Visit, tmp_path: Path, run_main: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -223,6 +223,7 @@ def test_an_alternative_has_words_heat_and_numbers_of_its_own(visit: Visit) -> N
     assert sentence(" ".join(visit.words())) == said
 
 
+@pytest.mark.slow
 def test_the_words_of_this_very_sentence_are_checked(visit: Visit) -> None:
     tab = visit.tab
     tab.locator(".sentences li button:first-child").nth(1).click()
@@ -376,6 +377,7 @@ def saved(tab: Any) -> bytes:
     return Path(download.value.path()).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_head_is_shown_saved_and_kept(visit: Visit, attentive: dict[str, Any]) -> None:
     tab = visit.tab
     assert not tab.locator(".heads").is_visible()  # of the bundled model
