@@ -12,6 +12,8 @@ import pytest
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> list[Path]:
