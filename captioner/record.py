@@ -92,7 +92,7 @@ class CaptionRecord(SentenceRecord):
     """The best sentence of a photo, and its alternatives."""
 
     words: Annotated[list[WordRecord], Field(max_length=256)]
-    alternatives: Annotated[list[SentenceRecord], Field(max_length=20)] = []
+    alternatives: Annotated[list[SentenceRecord], Field(max_length=10_000)] = []
     image: str | None = None
     model: ModelRecord = ModelRecord(name="unknown", version="unknown")
     familiarity: _Share | None = None

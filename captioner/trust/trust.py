@@ -124,11 +124,12 @@ class WordFeatures(Statistics):
         return kinds
 
     def is_noun(self, tokens: Sequence[int]) -> NDArray[np.bool_]:
-        """Return whether tokens (T,) are nouns; False if the file does not list nouns."""
+        """Return whether tokens (T,) are nouns; False for tokens that the file does not list."""
         if self.nouns is None:
             return np.zeros(len(tokens), bool)
-        numbers = np.asarray(tokens, np.int64).clip(max=len(self.nouns) - 1)
-        is_noun: NDArray[np.bool_] = self.nouns[numbers] > 0
+        numbers = np.asarray(tokens, np.int64)
+        known = self.nouns[numbers.clip(max=len(self.nouns) - 1)] > 0
+        is_noun: NDArray[np.bool_] = known & (numbers < len(self.nouns))
         return is_noun
 
 

@@ -251,6 +251,21 @@ def test_weights_sum_to_one_in_half_precision(name: str) -> None:
     assert context.shape == (2, 3, 8) and context.dtype == torch.bfloat16
 
 
+def test_additive_scores_stay_exact_under_autocast() -> None:
+    """In bfloat16 sigmoids near 1 would be rounded to steps of 1/256."""
+    torch.manual_seed(0)
+    score = AdditiveScore(query_dim=8, key_dim=8, attention_dim=256)
+    query, cells = torch.randn(1, 3, 8), torch.randn(1, 9, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        keys, asked = score.project(cells), score.query(query)
+        found = score(query, keys)[:, :, 0].double()
+    # v . tanh(k + q) of the same rounded k and q, up to a constant.
+    hidden = torch.tanh(keys.double()[:, None] / 2 + asked.double()[:, :, None])
+    expected = hidden @ score.score.weight[0].double()
+    found, expected = (part - part.mean(-1, keepdim=True) for part in (found, expected))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -19,6 +19,7 @@ from captioner import Captioner, GenerationConfig
 from captioner.alternative import Alternative
 from captioner.caption import Caption, ModelName
 from captioner.drawing.animation import animation
+from captioner.drawing.lettering import label as label_picture
 from captioner.drawing.overlay import Panel, overlay
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageNotFoundError
@@ -35,7 +36,7 @@ def make_caption(photo: Path | None, size: tuple[int, int] | None = (90, 60)) ->
     for index, text in enumerate(TEXTS):
         attention = np.zeros((2, 3), np.float32)
         attention[index % 2, index % 3] = 1
-        gate = 0.9 if text == "Cup" else 0.1
+        gate = 0.9 if text == "Cup" else 0.0
         words.append(Word(text=text, probability=0.5, gate=gate, attention=attention))
     return Caption(
         text=" ".join(TEXTS),
@@ -71,6 +72,10 @@ def test_equal_captions_are_equal(caption: Caption) -> None:
     assert caption != replace(other, text="a cup")
     assert caption.words[0] != replace(caption.words[0], attention=np.zeros((7, 7)))
     assert caption.words[0] != "a"
+    word = caption.words[0]
+    for name in ("probability", "gate", "effect", "trust"):
+        assert word != replace(word, **{name: 0.25}), name
+    assert word == replace(word, subject=True)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,14 @@ def test_find_word_takes_words_and_indices(
     caption: Caption, word: str | int | None, index: int
 ) -> None:
     assert caption.find_word(word) == index
+
+
+def test_without_a_gate_the_sharpest_attention_is_found(caption: Caption) -> None:
+    even = np.full((2, 3), 1 / 6, np.float32)
+    words = [replace(word, gate=None, attention=even) for word in caption.words]
+    words[3] = replace(words[3], attention=np.array([[0.1, 0, 0.1], [0.7, 0.1, 0]], np.float32))
+    assert replace(caption, words=tuple(words)).find_word() == 3
+    assert Word(text="a", probability=1).visual_share == 0
 
 
 @pytest.mark.parametrize("word", [6, -7, "zebra", "", "2", "1.5", 1.5, [1]])
@@ -119,8 +132,10 @@ def test_pictures_have_the_numbers_heads_box_and_notes_of_the_caption(
 ) -> None:
     heads = np.array([[[0.9, 0.1, 0.0]], [[0.0, 0.2, 0.8]]], np.float32)
     word = Word(text="cup", probability=0.5, trust=trust, attention=heads.mean(0), heads=heads)
+    the = replace(word, text="the", probability=0.25, trust=None)  # makes no claim
     box = Box(0.25, 0, 0.75, 1)
-    drawn = replace(caption, text="cup", words=(word,), box=box, trust=0.001)
+    drawn = replace(caption, text="cup the", words=(word, the), box=box, trust=0.001)
+    look: Any = {"smooth": False, "strength": 0.5, "colors": "viridis"}
     photo = Image.open(caption.image or "").convert("RGB")
     doubtful = trust is not None
     note = "Dashes mark doubtful words. This may be wrong: 'cup'" if doubtful else None
@@ -128,13 +143,20 @@ def test_pictures_have_the_numbers_heads_box_and_notes_of_the_caption(
     labels = {None: "(mean of 2 heads)", 1: "(head 1 of 2)", 2: "(head 2 of 2)"}
     for head, label in labels.items():
         weights = heads.mean(0) if head is None else heads[head - 1]
-        panels = [Panel("cup", shown, weights, doubtful=doubtful)]
+        panels = [
+            Panel("cup", shown, weights, doubtful=doubtful),
+            Panel("the", None if doubtful else 0.25, weights),
+        ]
         sheet = contact_sheet(
-            photo, panels, title=f"cup {label}", note=note, measure=measure, box=box
+            photo, panels, title=f"cup the {label}", note=note, measure=measure, box=box, **look
         )
-        assert drawn.contact_sheet(head=head) == sheet
-        assert drawn.animation(head=head) == animation(photo, panels, note=label, box=box)
-        assert drawn.overlay(head=head) == overlay(photo, weights, box=box)
+        assert drawn.contact_sheet(head=head, **look) == sheet
+        frames = animation(photo, panels, note=label, box=box, **look)
+        assert drawn.animation(head=head, **look) == frames
+        picture = overlay(photo, weights, box=box, **look)
+        assert drawn.overlay(head=head, **look) == picture
+        labelled = label_picture(picture, "cup", doubtful=doubtful)
+        assert drawn.overlay(head=head, labelled=True, **look) == labelled
 
 
 def test_an_alternative_is_chosen_with_its_trust(caption: Caption) -> None:
@@ -197,6 +219,9 @@ def test_a_notebook_shows_every_word_and_escapes_it(caption: Caption, photo: Pat
     assert "a mug &amp; saucer (score -0.90)" in page
     assert "script" not in page
     assert page != caption._repr_html_()  # two on one page do not move each other's pictures
+    blind = replace(caption, words=(Word(text="a", probability=1),))
+    assert "a Cup of a &lt;b&gt; 3" in blind._repr_html_()
+    assert "has no attention to draw" in blind._repr_html_()
     gone = make_caption(photo)
     photo.unlink()
     with pytest.raises(ImageNotFoundError, match=r"photo\.jpg"):
@@ -225,11 +250,33 @@ def test_pointing_at_a_word_puts_its_attention_on_the_photo(caption: Caption, br
     page.close()
 
 
-def test_an_effect_that_is_no_number_is_refused(caption: Caption) -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"effect": float("nan")}, r"words\.0\.effect"),
+        ({"heads": [[0.5] * 6]}, "do not sum to 1"),
+        ({"heads": [[0.5, 0.5]]}, "there are not 2 x 3 weights"),
+        ({"box": [0, 1, 1, 1]}, "the box is empty"),
+    ],
+)
+def test_a_word_that_is_out_of_range_is_refused(
+    caption: Caption, change: dict[str, Any], reason: str
+) -> None:
     record = caption.record(attention=True)
-    record["words"][0]["effect"] = float("nan")
-    with pytest.raises(ConfigError, match=r"words\.0\.effect"):
+    word = record["words"][0]
+    (word if "effect" in change else word["attention"]).update(change)
+    with pytest.raises(ConfigError, match=reason):
         Caption.from_record(record)
+
+
+def test_the_server_s_marks_of_doubtful_words_are_read(caption: Caption) -> None:
+    """A trust of 0.7 is doubtful for the first noun only."""
+    record = caption.record()
+    for word, trust in zip(record["words"], (0.7, 0.7, 0.9), strict=False):
+        word["trust"] = trust
+    record["words"][1]["doubtful"] = True
+    doubtful = [word.doubtful for word in Caption.from_record(record).words]
+    assert doubtful == [False, True, False, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +327,7 @@ NAMES = [
     "a\u2028b\x85c",
     "\udcff\ud800",
     "\x9b2J",
-    "\u202egpj.exe",
+    "\u202egpj\u2067.\u061cexe",
     '"\\\n\x1b',
 ]
 
@@ -309,7 +356,7 @@ def test_captions_below_the_minimum_trust_are_to_be_reviewed(
 def test_a_photo_unlike_the_training_photos_has_no_keywords(
     caption: Caption, familiarity: float | None, keywords: list[str]
 ) -> None:
-    words = spoken(man=0.8, by=None, dog=0.5499, sea=0.55)
+    words = spoken(Man=0.8, by=None, dog=0.54994, man=0.6, sea=0.54996)  # 0.55 in its record
     seen = replace(caption, words=words, familiarity=familiarity)
     assert seen.record(keywords=0.55)["keywords"] == keywords
 
@@ -321,11 +368,12 @@ def test_a_record_is_a_line_that_any_program_reads(name: str, encoding: str) -> 
     line = json_line(record, encoding=encoding)
     assert json.loads(line.encode(encoding)) == record  # no surrogate is left to fail
     assert len(line.splitlines()) == 1
-    assert not any(0x7F <= ord(letter) < 0xA0 or ord(letter) == 0x202E for letter in line)
+    assert not any(0x7F <= ord(letter) < 0xA0 or letter in "\u202e\u2067\u061c" for letter in line)
 
 
 def test_json_keeps_letters_unless_the_encoding_lacks_them() -> None:
-    assert json_line({"image": "日本 ü.jpg"}) == '{"image": "日本 ü.jpg"}'
+    for encoding in ("utf-8", "UTF8", "utf_8"):
+        assert json_line({"image": "日本 ü.jpg"}, encoding=encoding) == '{"image": "日本 ü.jpg"}'
     for other in ("latin-1", None):  # a StringIO has none
         assert json_line({"image": "ü"}, encoding=other) == r'{"image": "\u00fc"}'
 

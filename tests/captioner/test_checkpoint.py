@@ -270,9 +270,14 @@ def test_generation_settings_are_stored_in_the_checkpoint(
     longer = replace(generation, minimum_length=6, maximum_length=9)
     assert len(captioner.caption(photo, longer).words) >= 6
 
-    rewrite_header(path, lambda document: document.pop("generation"))  # as files were before
-    rewrite_header(path, lambda document: document.pop("tokenizer"))
-    assert load_checkpoint(path).generation == GenerationConfig()
+    # As files were before.
+    rewrite_header(path, lambda document: document["generation"].update(exact=True))
+    assert load_checkpoint(path).generation == generation
+    for name in ("generation", "tokenizer", "lowercase", "styles"):
+        rewrite_header(path, lambda document, name=name: document.pop(name))
+    old = load_checkpoint(path)
+    assert old.generation == GenerationConfig() and old.vocabulary.style() is None
+    assert old.vocabulary.tokenize("A Dog's") == ["a", "dog", "'s"]
     rewrite_header(path, lambda document: document.update(generation={"beam_size": 0}))
     with pytest.raises(CheckpointFormatError, match="beam_size 0"):
         load_checkpoint(path)

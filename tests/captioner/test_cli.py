@@ -241,10 +241,10 @@ def test_file_names_that_are_not_utf8(
 
 
 def test_control_characters_in_file_names_are_escaped(run_main: Run) -> None:
-    for name in ("a\x1b[2J\x9b5m\n.jpg", "b\x1b[2J\x9b5m.safetensors"):
+    for name in ("a\x1b[2J\x9b5m\u202e\u2067\t\n.jpg", "b\x1b[2J\x9b5m\u202e\u2067\t.safetensors"):
         options = ("a.jpg", "--checkpoint", name) if name.startswith("b") else (name,)
         result = run_main("caption", *options)
         assert result.returncode == 1
-        assert name[0] + r"\x1b[2J\x9b5m" in result.stderr
+        assert name[0] + r"\x1b[2J\x9b5m\u202e\u2067\t" in result.stderr
         assert "\x1b" not in result.stderr and "\x9b" not in result.stderr
         assert result.stderr.count("\n") == 1

@@ -11,6 +11,7 @@ import pytest
 
 from captioner import ConfigError, OutputError
 from captioner.files import refuse_input, replace_file
+from captioner.paths import there_is_no
 
 
 def write(path: Path, data: bytes) -> None:
@@ -100,6 +101,12 @@ def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(
     (temporary, named), last = happened
     assert temporary.startswith(".captioner-") and not named
     assert last == (tmp_path.name, True)
+
+
+def test_a_similar_name_is_suggested_in_any_case(tmp_path: Path) -> None:
+    (tmp_path / "IMG_12.JPG").touch()
+    path, near = tmp_path / "img_12.jpg", tmp_path / "IMG_12.JPG"
+    assert there_is_no("file", path) == f"there is no file {path}, did you mean {near}?"
 
 
 def test_a_file_that_is_read_is_not_written(tmp_path: Path) -> None:

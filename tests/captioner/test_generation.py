@@ -237,16 +237,22 @@ def test_consensus_chooses_from_the_whole_beam() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        GenerationConfig(beam_size=4, captions=4, maximum_length=6),
-        GenerationConfig(beam_size=1, maximum_length=6),
-        GenerationConfig(sample=True, captions=5, maximum_length=6, seed=1),
+        GenerationConfig(beam_size=4, captions=4, maximum_length=6, length_penalty=0.7),
+        GenerationConfig(beam_size=1, maximum_length=6, length_penalty=0.7),
+        GenerationConfig(sample=True, captions=5, maximum_length=6, seed=1, length_penalty=0.7),
     ],
     ids=["beam", "greedy", "sampling"],
 )
 def test_attention_and_gate_follow_their_own_hypothesis(config: GenerationConfig) -> None:
-    crossed = 0
-    for hypotheses in generate(Historian(), features(1, 2, 3), config):
+    crossed, model = 0, Historian()
+    for image, hypotheses in enumerate(generate(model, features(1, 2, 3), config), start=1):
         for hypothesis in hypotheses:
+            history, logs = START, []
+            for word in (*hypothesis.tokens, END):
+                logs.append(model.logits(image, history).log_softmax(-1)[word].item())
+                history = extend(history, word)
+            assert hypothesis.log_probabilities.tolist() == pytest.approx(logs, abs=1e-5)
+            assert hypothesis.score == pytest.approx(sum(logs) / len(logs) ** 0.7, abs=1e-5)
             history = START
             for t, word in enumerate(hypothesis.tokens):
                 assert hypothesis.attention[t].argmax() == history % CELLS
@@ -458,12 +464,15 @@ def test_models_that_never_end_or_end_at_once_give_hypotheses(
     assert generate(Historian(words=5), features(1), config)[0][0].tokens == [4]
 
 
-def test_sampling_draws_from_the_models_distribution() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_sampling_draws_from_the_models_distribution(temperature: float) -> None:
     model = Historian(scale=1.0)
-    config = GenerationConfig(sample=True, maximum_length=1, no_repeat_ngram=0, seed=0)
+    config = GenerationConfig(
+        sample=True, maximum_length=1, no_repeat_ngram=0, seed=0, temperature=temperature
+    )
     config = widen(config, captions=4000)
     drawn = Counter(h.tokens[0] for h in generate(model, features(3), config)[0])
-    expected = model.logits(3, START)[4:].softmax(-1)
+    expected = (model.logits(3, START)[4:] / temperature).softmax(-1)
     for word in (4, 5, 6):
         p = expected[word - 4].item()
         spread = math.sqrt(p * (1 - p) / 4000)
@@ -491,6 +500,8 @@ def test_top_k_and_top_p() -> None:
     assert kept(top_p=0.7) == [0, 1]  # 0.5 does not reach 0.7, 0.75 does
     assert kept(top_p=0.8) == [0, 1, 2]
     assert kept(top_p=0.01) == [0]
+    assert kept(top_k=9) == [0, 1, 2, 3]
+    assert kept(top_k=3, top_p=0.8) == [0, 1]  # of 0.9, 0.75 is more than 0.8
 
 
 def test_for_request_combines_options_and_settings() -> None:

@@ -19,6 +19,7 @@ from captioner.attention.attention import Attention
 from captioner.attention.scores import build_score
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, build_decoder
+from captioner.decoders.layers import Layer
 
 B, K, T, L, D, WORDS = 2, 3, 5, 9, 10, 11
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
@@ -429,6 +430,12 @@ def test_heads_are_one_head_each_side_by_side(score: str) -> None:
 def test_words_are_dropped_out_in_training(kind: str) -> None:
     """Units of a word that are left are scaled up; another draw leaves others."""
     decoder, (a, tokens) = made(kind=kind, dropout=0.5), given()
+    assert 0.3 < (decoder.train()(a, tokens).deep == 0).double().mean() < 0.7
+    for layer in decoder.modules():
+        if isinstance(layer, Layer):
+            residual = layer.residual(torch.zeros(B, 99, 8), torch.ones(B, 99, 8), 0)
+            assert residual.unique().tolist() == [0, 2]
+    decoder.eval()
     before: list[Tensor] = []
     first = {"lstm": "word_gates", "top_down": "look_word", "transformer": "enter_word"}[kind]
     decoder.get_submodule(first).register_forward_hook(lambda _, given, __: before.append(given[0]))

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +23,12 @@ from captioner import (
     GenerationConfig,
     ImageFormatError,
     ImageNotFoundError,
+    ImageTooLargeError,
 )
+from captioner.ahead import decode_ahead
 from captioner.checkpoint import Checkpoint
 from captioner.device import best_dtype
+from captioner.vision.image import open_image
 from tests.conftest import ROOT
 
 SAMPLES = ROOT / "assets" / "samples"
@@ -41,6 +45,8 @@ def test_every_kind_of_source_gives_the_same_caption(captioner: Captioner, photo
     names = [str(photo), str(photo), None, None, str(photo)]
     assert [caption.image for caption in together] == names
     assert all(caption.size == (120, 80) for caption in captions)
+    with Image.open(io.BytesIO(data)) as image:
+        assert captioner.caption(image).image is None
 
 
 def test_a_photo_that_is_decoded_at_a_reduced_size_keeps_its_own_size(
@@ -102,6 +108,22 @@ def test_one_bad_image_fails_alone(captioner: Captioner, photo: Path, tmp_path: 
     assert captioner.caption([]) == []
 
 
+def test_a_photo_that_needs_too_much_memory_fails_alone(
+    captioner: Captioner, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huge = photo.with_name("huge.jpg")
+
+    def open_or_fail(source: Any, **options: Any) -> Image.Image:
+        if source == huge:
+            raise MemoryError
+        return open_image(source, **options)
+
+    monkeypatch.setattr("captioner.predictor.open_image", open_or_fail)
+    error, caption = captioner.caption([huge, photo], errors="return")
+    assert isinstance(error, ImageTooLargeError) and "huge.jpg needs too much" in str(error)
+    assert isinstance(caption, Caption)
+
+
 def test_a_batch_may_have_any_size(tiny_file: Path, photo: Path) -> None:
     captioner = Captioner.from_pretrained(tiny_file, dtype="float32")
     photos = [photo, Image.new("RGB", (50, 90), "navy"), Image.new("RGB", (80, 80), "olive")]
@@ -111,6 +133,14 @@ def test_a_batch_may_have_any_size(tiny_file: Path, photo: Path) -> None:
     for size in (0, -1):
         with pytest.raises(ConfigError, match=f"batch_size is {size}; it must be at least 1"):
             captioner.caption(photos, batch_size=size)
+
+
+@pytest.mark.parametrize("cores", [1, 3, 8])
+def test_batches_are_full_except_the_last(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("captioner.ahead.cores", lambda: cores)
+    batches = list(decode_ahead(range(25), lambda image: -image, batch_size=11))
+    assert [len(batch) for batch in batches] == [11, 11, 3]
+    assert [-image for batch in batches for image in batch] == list(range(25))
 
 
 def test_an_iterator_reads_two_batches_ahead_at_most(captioner: Captioner, photo: Path) -> None:
@@ -259,5 +289,7 @@ def test_a_seeded_sample_does_not_depend_on_the_batch(
         alone.text,
         alone.alternatives[0].text,
     ]
+    many = captioner.caption(photo, config, captions=30)
+    assert len(Caption.from_record(many.record()).alternatives) == 29
     draws = {captioner.caption(photo, config, seed=seed).text for seed in range(5)}
     assert len(draws) > 1

@@ -103,6 +103,8 @@ def test_a_file_object_is_read_from_its_position(tmp_path: Path) -> None:
     with (tmp_path / "file").open("rb") as file:
         file.seek(8)
         assert as_source(file) == b"photo" and not file.closed
+    (memory := io.BytesIO(b"a header" + b"photo")).seek(8)
+    assert as_source(memory) == b"photo"
     assert as_source(memoryview(b"photo")) == b"photo"
     with pytest.raises(ImageNotFoundError, match=r"cannot be read .*closed file"):
         as_source(file)
@@ -232,6 +234,24 @@ def test_a_data_uri_is_not_repeated(captioner: Captioner) -> None:
     with pytest.raises(ImageNotFoundError) as caught:
         captioner.caption("data:image/png;base64," + "A" * 5000)
     assert "base64" in str(caught.value) and len(str(caught.value)) < 200
+
+
+def test_pixels_of_an_open_jpeg_are_used_once_it_is_loaded(photo: Path) -> None:
+    """They may have been changed. Before that its file is read, at any size."""
+    with photo.open("rb") as file:
+        image = Image.open(file)
+        assert as_source(image) == photo.read_bytes()
+        image.paste("white", (0, 0, *image.size))
+        assert {*pixels(image)} == {(255, 255, 255)}
+
+
+def test_the_frame_that_a_picture_of_several_is_at_is_used() -> None:
+    first, second = Image.new("RGB", (4, 3), "white"), Image.new("RGB", (4, 3), "black")
+    first.save(file := io.BytesIO(), "MPO", save_all=True, append_images=[second])
+    with Image.open(file) as image:
+        assert {*pixels(image)} == {(255, 255, 255)}
+        image.seek(1)
+        assert {*pixels(image)} == {(0, 0, 0)}
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "gif", "bmp"])

@@ -20,6 +20,7 @@ from captioner.errors import CheckpointFormatError, UntrustedError
 from captioner.generation.hypothesis import Hypothesis
 from captioner.trust.familiarity import Familiarity, pool
 from captioner.trust.trust import Trust, WordFeatures, digest_weights, trust_file
+from captioner.vocabulary import Vocabulary
 from captioner_training.evaluation.familiarity import auroc
 from tests.conftest import make_consensus, make_tiny, make_trust
 from tests.launcher import Run
@@ -94,8 +95,21 @@ def test_the_first_noun_is_doubtful_below_a_higher_trust(tiny_file: Path) -> Non
     made = [[Hypothesis(tokens, 0.0, logs) for tokens in beam] for beam in beams]
     judged = trust.judge(np.zeros((2, 577)), made)
     assert [[sentence.subject for sentence in beam] for beam in judged] == [[1, 2], [None, 1]]
+    # Words of an open vocabulary that the file does not know are no nouns.
+    nouns[-1] = 1
+    features = replace(known.word_features, nouns=nouns)
+    assert features.is_noun([8, 49, 50, 99, 7]).tolist() == [True, True, False, False, False]
     words = [Word(text="bear", probability=1.0, trust=0.7, subject=it) for it in (True, False)]
     assert [word.doubtful for word in words] == [True, False]
+    photo = Image.radial_gradient("L")
+    caption = Captioner.from_pretrained(tiny_file).caption(photo, captions=5, no_repeat_ngram=1)
+    subjects = []
+    for sentence in (caption, *caption.alternatives):
+        is_noun = [word.text in ("cat", "sits") for word in sentence.words]  # tokens 6 and 8
+        subject = [word.subject for word in sentence.words]
+        subjects.append(is_noun.index(True) if True in is_noun else None)
+        assert subject == [at == subjects[-1] for at in range(len(subject))]
+    assert {*subjects} - {None, 0}
 
 
 def test_a_trust_file_belongs_to_one_checkpoint(tiny_file: Path) -> None:
@@ -144,6 +158,10 @@ def test_a_trust_file_belongs_to_one_checkpoint(tiny_file: Path) -> None:
                 if name != "sight.kinds" or other.ndim > 1:
                     with pytest.raises(CheckpointFormatError, match="remove it, or write it"):
                         Trust.beside(tiny_file)
+    for other in (parts["sight.kinds"] + 1, parts["sight.kinds"] - 1):
+        save_arrays({**parts, "sight.kinds": other}, path, metadata=metadata)
+        with pytest.raises(CheckpointFormatError, match="some words have an unknown kind"):
+            Trust.beside(tiny_file)
     path.write_bytes(b"nothing")
     for content in (None, {"trust": "{}"}, {"trust": "[" * 100_000}):
         if content is not None:
@@ -174,10 +192,12 @@ def test_the_digest_depends_on_weights_and_transform_not_on_the_name(tmp_path: P
     assert digest_weights(second) == digest_weights(first)
     wider = replace(made, transform=replace(made.transform, size=128))
     wider.save(third := tmp_path / "third.safetensors")
+    words = Vocabulary(made.vocabulary.ordinary_words[::-1])
+    replace(made, vocabulary=words).save(fifth := tmp_path / "fifth.safetensors")
     with torch.no_grad():
         made.model.decoder.embedding.weight[5, 0] += 1
     made.save(fourth := tmp_path / "fourth.safetensors")
-    assert len({digest_weights(path) for path in (first, third, fourth)}) == 3
+    assert len({digest_weights(path) for path in (first, third, fourth, fifth)}) == 4
 
 
 @pytest.mark.slow

@@ -138,6 +138,14 @@ def test_tables_are_used_and_move_with_the_decoder(kind: str) -> None:
             assert not torch.allclose(copied.step(token, state).logits, said, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["lstm", "top_down", "transformer"])
+def test_initial_scores_of_words_have_the_variance_of_the_output(kind: str) -> None:
+    """The matrix of the words, which is used for both, must not multiply them by sqrt(m)."""
+    config = DecoderConfig(kind=kind, embedding_dim=64)
+    decoder = build_decoder(config, grid_dim=6, vocabulary_size=500)
+    assert decoder.logits(torch.randn(500, 64)).std().item() == pytest.approx(1, abs=0.05)
+
+
 @every_variant
 def test_attention_depends_on_earlier_words_except_for_none(variant: dict[str, Any]) -> None:
     decoder = made(variant)

@@ -56,6 +56,7 @@ def test_plain_captions_are_split_as_treebank_splits_them() -> None:
         ("L’arbre d'été – 3,5 m", ["L’arbre", "d'été", "3,5", "m"]),
         # Vowels stay with their letters; the comma and the marks of direction go.
         ("\u200fرجلٌ يركبُ، أمامَ بيت\u200f", ["رجلٌ", "يركبُ", "أمامَ", "بيت"]),
+        ("\u2067דג\u200e ים\u061c\u2069", ["דג", "ים"]),
         ("می\u200cخواهم بروم", ["می\u200cخواهم", "بروم"]),  # a joiner belongs to the word
         ("Fu\u0308ße", ["Füße"]),  # ü in two characters
         ("...", []),
@@ -76,6 +77,13 @@ def test_words_of_other_languages_are_cut_by_unicode_s_rules(text: str, words: l
         # Vowels and tones above and below belong to the letter that they stand on.
         ("สุนัขวิ่ง", ["สุ", "นั", "ข", "วิ่", "ง"], "สุนัขวิ่ง"),
         ("A red T恤, Nike Air", ["a", "red", "t", "恤", "nike", "air"], "a red t恤nike air"),
+        # Lao, Burmese, Khmer, Tibetan, and rarer letters of Chinese and Japanese.
+        ("ຫມາ", ["ຫ", "ມ", "າ"], "ຫມາ"),
+        ("မိမိ", ["မိ", "မိ"], "မိမိ"),
+        ("ការ", ["កា", "រ"], "ការ"),
+        ("བོད་ཡིག", ["བོ", "ད", "ཡི", "ག"], "བོདཡིག"),
+        ("㐂㐂𠮷𠮷﨑﨑々々", ["㐂", "㐂", "𠮷", "𠮷", "﨑", "﨑", "々", "々"], "㐂㐂𠮷𠮷﨑﨑々々"),
+        ("ｶﾒﾗ", ["ｶ", "ﾒ", "ﾗ"], "ｶﾒﾗ"),
         ("...", [], ""),
     ],
 )
@@ -118,6 +126,7 @@ def test_encode_and_decode() -> None:
     ("caption", "joined"),
     [
         ("a man's dog doesn't run, he'd say they're sure I'm well", None),
+        ("we'll see what they've got", None),
         ("the dogs' bowls", "the dogs bowls"),
         ("a 'no parking' sign", "a 'no parking sign"),
         ("rock 'n roll and 'some thing", None),

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from captioner import Captioner, ConfigError, OutputError
-from captioner.checkpoint import load_checkpoint
+from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.cli import main
+from captioner.model_card import ModelCard, Scores
 from captioner.trust.trust import digest_weights
-from tests.conftest import make_trust
+from tests.conftest import make_heads, make_trust
 from tests.hub_server import TOKEN, Hub
 from tests.launcher import Run
 from tests.training.runs import write_own
@@ -80,6 +81,31 @@ def test_the_card_has_data_licence_weights_and_scores_of_the_run(
     assert f"| data | val | 10 | Treebank tokens | 1 | {gain['after']:.1f} [" in card.text
     assert str(trained.parent) not in card.content  # no path of this machine
     assert "--checkpoint user/model\n" in card.text
+
+
+def test_the_card_describes_the_model_and_its_scores(styled: Checkpoint) -> None:
+    more: dict[str, Any] = {"split": "val", "scorer": "nltk", "beam_size": 5}
+    scores = (
+        Scores(data="COCO", images=5000, values={"CIDEr": 26.04, "BLEU-4": 9.96},
+               intervals={"CIDEr": (23.56, 28.44)}, **more),
+        Scores(data="Flickr", images=1000, values={"METEOR": 20}, **more),
+    )  # fmt: skip
+    card = ModelCard(repository="user/model", scores=scores).write(styled, has_trust=False)
+    for row in (
+        "| name | tiny, version 1 |",
+        "| encoder | mobilenet_v3_small, photos of 96 x 96 pixels (squash), grid of 3 x 3 cells |",
+        "| decoder | lstm, additive attention, 1 head, 24 units |",
+        "| vocabulary | 10 words, tokenizer `words` |",
+        "| styles | long, short |",
+        "| trust | not included |",
+        "| data | split | images | scorer | beam | CIDEr | BLEU-4 | METEOR |",
+        "| COCO | val | 5,000 | nltk | 5 | 26.0 [23.6, 28.4] | 10.0 | – |",
+        "| Flickr | val | 1,000 | nltk | 5 | – | – | 20.0 |",
+    ):
+        assert f"\n{row}\n" in card
+    card = ModelCard(repository="user/model").write(make_heads("dot", 2), has_trust=True)
+    assert "| decoder | lstm, dot attention, 2 heads, 24 units |" in card
+    assert "\n| styles |" not in card and "| trust | probability that each word is right |" in card
 
 
 def test_scores_of_a_report_are_those_of_its_checkpoint(
@@ -214,7 +240,16 @@ def test_python_uploads_the_file_that_was_loaded(hub: Hub, token: None, saved_ti
     assert captioner.push_to_hub("user/model", license="mit") == f"{hub.url}/user/model"
     uploaded = hub.repositories["user/model"].files("main")
     assert uploaded["captioner.safetensors"] == saved_tiny.read_bytes()
-    assert read_card(uploaded["README.md"]).data.license == "mit"
+    for replace_card, license in ((False, "mit"), (True, "cc0-1.0")):
+        captioner.push_to_hub("user/model", license="cc0-1.0", replace_card=replace_card)
+        card = hub.repositories["user/model"].files("main")["README.md"]
+        assert read_card(card).data.license == license
+    more = {"data": "Scenes | 2026", "private": True, "revision": "v2"}
+    assert captioner.push_to_hub("user/secret", **more) == f"{hub.url}/user/secret/tree/v2"
+    secret = hub.repositories["user/secret"]
+    assert (
+        secret.private and r"| data | Scenes \| 2026 |" in secret.files("v2")["README.md"].decode()
+    )
     with pytest.raises(OutputError, match="other/model cannot be written"):
         captioner.push_to_hub("other/model")
     with pytest.raises(ConfigError, match="was not loaded from a checkpoint file"):

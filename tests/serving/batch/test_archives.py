@@ -86,6 +86,9 @@ BROKEN = {
     "pax sparse": member("x", b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n", tarfile.XHDTYPE),
     "pax header of 8 GB": header("x", (1 << 33) - 1, tarfile.XHDTYPE),
     "name of 8 GB": header("x", (1 << 33) - 1, tarfile.GNUTYPE_LONGNAME),
+    "link of 8 GB": header("x", (1 << 33) - 1, tarfile.GNUTYPE_LONGLINK),
+    "global header of 8 GB": header("x", (1 << 33) - 1, tarfile.XGLTYPE),
+    "header of Solaris of 8 GB": header("x", (1 << 33) - 1, tarfile.SOLARIS_XHDTYPE),
     "no header": b"\xff" * 512,
 }
 

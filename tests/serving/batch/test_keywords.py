@@ -49,6 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((), ["man", "sea"]),
         (("0.5",), ["man", "dog", "sea"]),
         (("0.81",), []),
+        (("1",), []),
         (("0", "--replace", "man=person", "--replace", "dog sea=beach"), ["person"]),
         (("--replace", "a man=a golden, retriever"), ["sea"]),
         (("--replace", "man=", "--template", "no sea: {caption}"), ["sea"]),
