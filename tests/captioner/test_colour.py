@@ -65,18 +65,21 @@ def test_opacity_is_laid_over_white_after_the_conversion() -> None:
     assert abs(np.array(right) - wanted).max() <= 2
 
 
-@pytest.mark.parametrize(("mode", "last"), [("L", 255), ("LA", 0), ("LA", 255), ("I;16", 255)])
+@pytest.mark.parametrize(
+    ("mode", "last"), [("L", 255), ("L", 0), ("LA", 0), ("LA", 255), ("I;16", 255)]
+)
 def test_profiles_of_grey_images_are_applied(mode: str, last: int) -> None:
     """Also with an unused opacity, and with one that the last pixel uses."""
     data = profile(gamma=1.0, space=b"GRAY")
     levels = 65536 if mode == "I;16" else 256
     image = Image.new(mode.removesuffix("A"), (4, 1))
-    image.putdata([0, levels // 4, levels - 1, 0])
+    image.putdata([0, levels // 4, levels - 1, 7])
+    options = {"transparency": 7} if mode == "L" and last == 0 else {}
     if mode == "LA":
         opacity = Image.new("L", image.size, 255)
         opacity.putpixel((3, 0), last)
         image.putalpha(opacity)
-    found = open_image(encode(image, "PNG", icc_profile=data)).getchannel("R").tobytes()
+    found = open_image(encode(image, "PNG", icc_profile=data, **options)).getchannel("R").tobytes()
     assert found[0] == 0 and found[2] == 255
     assert 135 <= found[1] <= 139  # linear 1/4 is 0.537 in sRGB
 

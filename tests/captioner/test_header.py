@@ -15,7 +15,7 @@ from captioner.errors import ImageError, ImageTooLargeError
 from captioner.vision.image import open_image
 from captioner.vision.jpeg import MAX_SCANS
 from tests.captioner import bombs
-from tests.captioner.pictures import HEIC, draw
+from tests.captioner.pictures import HEIC, draw, encode
 from tests.launcher import environment
 
 
@@ -46,6 +46,22 @@ def test_heic_is_the_picture_that_the_phone_shows() -> None:
     assert sum(ImageStat.Stat(ImageChops.difference(picture, draw())).mean) / 3 < 4
     with pytest.raises(ImageTooLargeError, match="64 x 48 pixels"):
         open_image(HEIC, max_pixels=1000)
+
+
+@pytest.mark.parametrize(
+    "brands", [b"mif1\0\0\0\0mif1heic", b"msf1\0\0\0\0heicmif1", b"hevc\0\0\0\0mif1heic"]
+)
+def test_heic_of_other_brands(brands: bytes) -> None:
+    """The first brand may be that of any HEIF file, as in photos from some phones."""
+    other = HEIC.replace(b"heic\0\0\0\0mif1heic", brands)
+    assert other != HEIC and open_image(other).tobytes() == open_image(HEIC).tobytes()
+
+
+@pytest.mark.parametrize("brand", [b"mif1", b"msf1"])
+def test_avif_of_other_brands(brand: bytes) -> None:
+    data = encode(draw(), "AVIF")
+    other = data.replace(b"ftypavif", b"ftyp" + brand)
+    assert other != data and open_image(other).tobytes() == open_image(data).tobytes()
 
 
 def test_heic_cut_or_damaged_anywhere_is_an_image_or_an_image_error() -> None:

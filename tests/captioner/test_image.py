@@ -141,6 +141,10 @@ def test_palette_with_transparency():
 def test_transparent_colour_of_a_png(depth, colour, rows, transparent, expected):
     data = png(2, 1, rows, b"tRNS" + transparent, depth=depth, colour=colour)
     assert colours(open_image(data)) == expected
+    damaged = bytearray(data)
+    damaged[data.index(b"tRNS") + 4 + len(transparent)] ^= 1  # its checksum
+    opaque, other = colours(open_image(bytes(damaged)))
+    assert max(opaque) <= 17 and other == expected[1]
 
 
 def test_16_bit_grey_keeps_its_steps():
@@ -159,8 +163,9 @@ def test_wide_integers_of_8_bits_and_of_any_range():
     image = Image.new("I", (3, 1))
     image.putdata([0, 100, 255])
     assert [pixel[0] for pixel in colours(open_image(image))] == [0, 100, 255]
-    image.putdata([-1000, 0, 1000])
-    assert [pixel[0] for pixel in colours(open_image(image))] == [0, 128, 255]
+    for levels in ([-1000, 0, 1000], [0, 100_000, 200_000]):
+        image.putdata(levels)
+        assert [pixel[0] for pixel in colours(open_image(image))] == [0, 128, 255]
 
 
 def test_floats_are_spread_from_least_to_greatest():
@@ -192,23 +197,41 @@ def test_cmyk_files_are_not_inverted(kind):
 def cmyk_profile() -> bytes:
     """A printer whose cyan ink is red, and whose magenta and yellow are as white as paper."""
 
-    def colour(corner: int) -> bytes:  # L, a, b in 8 bits; C, M, Y, K are the bits of the corner
-        if corner & 1:
-            return bytes((0, 128, 128))
-        return bytes((136, 208, 195)) if corner & 8 else bytes((255, 128, 128))
+    white = bytes((255, 128, 128))  # L, a, b in 8 bits
 
-    ramp = bytes(range(256))
-    one = struct.pack(">i", 65536)
-    zero = bytes(4)
-    table = b"mft1" + bytes(4) + bytes((4, 3, 2, 0)) + (one + zero * 3) * 2 + one
-    table += ramp * 4 + b"".join(map(colour, range(16))) + ramp * 3
-    table += bytes(-len(table) % 4)
+    def table(cyan: bytes) -> bytes:
+        def colour(corner: int) -> bytes:  # C, M, Y, K are the bits of the corner
+            return bytes((0, 128, 128)) if corner & 1 else cyan if corner & 8 else white
+
+        ramp = bytes(range(256))
+        one = struct.pack(">i", 65536)
+        zero = bytes(4)
+        data = b"mft1" + bytes(4) + bytes((4, 3, 2, 0)) + (one + zero * 3) * 2 + one
+        data += ramp * 4 + b"".join(map(colour, range(16))) + ramp * 3
+        return data + bytes(-len(data) % 4)
+
+    # Perceptual, and relative colorimetric: browsers use the first.
+    perceptual, relative = table(bytes((136, 208, 195))), table(white)
+    start = 128 + 4 + 2 * 12
     header = struct.pack(
         ">I4sI4s4s4s12s4s4sI4s4s8sI3I4s44s",
-        *(144 + len(table), b"", 0x02400000, b"prtr", b"CMYK", b"Lab ", b"", b"acsp", b"", 0),
+        *(
+            start + len(perceptual + relative),
+            b"",
+            0x02400000,
+            b"prtr",
+            b"CMYK",
+            b"Lab ",
+            b"",
+            b"acsp",
+            b"",
+            0,
+        ),
         *(b"", b"", b"", 0, 0xF6D6, 0x10000, 0xD32D, b"", b""),
     )
-    return header + struct.pack(">I4sII", 1, b"A2B0", 144, len(table)) + table
+    tags = struct.pack(">I4sII", 2, b"A2B0", start, len(perceptual))
+    tags += struct.pack(">4sII", b"A2B1", start + len(perceptual), len(relative))
+    return header + tags + perceptual + relative
 
 
 def test_cmyk_goes_by_its_profile_and_without_it_where_it_is_damaged():
@@ -268,7 +291,7 @@ def test_a_small_decoding_is_turned_and_shows_the_same():
     exif[0x0112] = 6
     data = encode(draw(1600, 1200), "JPEG", exif=exif)
     small, whole = open_image(data, at_least=100), open_image(data)
-    assert small.size == (150, 200)
+    assert (small.size, small.info["size"]) == ((150, 200), (1200, 1600))
     assert difference(small, whole.resize((150, 200), Image.Resampling.BOX)) < 3
 
 
@@ -294,6 +317,7 @@ def bombs() -> dict[str, bytes]:
         "BMP": patched(encode(dot, "BMP"), 18, "<ii", 20000, 15000),
         "GIF screen": patched(gif, 6, "<HH", 20000, 15000),
         "GIF frame": patched(gif, screen + 5, "<HH", 20000, 15000),
+        "GIF place": patched(gif, screen + 1, "<HH", 19992, 14992),
         "TIFF": tiff.replace(
             struct.pack("<HHIHxx", 256, 4, 1, 8), struct.pack("<HHII", 256, 4, 1, 20000)
         ).replace(struct.pack("<HHIHxx", 257, 4, 1, 8), struct.pack("<HHII", 257, 4, 1, 15000)),
@@ -463,7 +487,9 @@ def test_memory_error_passes_through(monkeypatch):
 # Files that cannot be read
 
 
-@pytest.mark.parametrize("path", ["gone.jpg", ".", "", "photo\0.jpg", "x" * 5000])
+@pytest.mark.parametrize(
+    "path", ["gone.jpg", ".", "", "photo\0.jpg", "x" * 5000, "/proc/self/mem"]
+)  # the last opens, but reading fails
 def test_a_file_that_cannot_be_read_is_named(path):
     with pytest.raises(ImageNotFoundError, match="cannot be read"):
         open_image(path)

@@ -65,10 +65,16 @@ def test_a_jpeg_that_lacks_pixels_is_truncated(kind: str) -> None:
 
 
 def test_a_jpeg_of_12_bits_is_not_supported() -> None:
+    """Baseline, extended sequential and progressive."""
     data = bytearray(JPEGS["baseline"])
-    data[data.index(b"\xff\xc0") + 4] = 12
-    with pytest.raises(ImageFormatError, match=r"12 bits .*not supported: convert it to JPEG or P"):
-        open_image(bytes(data))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 4] = 12
+    for kind in (0xC0, 0xC1, 0xC2):
+        data[frame + 1] = kind
+        with pytest.raises(
+            ImageFormatError, match=r"12 bits .*not supported: convert it to JPEG or P"
+        ):
+            open_image(bytes(data))
 
 
 # PNG
@@ -109,6 +115,9 @@ def test_exif_after_the_pixels_of_a_png_is_used() -> None:
     end = start + 12 + int.from_bytes(data[start : start + 4])
     behind = data[:start] + data[end:-12] + data[start:end] + data[-12:]
     assert open_image(behind).size == (48, 64)
+    damaged = bytearray(data)
+    damaged[end - 1] ^= 1  # its checksum
+    assert open_image(bytes(damaged)).size == (64, 48)
 
 
 # Deep pixels
@@ -156,35 +165,36 @@ def tiff(
     packed: bytes | None = None,
     bits: int | None = None,
     compression: int = 1,
+    strips: int = 1,
 ) -> bytes:
-    """A TIFF or BigTIFF of one strip, in either byte order, written by hand."""
+    """A TIFF or BigTIFF in either byte order, written by hand."""
     height, width, *channels = array.shape
     samples = channels[0] if channels else 1
     layout, entry = ("Q", "HHQ") if big else ("I", "HHI")
     body = packed or array.astype(array.dtype.newbyteorder(order)).tobytes()
-    start, room = (16, 8) if big else (8, 4)
-    depth = struct.pack(order + "H", bits or 8 * array.itemsize) * samples
-    body += bytes(len(body) % 2) + depth
-    numbers = [(256, 4, width), (257, 4, height), (258, 3, None), (259, 3, compression),
-               (262, 3, 2 if samples == 3 else 1), (273, 4, start), (277, 3, samples),
-               (278, 4, height), (279, 4, len(body) - len(depth))]  # fmt: skip
+    start, room, wide = (16, 8, 16) if big else (8, 4, 4)
+    length = len(body) // strips
+    offsets = [start + strip * length for strip in range(strips)]
+    entries = [
+        (256, 4, [width]), (257, 4, [height]), (258, 3, [bits or 8 * array.itemsize] * samples),
+        (259, 3, [compression]), (262, 3, [2 if samples == 3 else 1]), (273, wide, offsets),
+        (277, 3, [samples]), (278, 4, [height // strips]), (279, wide, [length] * strips),
+    ]  # fmt: skip
+    letters = {3: "H", 4: "I", 16: "Q"}
     directory = b""
-    for tag, kind, value in numbers:
-        if value is None:
-            inline = len(depth) <= room
-            place = struct.pack(order + layout, start + len(body) - len(depth))
-            directory += struct.pack(order + entry, tag, kind, samples)
-            directory += depth.ljust(room, b"\0") if inline else place
-        else:
-            number = struct.pack(order + ("H" if kind == 3 else "I"), value)
-            directory += struct.pack(order + entry, tag, kind, 1) + number.ljust(room, b"\0")
+    for tag, kind, numbers in entries:
+        value = struct.pack(f"{order}{len(numbers)}{letters[kind]}", *numbers)
+        if len(value) > room:
+            place, body = start + len(body), body + value
+            value = struct.pack(order + layout, place)
+        directory += struct.pack(order + entry, tag, kind, len(numbers)) + value.ljust(room, b"\0")
     place = start + len(body)
     mark = b"II" if order == "<" else b"MM"
     if big:
         head = mark + struct.pack(order + "HHHQ", 43, 8, 0, place)
-        return head + body + struct.pack(order + "Q", len(numbers)) + directory + bytes(8)
+        return head + body + struct.pack(order + "Q", len(entries)) + directory + bytes(8)
     head = mark + struct.pack(order + "HI", 42, place)
-    return head + body + struct.pack(order + "H", len(numbers)) + directory + bytes(4)
+    return head + body + struct.pack(order + "H", len(entries)) + directory + bytes(4)
 
 
 # TIFF and BMP
@@ -194,8 +204,9 @@ def tiff(
 @pytest.mark.parametrize("big", [False, True])
 def test_every_kind_of_tiff_header(order: str, big: bool) -> None:
     for array in (np.asarray(draw()), np.asarray(draw().convert("L"))):
-        found = pixels(tiff(array, order=order, big=big))
-        assert (found == (array if array.ndim == 3 else array[..., None])).all()
+        for strips in (1, 3):
+            found = pixels(tiff(array, order=order, big=big, strips=strips))
+            assert (found == (array if array.ndim == 3 else array[..., None])).all()
 
 
 def test_an_entry_of_an_unknown_type_is_skipped() -> None:
