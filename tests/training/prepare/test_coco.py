@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import signal
 import subprocess
+import tarfile
 import time
 import zipfile
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from PIL import Image
 from captioner_training.data.manifest import Manifest
 from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import draw_scene
+from captioner_training.prepare.coco import remote_files
 from tests.conftest import read_tree
 from tests.launcher import Run, start
 
@@ -59,9 +62,15 @@ def test_each_year_and_split(
         assert max(abs(a - b) for a, b in zip(here, there, strict=True)) < 12
     row = next(manifest.rows(to, "train"))
     assert (row.width, row.height, row.licence) == (400, 300, "Attribution License")
+    with tarfile.open(to / "train-00000.tar") as tar:
+        about = tar.extractfile(f"{row.key}.json")
+        assert about is not None
+        assert json.load(about)["licence"] == "Attribution License"
     asked = len(server.requests)
     again = prepare(run_main, to, server.url, *options)
     assert again.returncode == 0 and len(server.requests) == asked  # nothing is fetched twice
+    other = prepare(run_main, to, server.url, *options, "--size", 128)
+    assert other.returncode == 1 and "has another data set or version" in other.stderr
 
 
 def test_a_wrong_checksum_is_detected(
@@ -88,10 +97,31 @@ def test_free_disk_is_asked_before_the_first_byte(
 ) -> None:
     server = serve(miniature)
     server.behave("zips/train2014.zip", claimed_length=10**15)
-    result = prepare(run_main, tmp_path / "c", server.url)
-    assert result.returncode == 1
-    assert "the download needs 1000000.0 GB and the data set about 250000.0 GB" in result.stderr
-    assert [p for method, p, *_ in server.requests if method == "GET"] == ["/SHA256SUMS"]
+    # With a quarter of the pixels, as 128 has of 256, the data set is a quarter as large.
+    for size, prepared in (256, "250000.0"), (128, "62500.0"):
+        result = prepare(run_main, tmp_path / "c", f"{server.url}/", "--size", size)
+        assert result.returncode == 1
+        assert f"needs 1000000.0 GB and the data set about {prepared} GB" in result.stderr
+    assert {p for method, p, *_ in server.requests if method == "GET"} == {"/SHA256SUMS"}
+
+
+def test_files_come_from_the_hosts_that_publish_them() -> None:
+    """Small ones first."""
+    images, karpathy = "http://images.cocodataset.org", "https://cs.stanford.edu/people/karpathy"
+    assert [file.url for file in remote_files(2014, karpathy=True)] == [
+        f"{images}/annotations/annotations_trainval2014.zip",
+        f"{karpathy}/deepimagesent/caption_datasets.zip",
+        f"{images}/zips/val2014.zip",
+        f"{images}/zips/train2014.zip",
+    ]
+    # As `sha256sum --binary` writes them.
+    sums = f"{'AB' * 32} *zips/val2014.zip\n{'cd' * 32}  train2014.zip\n"
+    files = remote_files(2014, karpathy=False, mirror="https://mirror/coco/", sums=sums)
+    assert [(file.url, (file.checksum or "")[:11]) for file in files] == [
+        ("https://mirror/coco/annotations/annotations_trainval2014.zip", "md5:0a379cf"),
+        ("https://mirror/coco/zips/val2014.zip", "sha256:abab"),
+        ("https://mirror/coco/zips/train2014.zip", "sha256:cdcd"),
+    ]
 
 
 def test_images_that_are_damaged_or_missing_are_reported_together(

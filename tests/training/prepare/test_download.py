@@ -55,6 +55,9 @@ def test_a_dropped_transfer_is_resumed(server: Any, folder: Path) -> None:
     assert ranges[2][0] == "bytes=170000-"
     assert [p.name for p in folder.iterdir()] == ["file.zip"]
     assert download(server, folder) == path and len(server.gets("file.zip")) == 8
+    path.rename(folder / "file.zip.part")  # killed after the last byte
+    assert download(server, folder, checksum=sha256(DATA)).read_bytes() == DATA
+    assert server.gets("file.zip")[8:] == [("bytes=300000-", 416)]
 
 
 def test_a_server_without_ranges_sends_all_of_it_again(server: Any, folder: Path) -> None:
@@ -70,9 +73,10 @@ def test_a_file_without_a_checksum_is_not_resumed(server: Any, folder: Path) -> 
 
 
 def test_a_busy_server_is_asked_again(server: Any, folder: Path) -> None:
-    server.behave("file.zip", statuses=[503, 429, 500])
-    assert download(server, folder).read_bytes() == DATA
-    assert [code for _, code in server.gets("file.zip")] == [503, 429, 500, 200]
+    busy = [408, 425, 429, 500, 502, 503, 504]
+    server.behave("file.zip", statuses=[*busy])
+    assert download(server, folder, tries=8).read_bytes() == DATA
+    assert [code for _, code in server.gets("file.zip")] == [*busy, 200]
 
 
 def test_a_file_with_a_wrong_checksum_is_deleted(server: Any, folder: Path) -> None:

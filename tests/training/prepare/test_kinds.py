@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
 import struct
 import tarfile
@@ -53,18 +55,71 @@ def refused(run: Run, to: Path, *arguments: object, status: int = 1) -> str:
 def test_folder_with_sidecars(run_main: Run, photos: Path, tmp_path: Path) -> None:
     for number, path in enumerate(sorted(photos.rglob("*.jpg"))):
         path.with_suffix(".txt").write_text(f"scene {number}\n\n  another  line \n", "utf-8")
-    (photos / "a" / "0.caption").write_text("by hand")
-    (photos / "README.txt").write_text("about")
+    (photos / "a" / "0.caption").write_text("Tom &amp; Jerry&#39;s caf&#xE9;, R&D\x7fteam")
+    (photos / "b" / "5.txt").rename(photos / "b" / "5.jpg.txt")
+    for name in ("README.txt", "Credits.txt"):
+        (photos / name).write_text("about")
     found = prepared(run_main, tmp_path / "to", "folder", photos, "--val", 0, "--test", 0)
+    more = ["Tom & Jerry's café, R&D team"]
     assert found == {
         "train": [
             (f"{'a' if n < 3 else 'b'}/{n}.jpg",
-             [f"scene {n}", "another line", *(["by hand"] if n == 0 else [])])
+             [f"scene {n}", "another line", *(more if n == 0 else [])])
             for n in range(6)
         ]
     }  # fmt: skip
     manifest = Manifest.load(tmp_path / "to")
     assert manifest.name == "photos" and manifest.splits["train"].captions == 13
+    (photos / "b" / "9.txt").write_text("of no photo")
+    said = refused(run_main, tmp_path / "no", "folder", photos)
+    assert "caption of an unknown image: 1 (b/9.txt)" in said
+
+
+def test_a_folder_with_one_table_is_read_by_the_table(
+    run_main: Run, photos: Path, tmp_path: Path
+) -> None:
+    names = [path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.jpg"))]
+    lines = ["image,caption", *(f"{name},of {name}" for name in names)]
+    (photos / "captions.txt").write_text("\n".join(lines))
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    shutil.copy(photos / "captions.txt", packed / "captions.csv")
+    shutil.make_archive(str(packed / "photos"), "zip", photos)
+    for folder in (photos, packed):
+        found = prepared(run_main, tmp_path / f"to {folder.name}", "folder", folder, "--val", 0)
+        assert found == {"train": [(name, [f"of {name}"]) for name in names]}
+    shutil.copy(packed / "captions.csv", packed / "more.csv")
+    said = refused(run_main, tmp_path / "no", "folder", packed)
+    assert "has several tables (captions.csv, more.csv): choose one, with `captioner pre" in said
+
+
+def test_archives_of_photos_with_captions_beside_them(
+    run_main: Run, photos: Path, tmp_path: Path
+) -> None:
+    """As img2dataset writes them: a caption is in two files, and failed downloads have no photo."""
+    packed = tmp_path / "few.zip"
+    texts = {
+        "0.txt": "a dog", "0.json": '{"caption": "a dog", "split": "test"}',
+        "1.caption": "a cat", "2.json": '{"caption": "a cow", "split": "dev"}',
+        "3.json": '{"status": "failed", "caption": "a hen"}', "4.txt": "a pig",
+        "5.txt": "a" * 2**20 + "b",
+    }  # fmt: skip
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("a/0", "a/1", "a/2", "b/5"):
+            archive.write(photos / f"{name}.jpg", f"{name[2:]}.jpg")
+            archive.writestr(f"__MACOSX/._{name[2:]}.jpg", b"of the Finder")
+        for name, text in texts.items():
+            archive.writestr(name, text)
+    command = ("folder", packed, "--val", 0, "--test", 0)
+    said = refused(run_main, tmp_path / "no", *command)
+    assert "image without caption: 1 (few/5.jpg)" in said  # 5.txt has more than a mebibyte
+    assert "caption of an unknown image: 1 (few.zip/4)" in said
+    assert prepared(run_main, tmp_path / "to", *command, "--skip-bad") == {
+        "train": [("few/1.jpg", ["a cat"])],
+        "val": [("few/2.jpg", ["a cow"])],
+        "test": [("few/0.jpg", ["a dog"])],
+    }
+    assert Manifest.load(tmp_path / "to").name == "few"
 
 
 def test_subfolders_called_as_splits_are_splits(
@@ -91,20 +146,24 @@ def test_csv_rows_of_an_image_belong_together(run_main: Run, photos: Path, tmp_p
         "train": [("a/0.jpg", ["one, of 0", "two"])],
         "val": [("a/1.jpg", ["one, of 1"])],
     }
+    table.write_text("image,caption,split\na/0.jpg,one,../up\n")
+    said = refused(run_main, tmp_path / "no", "csv", table, "--images", photos)
+    assert "a/0.jpg is in split '../up': use names like train, val, test" in said
 
 
 def test_csv_with_unusual_columns_and_delimiter(
     run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     table = photos / "results.csv"
-    table.write_text('subject| c1| c2\na/0.jpg| one| ["two", "three"]\n', "utf-8")
+    table.write_text('subject| c1| c2| fold\na/0.jpg| one| ["two", "three"]| dev\n', "utf-8")
     found = prepared(
         run_main, tmp_path / "to", "csv", table, "--delimiter", "|",
-        "--image-column", "subject", "--caption-column", "c1", "--caption-column", "c2", "--val", 0,
+        "--image-column", "subject", "--caption-column", "c1", "--caption-column", "c2",
+        "--split-column", "fold",
     )  # fmt: skip
-    assert found == {"train": [("a/0.jpg", ["one", "two", "three"])]}
+    assert found == {"val": [("a/0.jpg", ["one", "two", "three"])]}
     for options, message in (
-        (("--delimiter", "|"), "the columns subject, c1, c2: name the column of captions"),
+        (("--delimiter", "|"), "the columns subject, c1, c2, fold: name the column of captions"),
         (("--image-column", "image"), "there is no column 'image'"),
         (("--delimiter", "ab"), "must be one character"),
     ):
@@ -152,6 +211,19 @@ def test_parquet_is_a_table_too(run_main: Run, photos: Path, tmp_path: Path) -> 
         "train": [("a/0.jpg", ["one", "two"]), ("b/3.jpg", ["four"])],
         "val": [("a/1.jpg", ["three"])],
     }
+    # Of Hugging Face's structure only the path; and the bytes alone.
+    cells = {
+        "paths": [{"bytes": None, "path": name} for name in ("a/0.jpg", "b/3.jpg")],
+        "bytes": [(photos / name).read_bytes() for name in ("a/0.jpg", "b/3.jpg")],
+    }
+    for kind, names in ("paths", ["a/0.jpg", "b/3.jpg"]), ("bytes", ["bytes/0.jpg", "bytes/1.jpg"]):
+        table = pyarrow.table({"picture": cells[kind], "text": ["one", "two"]})
+        parquet.write_table(table, tmp_path / f"{kind}.parquet")
+        command = ("parquet", tmp_path / f"{kind}.parquet", "--images", photos, "--val", 0)
+        found = prepared(run_main, tmp_path / f"to {kind}", *command)
+        assert found == {"train": [(names[0], ["one"]), (names[1], ["two"])]}
+        stored = read_dataset(tmp_path / f"to {kind}", split="train")
+        assert [image.store.read(image.name) for image in stored] == cells["bytes"]
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no table PAR1")
     for name, reason in ("bad.parquet", "cannot be read as Parquet"), ("none.parquet", "no file"):
         assert reason in refused(run_main, tmp_path / "no", "parquet", tmp_path / name)
@@ -206,6 +278,7 @@ def coco_json(path: Path, images: dict[int, str], captions: list[tuple[int, str]
 def test_coco_json(run_main: Run, photos: Path, tmp_path: Path) -> None:
     one = coco_json(tmp_path / "one.json", {7: "a/0.jpg", 8: "a/1.jpg"}, [(8, "x"), (7, "y")])
     two = coco_json(tmp_path / "two.json", {7: "b/3.jpg"}, [(7, "z"), (7, "zz")])
+    two.write_text(two.read_text().replace('"id": 7,', '"id": 7, "split": "test",'))
     found = prepared(
         run_main, tmp_path / "to", "coco-json", f"train={one}", f"val={two}",
         "--images", photos,
@@ -281,6 +354,7 @@ def test_flickr8k_in_each_of_its_layouts(
     folder = tmp_path / "download"
     names = [f"{n}.jpg" for n in range(4)]
     images = folder / {"kaggle": "Images"}.get(layout, "Flicker8k_Dataset")
+    options = ("--name", "ours", "--licence", "CC0") if layout == "original" else ()
     images.mkdir(parents=True)
     for path in photos.rglob("*.jpg"):
         shutil.copy(path, images)
@@ -291,6 +365,9 @@ def test_flickr8k_in_each_of_its_layouts(
             for n, s in zip(names, splits, strict=True)
         ]
         (folder / "dataset_flickr8k.json").write_text(json.dumps({"images": content}))
+        (folder / "Flickr8k.token.txt").write_text("".join(f"{n}#0\tother words\n" for n in names))
+        shutil.make_archive(str(folder / "Flickr8k_Dataset"), "zip", images)
+        shutil.rmtree(images)
     elif layout == "original":
         # The real list has captions of images that are in no split, one of which does not exist.
         rows = [
@@ -302,7 +379,11 @@ def test_flickr8k_in_each_of_its_layouts(
     else:
         rows = [f"{n},{text}" for n in names for text in (f'"A {n}, 0"', f"A {n}, 1 , so")]
         (folder / "captions.txt").write_text("\n".join(["image,caption", *rows]))
-    found = prepared(run_main, tmp_path / "to", "flickr8k", folder)
+    found = prepared(run_main, tmp_path / "to", "flickr8k", folder, *options)
+    manifest = Manifest.load(tmp_path / "to")
+    own = "Flickr8k: research use; the photos belong to their authors on Flickr"
+    named = ("ours", "CC0") if options else ("flickr8k", own)
+    assert (manifest.name, manifest.licence) == named
     captions = {name: [f"A {name} 0", f"A {name} 1"] for name in names}
     if layout == "kaggle":  # where commas are sometimes quoted
         captions = {name: [f"A {name}, 0", f"A {name}, 1 , so"] for name in names}
@@ -365,6 +446,11 @@ def test_all_problems_are_reported_together_and_skip_bad_continues(
     result = run_main("prepare", *command, "--workers", 1, "--to", tmp_path / "to", "--skip-bad")
     assert result.returncode == 0, result.stderr
     assert "left out: " in result.stderr and "corrupt image: 2" in result.stderr
+    (tmp_path / "t.csv").write_text("image,caption\ntext.jpg,one\n")
+    only = ("csv", tmp_path / "t.csv", "--images", photos, "--skip-bad")
+    assert "t has no usable image:\n  corrupt image: 1 (" in refused(
+        run_main, tmp_path / "no", *only
+    )
     # What is scored stays; what is left of train are the images that have no twin in val.
     assert "train" not in Manifest.load(tmp_path / "to").splits
     found = [(image.name, image.captions) for image in read_dataset(tmp_path / "to", split="val")]
@@ -377,11 +463,29 @@ def test_a_repaired_data_set_is_resumed(run_main: Run, photos: Path, tmp_path: P
     for path in photos.rglob("*.jpg"):
         path.with_suffix(".txt").write_text("a scene")
     command = ("folder", photos, "--val", 0, "--shard-images", 2)
-    assert "corrupt image: 1 (b/4.jpg" in refused(run_main, tmp_path / "to", *command)
+    to = tmp_path / "to"
+    for size in ("--size", 64), ():  # shards of another size are not reused
+        said = refused(run_main, to, *command, *size)
+        assert "corrupt image: 1 (b/4.jpg" in said and "reusing" not in said
     (photos / "b" / "4.jpg").write_bytes(whole)
-    result = run_main("prepare", *command, "--workers", 1, "--to", tmp_path / "to")
+    assert (to / "problems.csv").exists()
+    command = ("prepare", *command, "--workers", 1, "--to", to)
+    result = run_main(*command)
     assert result.returncode == 0, result.stderr
     assert "reusing 4 of 6 images of an earlier run" in result.stderr
+    assert not (to / "problems.csv").exists()  # there is no problem left
+    before = Manifest.load(to).identity
+    # Another photo of the same size, or another caption, is another data set.
+    photo = photos / "b" / "3.jpg"
+    status = photo.stat()
+    os.utime(photo, (1, 1))
+    assert "has another data set or version" in run_main(*command).stderr
+    os.utime(photo, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert run_main(*command).returncode == 0
+    (photos / "b" / "5.txt").write_text("a crowd")
+    assert "has another data set or version" in run_main(*command).stderr
+    assert run_main(*command, "--force").returncode == 0
+    assert Manifest.load(to).identity != before  # cached grids are of the old one
 
 
 def test_photos_are_stored_as_a_viewer_sees_them(run_main: Run, tmp_path: Path) -> None:
@@ -393,12 +497,14 @@ def test_photos_are_stored_as_a_viewer_sees_them(run_main: Run, tmp_path: Path) 
     for turn in (5, 6):  # mirrored along its diagonal, turned a quarter clockwise: red on top
         exif[0x0112] = turn
         picture.save(folder / f"turned{turn}.jpg", exif=exif, quality=95)
+    picture.resize((80, 40)).save(folder / "small-turned.jpg", exif=exif)
+    picture.resize((100, 150)).save(folder / "exact.jpg")
     Image.new("RGBA", (300, 900), (0, 0, 0, 0)).save(folder / "clear.png")  # shown on white
     Image.new("RGB", (90, 50), "green").save(folder / "small.png")
     for path in list(folder.iterdir()):
         path.with_suffix(".txt").write_text("a caption")
     to = tmp_path / "to"
-    prepared(run_main, to, "folder", folder, "--size", 100, "--val", 0)
+    prepared(run_main, to, "folder", folder, "--size", 100, "--quality", 30, "--val", 0)
     rows = {row.file_name: row for row in Manifest.load(to).rows(to, "train")}
     for turn in (5, 6):
         assert (rows[f"turned{turn}.jpg"].width, rows[f"turned{turn}.jpg"].height) == (400, 800)
@@ -408,10 +514,20 @@ def test_photos_are_stored_as_a_viewer_sees_them(run_main: Run, tmp_path: Path) 
         for name, row in rows.items():
             file = tar.extractfile(f"{row.key}.jpg")
             assert file is not None
-            stored[name] = Image.open(file).convert("RGB")
+            file = io.BytesIO(file.read())
+            if name == "exact.jpg":  # not larger than asked for: the bytes are the original's
+                assert file.getvalue() == (folder / name).read_bytes()
+            else:
+                picture.save(coarse := io.BytesIO(), "JPEG", quality=30)
+                tables = [Image.open(jpeg).quantization for jpeg in (file, coarse)]
+                assert tables[0] == tables[1]
+            stored[name] = Image.open(file)
             info = tar.extractfile(f"{row.key}.json")
             assert info is not None
-            assert json.load(info)["file_name"] == name
+            assert json.load(info) == {
+                "id": name, "file_name": name, "split": "train", "captions": ["a caption"],
+                "width": row.width, "height": row.height,
+            }  # fmt: skip
     for turn in (5, 6):
         turned = stored[f"turned{turn}.jpg"]
         assert turned.size == (100, 200)
@@ -419,4 +535,5 @@ def test_photos_are_stored_as_a_viewer_sees_them(run_main: Run, tmp_path: Path) 
         assert pixels[0][0] > 200 > 50 > pixels[0][2] and pixels[1][2] > 200 > 50 > pixels[1][0]
     assert stored["clear.png"].size == (100, 300)
     assert stored["small.png"].size == (90, 50)  # never enlarged
+    assert stored["small-turned.jpg"].size == (40, 80) and not stored["small-turned.jpg"].getexif()
     assert min(stored["clear.png"].getpixel((50, 50))) > 250

@@ -82,6 +82,7 @@ def test_webdataset_reads_the_shards(prepared: Path) -> None:
     assert [one["json"]["captions"] for one in found] == [list(image.captions) for image in here]
     assert [one["json"]["file_name"] for one in found] == [image.name for image in here]
     assert {one["jpg"].size for one in found} == {(128, 128)}
+    assert [one["__key__"] for one in found] == [f"train-{n:07}" for n in range(60)]
 
 
 def test_training_opens_no_archive_twice(prepared: Path) -> None:
@@ -125,8 +126,15 @@ def test_damage_is_named(own: Path) -> None:
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(DataError, match=r"not a valid manifest \(version"):
         read_dataset(own, split="val")
+    outside = manifest.read_text().replace("train-00002.tar", "../train-00002.tar")
+    manifest.write_text(outside.replace('"version": 2', '"version": 1'))
+    with pytest.raises(DataError, match=r"not a valid manifest \(splits\.train\.shards\.2\.file"):
+        read_dataset(own, split="val")
     manifest.unlink()
     with pytest.raises(DataError, match=r"own has no manifest\.json: copy or prepare it again"):
+        read_dataset(own, split="val")
+    (own / ".prepare").mkdir()
+    with pytest.raises(DataError, match=r"own is not finished: run the same `captioner prepare`"):
         read_dataset(own, split="val")
 
 
@@ -226,7 +234,9 @@ def test_options_that_cannot_work(run_main: Run, scenes: Path, tmp_path: Path) -
     refused = {
         f"{line} --size 0": (2, "--size is 0; it must be at least 1"),
         f"{line} --workers 0": (2, "--workers is 0; it must be at least 1"),
+        f"{line} --shard-images 0": (2, "--shard-images is 0; it must be at least 1"),
         f"{line} --quality 101": (2, "--quality is 101; it must be from 1 to 100"),
+        f"{line} --quality 0": (2, "--quality is 0; it must be from 1 to 100"),
         f"{line} --val 1.5": (2, "must be fractions from 0 to 1"),
     }
     check_refusals(run_main, refused, tmp_path)
