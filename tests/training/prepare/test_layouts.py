@@ -138,6 +138,41 @@ def test_val_is_drawn_from_train_where_it_is_missing(tmp_path: Path) -> None:
     assert data.source["splits"] == "from folders, val drawn from train"
 
 
+def test_splits_are_drawn_anew_where_all_photos_are_in_one(tmp_path: Path) -> None:
+    command = layouts.metadata_above(tmp_path, dict.fromkeys(SPELLINGS, "train"), "", ".csv")
+    data = read(command, Fractions(val=0.2, test=0.25))
+    assert {*splits(data).values()} == {"train", "val", "test"}
+    assert data.source["splits"] == "drawn, 55/20/25"
+
+
+def test_a_folder_above_the_photos_is_no_split(tmp_path: Path) -> None:
+    root = tmp_path / "test" / "photos"
+    for name, _, _ in ROWS:
+        write_photo(root / name)
+    lines = ["image,caption", *(f"{root}/{name},{caption}" for name, caption, _ in ROWS)]
+    (root / "table.csv").write_text("\n".join(lines))
+    assert read(["csv", root / "table.csv"]).source["splits"] == "drawn, 90/10/0"
+
+
+def test_a_column_of_splits_is_preferred_to_the_names_of_files(tmp_path: Path) -> None:
+    tables = [tmp_path / f"captions_{split}.csv" for split in ("train", "val")]
+    for number, (table, split) in enumerate(zip(tables, ("test", ""), strict=True)):
+        write_photo(tmp_path / f"{number}.jpg")
+        table.write_text(f"image,caption,split\n{number}.jpg,of {number},{split}\n")
+    for command in (["csv", *tables], ["folder", tmp_path]):
+        assert splits(read(command)) == {"of 0": "test", "of 1": "val"}
+
+
+def test_a_part_of_a_split_is_of_that_split(tmp_path: Path) -> None:
+    """Another table is only of a split if there are tables of other splits."""
+    layouts.write_parquet(tmp_path, lambda _: tmp_path / "train-00000-of-00002.parquet")
+    data = read(["parquet", tmp_path / "train-00000-of-00002.parquet"])
+    assert data.source["splits"] == "from file names"
+    layouts.table_of_names(tmp_path, dict.fromkeys(SPELLINGS, "photos"), "", ".csv")
+    table = (tmp_path / "captions.csv").rename(tmp_path / "train.csv")
+    assert read(["csv", table, "--images", tmp_path]).source["splits"] == "drawn, 90/10/0"
+
+
 def test_a_class_folder_named_train_is_not_a_split(tmp_path: Path) -> None:
     names = {"train": "train", "val": "bus", "test": "car"}
     data = read(layouts.sidecars(tmp_path, names, "", ""))

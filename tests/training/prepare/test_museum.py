@@ -168,19 +168,23 @@ def test_everything_that_was_left_out_stands_in_one_file(
     (photos / "Kopie.jpg").write_bytes((photos / whole).read_bytes())
     with ZipFile(photos / "download.zip", "w") as archive:  # what the photos were unpacked from
         archive.write(photos / whole, f"Sammlung/{whole}")
-    for name in ("=ohne Zeile.jpg", "\n =ohne Zeile.jpg"):
+        archive.writestr("__MACOSX/._17.jpg", b"of the Finder")
+    formulas = ["=ohne Zeile.jpg", "\n =ohne Zeile.jpg", "+1.jpg", "-1.jpg", "@SUM.jpg"]
+    for name in formulas:
         Image.new("RGB", (32, 24), "white").save(photos / name)
-    long = " ".join(["lang"] * 30)
+    long, longest = (" ".join(["lang"] * count) for count in (23, 22))
     table = tmp_path / "Liste.csv"
     lines = [
         "Datei;Text", f"{whole};{SENTENCES[0]}", f"{cut};{SENTENCES[1]}", f"{copy};", ";verloren",
         f"Kopie.jpg;{long}", "fort.jpg;nirgends zu finden", f"{other};{SENTENCES[2]}",
+        f"{whole};...", f"{other};{longest}", f"{other};{long}",
     ]  # fmt: skip
     table.write_text("\n".join(lines))
     command = ("csv", table, "--images", photos, "--val", 0)
     said = prepare(run_main, tmp_path / "to", *command, status=1)
     problems = tmp_path / "to" / "problems.csv"
     assert f"\n{problems} lists all of them with remedies." in said
+    assert problems.read_bytes().startswith(b"\xef\xbb\xbf")  # by which Excel knows UTF-8
     with problems.open(encoding="utf-8-sig", newline="") as file:
         found = {
             (one["problem"].split(":")[0], one["row"], one["file"]) for one in csv.DictReader(file)
@@ -192,8 +196,9 @@ def test_everything_that_was_left_out_stands_in_one_file(
         ("copies of another photo", "line 6", "Kopie.jpg"),
         ("captions longer than 22 words", "line 6", "Kopie.jpg"),
         ("missing image", "line 7", "fort.jpg"),
-        ("photos without a row", "", "'=ohne Zeile.jpg"),
-        ("photos without a row", "", "'\n =ohne Zeile.jpg"),
+        ("empty caption", "line 9", whole),
+        ("captions longer than 22 words", "line 11", other),
+        *(("photos without a row", "", f"'{name}") for name in formulas),
     }
     assert found == expected
     with problems.open(encoding="utf-8-sig", newline="") as file:

@@ -60,6 +60,7 @@ def test_one_unreadable_sidecar_hides_nothing(run_main: Run, photos: Path, tmp_p
         (["zzq zzq zzq a dog"] * 4, "60 % of the words; train with `captioner train new-language`"),
         (["zzq a"] * 10, None),
         (["狗" * 5] * 4, "new-language --data.tokenizer characters`"),
+        (["狗" * 22, "狗" * 23], "captions longer than 22 words: 1 (1.jpg has 23)"),
     ],
 )
 def test_twenty_words_show_that_captions_are_in_another_language(
@@ -81,6 +82,22 @@ def test_photos_of_a_telephone_are_taken(run_main: Run, photos: Path, tmp_path: 
     rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
     row = next(row for row in rows if row.file_name == "IMG_0001.HEIC")
     assert row.captions == ("from a telephone",) and (row.width, row.height) == (64, 48)
+
+
+def test_names_that_are_not_utf_8_are_written_in_utf_8(
+    run_main: Run, photos: Path, tmp_path: Path
+) -> None:
+    """Names of Windows-1252, unpacked on Linux."""
+    folder = photos.rename(os.fsdecode(os.fsencode(tmp_path) + b"/f\xeate"))
+    for number, name in (6, b"caf\xe9"), (7, b"caf\xe8"):
+        for suffix in ("jpg", "txt"):
+            (folder / f"{number}.{suffix}").rename(folder / f"{os.fsdecode(name)}.{suffix}")
+    prepare(run_main, tmp_path / "to", "folder", folder)
+    captions = captions_of(tmp_path / "to")
+    assert captions["caf\\udce9.jpg"] == ("caption 6",)
+    assert captions["caf\\udce8.jpg"] == ("caption 7",)
+    manifest = Manifest.load(tmp_path / "to")
+    assert manifest.name == "f\\udceate" and manifest.source["path"].endswith("/f\\udceate")
 
 
 def test_a_folder_that_leads_into_itself_is_read_once(

@@ -65,6 +65,10 @@ def test_headers_may_be_missing_or_below_the_separator(
     assert read(tmp_path, rows, problems, image="1", captions=("2",)) == wanted
     excel = f"sep={separator}\nDatei{separator}Text\n{rows}"  # as Excel writes and reads it
     assert read(tmp_path, excel, problems, image="Datei") == wanted
+    if separator == "\t":  # as people type it
+        for typed in ("\\t", "tab"):
+            table = "a,b\tImage\tCaption\nc,d\t1.jpg\te, f\n"
+            assert read(tmp_path, table, problems, delimiter=typed) == {"1.jpg": ("e, f",)}
     assert not problems and not problems.notes()
 
 
@@ -80,6 +84,54 @@ def test_columns_of_a_table_without_a_header_are_numbered(
         read(tmp_path, "7,a.jpg\n8,b.jpg\n", problems)
     with pytest.raises(ConfigError, match=r"no column 'Captoin', did you mean caption\?"):
         read(tmp_path, "image,caption\n", problems, captions=("Captoin",))
+
+
+def test_columns_are_found_in_chinese(tmp_path: Path, problems: Problems) -> None:
+    table = "图片,地点,描述\n1.jpg,北京公园,一只狗在草地上奔跑\n2.jpg,上海车站,两个孩子在雪里玩耍\n"
+    assert read(tmp_path, table, problems) == {
+        "1.jpg": ("一只狗在草地上奔跑",), "2.jpg": ("两个孩子在雪里玩耍",),
+    }  # fmt: skip
+    assert "using the columns 图片 for photos and 描述 for captions; " in problems.notes()[0]
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "splits"),
+    [
+        ("part", ("Train", "dev"), ("Train", "dev")),
+        ("Subset", ("test", "test"), ("test", "test")),
+        ("place", ("test", "test"), (None, None)),  # one word in every row may mean anything
+        ("place", ("train", "bus"), (None, None)),
+        ("split", ("1st", "2nd"), ("1st", "2nd")),  # by its name
+    ],
+)
+def test_a_column_of_split_names_is_found(
+    tmp_path: Path, problems: Problems, column: str,
+    cells: tuple[str, str], splits: tuple[str | None, ...],
+) -> None:  # fmt: skip
+    table = tmp_path / "t.csv"
+    rows = [f"{n}.jpg,a dog runs,{cell}" for n, cell in enumerate(cells)]
+    table.write_text("\n".join([f"image,caption,{column}", *rows]))
+    images = read_caption_file(table, Columns(), problems)
+    assert tuple(image.split for image in images) == splits
+
+
+@pytest.mark.parametrize(
+    ("content", "image"),
+    [
+        ({"images": [
+            {"filename": "1.jpg", "filepath": "val2014", "cocoid": 7, "split": "restval",
+             "sentences": [{"raw": "a dog"}]}]},
+         (7, "val2014/1.jpg", "restval", "t.json")),
+        ({"images": [{"id": 8, "file_name": "1.jpg", "split": "test"}], "annotations": []},
+         (8, "1.jpg", "test", "t.json")),
+    ],
+)  # fmt: skip
+def test_json_keeps_ids_folders_and_splits(
+    tmp_path: Path, problems: Problems, content: object, image: tuple[object, ...]
+) -> None:
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    (found,) = read_caption_file(tmp_path / "t.json", Columns(), problems)
+    assert (found.id, found.file_name, found.split, found.split_from) == image
 
 
 def test_a_workbook_that_other_programs_wrote(tmp_path: Path, problems: Problems) -> None:
@@ -121,6 +173,8 @@ def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problem
     text = '[\n{"image": "1.jpg", "caption": ["a", "b"]},\n3]\n'
     assert read(tmp_path, text, problems, "t.json") == {"1.jpg": ("a", "b")}
     assert "item 2 is not a JSON object" in problems.report()
+    lines = '{"image": 17, "caption": "a\u2028b"}\r\n{"image": "18", "caption": "c"}\r\n'
+    assert read(tmp_path, lines, problems, "t.jsonl") == {"17": ("a\u2028b",), "18": ("c",)}
     with pytest.raises(DataError, match="no JSON objects that name photos and captions"):
         read(tmp_path, "[]", problems, "t.json")
 

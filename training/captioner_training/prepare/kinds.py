@@ -14,7 +14,7 @@ from captioner.paths import expanded
 from captioner_training.prepare.caption_files import read_caption_file
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.folders import read_flickr8k, read_folder
-from captioner_training.prepare.listing import ListedImage, Problems
+from captioner_training.prepare.listing import ListedImage, Problems, valid_text
 from captioner_training.prepare.originals import ImageFiles, walk
 from captioner_training.prepare.selection import SourceData, select
 from captioner_training.prepare.splits import Fractions, splits_of_files
@@ -80,7 +80,7 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
         for photo in files.unused():
             problems.note_unlisted(photo)
     return SourceData(
-        name=name,
+        name=valid_text(name),
         images=selection.images,
         problems=problems,
         source={"kind": kind, **listing.source, "splits": selection.split_from},
@@ -141,8 +141,8 @@ def _folder(request: Request, problems: Problems) -> Listing:
 
 def _source(request: Request, paths: Sequence[Path]) -> dict[str, Any]:
     if len(paths) == 1:
-        return {"path": str(paths[0].resolve())}
-    return {"files": list(request.paths)}
+        return {"path": valid_text(str(paths[0].resolve()))}
+    return {"files": [*map(valid_text, request.paths)]}
 
 
 def _are_embedded(images: Sequence[ListedImage]) -> bool:
@@ -156,7 +156,7 @@ def _flickr8k(request: Request, problems: Problems) -> Listing:
         name="flickr8k",
         images=images,
         places=places,
-        source={"path": str(path.resolve())},
+        source=_source(request, [path]),
         has_table=False,
         missing_hint=_COPIES_HINT,
         licence=_FLICKR8K_LICENCE,
@@ -185,7 +185,7 @@ def _caption_files(request: Request, problems: Problems) -> Listing:
         name=paths[0].stem if len(paths) == 1 else _top(paths).name,
         images=images,
         places=[] if _are_embedded(images) else places,
-        source={**_source(request, paths), "images": list(request.images)},
+        source={**_source(request, paths), "images": [*map(valid_text, request.images)]},
     )
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "clean_caption",
     "has_word",
     "read_text",
+    "valid_text",
 ]
 
 PROBLEMS_FILE = "problems.csv"
@@ -177,6 +178,15 @@ def clean_caption(text: str) -> str:
     """
     text = _ENTITY.sub(lambda entity: unescape(entity[0]), text)
     return " ".join(text.translate(_CONTROL).encode("utf-8", "replace").decode().split())
+
+
+def valid_text(name: str) -> str:
+    r"""Escape bytes that are not UTF-8, which names of files may have.
+
+    >>> valid_text("caf\udce9.jpg")
+    'caf\\udce9.jpg'
+    """
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def read_text(source: Source, problems: Problems, *, name: str) -> str:

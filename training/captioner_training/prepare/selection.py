@@ -10,7 +10,13 @@ from typing import Any
 
 from captioner.errors import ConfigError, DataError
 from captioner.paths import is_web_address
-from captioner_training.prepare.listing import ListedImage, Problems, clean_caption, has_word
+from captioner_training.prepare.listing import (
+    ListedImage,
+    Problems,
+    clean_caption,
+    has_word,
+    valid_text,
+)
 from captioner_training.prepare.locations import Location, equal_images
 from captioner_training.prepare.originals import (
     Found,
@@ -125,8 +131,8 @@ def select(
 
 def _selected(image: ListedImage, location: Location, split: str) -> SelectedImage:
     return SelectedImage(
-        id=image.id,
-        file_name=_valid(image.file_name),
+        id=image.id if isinstance(image.id, int) else valid_text(image.id),
+        file_name=valid_text(image.file_name),
         location=location,
         captions=image.captions,
         split=split,
@@ -195,11 +201,6 @@ def _with_words(image: ListedImage, problems: Problems) -> ListedImage:
         captions=tuple(captions[at] for at in worded),
         rows=tuple(image.row(at) for at in worded) or image.rows,
     )
-
-
-def _valid(text: str) -> str:
-    """Replace characters that are not valid UTF-8, which file names may have."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) -> dict[str, Found]:
