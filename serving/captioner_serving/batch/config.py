@@ -12,7 +12,6 @@ from annotated_types import Interval
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
 from captioner.vision.bounds import Positive, Share, check_bounds
-from captioner.vision.image import MAX_PIXELS
 from captioner_serving.batch.wording import Existing, Wording
 
 __all__ = ["BatchConfig", "Existing", "Maps", "Shard", "Sidecar"]
@@ -86,7 +85,7 @@ class BatchConfig:
     # None: depends on the device; halved when memory runs out
     batch_size: Positive | None = None
     workers: Annotated[int, Interval(ge=1, le=1024)] | None = None  # None: one per core
-    max_pixels: Positive = MAX_PIXELS  # larger photos are refused
+    max_pixels: Positive | None = None  # larger photos are refused; None: the captioner's limit
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())

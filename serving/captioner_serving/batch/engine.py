@@ -115,7 +115,7 @@ class LocalEngine(Closing):
         )
         self._reader = Reader(
             captioner.transform.config,
-            max_pixels=captioner.max_pixels,
+            max_pixels=config.max_pixels or captioner.max_pixels,
             workers=self.workers,
             environment=os.environ,  # has credentials for URLs, which these processes read
         )

@@ -116,7 +116,6 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.checkpoint,
         device=arguments.device,
         dtype=arguments.dtype,
-        max_pixels=config.max_pixels,
     )
     with (
         BatchRun(inputs, output=output, config=config, load=load, ray=arguments.ray) as batch,

@@ -19,6 +19,7 @@ from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.engine import LocalEngine
 from captioner_serving.batch.inputs.archives import archive_photos
 from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
+from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.decoding.decoded import Decoded
 from tests.benchmarks.fuzz_archives import fuzz
 from tests.serving.batch.conftest import draw
@@ -145,6 +146,41 @@ def test_a_compressed_member_is_measured_before_it_is_read(
     zeros, photo = photos(tar_of(tmp_path, *members, compressed=True))
     assert "zeros.jpg has 2,097,152 bytes" in lost([zeros])[0]
     assert photo.read() == jpeg()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "mode"),
+    [
+        *((".TAR", "w"), (".tgz", "w:gz"), (".Tar.GZ", "w:gz"), (".tar.bz2", "w:bz2")),
+        *((".tbz2", "w:bz2"), (".tar.xz", "w:xz"), (".txz", "w:xz"), (".ZIP", "")),
+    ],
+)
+def test_archives_are_known_by_their_suffix(tmp_path: Path, suffix: str, mode: str) -> None:
+    path, data = tmp_path / f"a{suffix}", jpeg()
+    if mode:
+        with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+            (member := tarfile.TarInfo("a.jpg")).size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    else:
+        zip_of(path, ("a.jpg", data))
+    inputs = Inputs(sources=(str(path),))
+    assert [(photo.name, photo.read()) for photo in inputs.photos()] == [(f"{path}/a.jpg", data)]
+    assert inputs.countable == (mode in ("w", "")) and inputs.without_folder() == str(path)
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".zip"])
+def test_a_large_archive_of_photos_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """The limits in bytes are those of small archives: photos hardly compress."""
+    for name in ("_MOST_UNPACKED", "_MOST_ZIPPED"):
+        monkeypatch.setattr(f"captioner_serving.batch.inputs.archives.{name}", 100)
+    pairs = [(f"{number}.jpg", jpeg(("red", "blue", "lime")[number])) for number in range(3)]
+    if suffix == ".zip":
+        path = zip_of(tmp_path / "a.zip", *pairs)
+    else:
+        path = tar_of(tmp_path, *(member(*pair) for pair in pairs), compressed=True)
+    assert [photo.read() for photo in photos(path)] == [data for _, data in pairs]
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])

@@ -22,6 +22,7 @@ from captioner_serving.batch import caption_batch
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.run import BatchRun
+from tests.conftest import make_trust
 from tests.launcher import PATH
 from tests.process_tree import family
 from tests.serving.batch.conftest import Photos, Start, await_records, draw
@@ -262,6 +263,19 @@ def test_photos_that_carry_many_bytes_are_submitted_in_several_windows(
     monkeypatch.setattr("captioner_serving.batch.cluster._WINDOW", 2)
     run_on(cluster, tiny, tmp_path / "photos", batch_size=1)
     assert [len(window) for window in cluster.windows] == [1, 1, 1, 2, 1]
+
+
+def test_settings_trust_and_archives_reach_the_actors(
+    photos: Photos, tiny: Captioner, cluster: Cluster, tmp_path: Path, monkeypatch: Any
+) -> None:
+    sure = Captioner(tiny.checkpoint, device="cpu", trust=make_trust())
+    make_tar(tmp_path / "a.tar", photos(3))
+    monkeypatch.chdir(tmp_path)
+    options: dict[str, Any] = {"beam_size": 3, "captions": 2, "keywords": 0.0, "batch_size": 2}
+    wanted = list(caption_batch("a.tar", config=BatchConfig(**options), captioner=sure))
+    assert run_on(cluster, sure, "a.tar", **options) == wanted
+    assert all(record["trust"] and len(record["alternatives"]) == 1 for record in wanted)
+    assert {photo.archive for photo in cluster.windows[0]} == {str(tmp_path / "a.tar")}
 
 
 def failed(cause: BaseException | None) -> BaseException:

@@ -14,7 +14,7 @@ import subprocess
 import termios
 import time
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner import Captioner
+from captioner import Captioner, CaptionerError
 from captioner.files import digest
 from captioner.trust.familiarity import Familiarity, pool
 from captioner.trust.trust import digest_weights, trust_file
@@ -220,35 +220,75 @@ def test_shards_are_disjoint_and_complete(
     assert sorted(chain.from_iterable(parts)) == [f"photos/p{number:03}.jpg" for number in range(8)]
 
 
+# As torch raises them for a GPU, a CPU and a Mac, and Python for lists.
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't "
+        "allocate memory: you tried to allocate 4000000000000 bytes. Error code 12 (Cannot ...)"),
+    RuntimeError("MPS backend out of memory (MPS allocated: 5.00 GB, max allowed: 9.07 GB)."),
+    MemoryError(),
+]  # fmt: skip
+
+
 def test_out_of_memory_halves_the_batch(
     tiny: Captioner, photos: Photos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = photos(24)
     wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
-    real, sizes = Captioner.caption_prepared, []
+    real, sizes, failures = Captioner.caption_prepared, [], cycle(OUT_OF_MEMORY)
 
     def short_of_memory(self: Captioner, images: Any, *rest: Any, **more: Any) -> Any:
         sizes.append(len(images))
-        if len(images) > 6:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+        if len(images) > 3:
+            raise next(failures)
         return real(self, images, *rest, **more)
 
     monkeypatch.setattr(Captioner, "caption_prepared", short_of_memory)
     config = BatchConfig(batch_size=16)
     records = list(caption_batch(folder, config=config, captioner=tiny))
     assert [record["caption"] for record in records] == wanted
-    assert sizes.count(16) >= 1 and max(sizes[-2:]) <= 6
+    assert sizes.count(16) >= 1 and max(sizes[-2:]) <= 3
+    assert sum(size > 3 for size in sizes) >= len(OUT_OF_MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "said"),
+    [
+        (
+            MemoryError("no room"),
+            CaptionerError,
+            r"memory for one photo \(no room\): use",
+        ),
+        (RuntimeError("shapes differ"), RuntimeError, "^shapes differ$"),
+    ],
+)
+def test_a_failure_that_no_smaller_batch_avoids_ends_the_run(
+    tiny: Captioner,
+    photos: Photos,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+    kind: type[Exception],
+    said: str,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(Captioner, "caption_prepared", fail)
+    with pytest.raises(kind, match=said):
+        list(caption_batch(photos(3), captioner=tiny))
 
 
 def test_garbage_collections_skip_the_model_only_during_a_run(
     tiny: Captioner, photos: Photos
 ) -> None:
     before, at_start = gc.get_threshold(), gc.get_freeze_count()
+    threads = torch.get_num_threads()
     records = caption_batch(photos(2), captioner=tiny)
     next(records)
     assert gc.get_freeze_count() > at_start + 1000
     list(records)
     assert gc.get_threshold() == before and gc.get_freeze_count() <= at_start
+    assert torch.get_num_threads() == threads
 
 
 def test_failed_photos_that_are_no_longer_inputs_do_not_count(
@@ -286,11 +326,20 @@ def test_the_summary_leaves_out_what_belongs_to_photos(
     (folder / "bad.jpg").write_bytes(b"no photo")
     for name in ("p001.caption", "p002.jpg.xmp", "bad.json", "a.txt", "raw.cr2"):
         (folder / name).write_text("mine\n")
-    command = (folder, "--output", folder / "c.csv", "--sidecar", "txt", "--captions", 2)
-    for _ in range(2):
-        result = run_batch(*command)
+    for name in ("p001.txt", "p002.txt"):
+        (folder / name).write_text("mine\n")
+    # One photo is named twice, and counts once.
+    command = (folder, folder / "p001.jpg", "--output", folder / "c.csv", "--sidecar", "txt")
+    longer = "2 sidecars named photo.jpg.* (photos share a stem)"
+    for more, counts in (
+        ((), f"2 sidecars unchanged; {longer}; 1 failed"),
+        ((), "5 done before; 1 failed"),
+        (("--restart", "--existing", "overwrite"), f"2 sidecars overwritten; {longer}; 1 failed"),
+    ):
+        result = run_batch(*command, "--captions", 2, *more)
         *_, left_out = lines = result.stderr.splitlines()
         assert left_out == "skipped, not images: 1 .txt, 1 .cr2"
+        assert f"4 captions in total; {counts}, in {folder}/c.csv.errors.jsonl" in lines
         assert not any(line.startswith(" ") for line in lines)  # whole, in a file
     names = {path.name for path in folder.iterdir()}
     assert {"p000.jpg.txt", "p000.png.txt", "p001.txt", "c.csv.journal.jsonl"} <= names

@@ -76,6 +76,10 @@ def test_new_wording_starts_from_the_models_sentence(folder: Path) -> None:
         {"caption": "the person", "score": -0.75, "unworded": "the man"}
     ]
     assert "unworded" not in second  # nothing was replaced in it
+    write_lines(folder / "s.jsonl", record_of("a.jpg", "a woman, a man (old) and a human"))
+    old = ("--replace", "man (old)=senior")  # no pattern
+    assert main(["convert", "s.jsonl", "--to", "s.csv", *old, "--replace", "man=person"]) == 0
+    assert "A woman, a senior and a human." in (folder / "s.csv").read_text()
     assert main(["convert", "one.jsonl", "--to", "two.jsonl", "--template", "{caption}!"]) == 0
     assert read_lines(folder / "two.jsonl")[0]["caption"] == "a man and a dog!"
     assert main(["convert", "one.jsonl", "--to", "same.jsonl"]) == 0  # no wording: as they stand

@@ -106,12 +106,13 @@ def test_exiftool_and_pillow_read_the_texts_and_the_file_is_otherwise_the_same(
 
 def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> None:
     """As in sidecars; and texts that are in IPTC alone count."""
-    names = ("xmp", "iptc", "none")
+    names = ("xmp", "iptc", "none", "own")
     for number, name in enumerate(names):
         draw(number).save(tmp_path / f"{name}.jpg")
     strand = "-XMP-dc:Description-x-default=Am Strand", "-XMP-dc:Description-de=Am Strand"
     exiftool("-overwrite_original", *strand, "-XMP-dc:Subject=SEA", "-XMP-xmp:Rating=4",
         tmp_path / "xmp.jpg")  # fmt: skip
+    exiftool("-overwrite_original", "-XMP-dc:Description-en-US=mine", tmp_path / "own.jpg")
     exiftool("-overwrite_original", "-IPTC:Caption-Abstract=Grandma", "-IPTC:Keywords=2024",
         "-IPTC:Keywords=dog", tmp_path / "iptc.jpg")  # fmt: skip
     records = [
@@ -120,18 +121,20 @@ def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> Non
     ]
     write_lines(tmp_path / "r.jsonl", *records)
     for _ in range(2):
-        result = run_main("convert", tmp_path / "r.jsonl", "--embed", "--no-backup", "--plain")
+        more = ("--embed", "--no-backup", "--plain", "--language", "en-US")
+        result = run_main("convert", tmp_path / "r.jsonl", *more)
         assert result.returncode == 0, result.stderr
-    assert result.stderr == "3 captions; 0 photos written; 3 unchanged\n"
+    assert result.stderr == "4 captions; 0 photos written; 4 unchanged\n"
     assert not list(tmp_path.glob("*_original"))
-    xmp, iptc, none = read_tags(*(tmp_path / f"{name}.jpg" for name in names))
+    xmp, iptc, none, own = read_tags(*(tmp_path / f"{name}.jpg" for name in names))
     text = "a <dog> &\n'sea'"
     assert xmp["XMP-dc:Description"] == xmp["XMP-dc:Description-de"] == "Am Strand"
-    assert xmp["XMP-dc:Description-en"] == xmp["XMP-iptcCore:AltTextAccessibility"] == text
+    assert xmp["XMP-dc:Description-en-US"] == xmp["XMP-iptcCore:AltTextAccessibility"] == text
     assert (xmp["XMP-dc:Subject"], xmp["XMP-xmp:Rating"]) == (["SEA", "dog"], 4)
     assert "XMP-dc:Description" not in iptc and iptc["IPTC:Caption-Abstract"] == "Grandma"
     assert iptc["XMP-dc:Subject"] == [2024, "dog", "sea"]
-    assert none["XMP-dc:Description-en"] == text and none["XMP-dc:Subject"] == ["dog", "sea"]
+    assert own["XMP-dc:Description-en-US"] == "mine"
+    assert none["XMP-dc:Description-en-US"] == text and none["XMP-dc:Subject"] == ["dog", "sea"]
 
 
 def test_photos_of_any_name_are_embedded(
@@ -148,6 +151,22 @@ def test_photos_of_any_name_are_embedded(
         with Image.open(name) as image:
             assert b"AltTextAccessibility" in image.info["xmp"]
         assert Path(f"{name}_original").exists()
+
+
+def test_the_original_is_copied_where_there_are_no_hard_links(
+    embed: Embed, photos: Photos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    photo = photos(1) / "p000.jpg"
+    os.utime(photo, ns=(SECOND * 10**9, SECOND * 10**9))
+    before = photo.read_bytes()
+    monkeypatch.setattr(os, "link", fail)
+    (record,) = embed(photo)
+    original = photo.with_name("p000.jpg_original")
+    assert "error" not in record and original.read_bytes() == before != photo.read_bytes()
+    assert original.stat().st_mtime_ns == SECOND * 10**9
 
 
 def test_what_cannot_be_embedded_is_a_sentence_and_costs_no_caption(
@@ -173,7 +192,7 @@ def test_what_cannot_be_embedded_is_a_sentence_and_costs_no_caption(
     assert after.pop("p003.jpg") != before.pop("p003.jpg") and after.pop("p003.jpg_original")
     assert after == before
     (folder / "p001.jpg").chmod(0o600)
-    again = embed(folder, output, retry_errors=True)
+    again = embed(folder, output, retry_errors=True, backup=False)
     assert sum("error" in line for line in again) == 2 and len(again) == 3
 
 

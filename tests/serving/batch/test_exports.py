@@ -22,7 +22,7 @@ from captioner_serving.batch.outputs.records import write_records
 from captioner_serving.batch.wording import CONTROL, sentence
 from tests.conftest import read_tree
 from tests.properties import FEW, texts
-from tests.serving.batch.conftest import draw, record_of, write_run
+from tests.serving.batch.conftest import draw, record_of, write_lines, write_run
 
 
 def write_table(output: Path, rows: Iterable[tuple[str, str]], *, plain: bool = True) -> None:
@@ -88,17 +88,63 @@ def test_no_cell_begins_a_formula_however_it_is_separated(tmp_path: Path) -> Non
     assert list(table_names(str(tmp_path / "t.csv"), "image")) == ["'=1.jpg"]
 
 
+def test_a_table_has_all_alternatives_keywords_and_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Parquet file is written in several parts."""
+    from pyarrow import parquet
+
+    monkeypatch.setattr("captioner_serving.batch.outputs.records._ROWS", 2)
+    others = [{"caption": text, "score": -0.75} for text in ("a dog", "the sea")]
+    known = {"alternatives": others, "keywords": ["man", "sea"], "familiarity": 0.5, "trust": 0.25}
+    records = [record_of("a.jpg", "a man", **known), *map(record_of, ("b.jpg", "c.jpg"))]
+    write_lines(tmp_path / "r.jsonl", *records)
+    for suffix in (".csv", ".parquet"):
+        assert main(["convert", f"{tmp_path}/r.jsonl", "--to", f"{tmp_path}/c{suffix}"]) == 0
+    with (tmp_path / "c.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0] == {
+        "image": "a.jpg", "caption": "A man.", "score": "-0.5", "model": "tiny 1",
+        "alternatives": "A dog.\nThe sea.", "keywords": "man, sea", "familiarity": "0.5",
+        "trust": "0.25",
+    }  # fmt: skip
+    table = parquet.read_table(tmp_path / "c.parquet").to_pylist()
+    assert [row["image"] for row in table] == ["a.jpg", "b.jpg", "c.jpg"]
+    assert table[0] == {
+        "image": "a.jpg", "caption": "a man", "score": -0.5, "model": "tiny 1",
+        "alternatives": ["a dog", "the sea"], "keywords": ["man", "sea"], "familiarity": 0.5,
+        "trust": 0.25,
+    }  # fmt: skip
+    assert [rows[1]["trust"], table[1]["trust"]] == ["", None]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a dog (small)", "A dog (small)."),
+        ('a sign says "no"', 'A sign says "no".'),
+        ("a dog in 2024", "A dog in 2024."),
+        ("a dog…", "A dog…"),
+        ("élan", "Élan."),
+        ("狗在草地上奔跑", "狗在草地上奔跑"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_and_ends_as_one(text: str, wanted: str) -> None:
+    assert sentence(text) == wanted
+
+
 def test_control_characters_in_tables_are_escaped_and_restored(tmp_path: Path) -> None:
     output, name = tmp_path / "c.csv", "a\x1b[2J\x9b5m\t\u202e.jpg"
-    captions = ("\uff1d1+1", "\u200b\u2060=1+1", "'=1", "x" * 200_000)
+    signs, unseen = "=+-@\uff1d\uff0b\uff0d\uff20", "\u200b\u2060\xad\u115f\u3164\ufe0f\ufeff\uffa0"
+    captions = (*(f"{sign}1" for sign in signs), *(f"{sign}=1" for sign in unseen), "x" * 200_000)
     for caption in captions:
         write_table(output, [(name, caption)])
         with output.open(newline="", encoding="utf-8") as lines:
             csv.field_size_limit(1 << 20)
             (row,) = csv.DictReader(lines)
         assert row["image"].isprintable()
-        begins = row["caption"].lstrip("\u200b\u2060 ")[0]
-        assert begins not in "=\uff1d"
+        assert row["caption"].lstrip(unseen)[0] not in signs
         (back,) = read_record_table(output)
         assert (back["image"], back["caption"]) == (name, caption)
         assert list(table_names(str(output), "image")) == [name]

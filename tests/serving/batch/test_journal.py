@@ -70,12 +70,17 @@ def test_a_review_begins_with_what_has_most_to_correct(
     assert all(line in records for line in lines)
 
 
-def test_one_run_at_a_time(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+def test_one_run_at_a_time(
+    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they call the file."""
     folder, output = photos(3), tmp_path / "c.jsonl"
+    monkeypatch.chdir(folder)
     first = caption_batch(folder, output=output, captioner=tiny, config=BatchConfig(batch_size=1))
     next(first)
-    with pytest.raises(OutputError, match=r"another run is writing to c\.jsonl"):
-        list(caption_batch(folder, output=output, captioner=tiny))
+    for name in (output, "../c.jsonl"):
+        with pytest.raises(OutputError, match=r"another run is writing to c\.jsonl"):
+            list(caption_batch(folder, output=name, captioner=tiny))
     first.close()
     list(caption_batch(folder, output=output, captioner=tiny))
     assert len(output.read_text().splitlines()) == 3
@@ -149,19 +154,37 @@ def test_a_failed_commit_is_truncated(tmp_path: Path, monkeypatch: pytest.Monkey
         write(file, data[: len(data) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with Journal(files, SETTINGS) as run:
-        run.add(record("a"), RECORDS)
-        run.commit()
-        run.add(record("b"), RECORDS)
-        with monkeypatch.context() as patch, pytest.raises(OutputError, match="No space left"):
-            patch.setattr(journal, "write_all", full)
-            run.commit()
-        run.commit()
-        run.close()  # what is closed may be closed again
+    for names in ("abc", "de"):  # a new run, and one that resumes
+        with Journal(files, SETTINGS) as run:
+            for name in names:
+                run.add(record(name), RECORDS)
+                with monkeypatch.context() as patch, pytest.raises(OutputError, match="No space"):
+                    patch.setattr(journal, "write_all", full)
+                    run.commit()
+                run.commit()
+            run.close()  # what is closed may be closed again
     for _ in range(2):
         with Journal(files, SETTINGS) as run:
-            assert (run.counts, len(run.done)) == ([2, 0, 0], 2)
-    assert [line["image"] for line in read_lines(files.records)] == ["a", "b"]
+            assert (run.counts, len(run.done)) == ([5, 0, 0], 5)
+    assert [line["image"] for line in read_lines(files.records)] == list("abcde")
+
+
+def test_a_failure_is_on_disk_before_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill in between leaves a photo to caption again, not one without a sidecar."""
+    files = RunFiles(tmp_path / "c.jsonl", tmp_path / "unsure.jsonl")
+    paths, sizes = (files.errors, tmp_path / "unsure.jsonl", files.records), []
+    with Journal(files, {"review": "unsure.jsonl"}) as run:
+        run.add(record("a"), RECORDS, failure=failure("a"))
+        run.add(record("b"), REVIEW)
+        monkeypatch.setattr(os, "fsync", lambda _: sizes.append([p.stat().st_size for p in paths]))
+        run.commit()
+    assert [[size > 0 for size in state] for state in sizes] == [
+        [True, False, False],
+        [True, True, False],
+        [True, True, True],
+    ]
 
 
 def test_a_record_is_kept_when_its_sidecar_fails(tmp_path: Path) -> None:
@@ -255,7 +278,8 @@ def test_temporary_files_of_a_killed_retry_are_removed(
         run.finish()
     for part in parts:
         part.write_bytes(b"of a killed run")
-    with Journal(files, SETTINGS):
+    monkeypatch.chdir(tmp_path)
+    with Journal(RunFiles(Path("c.jsonl")), SETTINGS):
         assert parts and not list(tmp_path.glob("*.part"))
 
 

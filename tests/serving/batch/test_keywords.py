@@ -99,6 +99,7 @@ def test_keywords_of_others_stay_as_exiftool_reads_them(folder: Path, run_main: 
         "<d:subject>SEA</d:subject>": ["SEA", "man"],
         "<d:subject><r:Bag><r:li>Sea</r:li><r:li>x</r:li></r:Bag></d:subject>": ["Sea", "x", "man"],
         "<d:subject><r:Seq><r:li>x</r:li></r:Seq></d:subject>": ["x", "man", "sea"],
+        "<d:subject><r:Alt><r:li>x</r:li></r:Alt></d:subject>": ["x", "man", "sea"],
         ' d:subject="sea"': ["sea", "man"],
     }
     sidecars = [folder / f"{number}.xmp" for number in range(len(wanted))]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +19,8 @@ import pytest
 
 from captioner import Captioner, ImageNotFoundError, ImageTooLargeError
 from captioner.errors import MissingExtraError
-from captioner_serving.batch import caption_batch
+from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.engine import LocalEngine
 from captioner_serving.batch.inputs import links, networks
 from captioner_serving.batch.inputs.links import RemotePhoto
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
@@ -56,6 +60,32 @@ def test_photos_at_urls_are_captioned(
     assert third["error"]["detail"] == missing
     (lost,) = Inputs(sources=(f"{server}/photos.zip",)).photos()
     assert isinstance(lost, LostPhoto) and "download it, or use a .tar" in lost.reason
+    make_tar(tmp_path / "A.TAR", folder)
+    signed = f"{server}/A.TAR?signature=1.jpg"
+    assert names(signed) == [f"{signed}/./p00{n}/p00{n}.jpg" for n in range(3)]
+    config = BatchConfig(sidecar="txt")
+    unwritten = caption_batch(replace(inputs, sources=()), config=config, captioner=tiny)
+    assert next(unwritten)["error"]["detail"] == (
+        f"{server}/photos/p001.jpg?w=20 is not a file on disk; it cannot have a sidecar"
+    )
+    unwritten.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secret(Photo):
+    """A photo that cannot be read without a variable of the environment."""
+
+    def read(self) -> bytes:
+        raise ImageNotFoundError(os.environ.get("AWS_SECRET_ACCESS_KEY", "there is none"))
+
+
+def test_credentials_reach_the_processes_that_read_urls(
+    tiny: Captioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mine")
+    with LocalEngine(tiny, tiny.generation, BatchConfig(workers=1)) as engine:
+        ((outcome,),) = engine.run(iter([Secret(name="a.jpg")]))
+    assert outcome.record["error"]["detail"] == "mine"
 
 
 def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
@@ -64,6 +94,7 @@ def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path)
     (folder / "deep").mkdir()
     (folder / "p000.jpg").rename(folder / "deep" / "p000.jpg")
     (folder / "notes.txt").write_text("no photo")
+    shutil.copy(folder / "p001.jpg", folder / "deep" / ".p001.jpg")
     expected = [f"file://{folder}/{name}" for name in ("deep/p000.jpg", "p001.jpg", "p002.jpg")]
     records = list(caption_batch(f"file://{folder}", captioner=tiny))
     assert [record["image"] for record in records] == expected
@@ -91,15 +122,17 @@ def test_links_in_lists_are_of_allowed_schemes(tmp_path: Path) -> None:
         "simplecache::https://a.org/a.jpg",
         "https://a.org/a.jpg",
         "http://[::1]/a",
+        *(allowed := ("http://a.org/a.jpg", "HTTPS://a.org/b.jpg", "s3://b/a.jpg", "gs://b/a.jpg")),
     )
     listed = tmp_path / "list.txt"
     listed.write_text("\n".join(links))
     found = list(Inputs(lists=(str(listed),)).photos())
-    assert [type(photo) for photo in found] == [LostPhoto, PhotoFile, RemotePhoto, LostPhoto]
+    kinds = [LostPhoto, PhotoFile, RemotePhoto, LostPhoto, *[RemotePhoto] * len(allowed)]
+    assert [type(photo) for photo in found] == kinds
     assert "add --allow-scheme file" in found[0].reason  # type: ignore[attr-defined]
     assert "write an IPv6 address in full" in found[3].reason  # type: ignore[attr-defined]
-    allowed = list(Inputs(lists=(str(listed),), schemes=("file",)).photos())
-    assert isinstance(allowed[0], RemotePhoto)
+    first, *_ = Inputs(lists=(str(listed),), schemes=("file",)).photos()
+    assert isinstance(first, RemotePhoto)
 
 
 @contextmanager
@@ -191,6 +224,23 @@ def test_temporary_errors_are_retried(
     assert len(requests) == tries and waits == [1, 2][: tries - 1]
 
 
+@pytest.mark.parametrize(
+    ("url", "reason", "tries"),
+    [
+        ("http://127.0.0.1:1/a.jpg", r"\(.*refused\): check", 3),
+        ("file:///nowhere/a.jpg", r"\(not found\): check", 1),
+    ],
+)
+def test_a_connection_is_tried_again_and_a_missing_file_is_not(
+    monkeypatch: pytest.MonkeyPatch, url: str, reason: str, tries: int
+) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(links.time, "sleep", waits.append)
+    with pytest.raises(ImageNotFoundError, match=reason):
+        RemotePhoto(name="a.jpg", url=url).read()
+    assert waits == [1, 2][: tries - 1]
+
+
 def test_a_photo_that_is_too_large_is_not_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +275,8 @@ def first(**inputs: Any) -> Photo:
 def test_urls_in_lists_cannot_lead_to_the_local_network(
     server: str, tmp_path: Path, photos: Photos, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server of the tests is at 127.0.0.1, which is no public address."""
+    """The server of the tests is at 127.0.0.1, which is no public address. A proxy is not used."""
+    monkeypatch.setenv("http_proxy", server)
     monkeypatch.setattr(links.time, "sleep", None)  # it is not tried again
     photos(1)
     (tmp_path / "list").write_text(f"http://{host}:{urlsplit(server).port}/photos/p000.jpg\n")
@@ -252,6 +303,7 @@ def test_urls_on_the_command_line_cannot_redirect_to_the_local_network(
 def test_every_address_of_a_host_is_checked(
     monkeypatch: pytest.MonkeyPatch, private_at: int
 ) -> None:
+    """When all are public, the next one is tried after one that refuses or does not answer."""
     addresses = ["1.1.1.1", "2606:4700::1111"]
     addresses.insert(private_at, "10.0.0.1")
     monkeypatch.setattr(
@@ -264,7 +316,7 @@ def test_every_address_of_a_host_is_checked(
     def refuse(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
         assert request.extensions["sni_hostname"] == "several.example"
         tried.append(request.url.host)
-        raise httpx.ConnectError("refused")
+        raise httpx.ConnectError("refused") if tried[1:] else httpx.ConnectTimeout("no answer")
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", refuse)
     request = httpx.Request("GET", "http://several.example/photo.jpg")

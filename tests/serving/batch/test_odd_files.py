@@ -75,6 +75,9 @@ def test_odd_files_are_captioned_and_broken_ones_named(run_batch: Run, tmp_path:
         _write(raw + b"/" + name, data)
         errors[name] = kind
     os.mkfifo(folder / "pipe.jpg")
+    with (folder / "film.jpg").open("wb") as file:
+        file.truncate(1 << 40)  # a hole
+    errors[b"film.jpg"] = "image-too-large"
     (folder / "dangling.jpg").symlink_to("nowhere.jpg")
     (folder / "circle.jpg").symlink_to("circle.jpg")
     errors |= dict.fromkeys((b"pipe.jpg", b"dangling.jpg", b"circle.jpg"), "image-not-found")

@@ -97,8 +97,9 @@ def test_other_settings_are_refused_and_restart_begins_anew(
 
     assert run() == 3
     before = output.read_bytes()
-    with pytest.raises(ConfigError, match=r"--beam-size was 5 and is 3.*--restart"):
-        run(beam_size=3)
+    changes = r": --beam-size was 5 and is 3; --plain was not given and is given\. .*--restart"
+    with pytest.raises(ConfigError, match=changes):
+        run(beam_size=3, plain=True)
     # The name and version are the same; the weights are not.
     with pytest.raises(ConfigError, match="the model of --checkpoint was"):
         run(Captioner.from_pretrained(saved_tiny))
@@ -107,6 +108,9 @@ def test_other_settings_are_refused_and_restart_begins_anew(
     photos(2, first=3)
     assert run(batch_size=2, workers=1) == 2
     assert run(beam_size=3, restart=True) == 5
+    for photo in folder.iterdir():
+        photo.unlink()  # it may be moved when it is done
+    assert run(beam_size=3) == 0
     assert len(output.read_text().splitlines()) == 5
 
 
@@ -133,6 +137,24 @@ def test_errors_are_kept_and_retried_when_asked(
     assert run() == [] and not errors.exists()
     names = [Path(record["image"]).stem for record in read_lines(output)]
     assert names == ["p000", "p002", "p003", "p001"]
+    (folder / "p001.jpg").write_bytes(b"")
+    assert "p001.jpg!" in run(restart=True)
+    (folder / "p001.jpg").write_bytes(good)
+    assert len(run(restart=True)) == 4 and not errors.exists()
+
+
+def test_a_photo_that_was_too_large_is_retried_with_a_higher_limit(
+    tiny: Captioner, photos: Photos, tmp_path: Path
+) -> None:
+    folder = photos(1)  # of 60 x 40
+
+    def run(**options: Any) -> str:
+        config = BatchConfig(**options)
+        (record,) = caption_batch(folder, output=tmp_path / "c.csv", config=config, captioner=tiny)
+        return record["error"]["type"] if "error" in record else ""
+
+    assert run(max_pixels=2399) == "image-too-large"
+    assert run(max_pixels=2400, retry_errors=True) == ""
 
 
 def test_the_remedy_for_a_full_disk_is_printed_wherever_it_fills(

@@ -124,6 +124,10 @@ def test_a_review_belongs_to_one_output(caption: Caption, photos: Photos, tmp_pa
     assert unsure[0]["score"] < unsure[1]["score"]
     names = ("one.jsonl", "one.jsonl.errors.jsonl", "one.jsonl.run.json", "unsure.jsonl")
     assert sorted(name for name in read_tree(tmp_path) if "/" not in name) == list(names)
+    review.unlink()
+    with pytest.raises(OutputError, match=r"unsure\.jsonl is missing: restore the file"):
+        run("one.jsonl")
+    assert not review.exists()
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -5,6 +5,7 @@ Most tests use `convert`, which writes sidecars as `batch` does, and needs no mo
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -118,8 +119,22 @@ def test_a_damaged_xmp_sidecar_stays_and_darktables_is_used(
     assert "error" not in again
 
 
+@pytest.mark.parametrize(
+    ("existing", "wanted"),
+    [("prepend", "Photo 0. mine"), ("append", "mine Photo 0."), ("overwrite", "Photo 0.")],
+)
+def test_a_text_in_xmp_is_extended_or_replaced(
+    write: Write, photos: Photos, existing: str, wanted: str
+) -> None:
+    folder = photos(1)
+    (folder / "p000.xmp").write_text(LIGHTROOM.replace('x-default">Am Strand', 'x-default">mine'))
+    assert write(folder / "p000.jpg", kind="xmp", existing=existing) == []
+    assert f'<rdf:li xml:lang="x-default">{wanted}</rdf:li>' in (folder / "p000.xmp").read_text()
+
+
 def test_photos_that_share_a_stem_have_sidecars_of_their_own(write: Write, photos: Photos) -> None:
     """Two names of one file simulate a file system that ignores case."""
+    write(*photos(1, name="another").iterdir())
     folder = photos(4)
     Image.open(folder / "p001.jpg").save(folder / "p000.PNG")
     os.link(folder / "p002.jpg", folder / "p002.JPG")
@@ -185,6 +200,45 @@ def test_no_two_photos_share_a_sidecar(
     write(*(folder / name for name in names), existing="overwrite")
     texts = {path.stem: path.read_text() for path in folder.glob("*.txt")}
     assert texts == {sidecar: f"photo {number}\n" for number, sidecar in enumerate(sidecars)}
+
+
+def test_a_photo_of_any_format_is_known_by_its_first_bytes(write: Write, photos: Photos) -> None:
+    formats = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF")
+    folder = photos(len(formats) + 3)
+    jpegs = sorted(folder.iterdir())
+    for jpeg, kind in zip(jpegs, formats, strict=False):
+        Image.open(jpeg).save(jpeg.with_suffix(""), kind)
+    for jpeg, brand in zip(jpegs[len(formats) :], (b"heic", b"mif1", b"isom"), strict=True):
+        jpeg.with_suffix("").write_bytes(b"\0\0\0\x18ftyp" + brand)  # the last one is a film
+    assert write(*jpegs) == []
+    sidecars = sorted(path.name for path in folder.glob("*.txt"))
+    assert sidecars == [*(f"{jpeg.name}.txt" for jpeg in jpegs[:-1]), f"{jpegs[-1].stem}.txt"]
+
+
+@pytest.mark.parametrize(
+    ("code", "tried"), [(errno.ENOSPC, 1), (errno.EDQUOT, 1), (errno.EIO, 1), (errno.EACCES, 2)]
+)
+def test_a_full_disk_ends_the_command_and_a_file_without_permission_does_not(
+    run_main: Run,
+    photos: Photos,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    tried: int,
+) -> None:
+    folder, opened = photos(2), Path.open
+    write_lines(tmp_path / "r.jsonl", *map(record_of, sorted(folder.iterdir())))
+
+    def fail(path: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        if mode == "xb":
+            raise OSError(code, "the reason")
+        return opened(path, mode, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", fail)
+    result = run_main("convert", tmp_path / "r.jsonl", "--sidecar", "txt")
+    said = [f"captioner: {folder}/p00{n}.txt cannot be written: the reason" for n in range(tried)]
+    assert result.returncode == 1 and result.stderr.splitlines()[:tried] == said
+    assert len(result.stderr.splitlines()) == (1 if tried == 1 else 3)  # and a summary
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -82,6 +82,9 @@ def test_lists(tree: Path) -> None:
     assert names(lists=("list",)) == listed
     (tree / "list0").write_bytes(b"one\nname\0two\0")
     assert names("z.tiff", lists=("list0",), null=True) == ["z.tiff", "one\nname", "two"]
+    long = [f"{number:05} {'x' * (number % 90)}.jpg" for number in range(4000)]  # 200 kB
+    (tree / "list").write_text("\n".join(long))
+    assert names(lists=("list",)) == long
 
 
 WINDOWS = ["café/p1.jpg", "größe 2.jpg", "a, b;c|d.jpg"]  # all in Windows-1252
@@ -122,12 +125,13 @@ def test_tables(tree: Path) -> None:
     assert names("t.csv", column="file name") == wanted
     lost = list(Inputs(sources=("t.csv",), column="file name").photos())[1]
     assert isinstance(lost, LostPhoto) and "row 2 has no file name" in lost.reason
-    (tree / "t.tsv").write_text("path\tx\nq.jpg\t1\n")
+    (tree / "T.TSV").write_text("path\tx\nq.jpg\t1\n")
     (tree / "t.jsonl").write_text('{"path": "\\udce9.jpg"}\n\n{"path": null}\n')
-    assert names("t.tsv", "t.jsonl", column="path") == ["q.jpg", "\udce9.jpg", "t.jsonl#2"]
-    (tree / "bad.jsonl").write_text('{"path": "a.jpg"}\n{"path": ')
-    with pytest.raises(DataError, match=r"bad\.jsonl: line 2 is not JSON"):
-        names("bad.jsonl", column="path")
+    assert names("T.TSV", "t.jsonl", column="path") == ["q.jpg", "\udce9.jpg", "t.jsonl#2"]
+    for bad, reason in (('{"path": ', "JSON"), ('["b.jpg"]', "a JSON object")):
+        (tree / "bad.jsonl").write_text(f'{{"path": "a.jpg"}}\n{bad}')
+        with pytest.raises(DataError, match=rf"bad\.jsonl: line 2 is not {reason}"):
+            names("bad.jsonl", column="path")
 
 
 def test_what_is_no_list_or_table_is_a_sentence(tmp_path: Path) -> None:
@@ -180,6 +184,9 @@ def test_archives_are_read_in_place(tiny: Captioner, photos: Photos, tmp_path: P
     ]
     assert not list(caption_batch(archives, output=output, captioner=tiny))
     assert set(tmp_path.iterdir()) - before == {output, Path(f"{output}.run.json")}
+    coco = tmp_path / "c.json"
+    assert len(list(caption_batch(archives[1], output=coco, captioner=tiny))) == 3
+    assert [row["image_id"] for row in json.loads(coco.read_text())] == ["p000", "p001", "p002"]
 
 
 def test_damaged_archives_cost_what_is_behind_the_damage(
@@ -212,7 +219,26 @@ def test_a_list_that_ends_the_run_keeps_what_was_done(
     listed = tmp_path / "list"
     listed.write_text("\n" + "x" * (2 << 20))
     inputs = Inputs(sources=(str(folder),), lists=(str(listed),))
+    config = BatchConfig(batch_size=3)  # the last batch has one photo
     with pytest.raises(DataError, match="use a list of photos"):
-        list(caption_batch(inputs, output=output, captioner=tiny, config=BatchConfig(batch_size=2)))
+        list(caption_batch(inputs, output=output, captioner=tiny, config=config))
     images = [json.loads(line)["image"] for line in output.read_text().splitlines()]
     assert images == sorted(map(str, folder.iterdir()))
+
+
+@pytest.mark.parametrize(
+    "name", ["-", "HTTPS://a.org/a.jpg", "s3://b/c", "a.tar.gz", "A.TXZ", "pipe"]
+)
+def test_what_can_be_read_only_once_is_not_counted(tree: Path, name: str) -> None:
+    """A second reader would take names from a pipe."""
+    os.mkfifo("pipe")
+    assert not Inputs(sources=("b.jpg", name)).countable
+    assert not Inputs(lists=(name,)).countable
+    assert Inputs(sources=("a.tar", ".", "notes.txt"), lists=("notes.txt",)).countable
+
+
+def test_one_missing_photo_of_several_is_only_an_error_of_its_own(tree: Path) -> None:
+    Inputs(sources=("b.jpg", "none.jpg")).check()
+    Inputs(sources=("none.jpg",), lists=("notes.txt",)).check()
+    with pytest.raises(DataError, match=r"there is no file none\.jpg"):
+        Inputs(sources=("none.jpg", "none.tar")).check()

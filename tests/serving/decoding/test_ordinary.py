@@ -27,6 +27,7 @@ def test_photos_of_cameras_are_ordinary() -> None:
     """Also grey ones, large ones, and those with much metadata."""
     assert is_ordinary((ROOT / "assets/samples/coffee.jpg").read_bytes())
     assert is_ordinary(photo_of("L"))
+    assert is_ordinary(photo_of(restart_marker_rows=1))
     assert is_ordinary(photo_of(size=(6000, 5000)))
     assert is_ordinary(photo_of(exif=b"Exif\0\0" + bytes(60_000), icc_profile=bytes(3_000_000)))
 

@@ -150,6 +150,10 @@ def test_the_pixels_are_those_of_the_library(reader: Reader) -> None:
     decoded.check()
     shown = reader.submit(EncodedPhoto("a.jpg", data), longest=50).result(timeout=300)
     assert (shown.size, shown.shape, len(shown.pixels)) == ((200, 200), (50, 50), 7500)
+    Image.new("RGB", (120, 200), (200, 0, 0)).save(buffer := io.BytesIO(), "PNG")
+    tall = reader.submit(EncodedPhoto("a.png", buffer.getvalue()), longest=50).result(timeout=300)
+    assert (tall.size, tall.picture().size) == ((120, 200), (30, 50))
+    assert tall.picture().getpixel((29, 49)) == (200, 0, 0)
 
 
 def test_a_stream_keeps_its_order_and_ends_with_what_the_photos_raise(reader: Reader) -> None:
@@ -312,6 +316,15 @@ def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPa
         streamed = reader.stream((EncodedPhoto(str(number), data) for number in range(9)), ahead=24)
         assert all(decoded.error is None for _, decoded in streamed)
     assert most == [6_250_000] * 18
+
+
+def test_quick_processes_keep_their_priority() -> None:
+    before, own = set(children(os.getpid())), os.getpriority(os.PRIO_PROCESS, 0)
+    with Reader(SMALL, workers=1, quick=1, nice=3) as reader:
+        for data in (b"no photo", jpeg(1)):  # the second one is ordinary
+            reader.submit(EncodedPhoto("a.jpg", data)).result(timeout=300)
+        new = set(children(os.getpid())) - before
+        assert sorted(os.getpriority(os.PRIO_PROCESS, pid) - own for pid in new) == [0, 3]
 
 
 def test_a_process_that_cannot_start_says_why(

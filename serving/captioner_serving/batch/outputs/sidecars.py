@@ -119,8 +119,8 @@ class SidecarWriter:
             before = None
         if config.sidecar == "txt" and "keywords" in record:
             listed = combine_keywords(before, record["keywords"], config.existing)
-            return listed.encode("utf-8", "replace") + b"\n"
-        return (combine(before, caption, config.existing) or "").encode("utf-8", "replace") + b"\n"
+            return listed.encode() + b"\n"
+        return (combine(before, caption, config.existing) or "").encode() + b"\n"
 
 
 def is_fatal(error: OutputError) -> bool:
