@@ -223,19 +223,20 @@ def test_every_front_end_draws_the_head_that_is_chosen(
 ) -> None:
     captioner = Captioner.from_pretrained(table, device="cpu", dtype="float32")
     caption = captioner.caption(photo)
-    first, second = (
-        {
-            "overlay": caption.overlay(head=head, labelled=True),
-            "sheet": caption.contact_sheet(head=head),
-            "animation": caption.animation(head=head)[1],
+
+    def drawings(head: int, **look: Any) -> dict[str, Image.Image]:
+        return {
+            "overlay": caption.overlay(head=head, labelled=True, **look),
+            "sheet": caption.contact_sheet(head=head, **look),
+            "animation": caption.animation(head=head, **look)[1],
         }
-        for head in (1, 2)
-    )
+
+    first, second = (drawings(head, colors="viridis") for head in (1, 2))
     files = {kind: photo.with_name(f"{kind}.png") for kind in second}
     files["animation"] = photo.with_name("animation.webp")
     options = ("--checkpoint", table, "--device", "cpu", "--dtype", "float32", "--head")
     drawn = [part for kind, file in files.items() for part in (f"--{kind}", file)]
-    result = run_main("caption", photo, *options, 2, *drawn)
+    result = run_main("caption", photo, *options, 2, *drawn, "--colors", "viridis")
     assert result.returncode == 0, result.stderr
     for kind, file in files.items():
         with Image.open(file) as image:
@@ -252,7 +253,7 @@ def test_every_front_end_draws_the_head_that_is_chosen(
         result = run_main(*batch)
         assert result.returncode == 0, result.stderr
         with Image.open(next(maps.rglob("*.png"))) as image:
-            assert mean_difference(image, second[kind]) == 0
+            assert mean_difference(image, drawings(2)[kind]) == 0
     result = run_main(*batch, "--check-attention")
     assert result.returncode == 2 and "--check-attention" in result.stderr
 

@@ -219,6 +219,13 @@ def test_a_notebook_shows_every_word_and_escapes_it(caption: Caption, photo: Pat
     assert "a mug &amp; saucer (score -0.90)" in page
     assert "script" not in page
     assert page != caption._repr_html_()  # two on one page do not move each other's pictures
+    assert "doubtful" not in page.partition("</style>")[2]
+    words = list(caption.words)
+    words[3] = replace(words[3], trust=0.5499)
+    marked = replace(caption, words=tuple(words))._repr_html_()
+    assert '<b data-word="3" tabindex="0" class="doubtful">' in marked
+    assert marked.count(' class="doubtful"') == 2  # the word, and the legend
+    assert "<small>54 %</small>" in marked
     blind = replace(caption, words=(Word(text="a", probability=1),))
     assert "a Cup of a &lt;b&gt; 3" in blind._repr_html_()
     assert "has no attention to draw" in blind._repr_html_()

@@ -168,12 +168,14 @@ def test_a_word_is_drawn_in_the_terminal(tiny_file: Path, photo: Path) -> None:
 
 
 def test_many_photos_and_one_bad_one(
-    run_main: Run, tiny_file: Path, photo: Path, tmp_path: Path
+    run_main: Run, tiny_file: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(photo.read_bytes()[:200])
     alone = run_main("caption", photo, "--checkpoint", tiny_file)
     assert (alone.returncode, alone.stderr) == (0, "") and str(photo) not in alone.stdout
+    # The third photo is in the second batch.
+    monkeypatch.setattr("captioner.predictor.Captioner.batch_size", 2)
     result = run_main("caption", photo, bad, photo, "--checkpoint", tiny_file)
     assert result.returncode == 1
     assert result.stdout == f"{photo}\t{alone.stdout}" * 2
@@ -192,6 +194,10 @@ def test_json_records(run_main: Run, tiny_file: Path, photo: Path) -> None:
     assert "attention" not in caption["words"][0] and error["image"] == str(missing)
     assert error["error"]["type"] == "image-not-found"
     assert str(missing) in error["error"]["detail"]
+    plain = run_main("caption", photo, "--captions", 2, "--checkpoint", tiny_file)
+    assert plain.stdout.splitlines() == [
+        caption["caption"], caption["alternatives"][0]["caption"]
+    ]  # fmt: skip
 
 
 def test_a_photo_comes_by_standard_input(
@@ -237,7 +243,10 @@ def test_file_names_that_are_not_utf8(
     name = os.fsdecode(odd)
     result = run_main("caption", name, "--json", "--checkpoint", tiny_file)
     assert (result.returncode, result.stderr) == (0, "")
-    assert json.loads(result.stdout)["image"] == name
+    record = json.loads(result.stdout)
+    assert record["image"] == name
+    result = run_main("caption", name, name, "--checkpoint", tiny_file)
+    assert result.stdout == f"{name}\t{record['caption']}\n" * 2  # as it is: no terminal
 
 
 def test_control_characters_in_file_names_are_escaped(run_main: Run) -> None:

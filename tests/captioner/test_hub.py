@@ -62,13 +62,13 @@ def test_a_name_captions_as_the_file_does_with_trust(
 
 def test_a_revision_is_a_branch_tag_or_commit(hub: Hub, model: Repository, tmp_path: Path) -> None:
     assert Captioner.from_pretrained("user/model").version == "1"
-    first = model.branches["v1"] = model.branches["main"]
+    first = model.branches["v1"] = model.branches["refs/pr/1"] = model.branches["main"]
     model.commit({"captioner.safetensors": retrained("2", tmp_path)})
     new = Captioner.from_pretrained("user/model")  # the new commit is found
     assert (new.version, new.trust) == ("2", None)  # the trust is of the weights of v1
     old = Captioner.from_pretrained("user/model", revision="v1")
     assert old.version == "1" and old.trust is not None
-    for name in ("v1", first):
+    for name in ("v1", "refs/pr/1", first):
         assert checkpoint_file(f"user/model@{name}").samefile(old.file or "")
 
 

@@ -15,7 +15,9 @@ from captioner.tables import read_lines, read_table
 ROWS = [["image", "Ünïcode text"], ["1.jpg", "a café – open; really, yes"], ["2.jpg", "b | c"]]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "cp1252"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "cp1252"]
+)
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_tables_that_pandas_wrote_are_read(tmp_path: Path, encoding: str, separator: str) -> None:
     frame = pandas.DataFrame(ROWS[1:], columns=ROWS[0])
@@ -27,7 +29,9 @@ def test_tables_that_pandas_wrote_are_read(tmp_path: Path, encoding: str, separa
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "cp1252"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32", "cp1252"]
+)
 def test_lines_in_every_encoding(encoding: str, ending: str) -> None:
     lines = ["photos/1.jpg", "photos/é 2.jpg", "x\x0by.jpg"]
     content = ending.join(["", *lines, ""]).encode(encoding)
@@ -61,6 +65,11 @@ def test_commas_in_sentences_are_no_separators() -> None:
     assert table["caption"][0] == "a dog, a cat and a bird, asleep"
 
 
+def test_columns_of_one_name_are_numbered() -> None:
+    table = read_table(b"id,caption,caption,caption\n1,a dog,a cat,a bird\n", name="t.csv")
+    assert table.columns.tolist() == ["id", "caption", "caption 2", "caption 3"]
+
+
 def test_one_column_needs_no_separator() -> None:
     assert read_table(b"path\na b.jpg\nc,d.jpg\n", name="t.csv")["path"].tolist() == [
         "a b.jpg", "c,d.jpg",
@@ -68,18 +77,18 @@ def test_one_column_needs_no_separator() -> None:
 
 
 def test_formats_beside_text(tmp_path: Path) -> None:
-    frame = pandas.DataFrame({"id": [17, 18], "path": ["1.jpg", None], "words": [["a"], None]})
+    frame = pandas.DataFrame({"id": [18, 17], "path": [None, "1.jpg"], "words": [None, ["é"]]})
     frame.to_parquet(tmp_path / "t.parquet")
-    rows = [{"id": 17, "path": "1.jpg", "words": ["a"]}, {"id": 18, "words": None}]
+    rows = [{"id": 18, "words": None}, {"id": 17, "path": "1.jpg", "words": ["é"]}]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
     (tmp_path / "t.json").write_text(json.dumps(rows, indent=1), "utf-16")
-    frame.assign(words=['["a"]', None]).to_excel(tmp_path / "t.xlsx", index=False)
+    frame.assign(words=[None, '["é"]']).to_excel(tmp_path / "t.xlsx", index=False)
     for suffix in ("parquet", "jsonl", "json", "xlsx"):
         path = tmp_path / f"t.{suffix}"
-        table = read_table(path, name=path.name)
-        assert table.to_dict("list") == {
-            "id": ["17", "18"], "path": ["1.jpg", ""], "words": ['["a"]', ""],
-        }, suffix  # fmt: skip
+        for name in (path.name, path.name.upper()):
+            assert read_table(path, name=name).to_dict("list") == {
+                "id": ["18", "17"], "path": ["", "1.jpg"], "words": ["", '["é"]'],
+            }, name  # fmt: skip
         assert read_table(path, name=path.name, columns=["path"]).columns.tolist() == ["path"]
 
 

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image, ImageChops, ImageColor, ImageSequence
 
 from captioner.drawing.animation import animation
-from captioner.drawing.lettering import INK, PAPER, Text, font_of
+from captioner.drawing.lettering import HAIRLINE, INK, MUTED, PAPER, Text, font_of, percentage
 from captioner.drawing.overlay import Panel, overlay
 from captioner.drawing.saving import save_animation
 from captioner.drawing.sheet import contact_sheet
-from tests.captioner.drawing.scenes import UNIFORM, panels, same, scene
+from tests.captioner.drawing.scenes import UNIFORM, one_hot, panels, same, scene
 
 
 def find(sheet: Image.Image, color: tuple[int, int, int], least: int) -> list[int]:
@@ -46,6 +46,44 @@ def test_a_title_from_right_to_left_begins_at_the_right():
     centred = Text.flow(["رجل", "يركب"], 20, 300, space=0.3, center=True)
     (_, font, right, _), (_, _, left, _) = centred.words
     assert left == pytest.approx(300 - right - font.getlength("رجل"))
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0, "< 1 %"),
+        (0.0099, "< 1 %"),
+        (0.01, "1 %"),
+        (0.29, "29 %"),
+        (0.5499, "54 %"),
+        (1, "100 %"),
+    ],
+)
+def test_percentages_are_rounded_down(share: float, text: str) -> None:
+    assert percentage(share) == text
+
+
+def test_panels_have_the_options_and_the_legend_their_colors():
+    photo, word = scene((260, 260)), Panel("dog", 0.25, one_hot(5, 5, 1, 3))
+    gray, hot = Image.new("RGB", (70, 70), "#b0b0b0"), one_hot(7, 7, 3, 3)
+    for colors in ("inferno", "viridis"):
+        look = {"smooth": False, "strength": 0.5, "colors": colors}
+        sheet = contact_sheet(photo, [word], columns=2, **look)
+        # Margins of 40 pixels, and 28 between panels.
+        panel = sheet.crop((40 + 260 + 28, 40, 40 + 260 + 28 + 260, 40 + 260))
+        assert same(panel, overlay(photo, word.weights, **look))
+        # The legend: its first words, 9 pixels, and a bar of 104 on the same grey.
+        start = 40 + round(font_of(14).getlength("even share of attention") + 9)
+        full = overlay(gray, hot, **look).getpixel((35, 35))
+        for x, expected in {start: (0xB0,) * 3, start + 103: full}.items():
+            assert sheet.getpixel((x, sheet.height - 45)) == pytest.approx(expected, abs=3)
+
+
+def test_the_bar_below_a_word_is_as_long_as_its_share():
+    sheet = contact_sheet(scene((260, 260)), [Panel("dog", 0.25, UNIFORM)], columns=2)
+    below = [sheet.getpixel((x, 40 + 260 + 39)) for x in range(328, 328 + 260)]
+    dark, light = map(ImageColor.getrgb, (MUTED, HAIRLINE))
+    assert below == [dark] * 65 + [light] * 195
 
 
 class TestContactSheet:
@@ -97,6 +135,18 @@ class TestContactSheet:
             assert changes >= 20  # dashes, and as many gaps
             assert line.count(ink) / len(line) == pytest.approx(0.5, abs=0.05)
 
+    def test_photos_of_any_shape_have_the_area_of_a_square_one(self):
+        for size, expected in {(300, 100): (450, 150), (100, 400): (130, 520)}.items():
+            sheet = contact_sheet(Image.new("RGB", size, self.GREEN), [])
+            plain = Image.new("RGB", sheet.size, self.GREEN)
+            green = (
+                ImageChops.difference(sheet, plain)
+                .convert("L")
+                .point(lambda level: level == 0, "1")
+            )
+            left, top, right, bottom = green.getbbox()
+            assert (right - left, bottom - top) == expected
+
     @pytest.mark.parametrize("size", [(300, 100), (200, 200), (1000, 20), (8, 6)])
     def test_the_sheet_is_well_shaped_for_a_photo_of_any_shape(self, size):
         words = panels("a", "very", "long", "dog", "in", "a", "red", "hat")
@@ -111,6 +161,19 @@ class TestContactSheet:
             255,
             255,
         )
+
+
+def test_the_note_follows_the_words_and_later_words_are_faint():
+    photo = Image.new("RGB", (100, 100), "gray")
+    noted = animation(photo, panels("a", "dog"), note="on grass", side=320)
+    longer = animation(photo, panels("a", "dog", "on", "grass"), side=320)
+    assert same(noted[0], longer[0]) and same(noted[-1], longer[-1])
+    written = [
+        sum(count for count, color in frame.getcolors(9999) if color == ImageColor.getrgb(INK))
+        for frame in longer
+    ]
+    assert written[:2] == [0, 0]  # the first word is marked, in the colour of the paper
+    assert all(fewer < more for fewer, more in itertools.pairwise(written[1:]))
 
 
 class TestAnimation:
@@ -130,13 +193,16 @@ class TestAnimation:
 
     def test_it_begins_and_ends_with_the_plain_photo_and_shows_each_word_between(self):
         photo = scene((100, 100))
-        frames = animation(photo, panels(*self.WORDS), side=320)
+        look = {"smooth": False, "strength": 0.5, "colors": "viridis"}
+        frames = animation(photo, panels(*self.WORDS), side=320, **look)
         left = (frames[0].width - 200) // 2
         shown = [frame.crop((left, 0, left + 200, 200)) for frame in frames]
         assert same(shown[0], photo.resize((200, 200), Image.Resampling.LANCZOS))
         assert same(shown[0], shown[-1])
         for picture, panel in zip(shown[1:-1], panels(*self.WORDS), strict=True):
-            assert same(picture, overlay(shown[0], panel.weights))
+            assert same(picture, overlay(shown[0], panel.weights, **look))
+        (alone,) = animation(photo, [], side=320)
+        assert same(alone.crop((0, 0, 200, 200)), shown[0])
 
     def test_a_doubtful_word_is_marked_by_an_outline(self):
         """In the accent, #c2410c, which is nowhere else: the photo is grey."""

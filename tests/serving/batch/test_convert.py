@@ -82,6 +82,8 @@ def test_new_wording_starts_from_the_models_sentence(folder: Path) -> None:
     assert "A woman, a senior and a human." in (folder / "s.csv").read_text()
     assert main(["convert", "one.jsonl", "--to", "two.jsonl", "--template", "{caption}!"]) == 0
     assert read_lines(folder / "two.jsonl")[0]["caption"] == "a man and a dog!"
+    assert main(["convert", "one.jsonl", "--to", "three.jsonl", "--prefix", "Photo: "]) == 0
+    assert read_lines(folder / "three.jsonl")[0]["caption"] == "Photo: a man and a dog"
     assert main(["convert", "one.jsonl", "--to", "same.jsonl"]) == 0  # no wording: as they stand
     assert (folder / "same.jsonl").read_bytes() == (folder / "one.jsonl").read_bytes()
     assert Wording().apply(first) == read_lines(folder / "r.jsonl")[0]

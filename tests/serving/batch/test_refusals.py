@@ -143,3 +143,6 @@ def test_another_language_needs_captions_in_it(run_main: Run, place: Path) -> No
     result = run_main("batch", "photos", "--output", "c.jsonl", "--language", "de")
     assert (result.returncode, Path("c.jsonl").exists()) == (2, False)
     assert "--language is de, but the bundled model writes English" in result.stderr
+    # Any English is refused for the next reason.
+    result = run_main("batch", "photos", "--output", "no/c.jsonl", "--language", "EN-gb")
+    assert result.returncode == 1 and "there is no folder" in result.stderr
