@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,19 @@ def test_named_files_and_links_are_there(document: Path) -> None:
     named = [ROOT / name for name in _OURS.findall(text)]
     named += [document.parent / link for link in _LINK.findall(text)]
     assert not [str(path) for path in named if not path.exists()]
+
+
+def test_examples_in_docstrings_are_true() -> None:
+    attempted = 0
+    for package in ("captioner", "training/captioner_training", "serving/captioner_serving"):
+        base = (ROOT / package).parent
+        for path in (ROOT / package).rglob("*.py"):
+            if ">>> " in path.read_text():
+                name = ".".join(path.relative_to(base).with_suffix("").parts)
+                result = doctest.testmod(import_module(name.removesuffix(".__init__")))
+                assert result.failed == 0, name
+                attempted += result.attempted
+    assert attempted > 20
 
 
 def test_the_picture_of_the_page_is_of_the_page_as_it_is() -> None:

@@ -85,16 +85,22 @@ def test_checkpoints_that_cannot_be_averaged_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     checkpoint = load_checkpoint(tiny_file)
-    next(iter(checkpoint.model.state_dict().values())).view(-1)[0] = torch.nan
-    checkpoint.save(Path("nan"))
+    for name in ("nan", "inf"):
+        next(iter(checkpoint.model.state_dict().values())).view(-1)[0] = float(name)
+        checkpoint.save(Path(name))
     others = {
         "words": {"vocabulary": [*WORDS[:-1], "zebra"]},
         "order": {"vocabulary": [*WORDS[::-1]]},
         "letters": {"tokenizer": "characters"},
+        "capitals": {"lowercase": False},
     }
     for name, header in others.items():
         shutil.copy(tiny_file, name)
         rewrite_header(Path(name), lambda document, header=header: document.update(header))
+    shutil.copy(tiny_file, "colours")
+    rewrite_header(
+        Path("colours"), lambda document: document["transform"].update(std=[0.5, 0.5, 0.5])
+    )
     tiny, two = "average --out mean tiny.safetensors", f"{tiny_file.name} {shifted.name}"
     refused = {
         tiny: (2, "name two or more"),
@@ -106,7 +112,10 @@ def test_checkpoints_that_cannot_be_averaged_are_refused(
         f"{tiny} words": (1, "2 words differ"),
         f"{tiny} order": (1, "their words have different orders"),
         f"{tiny} letters": (1, "tokenizer is 'characters' and 'words'"),
+        f"{tiny} capitals": (1, "lowercase is False and True"),
+        f"{tiny} colours": (1, "transform.std is (0.5, 0.5, 0.5) and "),
         f"{tiny} nan": (1, "nan has NaN or infinity in "),
+        f"{tiny} inf": (1, "inf has NaN or infinity in "),
         f"average --out mean nan {two}": (1, "nan has NaN or infinity in "),
     }
     check_refusals(run_main, refused, tmp_path)

@@ -63,6 +63,10 @@ def test_fields_can_be_set_anew() -> None:
     assert (recipe.seed, stage.epochs, stage.learning_rate) == (7, 1, 1e-3)
     assert (recipe.decoder.dropout, recipe.generation.consensus) == (0.5, False)
     assert recipe.weights is None and recipe.data.train == ("a", "b")
+    tuned = load_recipe("flickr8k", {"stages.2.encoder_learning_rate": "0"}).stages[1]
+    assert tuned.encoder_rate == 0
+    greedy = {"stages.1.self_critical": "{samples: 1, baseline: greedy}"}
+    assert load_recipe("smoke", greedy).stages[0].self_critical is not None
 
 
 @pytest.mark.parametrize("name", ["pd #2", "2024-05-01", "on", "1e5", "a: b"])
@@ -98,6 +102,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
     [
         ({"seed": "99999999999999999999"}, "seed: "),
         ({"name": "../../zz"}, "'../../zz' cannot be a folder's name"),
+        ({"name": ".."}, "'..' cannot be a folder's name"),
         ({"name": "a\x1b[2Jb"}, r"name 'a\x1b[2Jb' has control characters"),
         ({"stages": "none"}, "stages: should be a list, [A, B] (given: 'none')"),
         ({"seed.x": "1"}, "seed: "),
@@ -106,6 +111,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ({"stages.2.epochs": "1"}, "stages.2.epochs: there is no 2: use 1 to 1"),
         ({"data": "{}"}, "either scenes, or both train and validation"),
         ({"transform.size": "100"}, "transform.size is 100; it must be a multiple of encoder.st"),
+        ({"transform.size": "8"}, "it must be a multiple of encoder.stride 16: 16"),
         (
             {"stages.1.fine_tune_from": "4", "stages.1.size": "100"},
             "stages.1.size is 100; it must be a multiple of encoder.stride 16: 96 or 112",
@@ -113,6 +119,8 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ({"stages.1.fine_tune_from": "4", "stages.1.size": "128"}, "equals transform.size"),
         ({"stages.1.size": "96"}, "size has no effect while the encoder is frozen"),
         ({"stages.1.crop": "0.1"}, "stages.1: crop has no effect"),
+        ({"stages.1.flip": "true"}, "stages.1: flip has no effect"),
+        ({"stages.1.encoder_learning_rate": "0"}, "stages.1: encoder_learning_rate has no effect"),
         ({"stages.1.carry_over": "last"}, "carry_over has no effect in the last stage"),
         (
             {"stages.1.self_critical": "{}", "stages.1.scheduled_sampling": "0.1"},
@@ -144,6 +152,10 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ),
         (
             {"data": "{train: [{captions: a, images: b, style: c}], validation: [v]}"},
+            "needs data.styles: true",
+        ),
+        (
+            {"data": "{train: [t], validation: [{captions: a, images: b, style: c}]}"},
             "needs data.styles: true",
         ),
         ({"data": "{train: [a], validation: [v], any_style: 0.5}"}, "any_style needs data.styles"),

@@ -109,13 +109,21 @@ def test_a_folder_with_another_run_is_refused(
     run_main: Run, place: Path, finished: Path, tmp_path: Path
 ) -> None:
     write_scenes(tmp_path / "data", splits={"train": 30, "val": 4}, seed=5)
+    for name in ("train", "val"):  # one caption is another's, so that no word is new
+        data = Path(shutil.copytree(place / "data", tmp_path / name / "data"))
+        content = json.loads((data / f"captions_{name}.json").read_text())
+        content["annotations"][0]["caption"] = content["annotations"][1]["caption"]
+        (data / f"captions_{name}.json").write_text(json.dumps(content))
     line = shlex.join(map(str, command(place, finished)))
     refused: Refusals = {
         f"{line} --seed 2 --stages.2.epochs 5": (
             2, "(seed was 1, is 2; stages.2.epochs was 1, is 5)"
         ),
         f"{line} --weights {finished}/best.safetensors": (2, "best.safetensors')"),
-        f"{line} --data.root {tmp_path}": (2, "has a run on other images, captions or words"),
+        **{
+            f"{line} --data.root {folder}": (2, "has a run on other images, captions or words")
+            for folder in (tmp_path, tmp_path / "train", tmp_path / "val")
+        },
     }  # fmt: skip
     before = files(finished)
     check_refusals(run_main, refused, place / "data")
@@ -164,14 +172,16 @@ OWN = f"--stages.1.objectives '{{{__name__}:Weighed: x}}'"
 TINY = "--weights tiny.safetensors"
 # What follows `captioner train own.yaml`.
 REFUSED: Refusals = {
-    "--stages.2.fine_tune_from 40": (2, "mobilenet_v3_small has stages 0 to"),
+    "--stages.2.fine_tune_from 13": (2, "mobilenet_v3_small has stages 0 to 12"),
     "--encoder_weights bundled": (1, "is not mobilenet_v3_small: set --encoder_weights"),
     "--encoder_weights no.st": (1, "no file no.st"),
     "--weights no.st": (1, "no file no.st"),
     f"{TINY} --decoder.hidden_dim 25": (1, "hidden_dim is 25 in the recipe, 24"),
     "--weights bundled": (1, "or start without it: --weights null --encoder_weights"),
     f"{TINY} --data.tokenizer characters": (1, "data.tokenizer is"),
+    f"{TINY} --data.lowercase false": (1, "data.lowercase is"),
     f"{TINY} --transform.mean '[0.5, 0.5, 0.5]'": (1, "transform.mean is"),
+    f"{TINY} --transform.std '[0.5, 0.5, 0.5]'": (1, "transform.std is"),
     "--encoder.name efficientnet_v2_b0 --encoder_weights torchvision": (
         2, "has no pretrained weights to download",
     ),

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torchvision.ops import StochasticDepth
 
 from captioner import ConfigError
 from captioner.checkpoint import load_checkpoint
@@ -166,12 +168,42 @@ def built(recipe: Recipe, vocabulary: Vocabulary, origin: Any = None) -> Any:
 def test_weights_of_shared_words_are_kept(recipe: Path, tiny_file: Path) -> None:
     """A run that starts from another vocabulary keeps the weights of shared words."""
     vocabulary = Vocabulary(["zebra", "dog", "a"])
+    source = load_checkpoint(tiny_file)
+    bias = source.model.decoder.output_bias.data
+    bias.copy_(torch.linspace(-2, 2, len(bias)))  # the least are those of <pad>, <start> and so on
+    source.save(tiny_file)
     loaded = load_recipe(str(recipe), {**TINY, "weights": str(tiny_file)})
     source = load_checkpoint(tiny_file)
     model = built(loaded, vocabulary, load_origin(loaded))
     theirs = source.model.decoder.embedding.weight[source.vocabulary.encode(["dog", "a"])]
     ours = model.decoder.embedding.weight[vocabulary.encode(["dog", "a"])]
     assert torch.equal(theirs, ours)
+    before = source.model.decoder.output_bias
+    zebra, dog = model.decoder.output_bias[vocabulary.encode(["zebra", "dog"])].tolist()
+    assert zebra == before[source.vocabulary.encode(source.vocabulary.ordinary_words)].min()
+    assert dog == before[source.vocabulary.encode(["dog"])[0]] != zebra
+
+
+@pytest.mark.parametrize("last_stage", ["null", "4"])
+def test_an_encoder_starts_from_a_checkpoint_or_from_a_file_of_its_stages(
+    recipe: Path, tiny_file: Path, tmp_path: Path, last_stage: str
+) -> None:
+    stages = load_checkpoint(tiny_file).model.encoder.stages.state_dict()
+    alone = tmp_path / "stages.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in stages.items()}, alone)
+    for file in (tiny_file, alone):
+        fields = {"encoder_weights": str(file), "encoder.last_stage": last_stage}
+        encoder = load_encoder(load_recipe(str(recipe), {**fields, "stages.2.fine_tune_from": "4"}))
+        assert len(encoder.stages) == (13 if last_stage == "null" else 5)
+        for name, tensor in encoder.stages.state_dict().items():
+            assert torch.equal(tensor, stages[name])
+
+
+def test_stochastic_depth_is_that_of_the_recipe(recipe: Path) -> None:
+    fields = {"encoder.name": "efficientnet_b0", "stochastic_depth": "0.3"}
+    encoder = load_encoder(load_recipe(str(recipe), fields))
+    shares = {part.p for part in encoder.modules() if isinstance(part, StochasticDepth)}
+    assert shares == {0.3}
 
 
 class Bare(torch.nn.Module):

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +17,15 @@ from PIL import Image
 from captioner import DataError
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
+from captioner_training.data import loader as loader_module
 from captioner_training.data.batches import BucketSampler, StageBatches, stage_sampler
 from captioner_training.data.captions import CaptionTable, collate
 from captioner_training.data.dataset import Augmentation, ImageDataset
 from captioner_training.data.images import CaptionedImage, ImageStore
-from captioner_training.data.loader import PixelSource, split_loader
+from captioner_training.data.loader import PixelSource, Workers, split_loader
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.distributed import Processes
-from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
+from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 
 
 @pytest.fixture
@@ -75,6 +77,10 @@ def test_data_that_cannot_be_used_is_named(data: Path) -> None:
     content["annotations"].pop()
     (data / "captions.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"images without a caption: 1 \(first: 2\.png\)"):
+        read_coco(data / "captions.json", data / "images-00.tar")
+    content["annotations"] += [{"id": 8, "image_id": 12, "caption": text} for text in ("a", "!")]
+    (data / "captions.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"images with an empty caption: 1 \(first: 2\.png\)"):
         read_coco(data / "captions.json", data / "images-00.tar")
     content["images"][2] = content["images"][0]
     (data / "captions.json").write_text(json.dumps(content))
@@ -132,13 +138,21 @@ def test_mirroring_knows_left_from_right(data: Path) -> None:
             mirrored[index] += int(pixels[0, 8, 14] > 128)  # red on the right
     assert mirrored[1] == 0  # "on the left" must stay true
     assert 8 <= mirrored[0] <= 32 and 8 <= mirrored[2] <= 32  # 20 expected, 3.2 the deviation
+    views = []
+    for seed, index in (3, 0), (3, 2), (4, 0):  # each photo and each seed has its own
+        chance = Augmentation(flip=True, crop=0.3)
+        dataset = ImageDataset(images, transform, augmentation=chance, seed=seed)
+        views.append([dataset.view(index) for dataset.epoch in range(4)])
+    assert not {*views[0]} & {*views[1]} and not {*views[0]} & {*views[2]}
+    assert not {*views[1]} & {*views[2]} and all(len({*drawn}) == 4 for drawn in views)
 
 
 def test_batches_are_framed_and_padded() -> None:
-    tokens = collate([[[7, 8], [9]], [[4, 5, 6, 7]]], starts=[START] * 2, maximum_length=3)
+    tokens = collate([[[7, 8, 9], [9]], [[4, 5, 6, 7]]], starts=[START] * 2, maximum_length=3)
     assert tokens.tolist() == [
-        [[START, 7, 8, END], [START, 9, END, PAD]],
-        [[START, 4, 5, 6], [PAD, PAD, PAD, PAD]],  # cut: the model must not learn to end there
+        [[START, 7, 8, 9, END], [START, 9, END, PAD, PAD]],
+        # Cut: the model must not learn to end there.
+        [[START, 4, 5, 6, PAD], [PAD, PAD, PAD, PAD, PAD]],
     ]
 
 
@@ -197,7 +211,13 @@ def test_a_broken_photo_is_named_by_every_reader(data: Path, workers: int) -> No
     [
         ("Ein Hund auf der linken Seite", True),
         ("un chien à droite", True),
+        ("RECHTS steht ein Haus", True),
+        ("la main gauche", True),
+        ("un perro a la izquierda", True),
+        ("le sue mani destre", True),
+        ("os carros da esquerda", True),
         ("狗在左边", True),
+        ("右の犬", True),
         ("a bright leftover", False),
     ],
 )
@@ -206,6 +226,19 @@ def test_captions_with_sides_keep_their_photo_from_being_mirrored(
 ) -> None:
     image = read_coco(data / "captions.json", data / "images")[0]
     assert replace(image, captions=(*image.captions, caption)).sided == sided
+
+
+def test_processes_share_the_cores_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = list[int]()
+    monkeypatch.setattr(loader_module, "cores", lambda: 6)
+    monkeypatch.setattr(
+        loader_module, "DataLoader", lambda *_, num_workers, **__: counts.append(num_workers)
+    )
+    workers: list[tuple[str, Workers]] = [("1", "auto"), ("4", "auto"), ("8", "auto")]
+    for local, count in [*workers, ("4", 5), ("4", 9), ("4", 0)]:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        split_loader([], Transform(TransformConfig()), workers=count, batch_size=1)
+    assert counts == [6, 1, 1, 5, 6, 0]  # at most one per core
 
 
 def test_random_crops_of_a_tall_photo_move_along_both_sides(tmp_path: Path) -> None:
@@ -228,7 +261,7 @@ def test_random_crops_of_a_tall_photo_move_along_both_sides(tmp_path: Path) -> N
         assert abs(sum(across) / len(across) - 0.5) < 0.03
 
 
-def make_batches(*, compiled: bool, **stage: int) -> StageBatches:
+def make_batches(*, compiled: bool, **stage: Any) -> StageBatches:
     """Make the batches of eight images, with two captions of 1 to 8 words each."""
 
     class Nothing:
@@ -257,6 +290,17 @@ def test_batches_in_parts_take_as_many_steps() -> None:
             [part.positions for part in parts] for parts in batches.epoch(0, skip=skip, most=most)
         ]
         assert taken == [[part.positions for part in parts] for parts in steps]
+
+
+def test_only_stages_that_read_captions_sort_by_their_length() -> None:
+    def batches(**stage: Any) -> set[frozenset[int]]:
+        read = make_batches(compiled=False, batch_size=2, **stage).epoch(0, skip=0, most=4)
+        return {frozenset(part.positions) for parts in read for part in parts}
+
+    pairs = {frozenset(pair) for pair in ((0, 1), (2, 3), (4, 5), (6, 7))}  # of similar length
+    assert batches() == pairs
+    sampled = batches(self_critical=SelfCritical())
+    assert sampled != pairs and sorted(n for pair in sampled for n in pair) == [*range(8)]
 
 
 @pytest.mark.parametrize("compiled", [True, False])

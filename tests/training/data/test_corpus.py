@@ -1,0 +1,121 @@
+"""The data of a run: what is read, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from captioner import DataError
+from captioner.vocabulary import Vocabulary
+from captioner_training.data.corpus import Corpus
+from captioner_training.data.images import CaptionedImage, ImageStore
+from captioner_training.data.reading import read_corpus, read_test
+from captioner_training.data.scenes import draw_scene, scene_seed
+from captioner_training.recipe import DataConfig
+from captioner_training.recipe_file import load_recipe
+from tests.launcher import Run
+from tests.training.runs import write_photos
+
+
+@pytest.fixture
+def words() -> list[str]:
+    """A hundred words of six kinds."""
+    counts = {"a": 60, "dog": 30, "cat": 4, "hen": 3, "owl": 2, "emu": 1}
+    return [word for word, count in counts.items() for _ in range(count)]
+
+
+def make_image(tmp_path: Path, words: list[str], style: str = "") -> CaptionedImage:
+    """Make an image with captions of five words each."""
+    rows = tuple(tuple(words[at : at + 5]) for at in range(0, len(words), 5))
+    captions = tuple(map(" ".join, rows))
+    return CaptionedImage(
+        name="1.jpg", id=1, store=ImageStore(tmp_path), captions=captions, words=rows, style=style
+    )
+
+
+def described(corpus: Corpus, **data: object) -> list[str]:
+    sources = {"train": ("t",), "validation": ("v",)}
+    return list(corpus.described(DataConfig(**sources, **data)))  # type: ignore[arg-type]
+
+
+def test_rare_words_and_long_captions_are_counted(tmp_path: Path, words: list[str]) -> None:
+    image = make_image(tmp_path, words)
+    few = Corpus(train=[image], validation=[image] * 2, vocabulary=Vocabulary(["a", "dog"]))
+    assert described(few, maximum_length=4) == [
+        "1 training images, 2 validation images, 2 words",
+        # Of 100 words 6 occur less than four times each in all, and 3 less than three times.
+        "4 of 6 words in the training captions become <unk> (data.minimum_count 5): 10.0 % of the "
+        "text; --data.minimum_count 3 keeps more of them",
+        "20 of 20 captions are longer than data.maximum_length 4 and are cut; the longest has 5 "
+        "words",
+    ]
+    more = Corpus(
+        train=[image], validation=[image], vocabulary=Vocabulary(["a", "dog", "cat", "hen"])
+    )
+    size, single, rare = described(more, maximum_length=5, minimum_count=3)
+    assert size == "1 training images, 1 validation images, 4 words"
+    assert single.startswith("note: CIDEr is always 0 with a single validation photo")
+    assert rare.endswith("become <unk> (data.minimum_count 3): 3.0 % of the text")
+
+
+def test_styles_of_a_run_are_named(tmp_path: Path, words: list[str]) -> None:
+    vocabulary = Vocabulary([*{*words}], styles=("any", "old", "new"))
+    image = make_image(tmp_path, words, style="new")
+    corpus = Corpus(train=[image], validation=[image] * 2, vocabulary=vocabulary)
+    all_styles = "styles: any, old, new (default any); this run trains "
+    assert described(corpus, styles=True)[1] == all_styles + "new"
+    assert described(corpus, styles=True, any_style=0.5)[1] == all_styles + "any, new"
+
+
+def test_captions_without_spaces_need_another_tokenizer(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write_photos(tmp_path, split, [["一只狗在草地上"], ["两个孩子"]])
+    fields = {"data.root": str(tmp_path), "data.minimum_count": "1"}
+    recipe = load_recipe("flickr8k", fields)
+    with pytest.raises(DataError, match=r"no spaces .*: set --data\.tokenizer characters"):
+        read_corpus(recipe, out=tmp_path)
+    with pytest.raises(DataError, match=r"new-language --data\.tokenizer characters`"):
+        read_corpus(recipe, out=tmp_path, origin=Vocabulary(["dog"]))
+    recipe = load_recipe("flickr8k", {**fields, "data.tokenizer": "characters"})
+    corpus = read_corpus(recipe, out=tmp_path)
+    assert {*corpus.vocabulary.ordinary_words} == {*"一只狗在草地上两个孩子"}
+
+
+def test_scenes_are_drawn_from_the_seed_of_the_run(tmp_path: Path) -> None:
+    fields = {"seed": "7", "data.scenes": "{train: 3, validation: 2}"}
+    corpus = read_corpus(load_recipe("smoke", fields), out=tmp_path)
+    for split, images in ("train", corpus.train), ("val", corpus.validation):
+        seeds = [scene_seed(seed=7, split=split, index=index) for index in range(len(images))]
+        assert [image.captions for image in images] == [
+            (draw_scene(seed).caption,) for seed in seeds
+        ]
+
+
+def test_the_test_split_of_a_run_is_that_of_its_validation_sets(
+    run_main: Run, tmp_path: Path
+) -> None:
+    """Of prepared and of plain ones; one of them has none."""
+    for name, splits in (
+        ("plain", ("train", "val", "test")), ("few", ("train", "val")), ("of training", ("test",))
+    ):  # fmt: skip
+        for split in splits:
+            write_photos(tmp_path / name, split, [[f"a {name} {split}"]] * 2)
+    sources = [f"{split}={tmp_path}/plain/captions_{split}.json" for split in ("val", "test")]
+    places = [tmp_path / "plain" / split for split in ("val", "test")]
+    to = tmp_path / "prepared"
+    result = run_main("prepare", "coco-json", *sources, "--images", *places, "--to", to)
+    assert result.returncode == 1  # both have a 0.png, and which one is meant is not guessed
+    result = run_main(
+        "prepare", "coco-json", sources[1], "--images", places[1], "--to", to, "--workers", 1
+    )
+    assert result.returncode == 0, result.stderr
+    recipe = load_recipe(
+        "flickr8k",
+        {
+            "data.root": str(tmp_path), "data.train": "[of training]",
+            "data.validation": "[few, prepared, plain]",
+        },
+    )  # fmt: skip
+    images = read_test(recipe, Vocabulary(["a"]))
+    assert [image.captions for image in images] == [("a plain test",)] * 4
