@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import pickle
 import re
@@ -226,6 +228,16 @@ def test_a_notebook_shows_every_word_and_escapes_it(caption: Caption, photo: Pat
     assert '<b data-word="3" tabindex="0" class="doubtful">' in marked
     assert marked.count(' class="doubtful"') == 2  # the word, and the legend
     assert "<small>54 %</small>" in marked
+    # The grid covers the right half of the photo, and the words have trust.
+    right = replace(caption, words=(replace(caption.words[1], trust=0.9),), box=Box(0.5, 0, 1, 1))
+    page = right._repr_html_()
+    assert "likely right" in page and "probability" not in page
+    plain, drawn = (
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"), int)
+        for data in re.findall(r"data:image/webp;base64,([\w+/=]+)", page)
+    )
+    change = abs(drawn - plain).max(axis=(0, 2))
+    assert change[: len(change) // 2 - 16].max() < 10 < 50 < change[len(change) // 2 :].max()
     blind = replace(caption, words=(Word(text="a", probability=1),))
     assert "a Cup of a &lt;b&gt; 3" in blind._repr_html_()
     assert "has no attention to draw" in blind._repr_html_()
@@ -287,10 +299,16 @@ def test_the_server_s_marks_of_doubtful_words_are_read(caption: Caption) -> None
 
 
 @pytest.mark.parametrize(
-    ("trust", "doubtful"), [(None, False), (0.0, True), (0.5499, True), (0.55, False)]
-)
-def test_a_word_is_doubtful_by_its_trust_alone(trust: float | None, doubtful: bool) -> None:
-    word = Word(text="of", probability=0.01, gate=0.0, effect=-0.3, trust=trust)
+    ("trust", "subject", "doubtful"),
+    [
+        (None, False, False), (None, True, False), (0.0, False, True), (0.5499, False, True),
+        (0.55, False, False), (0.7499, True, True), (0.75, True, False),
+    ],
+)  # fmt: skip
+def test_a_word_is_doubtful_by_its_trust_alone(
+    trust: float | None, subject: bool, doubtful: bool
+) -> None:
+    word = Word(text="of", probability=0.01, gate=0.0, effect=-0.3, trust=trust, subject=subject)
     assert word.doubtful is doubtful
 
 

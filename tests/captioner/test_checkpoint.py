@@ -41,13 +41,13 @@ def header_of(path: Path) -> dict[str, Any]:
 def test_a_saved_checkpoint_is_loaded_unchanged(
     tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    path = tmp_path / "model.safetensors"
-    tiny_checkpoint.save(path, dtype=torch.float32)
+    path, metrics = tmp_path / "model.safetensors", {"CIDEr": 52.5}
+    replace(tiny_checkpoint, version="7", metrics=metrics).save(path, dtype=torch.float32)
     loaded = load_checkpoint(path)
     assert loaded.vocabulary.words == tiny_checkpoint.vocabulary.words
     assert loaded.transform == tiny_checkpoint.transform
     assert loaded.model.config == tiny_checkpoint.model.config
-    assert (loaded.name, loaded.version) == ("tiny", "1")
+    assert (loaded.name, loaded.version, loaded.metrics) == ("tiny", "7", metrics)
     before, after = tiny_checkpoint.model.state_dict(), loaded.model.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -115,6 +115,8 @@ def test_files_of_other_formats_are_refused(tmp_path: Path) -> None:
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     with pytest.raises(CheckpointFormatError, match="git lfs pull"):
         load_checkpoint(path)
+    with pytest.raises(CheckpointFormatError, match="this command needs a Captioner checkpoint"):
+        load_checkpoint("hf:user/model")
     path.write_text("just some text, long enough to be read as a header length")
     with pytest.raises(CheckpointFormatError, match="damaged or not a safetensors"):
         load_checkpoint(path)

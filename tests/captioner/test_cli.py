@@ -21,7 +21,7 @@ from safetensors.numpy import save
 
 from captioner import __version__
 from captioner.checkpoint import FORMAT_VERSION
-from captioner.cli import VERBS
+from captioner.cli import VERBS, main
 from captioner.files import HEADER_KEY
 from tests.launcher import Run, environment, start
 from tests.refusals import Refusals, check_refusals
@@ -232,6 +232,18 @@ def test_closed_and_full_standard_streams_cause_no_traceback(
     assert result.returncode == status
     assert "Traceback" not in result.stdout + result.stderr
     assert result.stderr.endswith(message)
+
+
+def test_a_closed_pipe_ends_the_command_silently(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As in `captioner train finetune --show | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(["train", "finetune", "--show"]) == 1
+    assert capfd.readouterr().err == ""
 
 
 def test_file_names_that_are_not_utf8(

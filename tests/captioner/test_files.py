@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from captioner import ConfigError, OutputError
-from captioner.files import refuse_input, replace_file
+from captioner.files import new_part, refuse_input, replace_file
 from captioner.paths import there_is_no
 
 
@@ -30,6 +30,15 @@ def test_readers_find_the_old_file_until_the_new_one_is_whole(tmp_path: Path) ->
         file.write(b"w")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_part_that_a_crash_left_is_overwritten(tmp_path: Path) -> None:
+    path, part = tmp_path / "captions.json", new_part()
+    (tmp_path / part).write_bytes(b"half of an older file")
+    with replace_file(path, part=part) as file:
+        file.write(b"new")
+        assert Path(file.name) == tmp_path / part
+    assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

@@ -314,21 +314,6 @@ def test_greedy_search_equals_a_search_with_rules_over_lists(n: int) -> None:
         assert hypothesis.tokens == said
 
 
-@pytest.mark.parametrize("method", [{"beam_size": 1}, {"sample": True, "captions": 3, "seed": 3}])
-def test_the_score_of_a_greedy_caption_or_a_draw_is_that_of_its_words(
-    method: dict[str, object],
-) -> None:
-    model, images = Historian(words=9), range(1, 4)
-    config = GenerationConfig(length_penalty=0.5, maximum_length=6, **method)  # type: ignore[arg-type]
-    for image, hypotheses in zip(images, generate(model, features(*images), config), strict=True):
-        for hypothesis in hypotheses:
-            total, history = 0.0, START
-            for word in (*hypothesis.tokens, END):
-                total += model.logits(image, history).log_softmax(-1)[word].item()
-                history = extend(history, word, model.words)
-            assert hypothesis.score == pytest.approx(total / (len(hypothesis.tokens) + 1) ** 0.5)
-
-
 @pytest.mark.parametrize("limit", [{"top_k": 1}, {"top_p": 1e-6}])
 def test_draws_from_the_likeliest_word_alone_are_greedy(limit: dict[str, float]) -> None:
     greedy = generate(Historian(words=9), features(1, 2), GenerationConfig(beam_size=1))

@@ -27,6 +27,7 @@ from captioner.errors import (
     CheckpointFormatError,
     CheckpointNotFoundError,
     ConfigError,
+    ImageTooLargeError,
     MissingExtraError,
 )
 from captioner.huggingface.captioner import HuggingFaceCaptioner
@@ -50,7 +51,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def captioners(folders: dict[str, Path]) -> dict[str, Any]:
     return {
-        kind: Captioner.from_pretrained(f"hf:{folder}", dtype="float32", device="cpu")
+        kind: Captioner.from_pretrained(
+            f"hf:{folder}", dtype="float32", device="cpu", max_pixels=1_000_000
+        )
         for kind, folder in folders.items()
     }
 
@@ -202,6 +205,8 @@ def test_squares_are_those_of_the_processor(
     got = captioners[kind].transform.normalize(torch.as_tensor(square.copy()))
     assert (got - wanted).abs().max() < 0.06  # four of 255 levels
     assert (got - wanted).abs().mean() < 0.01
+    with pytest.raises(ImageTooLargeError, match="limit of 1,000,000"):
+        captioners[kind].prepare(Image.new("RGB", (1001, 1000)))
 
 
 def test_the_deletion_test_replaces_the_patches_that_a_word_looked_at(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import math
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -47,6 +48,8 @@ def test_every_kind_of_source_gives_the_same_caption(captioner: Captioner, photo
     assert all(caption.size == (120, 80) for caption in captions)
     with Image.open(io.BytesIO(data)) as image:
         assert captioner.caption(image).image is None
+    with os.fdopen(os.open(photo, os.O_RDONLY), "rb") as file:
+        assert captioner.caption(file).image is None  # its name is a number
 
 
 def test_a_photo_that_is_decoded_at_a_reduced_size_keeps_its_own_size(
@@ -209,7 +212,7 @@ def test_two_dtypes_of_one_checkpoint_leave_it_unchanged(
     model = tiny_checkpoint.model.train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     half = Captioner(tiny_checkpoint, dtype="bfloat16")
-    exact = Captioner(tiny_checkpoint, dtype="float32")
+    exact = Captioner(tiny_checkpoint, dtype=torch.float32)
     grids = [captioner.encode(captioner.prepare(photo).pixels[None]) for captioner in (half, exact)]
     assert [grid.features.dtype for grid in grids] == [torch.bfloat16, torch.float32]
     # Rounding may prune another hypothesis of the beam; a sentence in both has the same score.

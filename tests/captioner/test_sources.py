@@ -231,9 +231,10 @@ def test_a_home_folder_is_expanded(
 
 
 def test_a_data_uri_is_not_repeated(captioner: Captioner) -> None:
-    with pytest.raises(ImageNotFoundError) as caught:
-        captioner.caption("data:image/png;base64," + "A" * 5000)
-    assert "base64" in str(caught.value) and len(str(caught.value)) < 200
+    for scheme in ("data", "DATA"):
+        with pytest.raises(ImageNotFoundError) as caught:
+            captioner.caption(f"{scheme}:image/png;base64," + "A" * 5000)
+        assert "base64" in str(caught.value) and len(str(caught.value)) < 200
 
 
 def test_pixels_of_an_open_jpeg_are_used_once_it_is_loaded(photo: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,11 @@ def test_the_card_describes_the_model_and_its_scores(styled: Checkpoint) -> None
         "| Flickr | val | 1,000 | nltk | 5 | – | – | 20.0 |",
     ):
         assert f"\n{row}\n" in card
-    card = ModelCard(repository="user/model").write(make_heads("dot", 2), has_trust=True)
+    other = make_heads("dot", 2)
+    encoder = replace(other.model.config.encoder, stride=16)
+    other.model.config = replace(other.model.config, encoder=encoder)
+    card = ModelCard(repository="user/model").write(other, has_trust=True)
+    assert "(squash), grid of 6 x 6 cells |" in card
     assert "| decoder | lstm, dot attention, 2 heads, 24 units |" in card
     assert "\n| styles |" not in card and "| trust | probability that each word is right |" in card
 
