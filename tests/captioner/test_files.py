@@ -113,9 +113,10 @@ def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(
 
 
 def test_a_similar_name_is_suggested_in_any_case(tmp_path: Path) -> None:
-    (tmp_path / "IMG_12.JPG").touch()
-    path, near = tmp_path / "img_12.jpg", tmp_path / "IMG_12.JPG"
-    assert there_is_no("file", path) == f"there is no file {path}, did you mean {near}?"
+    for name, near in (("img_12.jpg", "IMG_12.JPG"), ("SHEEP.PNG", "sheep.png")):
+        (tmp_path / near).touch()
+        expected = f"there is no file {tmp_path / name}, did you mean {tmp_path / near}?"
+        assert there_is_no("file", tmp_path / name) == expected
 
 
 def test_a_file_that_is_read_is_not_written(tmp_path: Path) -> None:
