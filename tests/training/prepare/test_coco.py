@@ -114,8 +114,8 @@ def test_files_come_from_the_hosts_that_publish_them() -> None:
         f"{images}/zips/val2014.zip",
         f"{images}/zips/train2014.zip",
     ]
-    # As `sha256sum --binary` writes them.
-    sums = f"{'AB' * 32} *zips/val2014.zip\n{'cd' * 32}  train2014.zip\n"
+    # As `sha256sum --binary` and other programs write them.
+    sums = f"{'AB' * 32} *zips/val2014.zip\r\n{'cd' * 32}  train2014.zip\r\n"
     files = remote_files(2014, karpathy=False, mirror="https://mirror/coco/", sums=sums)
     assert [(file.url, (file.checksum or "")[:11]) for file in files] == [
         ("https://mirror/coco/annotations/annotations_trainval2014.zip", "md5:0a379cf"),
