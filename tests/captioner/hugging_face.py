@@ -27,7 +27,7 @@ WORDS = [
 SIZE, PATCH = 32, 8  # a grid of 4 x 4
 _LAYERS = {
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 4,  # the attention is that of the last three
     "num_attention_heads": 2,
     "intermediate_size": 37,
 }
@@ -100,7 +100,7 @@ def _processor(kind: str, tokenizer: Any, size: int) -> Any:
     if kind == "blip":
         return hf.BlipProcessor(hf.BlipImageProcessor(size=square), tokenizer)
     if kind == "git":
-        images = hf.CLIPImageProcessor(size={"shortest_edge": size}, crop_size=square)
+        images = hf.CLIPImageProcessor(size={"shortest_edge": size + 4}, crop_size=square)
         return hf.GitProcessor(images, tokenizer)
     return hf.ViTImageProcessor(size=square)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 import time
 from dataclasses import replace
@@ -31,6 +32,7 @@ from captioner.errors import (
     MissingExtraError,
 )
 from captioner.huggingface.captioner import HuggingFaceCaptioner
+from captioner.huggingface.open_vocabulary import OpenVocabulary
 from captioner.trust.trust import trust_file
 from tests.captioner.hugging_face import SIZE, save_tiny
 from tests.conftest import make_trust
@@ -77,21 +79,31 @@ def test_sentences_and_scores_are_those_of_generate(
     kind: str, beam_size: int, captions: int, folders: dict[str, Path], captioners: dict[str, Any]
 ) -> None:
     captioner, squares = captioners[kind], noise(3)
-    config = captioner.generation.changed(beam_size=beam_size, captions=captions, maximum_length=12)
+    config = captioner.generation.changed(
+        beam_size=beam_size,
+        captions=captions,
+        minimum_length=7,
+        maximum_length=12,
+        length_penalty=0.5,
+        no_repeat_ngram=2,
+    )
     decoded = captioner.decode_batch(squares, config)
     said = reference(folders[kind]).generate(
         pixel_values=captioner.transform.normalize(torch.as_tensor(squares)),
         num_beams=beam_size,
         num_return_sequences=captions,
+        min_new_tokens=7,
         max_new_tokens=12,
-        length_penalty=1.0 if beam_size > 1 else None,
+        no_repeat_ngram_size=2,
+        length_penalty=0.5 if beam_size > 1 else None,
         return_dict_in_generate=True,
         output_scores=True,
     )
     texts = captioner.tokenizer.batch_decode(said.sequences, skip_special_tokens=True)
     hypotheses = [hypothesis for beam in decoded.hypotheses for hypothesis in beam]
     for hypothesis, text in zip(hypotheses, texts, strict=True):
-        assert captioner.vocabulary.decode(hypothesis.tokens) == text.split()
+        words = captioner.vocabulary.decode(hypothesis.tokens)
+        assert "".join(words) == "".join(text.split())  # "dog" and "'s" are joined
     assert max(map(len, texts)) > 2
     if beam_size > 1:
         scores = [hypothesis.score for hypothesis in hypotheses]
@@ -99,10 +111,16 @@ def test_sentences_and_scores_are_those_of_generate(
 
 
 @pytest.mark.parametrize("kind", ["vit-gpt2", "git"])  # BLIP's `generate` returns none
+@pytest.mark.parametrize(
+    ("options", "layers", "heads"),
+    [({}, [1, 2, 3], [0, 1]), ({"layers": [0, -2], "head": 2}, [0, 2], [1])],
+)
 def test_attention_is_that_of_the_steps_of_generate(
-    kind: str, folders: dict[str, Path], captioners: dict[str, Any]
-) -> None:
-    captioner, squares = captioners[kind], noise(8)
+    kind: str, options: dict[str, Any], layers: list[int], heads: list[int],
+    folders: dict[str, Path],
+) -> None:  # fmt: skip
+    captioner = HuggingFaceCaptioner(str(folders[kind]), dtype="float32", device="cpu", **options)
+    squares = noise(8)
     config = captioner.generation.changed(beam_size=1, maximum_length=6)
     beams = captioner.decode_batch(squares, config).hypotheses
     said = reference(folders[kind]).generate(
@@ -120,7 +138,9 @@ def test_attention_is_that_of_the_steps_of_generate(
         words = captioner.tokenizer.decode(ids, skip_special_tokens=True).split()
         if len(words) != len(ids):  # sub-words, or it ended
             continue
-        looks = [torch.stack(layers)[:, image, :, -1, 1:tokens].mean((0, 1)) for layers in steps]
+        looks = [
+            torch.stack(step)[layers, image][:, heads, -1, 1:tokens].mean((0, 1)) for step in steps
+        ]
         expected = torch.stack([look / look.sum() for look in looks])
         torch.testing.assert_close(hypothesis.attention, expected, atol=1e-5, rtol=1e-4)
         compared += 1
@@ -149,7 +169,7 @@ def test_sub_words_become_words(
     assert captioner.vocabulary.decode(hypotheses[0].tokens) == ["a", "dogs", "running"]
     expected = [logs[0], logs[1:3].sum(), logs[3:5].sum(), logs[5]]
     torch.testing.assert_close(hypotheses[0].log_probabilities, torch.stack(expected))
-    look = torch.stack(crossed)[:, 0, :, 3:5, 1:].mean((0, 1))
+    look = torch.stack(crossed[-3:])[:, 0, :, 3:5, 1:].mean((0, 1))
     look = (look / look.sum(-1, keepdim=True)).mean(0)  # run ##ning
     torch.testing.assert_close(hypotheses[0].attention[2], look)
 
@@ -248,6 +268,53 @@ def test_seeded_sampling_repeats(captioners: dict[str, Any], photo: Path) -> Non
     assert len(set(texts)) > 1
 
 
+def test_sampling_of_the_most_likely_token_alone_is_greedy(
+    captioners: dict[str, Any], photo: Path
+) -> None:
+    captioner = captioners["git"]
+    greedy = captioner.caption(photo, beam_size=1, maximum_length=6)
+    for option in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}):
+        sampled = captioner.caption(photo, sample=True, seed=3, maximum_length=6, **option)
+        assert sampled.text == greedy.text, option
+
+
+def test_settings_of_a_published_model_are_kept(folders: dict[str, Path], tmp_path: Path) -> None:
+    """`max_length` counts the start token too."""
+    shutil.copytree(folders["vit-gpt2"], folder := tmp_path / "published")
+    published = json.loads((folder / "generation_config.json").read_text())
+    published |= {
+        "num_beams": 4, "max_length": 16, "length_penalty": 0.6, "no_repeat_ngram_size": 3
+    }  # fmt: skip
+    (folder / "generation_config.json").write_text(json.dumps(published))
+    captioner = Captioner.from_pretrained(f"hf:{folder}", dtype="float32", device="cpu")
+    own = captioner.generation
+    assert (own.beam_size, own.maximum_length) == (4, 15)
+    assert (own.length_penalty, own.no_repeat_ngram) == (0.6, 3)
+
+
+def test_the_fingerprint_differs_with_the_image_encoder_and_the_transform(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(folders["vit-gpt2"], folder := tmp_path / "other")
+    captioner = HuggingFaceCaptioner(str(folder), device="cpu")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["encoder.layernorm.bias"] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    encoder = HuggingFaceCaptioner(str(folder), device="cpu")
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    settings["image_mean"] = [0.5, 0.5, 0.4]
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    transform = HuggingFaceCaptioner(str(folder), device="cpu")
+    assert len({model.fingerprint for model in (captioner, encoder, transform)}) == 3
+
+
+def test_words_are_scored_in_lower_case_and_without_punctuation() -> None:
+    vocabulary = OpenVocabulary()
+    tokens = vocabulary.encode(["A", "(Dog's)", "ball."])
+    assert vocabulary.decode(tokens) == ["A", "(Dog's)", "ball."]
+    assert vocabulary.decode_plain(tokens) == ["a", "dog's", "ball"]
+
+
 def test_the_command_captions(
     folders: dict[str, Path], photo: Path, run_main: Run, captioners: dict[str, Any]
 ) -> None:
@@ -302,10 +369,11 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, monkeypatch: Any) ->
         Captioner.from_pretrained(f"hf:{wordless}")
     pads = save_tiny("vit-gpt2", tmp_path / "pads")
     settings = json.loads((pads / "preprocessor_config.json").read_text())
-    settings["size"] = {"height": 32, "width": 48}
-    (pads / "preprocessor_config.json").write_text(json.dumps(settings))
-    with pytest.raises(CheckpointFormatError, match="must resize to a square"):
-        Captioner.from_pretrained(f"hf:{pads}")
+    square = {"height": 32, "width": 32}
+    for change in ({"size": {"height": 32, "width": 48}}, {"size": square, "do_pad": True}):
+        (pads / "preprocessor_config.json").write_text(json.dumps(settings | change))
+        with pytest.raises(CheckpointFormatError, match="must resize to a square"):
+            Captioner.from_pretrained(f"hf:{pads}")
     for text, problem in (("[]", "is not a JSON object"), ("{", "is not JSON")):
         (other / "config.json").write_text(text)
         with pytest.raises(CheckpointFormatError, match=rf"other: its config\.json {problem}"):
@@ -317,12 +385,12 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, monkeypatch: Any) ->
         Captioner.from_pretrained("hf:")
 
 
-@pytest.mark.parametrize("options", [{"layers": []}, {"layers": [2]}, {"head": 0}, {"head": 3}])
+@pytest.mark.parametrize("options", [{"layers": []}, {"layers": [4]}, {"head": 0}, {"head": 3}])
 def test_layers_and_heads_must_exist(
     options: dict[str, Any], folders: dict[str, Path], photo: Path
 ) -> None:
     captioner = HuggingFaceCaptioner(str(folders["git"]), device="cpu", **options)
-    with pytest.raises(ConfigError, match="git has 2 layers and 2 heads"):
+    with pytest.raises(ConfigError, match="git has 4 layers and 2 heads"):
         captioner.caption(photo, maximum_length=3)
 
 
@@ -394,6 +462,7 @@ def test_a_model_of_the_hub_is_downloaded_once(
         ("user/gated", "user/gated is gated: accept its terms at"),
         ("user/none", "user/none is neither a local file or folder nor a model"),
         ("user/model@v9", "user/model has no revision v9"),
+        ("user/model@refs/pr/2", "user/model has no revision refs/pr/2"),
         ("a b", "a b is neither a local file or folder nor a model"),
     ],
 )
@@ -402,6 +471,8 @@ def test_errors_of_the_hub_are_explained(name: str, message: str, hub: Hub) -> N
     hub.add("user/model", {"config.json": b"{}"})
     with pytest.raises(CheckpointNotFoundError, match=message):
         Captioner.from_pretrained(f"hf:{name}")
+    with pytest.raises(CheckpointNotFoundError, match="user/model has no revision v8"):
+        Captioner.from_pretrained("hf:user/model", revision="v8")
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch: Any) -> None:

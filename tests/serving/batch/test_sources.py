@@ -47,6 +47,12 @@ def test_folders(tree: Path) -> None:
     assert names("./sub/") == ["./sub/c.jpeg", "./sub/deep/d.webp"]
     assert names(".", recursive=False) == [f"./{n}" for n in inside if "/" not in n]
     assert names("sub/up") == [f"sub/up/{name}" for name in inside]  # named, so followed
+    (tree / "more").mkdir()
+    suffixes = ("jpe", "jfif", "avif", "HEIC", "heif", "hif", "bmp", "gif", "tif")
+    more = {f"more/p.{suffix}" for suffix in suffixes}
+    for name in more:
+        Path(name).touch()
+    assert set(names("more")) == more
 
 
 @pytest.mark.parametrize("source", [".", "**/*.jpg", "sub/*", "sub"])
