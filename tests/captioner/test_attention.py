@@ -270,6 +270,7 @@ def test_additive_scores_stay_exact_under_autocast() -> None:
     ("changes", "sentence"),
     [
         ({"score": "dotty"}, r"'dotty'.*additive, multiplicative, dot, scaled_dot, none"),
+        ({"heads": 0}, "heads is 0; it must be at least 1"),
         (
             {"score": "dot", "heads": 3},
             r"heads is 3, which does not divide query_dim 8: use 2 or 4",
