@@ -91,6 +91,11 @@ def test_a_folder_with_one_table_is_read_by_the_table(
     shutil.copy(packed / "captions.csv", packed / "more.csv")
     said = refused(run_main, tmp_path / "no", "folder", packed)
     assert "has several tables (captions.csv, more.csv): choose one, with `captioner pre" in said
+    for name in ("captions.csv", "more.csv"):
+        (packed / name).unlink()
+    coco_json(packed / "captions.json", {7: "a/0.jpg"}, [(7, "x")])
+    prepared(run_main, tmp_path / "coco", "folder", packed, "--val", 0)
+    assert [image.id for image in read_dataset(tmp_path / "coco", split="train")] == [7]
 
 
 def test_archives_of_photos_with_captions_beside_them(
@@ -275,7 +280,9 @@ def coco_json(path: Path, images: dict[int, str], captions: list[tuple[int, str]
     return path
 
 
-def test_coco_json(run_main: Run, photos: Path, tmp_path: Path) -> None:
+def test_coco_json(
+    run_main: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = coco_json(tmp_path / "one.json", {7: "a/0.jpg", 8: "a/1.jpg"}, [(8, "x"), (7, "y")])
     two = coco_json(tmp_path / "two.json", {7: "b/3.jpg"}, [(7, "z"), (7, "zz")])
     two.write_text(two.read_text().replace('"id": 7,', '"id": 7, "split": "test",'))
@@ -287,6 +294,10 @@ def test_coco_json(run_main: Run, photos: Path, tmp_path: Path) -> None:
         "train": [("a/0.jpg", ["y"]), ("a/1.jpg", ["x"])],
         "val": [("b/3.jpg", ["z", "zz"])],  # its own 7: another file, another image
     }
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(two, "fold=1.json")  # a name, though it could be a split
+    found = prepared(run_main, tmp_path / "1", "coco-json", "fold=1.json", "--images", photos)
+    assert found == {"test": [("b/3.jpg", ["z", "zz"])]}
     for content, reason in (
         ('{"images": [1], "annotations": []}', "images is not a list of objects"),
         ('{"images": [{"file_name": "1.jpg"}], "annotations": []}', "there is no 'id'"),

@@ -87,6 +87,13 @@ def test_equal_images_are_drawn_together(tmp_path: Path) -> None:
     splits = [image.split for image in found]
     assert splits[:200] == splits[200:] and 80 <= splits.count("val") <= 160
     assert not problems
+    # Where the data have ids, these are drawn by, else the names.
+    for keys in names[:200], [*range(1000, 1200)]:
+        images = [
+            image._replace(id=key) for key, image in zip(keys, listed(*names[:200]), strict=True)
+        ]
+        found = select(images, ImageFiles([tmp_path]), problems).images
+        assert [image.split for image in found] == Fractions().draw(keys)
     # One of them is in val by the data's own word: its copy goes with it.
     own = [*listed("005.jpg", split="validation"), *listed("copy-005.jpg")]
     found = select(own, ImageFiles([tmp_path]), problems).images

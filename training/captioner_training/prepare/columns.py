@@ -215,4 +215,4 @@ def _weight(cells: Sequence[object], rows: int) -> float:
 
 
 def _unspaced(text: str) -> int:
-    return sum("\u0e00" <= sign <= "\u9fff" and not "\uac00" <= sign <= "\ud7a3" for sign in text)
+    return sum("\u0e00" <= sign <= "\u9fff" for sign in text)
