@@ -275,8 +275,7 @@ def first(**inputs: Any) -> Photo:
 def test_urls_in_lists_cannot_lead_to_the_local_network(
     server: str, tmp_path: Path, photos: Photos, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server of the tests is at 127.0.0.1, which is no public address. A proxy is not used."""
-    monkeypatch.setenv("http_proxy", server)
+    """The server of the tests is at 127.0.0.1, which is no public address."""
     monkeypatch.setattr(links.time, "sleep", None)  # it is not tried again
     photos(1)
     (tmp_path / "list").write_text(f"http://{host}:{urlsplit(server).port}/photos/p000.jpg\n")

@@ -102,6 +102,7 @@ def test_odd_files_are_captioned_and_broken_ones_named(run_batch: Run, tmp_path:
     result = run_batch(folder, "--output", output)
     assert _state(folder) == before
     assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert f"{folder}/film.jpg has 1,099,511,627,776 bytes; the limit is" in result.stderr
     assert f"{len(errors)} failed, in {output}.errors.jsonl" in " ".join(result.stderr.split())
     records = [json.loads(line) for line in output.read_text().splitlines()]
     written = output.read_bytes()  # in their own letters, for whoever searches for a name

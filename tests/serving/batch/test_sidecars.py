@@ -146,7 +146,7 @@ def test_photos_that_share_a_stem_have_sidecars_of_their_own(write: Write, photo
 
 
 def test_a_sidecar_that_fails_costs_no_caption_and_a_private_one_stays_private(
-    caption: Caption, photos: Photos, tmp_path: Path
+    caption: Caption, photos: Photos, tmp_path: Path, run_batch: Run
 ) -> None:
     folder, output = photos(2), tmp_path / "c.jsonl"
     failing, private = folder / "p000.txt", folder / "p001.txt"
@@ -156,6 +156,9 @@ def test_a_sidecar_that_fails_costs_no_caption_and_a_private_one_stays_private(
     first, second = caption(folder, "txt", output, existing="append")
     assert "error" in first and first["caption"] and "error" not in second
     assert private.stat().st_mode & 0o777 == 0o600
+    result = run_batch(folder, "--output", "-", "--sidecar", "txt", "--existing", "append")
+    assert result.returncode == 1 and "1 failed" in result.stderr
+    assert json.loads(result.stdout.splitlines()[0]) == first
     failing.rmdir()
     (again,) = caption(folder, "txt", output, existing="append", retry_errors=True)
     assert again == {key: value for key, value in first.items() if key != "error"}
