@@ -134,13 +134,12 @@ def test_a_text_in_xmp_is_extended_or_replaced(
 
 def test_photos_that_share_a_stem_have_sidecars_of_their_own(write: Write, photos: Photos) -> None:
     """Two names of one file simulate a file system that ignores case."""
-    write(*photos(1, name="another").iterdir())
-    folder = photos(4)
+    folder, another = photos(4), photos(1, name="another")
     Image.open(folder / "p001.jpg").save(folder / "p000.PNG")
     os.link(folder / "p002.jpg", folder / "p002.JPG")
     (folder / "p003.JPG").symlink_to("nowhere")
     names = ("p000.jpg", "p000.PNG", "p001.jpg", "p002.jpg", "p003.jpg")
-    assert write(*(folder / name for name in names)) == []
+    assert write(*another.iterdir(), *(folder / name for name in names)) == []
     sidecars = sorted(path.name for path in folder.glob("*.txt"))
     assert sidecars == ["p000.PNG.txt", "p000.jpg.txt", "p001.txt", "p002.txt", "p003.jpg.txt"]
 
