@@ -16,8 +16,9 @@ from captioner_serving.server.access import read_credentials
 from tests.serving.server.conftest import ROOT, SAMPLES, Server
 from tests.serving.server.running import serving
 
-SECRET = "ann:correct horse: battery"
-WHO = ("ann", "correct horse: battery")
+SECRET = "ann:correct horse: bättery"
+WHO = ("ann", "correct horse: bättery")
+TOKENS = "shop:0123456789abcdef\r\n\r\ndesk:Abc-._~+/456789==\r\n"
 ROUTES = [
     "/", "/api/health", "/api/health/ready",
     "/metrics", "/docs", "/openapi.json", "/config", "/theme.css", "/nonsense",
@@ -31,7 +32,7 @@ ROUTES = [
 def guarded(tmp_path_factory: pytest.TempPathFactory, saved_tiny: Path) -> Iterator[str]:
     """The URL of a server with a password from a file, or as well from the environment."""
     path = tmp_path_factory.mktemp("secret") / "secret"
-    path.write_text(SECRET + "\n")
+    path.write_text(SECRET + "\n", encoding="utf-8")
     credentials = read_credentials(str(path))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPTIONER_AUTH", SECRET)
@@ -65,18 +66,23 @@ def test_nothing_is_open_without_the_password(client: httpx.Client) -> None:
 def test_the_log_identifies_requests_but_no_photo_and_no_secret(
     start: Callable[..., Server], tmp_path: Path
 ) -> None:
-    (tmp_path / "secret").write_text(SECRET + "\n")
+    (tmp_path / "secret").write_text(SECRET + "\n", encoding="utf-8")
     (tmp_path / "secret").chmod(0o644)
-    server = start("--log", "-", "--auth-file", tmp_path / "secret")
+    (tmp_path / "tokens").write_text(TOKENS)
+    (tmp_path / "tokens").chmod(0o600)
+    secrets = ("--auth-file", tmp_path / "secret", "--token-file", tmp_path / "tokens")
+    server = start("--log", "-", *secrets)
     assert any("warning: others" in line and "chmod 600" in line for line in server.lines)
     with server.client(auth=WHO) as client:
         client.get("/")
         client.post("/api/caption?token=hush", files={"image": ("secret-name.jpg", b"x")})
         files = {"files": ("secret-name.jpg", b"x")}
         client.post("/gradio_api/upload", files=files)
-    log = server.said(0, r'"path": "/gradio_api/upload"')
+    bearer = {"Authorization": "Bearer Abc-._~+/456789=="}  # the second token
+    assert httpx.get(f"{server.url}/page/samples/coffee", headers=bearer).status_code == 200
+    log = server.said(0, r'"user": "desk", .* "/page/samples/coffee", "status": 200')
     assert '"path": "/api/caption", "status": 400' in log and '"user": "ann"' in log
-    for hidden in ("secret-name", "hush", "battery", "Basic"):
+    for hidden in ("secret-name", "hush", "ttery", "Basic", "456789"):
         assert hidden not in log
 
 

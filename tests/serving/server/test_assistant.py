@@ -5,26 +5,29 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import mcp
-import numpy as np
 import pytest
 import torch
 from mcp.client.streamable_http import streamable_http_client
 
 from captioner import __version__
-from captioner.caption import Caption, ModelName
+from captioner.caption import Caption
 from captioner.drawing.overlay import WHOLE
 from captioner.predictor import Captioner
 from captioner.vision.transform import Box
 from captioner.word import Word
+from captioner_serving.server import assistant
 from captioner_serving.server.assistant import describe, place_of
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.links import WebPhoto
 from tests.serving.server.conftest import SAMPLES, run_async
 from tests.serving.server.running import serving
+from tests.web import hosting
 
 PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 CODED = base64.b64encode(PHOTO).decode()
@@ -159,24 +162,39 @@ def test_what_is_no_call_is_refused(asked: Callable[..., Any], body: bytes, stat
     assert httpx.get(address, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 405
 
 
-def test_the_schema_has_what_is_on_and_the_version_is_the_product_s(saved_tiny: Path) -> None:
+def test_the_schema_has_what_is_on_and_the_version_is_the_product_s(
+    saved_tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assistant, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
     captioner = Captioner.from_pretrained(saved_tiny)
-    for config, names, required in (
-        (ServerConfig(mcp=True), {"image"}, ["image"]),
-        (ServerConfig(mcp=True, allow_urls=True), {"image", "image_url"}, None),
-    ):
-        with serving(captioner, config) as url:
+    small = len(PHOTO) - 1  # bytes
+    for config, names, required, said in (
+        (ServerConfig(mcp=True), {"image"}, ["image"], "does not download photos"),
+        (ServerConfig(mcp=True, allow_urls=True), {"image", "image_url"}, None, "Caption: "),
+        (ServerConfig(mcp=True, allow_urls=True, max_upload=small), {"image", "image_url"}, None,
+         f"larger than the limit of {small / 1e6:g} MB"),
+    ):  # fmt: skip
+        with serving(captioner, config) as url, hosting(SAMPLES) as web:
 
-            async def ask(url: str = url) -> tuple[Any, Any]:
+            async def ask(url: str = url, web: str = web) -> tuple[Any, ...]:
                 async with (
                     streamable_http_client(
                         f"{url}/gradio_api/mcp/", terminate_on_close=False
                     ) as streams,
                     mcp.ClientSession(*streams[:2]) as session,
                 ):
-                    return await session.initialize(), await session.list_tools()
+                    about = await session.initialize()
+                    await session.send_ping()
+                    call = partial(session.call_tool, "describe_image")
+                    answers = (
+                        await call({"image": "", "image_path": "cup.jpg"}),
+                        await call({"image": "", "image_url": f"{web}/coffee.jpg"}),
+                    )
+                    return about, await session.list_tools(), *answers
 
-            about, offered = run_async(ask())
+            about, offered, opened, fetched = run_async(ask())
+        assert opened.isError and "does not open files" in opened.content[0].text
+        assert said in fetched.content[0].text
         assert about.serverInfo.version == __version__
         schema = offered.tools[0].inputSchema
         assert schema["properties"].keys() == names and schema.get("required") == required
@@ -201,15 +219,30 @@ def test_a_place_is_named_in_the_photo_and_not_in_the_grid() -> None:
 
 def test_the_places_of_a_description_are_those_in_the_whole_photo() -> None:
     """The model saw the left third of the photo, and looked at the lower right of that."""
-    attention = np.zeros((3, 3), np.float32)
-    attention[2, 2] = 1
-    caption = Caption(
-        text="dog",
-        score=-1.0,
-        words=(Word(text="dog", probability=0.5, attention=attention, trust=0.9),),
-        alternatives=(),
-        image=None,
-        model=ModelName(name="tiny", version="1"),
-        box=Box(0.0, 0.0, 1 / 3, 1.0),
-    )
-    assert describe(caption).splitlines()[-1] == "- dog: bottom left, 90%"
+    attention = {"rows": 3, "columns": 3, "box": [0, 0, 1 / 3, 1], "weights": [0] * 8 + [1]}
+    record = {
+        "caption": "a dog runs",
+        "score": -1.0,
+        "trust": 0.009,
+        "familiarity": 0.001,
+        "words": [
+            {"word": "a", "probability": 0.9, "attention": attention},
+            {"word": "dog", "probability": 0.5, "trust": 0.2, "attention": attention},
+            {"word": "runs", "probability": 0.5, "trust": 0.907, "attention": attention},
+        ],
+        "alternatives": [
+            {"caption": f"a {name}", "score": -2.0, "words": [
+                {"word": "a", "probability": 0.9}, {"word": name, "probability": 0.5, "trust": 0.3}
+            ]} for name in ("cat", "cow")
+        ],
+    }  # fmt: skip
+    assert describe(Caption.from_record(record)).splitlines() == [
+        "Caption: a dog runs.",
+        "Probability that the whole caption is right: 1%.",
+        "The picture is unlike the training photos: the caption may be wrong.",
+        "This may be wrong: 'dog', or 'cat'.",
+        "Words, with where the model looked and the probability that they are right:",
+        "- dog: bottom left, 20%, doubtful",
+        "- runs: bottom left, 91%",
+        "The next best sentence: a cat.",
+    ]

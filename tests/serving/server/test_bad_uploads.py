@@ -103,6 +103,10 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int]] = {
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="image"\r\n\r\n'
         "/etc/passwd\r\n".encode() + END, MULTIPART, 400,
     ),
+    "a field given twice": (
+        part(PHOTO) + f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="beam_size"\r\n\r\n'
+        "1\r\n".encode() * 2 + END, MULTIPART, 400,
+    ),
     "1,000 parts": (b"".join(part(b"x") for _ in range(1000)) + END, MULTIPART, 413),
     "1,000 fields": (b"".join(
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="f{i}"\r\n\r\n1\r\n'.encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -21,7 +22,7 @@ from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError
 from tests.serving.server.conftest import run_async
-from tests.serving.server.running import service_of
+from tests.serving.server.running import Clock, service_of, until
 from tests.serving.server.test_api import jpeg
 
 ANY: Any = None
@@ -73,6 +74,53 @@ def test_the_model_has_all_cores(tiny_checkpoint: Checkpoint) -> None:
     assert seen == [3]
 
 
+@pytest.mark.parametrize(
+    ("beam", "captions", "check", "cost"),
+    [(14, 1, False, 1), (15, 1, False, 2), (5, 3, True, 4), (20, 20, True, 22)],
+)
+def test_an_image_takes_the_places_that_are_documented(
+    beam: int, captions: int, check: bool, cost: int
+) -> None:
+    config = GenerationConfig(beam_size=beam, captions=captions)
+    assert JobSettings(config, check_attention=check).cost == cost
+
+
+def test_turns_count_costs_and_no_images_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, going, order = Clock(monkeypatch), threading.Event(), []
+
+    def caption(images: Sequence[Any], _: JobSettings) -> Sequence[Any]:
+        assert going.wait(60)
+        clock.ahead += {"costly": 22, "d1": 2}.get(images[0], 0)  # seconds
+        order.extend(images)
+        return images
+
+    batcher = Batcher(caption, max_batch=1, capacity=64)
+    cheap = JobSettings(GenerationConfig())
+    costly = JobSettings(GenerationConfig(beam_size=20, captions=20), check_attention=True)
+
+    def run(*images: tuple[str, JobSettings, str]) -> list[str]:
+        """Submit images while the model is at work, and return the order of captions."""
+        order.clear()
+        going.clear()
+        futures = [batcher.submit("first", cheap, "another")]
+        assert until(lambda: batcher.waiting == 0)
+        futures += [batcher.submit(*image) for image in images]
+        going.set()
+        assert [future.result(60) for future in futures]
+        return order[1:]
+
+    going.clear()
+    batcher.submit("first", cheap, "another")
+    assert until(lambda: batcher.waiting == 0)
+    assert batcher.submit("gone", cheap, "a").cancel()
+    going.set()
+    assert until(lambda: batcher.waiting == 0 and order == ["first"])
+    assert run(("a0", cheap, "a"), ("b0", cheap, "b")) == ["a0", "b0"]
+    images = [("costly", costly, "c"), ("d1", cheap, "d"), ("c2", cheap, "c"), ("d2", cheap, "d")]
+    assert run(*images) == ["costly", "d1", "d2", "c2"]  # c has used 22 s, d 2 s
+    batcher.close()
+
+
 def test_a_client_with_a_full_queue_leaves_room_for_others() -> None:
     batcher = Batcher(lambda images, _: [], max_batch=4, capacity=64)
     with ExitStack() as stack:
@@ -85,9 +133,30 @@ def test_a_client_with_a_full_queue_leaves_room_for_others() -> None:
                 stack.enter_context(batcher.admit(1, "another"))
             with pytest.raises(BusyError), batcher.admit(1, "another"):
                 pass
+            others = iter(range(100))
+            with ExitStack() as more, pytest.raises(BusyError):
+                for number in others:
+                    more.enter_context(batcher.admit(1, f"client {number}"))
+            assert next(others) == 29  # 64 + 4 + 28 are one and a half times 64
         with batcher.admit(60, "greedy"):
             pass
     batcher.close()
+    small = Batcher(lambda images, _: [], max_batch=4, capacity=8)
+    with small.admit(8, "greedy"), small.admit(1, "another"):
+        pass
+    small.close()
+
+
+def test_a_request_larger_than_the_queue_leaves_no_wait_behind(batcher: Batcher) -> None:
+    def wait() -> str:
+        with batcher.admit(64), pytest.raises(BusyError) as busy, batcher.admit(64):
+            pass
+        return str(busy.value.headers["Retry-After"])
+
+    before = wait()
+    with batcher.admit(1000):
+        pass
+    assert wait() == before
 
 
 def test_concurrent_health_checks_share_one_test_caption(tiny_checkpoint: Checkpoint) -> None:

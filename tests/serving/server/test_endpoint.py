@@ -125,6 +125,10 @@ def test_a_caption_below_the_least_trust_is_marked(trusting: httpx.Client, serve
     assert 0 < trust < 0.99 and "review" not in plain
     assert asked(trust)["data"] == [plain]
     assert asked(trust + 0.01)["data"] == [{**plain, "review": True}]
+    (checked,) = result(trusting, call(trusting, image, 1, 1, False, True, None, None))["data"]
+    assert all("effect" in word for word in checked["words"])
+    styled = result(trusting, call(trusting, image, 1, 1, False, False, "short", None))
+    assert "no style 'short'" in styled["error"]
     assert "minimum_trust is '2': it should be less than or equal to 1" in asked(2)["error"]
     assert "minimum_trust is 'x': it should be a valid number" in asked("x")["error"]
     with server.client() as plain_model:

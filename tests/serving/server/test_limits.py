@@ -94,6 +94,16 @@ def test_a_slow_sender_is_given_up(small: Server) -> None:
         assert time.monotonic() - started > PATIENCE - 0.5
 
 
+def test_a_sender_of_50_kilobytes_a_second_is_not_given_up(small: Server) -> None:
+    """Of 100 kB: three seconds in all."""
+    start, tail = head(0).partition(b"\r\n\r\n")[2] + bytes(100_000), b"\r\n--b--\r\n"
+    heading = head(len(start) + len(tail)).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    with connect(small, heading + start) as peer:
+        time.sleep(PATIENCE + 0.5)
+        peer.sendall(tail)
+        assert peer.recv(20)[9:12] == b"415"  # zeros are no photo
+
+
 def test_over_the_connections_is_503(small: Server, client: httpx.Client) -> None:
     assert is_answered(client)
     with ExitStack() as stack:

@@ -55,7 +55,8 @@ def shop(shared: str) -> Iterator[httpx.Client]:
 
 
 def test_a_photo_comes_bare_in_json_or_in_a_form(shop: httpx.Client) -> None:
-    bare = {"Content-Type": "image/jpeg"}
+    bare, unknown = {"Content-Type": "image/jpeg"}, {"Content-Type": "application/octet-stream"}
+    charset = {"Content-Type": "Application/JSON; charset=utf-8"}
     form = shop.post("/api/caption", files={"image": PHOTO}, data={"captions": "2"}).json()
     (wanted,) = form["records"]
     for answer in (
@@ -64,9 +65,20 @@ def test_a_photo_comes_bare_in_json_or_in_a_form(shop: httpx.Client) -> None:
         shop.post(
             "/api/caption", json={"image": [f"data:image/jpeg;base64,{CODED}"], "captions": 2}
         ),
+        shop.post("/api/caption?captions=2", content=PHOTO, headers=unknown),
+        shop.post(
+            "/api/caption", content=json.dumps({"image": CODED, "captions": 2}), headers=charset
+        ),
     ):
         (record,) = answer.json()["records"]
         assert {**record, "image": wanted["image"]} == wanted
+    rocket = (SAMPLES / "rocket.jpg").read_bytes()
+    several = shop.post("/api/caption", files=[("image", rocket), ("image", PHOTO)]).json()
+    coded = [base64.b64encode(rocket).decode(), CODED]
+    records = shop.post("/api/caption", json={"image": coded}).json()["records"]
+    captions = [record["caption"] for record in records]
+    assert captions == [record["caption"] for record in several["records"]]
+    assert len(set(captions)) == 2
     for body, status, said in (
         (b"{", 400, "not valid JSON"),
         (b"[]", 400, "must be an object"),
@@ -113,14 +125,18 @@ def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
 
 
 class Endless(Handler):
-    """Endless heads, redirects and bodies of redirects."""
+    """Endless heads, bodies, redirects and bodies of redirects."""
 
     def do_GET(self) -> None:  # noqa: N802
         with contextlib.suppress(OSError):  # nobody reads on
             if self.path == "/none":
                 self.send_error(404)
                 return
-            self.send_response(200 if self.path == "/head" else 302)
+            self.send_response(200 if self.path in ("/head", "/large") else 302)
+            if self.path == "/large":
+                self.end_headers()
+            while self.path == "/large":
+                self.wfile.write(bytes(1 << 16))
             self.flush_headers()
             for _ in range(100 if self.path == "/head" else 3):
                 self.wfile.write(b"X-More: 1\r\n")
@@ -137,14 +153,17 @@ def test_a_download_is_limited_in_memory_and_time(
     monkeypatch.setattr(api, "WebPhoto", HERE)
     monkeypatch.setattr(photos, "_SECONDS", 1.5)
     late = "takes more than 1.5 s to download and decode"
-    config, captioner = ServerConfig(allow_urls=True), Captioner.from_pretrained(saved_tiny)
+    large, captioner = "limit of 0.1 MB", Captioner.from_pretrained(saved_tiny)
+    config = ServerConfig(allow_urls=True, max_upload=100_000)
     with (
         serving(captioner, config) as url,
         httpx.Client(base_url=url, timeout=300) as shop,
         hosting(Endless) as web,
     ):
         # What stands in a redirect is not read.
-        for path, said in {"head": late, "round": late, "body": "status 404"}.items():
+        for path, said in {
+            "head": late, "round": late, "body": "status 404", "large": large
+        }.items():  # fmt: skip
             address = f"{web}/{path}"
             answer = shop.post("/api/caption", json={"image_url": address})
             assert answer.status_code == 422 and said in answer.json()["detail"], path
@@ -160,7 +179,7 @@ def test_another_site_may_call_the_api_if_it_is_named(shared: str) -> None:
     who = {"Authorization": f"Bearer {TOKEN}", "Sec-Fetch-Site": "cross-site"}
     with httpx.Client(base_url=shared, timeout=300) as web:
         asks = {"Origin": SITE, "Access-Control-Request-Method": "POST"}
-        asks["Access-Control-Request-Headers"] = "authorization"
+        asks["Access-Control-Request-Headers"] = "authorization, content-type"
         before = web.options("/api/caption", headers=asks)
         assert before.status_code == 200
         assert before.headers["access-control-allow-origin"] == SITE
@@ -170,6 +189,10 @@ def test_another_site_may_call_the_api_if_it_is_named(shared: str) -> None:
         answer = web.post("/api/caption", files=files, headers={**who, "Origin": SITE})
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == SITE
+        assert answer.headers["access-control-expose-headers"] == "Retry-After, X-Request-ID"
+        chat: Any = {"messages": []}
+        answer = web.post("/v1/chat/completions", json=chat, headers={**who, "Origin": SITE})
+        assert answer.status_code == 400 and "no image" in answer.text
         answer = web.post("/api/caption", files=files, headers={**who, "Origin": OTHER})
         assert (answer.status_code, answer.json()["type"]) == (403, "cross-site")
         assert "access-control-allow-origin" not in answer.headers
@@ -187,8 +210,10 @@ def test_a_valid_token_gives_the_access_of_the_password(shared: str) -> None:
             f"Bearer {TOKEN}x": 401,
             "Bearer": 401,
             f"Basic {TOKEN}": 401,
+            "Basic ü": 401,
+            "Bearer ü": 401,
         }.items():
-            answer = web.get("/metrics", headers={"Authorization": header})
+            answer = web.get("/metrics", headers={"Authorization": header.encode()})
             assert answer.status_code == status, header
 
 

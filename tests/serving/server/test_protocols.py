@@ -115,7 +115,7 @@ def parts(text: str, *urls: str) -> list[Any]:
 
 
 def test_ollama_gets_the_sentence_whole_or_in_a_stream(
-    by_ollama: ollama.Client, sentence: str
+    api: httpx.Client, by_ollama: ollama.Client, sentence: str
 ) -> None:
     asked: dict[str, Any] = {"model": "tiny", "prompt": "What is this?", "images": [PHOTO]}
     whole = by_ollama.generate(**asked)
@@ -128,6 +128,11 @@ def test_ollama_gets_the_sentence_whole_or_in_a_stream(
     chunks = list(by_ollama.chat("tiny", messages, stream=True))
     assert "".join(chunk.message.content or "" for chunk in chunks) == sentence
     assert chunks[-1].done and chunks[-1].eval_count == len(sentence.split())
+    # Without `stream` the answer is one, as of Ollama; durations are in nanoseconds.
+    answer = api.post("/api/generate", json={"images": [CODED]})
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert len(lines) > 2 and "".join(line["response"] for line in lines) == sentence
+    assert 1e5 < lines[-1]["total_duration"] <= 1e9 * answer.elapsed.total_seconds()
 
 
 def test_openai_gets_the_sentence_whole_or_in_a_stream(
@@ -151,14 +156,20 @@ def test_openai_gets_the_sentence_whole_or_in_a_stream(
     assert len(text) > 3 and "".join(text) == sentence
     assert [chunk.choices[0].finish_reason for chunk in answered[-2:]] == [None, "stop"]
     assert usage.choices == [] and usage.usage == whole.usage
+    plain = create(model="tiny", messages=parts("What is this?", URI), stream=True)
+    assert all(chunk.choices for chunk in plain)  # clients read the first one unasked
 
 
-def test_both_list_the_models(by_ollama: ollama.Client, by_openai: openai.OpenAI) -> None:
+def test_both_list_the_models(
+    api: httpx.Client, by_ollama: ollama.Client, by_openai: openai.OpenAI
+) -> None:
     names = [model.model for model in by_ollama.list().models]
     assert names == ["tiny:latest", "plain:latest"]
     assert [model.name for model in by_ollama.ps().models] == names
     shown = by_ollama.show("plain")
     assert shown.capabilities is not None and "vision" in shown.capabilities
+    for name, status in {"plain": 200, "llava": 404}.items():  # as older clients name it
+        assert api.post("/api/show", json={"name": name}).status_code == status
     assert [model.id for model in by_openai.models.list()] == ["tiny", "plain"]
     assert by_openai.models.retrieve("plain").id == "plain"
 
@@ -308,6 +319,7 @@ def test_a_failure_of_the_server_is_an_error_of_the_protocol(
         assert answer.status_code == status
         assert said in message(answer)
         assert ("retry-after" in answer.headers) is (status == 503)
+    assert answer.json()["error"]["type"] == "server_error"
 
 
 def test_unknown_paths_and_methods_are_errors_of_the_protocol(api: httpx.Client) -> None:
@@ -449,6 +461,9 @@ def test_taggui(api: httpx.Client, sentence: str) -> None:
     answer = api.post("/v1/chat/completions", json=asked).json()
     assert answer["choices"][0]["message"]["content"] == sentence
     assert sentence.endswith(".")
+    bare: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": URI}]}]
+    answer = api.post("/v1/chat/completions", json={"messages": bare}).json()
+    assert answer["choices"][0]["message"]["content"] == sentence
 
 
 def test_ollama_run_loads_a_model_first(api: httpx.Client) -> None:
@@ -465,7 +480,7 @@ def test_an_address_is_fetched_where_the_server_may(
     monkeypatch.setattr(prompt, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
     with (
         hosting(SAMPLES) as address,
-        serving(model, ServerConfig(allow_urls=True)) as url,
+        serving(model, ServerConfig(allow_urls=True, max_upload=len(PHOTO))) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client,
     ):
         create = client.chat.completions.create
@@ -473,3 +488,5 @@ def test_an_address_is_fetched_where_the_server_may(
         assert chat.choices[0].message.content == sentence
         with pytest.raises(openai.UnprocessableEntityError, match="status 404"):
             create(model="tiny", messages=parts("x", f"{address}/none.jpg"))
+        with pytest.raises(openai.UnprocessableEntityError, match="larger than the limit"):
+            create(model="tiny", messages=parts("x", f"{address}/rocket.jpg"))

@@ -249,6 +249,7 @@ def test_retry_after_follows_the_queue(url: str, model: Model) -> None:
     assert send(url, 64).status_code == send(url, 64).status_code == 200
     with full() as quick:
         assert 1 <= quick < before
+    assert max(len(levels) for levels, _, _ in model.batches) <= 16  # --max-batch
     model.error = ValueError("enough")  # what is costly need not be done
     with full(COSTLY) as costly:
         assert costly > 2 * quick
@@ -267,14 +268,21 @@ def test_a_model_that_is_short_of_memory_is_busy_and_not_broken(url: str, model:
         assert ("retry-after" in answer.headers) is (status == 503)
 
 
-def test_health_depends_on_the_model_not_on_its_queue(url: str, model: Model, clock: Clock) -> None:
+def test_health_depends_on_the_model_not_on_its_queue(
+    model: Model, clock: Clock, tiny_checkpoint: Checkpoint
+) -> None:
+    """On each of two models: the first works all the time."""
+    first = Model(replace(tiny_checkpoint, name="first"))
+    first.going.set()
+
     def health() -> tuple[int, str]:
         with client(url) as made:
             answer = made.get("/api/health")
             return answer.status_code, answer.json().get("type", "")
 
-    with ExitStack() as stack:
-        waits = [stack.enter_context(waiting(url, level)) for level in range(1, 10)]
+    with serving(first, None, model) as url, ExitStack() as stack:
+        fields = {"model": "tiny"}
+        waits = [stack.enter_context(waiting(url, level, fields)) for level in range(1, 10)]
         assert until(lambda: model.batches)
         assert health() == (200, "")  # it is at work, on the first batch of all
         clock.ahead += 130
@@ -282,9 +290,9 @@ def test_health_depends_on_the_model_not_on_its_queue(url: str, model: Model, cl
         model.going.set()
         for lines in waits:
             last(lines)
-    model.error = ValueError("CUDA error")
-    assert health() == (200, "")  # it has just answered
-    clock.ahead += 30
-    assert health() == (503, "not-ready")  # a batch has just ended, without a caption
-    model.error = None
-    assert health() == (200, "")
+        model.error = ValueError("CUDA error")
+        assert health() == (200, "")  # it has just answered
+        clock.ahead += 30
+        assert health() == (503, "not-ready")  # a batch has just ended, without a caption
+        model.error = None
+        assert health() == (200, "")

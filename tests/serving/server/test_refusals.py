@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from captioner_serving.server.config import parse_size
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
 
@@ -15,6 +16,8 @@ FILES = {  # of secrets: what is in them, and who may read them
     "tokens-644": (f"shop:{TOKEN}", 0o644), "tokens-640": (f"shop:{TOKEN}", 0o640),
     "tokens-604": (f"shop:{TOKEN}", 0o604), "short": ("shop:short", 0o600),
     "twice": (f"shop:{TOKEN}\nshop:{TOKEN[::-1]}", 0o600), "empty": ("\n", 0o600),
+    "nobody": (":secret", 0o600), "no-password": ("ann:", 0o600),
+    "lines": ("ann:secret\nbob:secret", 0o600),
     "hash": ("ann:$scrypt$ln=14,r=8,p=1$c2FsdHNhbHQ$aGFzaA", 0o600),
 }  # fmt: skip
 # What follows `captioner serve`.
@@ -26,6 +29,7 @@ REFUSED: Refusals = {
     "--port 0 --checkpoint a.safetensors --checkpoint a.safetensors": (2, "is given twice"),
     "--host 203.0.113.7 --port 0": (2, "cannot listen on"),
     "--max-upload plenty": (2, "is not a size"),
+    "--max-upload 5MB --max-bodies 4999kB": (2, "at least max_upload, 5000000"),
     "--max-batch 0": (2, "--max-batch 0"),
     "--queue 0": (2, "--queue 0"),
     "--upload-ttl 9999": (2, "--upload-ttl 9999"),
@@ -40,6 +44,9 @@ REFUSED: Refusals = {
     "--trusted-proxy nginx": (2, "--trusted-proxy: 'nginx'"),
     "--auth-file /nowhere": (2, "--auth-file /nowhere cannot be read"),
     "--auth-file /dev/null": (2, "USER:PASSWORD"),
+    "--auth-file nobody": (2, "neither may be empty"),
+    "--auth-file no-password": (2, "neither may be empty"),
+    "--auth-file lines": (2, "must have one line"),
     "--auth-file hash": (2, "write the password itself"),
     "--token-file tokens-644": (2, "others on this machine can read"),
     "--token-file tokens-640": (2, "others on this machine can read"),
@@ -63,6 +70,13 @@ def test_a_setting_that_cannot_work_is_named(
         (tmp_path / name).chmod(mode)
     refused = {f"serve {line}": wanted for line, wanted in REFUSED.items()}
     check_refusals(run_main, refused, tmp_path, secret=TOKEN)
+    monkeypatch.setenv("CAPTIONER_AUTH", "")  # and not: without a password
+    check_refusals(run_main, {"serve": (2, "CAPTIONER_AUTH must have one line")}, tmp_path)
+
+
+def test_sizes_are_in_units_of_1000() -> None:
+    sizes = {"20MB": 20_000_000, "512 kB": 512_000, "1.5gb": 1_500_000_000, "1000": 1000, "7B": 7}
+    assert {text: parse_size(text) for text in sizes} == sizes
 
 
 def test_a_port_in_use_is_reported_before_the_model_is_loaded(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 from starlette.requests import ClientDisconnect
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from captioner.checkpoint import Checkpoint
 from captioner.predictor import Captioner
+from captioner_serving.server.access import Access
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
@@ -52,6 +55,7 @@ def test_forwarding_headers_and_cookies_are_dropped() -> None:
     """Python's reader of cookies takes minutes for this one: so would this test."""
     inside = Inside()
     headers = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Host": "evil.example"}
+    headers |= {"Forwarded": "for=203.0.113.9"}
     cookie = 'a="' + "\\" * 60_000 + '"'
     ask(RequestLimits(inside, root_path=""), headers={**headers, "Cookie": cookie})
     names = {name for name, _ in inside.scope["headers"]}
@@ -94,8 +98,11 @@ def test_routes_are_named_below_any_prefix(
 
 NAMES = {
     # where it listens, and for what: names that it answers for, and names that it does not
-    "127.0.0.1": ([], ["localhost", "127.0.0.1:7860", "[::1]:7860", "a.localhost:80"],
-                  ["evil.example", "192.168.1.5", "localhost.evil.example", "evillocalhost", ""]),
+    "127.0.0.1": (["photos.example.org"],
+                  ["localhost", "127.0.0.1:7860", "[::1]:7860", "a.localhost:80",
+                   "photos.example.org:443"],
+                  ["example.org", "evil.example", "192.168.1.5",
+                   "localhost.evil.example", "evillocalhost", ""]),
     "0.0.0.0": (["captions.example.org", "*.pages.example.org", "192.168.7.7", "fd00::7"],
                 ["Captions.example.org:443", "a.pages.example.org", "192.168.7.7:80",
                  "[fd00::7]:7860", "localhost"],
@@ -131,6 +138,7 @@ def test_only_accepted_host_headers_are_answered(listens: str, tiny_checkpoint: 
         (None, "http://localhost:7860", "localhost:7860", False),
         (None, "http://[::1]:7860", "[::1]:7860", False),
         (None, "http://localhost", "localhost:80", False),
+        (None, "https://localhost", "localhost:443", False),
         (None, "https://localhost", "localhost", False),  # a proxy has the certificate
         (None, None, "localhost", False),  # curl
     ],
@@ -143,6 +151,24 @@ def test_what_another_site_makes_a_browser_send_is_refused(
     answer = api.post("/api/caption", headers=headers)
     assert answer.json()["type"] == ("cross-site" if refused else "media-type")
     assert api.get("/metrics", headers=headers).status_code == 200  # a link to the page
+
+
+def test_a_page_is_of_another_site_if_the_request_has_no_host() -> None:
+    """As HTTP/1.0 allows it."""
+    inside, sent = Inside(), []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "scheme": "http", "path": "/api/caption", "method": "POST"}
+    app = RequestLimits(Access(inside, None), root_path="")
+    run_async(app({**scope, "headers": [(b"origin", b"http://evil.example")]}, nobody, send))
+    assert sent[0]["status"] == 403 and not inside.scope
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1", "[::1]", "127.0.0.2"])
+def test_every_loopback_address_is_local(host: str) -> None:
+    assert "*" not in ServerConfig(host=host).names
 
 
 def test_websockets_are_closed() -> None:
@@ -171,6 +197,11 @@ def test_every_answer_has_the_security_headers(server: Server) -> None:
     for route in ("/", "/api/health", "/metrics", "/docs", "/nonsense", "/gradio_api/info"):
         headers = httpx.get(server.url + route, timeout=300).headers
         assert "frame-ancestors 'self'" in headers["content-security-policy"]
+        # Nothing is loaded from, sent to or shown by another host.
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'; ") and not set("*.") & set(policy)
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert headers["referrer-policy"] == "no-referrer"
         assert headers["x-frame-options"] == "SAMEORIGIN"
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["cache-control"] == "no-store"
@@ -178,10 +209,12 @@ def test_every_answer_has_the_security_headers(server: Server) -> None:
 
 
 def test_another_site_shows_the_page_in_a_frame_where_it_may(tiny_checkpoint: Checkpoint) -> None:
-    config = ServerConfig(frame_ancestors=("https://huggingface.co",))
+    sites = ("https://huggingface.co", "http://localhost:3000", "https://*.hf.space:*")
+    config = ServerConfig(frame_ancestors=sites, allowed_origins=sites[:2])
     with serving(Captioner(tiny_checkpoint), config) as url:
         headers = httpx.get(f"{url}/metrics", timeout=60).headers
-    assert "frame-ancestors 'self' https://huggingface.co" in headers["content-security-policy"]
+    policy = headers["content-security-policy"]
+    assert policy.endswith(f"; frame-ancestors 'self' {' '.join(sites)}")
     assert "x-frame-options" not in headers
 
 
@@ -281,6 +314,23 @@ def test_a_client_that_left_while_it_sent_is_499(tmp_path: Any, inside: Inside) 
         run_async(app({**scope, "headers": []}, nobody, nobody))
     assert count(metrics, 499)
     assert json.loads((tmp_path / "log").read_text())["status"] == 499
+
+
+def test_the_log_has_milliseconds_and_bytes_of_the_whole_answer(tmp_path: Any) -> None:
+    async def parts() -> AsyncIterator[str]:
+        yield "ab"
+        await asyncio.sleep(0.05)
+        yield "cde"
+
+    metrics = Metrics()
+    with (tmp_path / "log").open("w") as stream:
+        inside = Inside(answer=StreamingResponse(parts()))
+        ask(logged(inside, metrics=metrics, stream=stream), "/api/caption")
+    line = json.loads((tmp_path / "log").read_text())
+    assert line["bytes"] == 5 and line["ms"] >= 50
+    name = r'captioner_request_seconds_sum\{route="/api/caption"\} (\S+)'
+    (seconds,) = re.findall(name, metrics.exposition().decode())
+    assert 1000 * float(seconds) == pytest.approx(line["ms"], abs=0.1)
 
 
 def test_a_full_disk_beneath_the_logs_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
