@@ -18,7 +18,7 @@ from tests.serving.server.running import serving
 
 SECRET = "ann:correct horse: bättery"
 WHO = ("ann", "correct horse: bättery")
-TOKENS = "shop:0123456789abcdef\r\n\r\ndesk:Abc-._~+/456789==\r\n"
+TOKENS = "shop:0123456789abcdef\n\n desk:Abc-._~+/0456789== \n"
 ROUTES = [
     "/", "/api/health", "/api/health/ready",
     "/metrics", "/docs", "/openapi.json", "/config", "/theme.css", "/nonsense",
@@ -78,7 +78,7 @@ def test_the_log_identifies_requests_but_no_photo_and_no_secret(
         client.post("/api/caption?token=hush", files={"image": ("secret-name.jpg", b"x")})
         files = {"files": ("secret-name.jpg", b"x")}
         client.post("/gradio_api/upload", files=files)
-    bearer = {"Authorization": "Bearer Abc-._~+/456789=="}  # the second token
+    bearer = {"Authorization": "Bearer Abc-._~+/0456789=="}  # the second token
     assert httpx.get(f"{server.url}/page/samples/coffee", headers=bearer).status_code == 200
     log = server.said(0, r'"user": "desk", .* "/page/samples/coffee", "status": 200')
     assert '"path": "/api/caption", "status": 400' in log and '"user": "ann"' in log

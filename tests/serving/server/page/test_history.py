@@ -34,6 +34,12 @@ LEAVE = """async (ages) => {
   return keys;
 }"""
 """Leave photos of so many hours ago, as earlier visits do."""
+DROP_MANY = """(count) => {
+  const dataTransfer = new DataTransfer();
+  for (let i = 0; i < count; i++) dataTransfer.items.add(new File(["x"], i + ".jpg"));
+  window.dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
+}"""
+"""Drop so many files."""
 UNDO = """async (settings) => {
   const asked = indexedDB.open("captioner");
   const database = await new Promise((done) => { asked.onsuccess = () => done(asked.result); });
@@ -137,6 +143,10 @@ def test_what_is_old_or_too_much_is_deleted(visit: Visit) -> None:
     visit.settled()
     kept = tab.evaluate(KEYS)
     assert len(kept) == 100 and fresh in kept
+    tab.route("**/api/caption", lambda route: None)
+    tab.evaluate(DROP_MANY, 101)
+    tab.wait_for_selector(".reason >> text=Only the first 100 were added")
+    assert tab.locator(".strip li[data-state=waiting]").count() == 100
 
 
 def test_where_nothing_is_kept_the_page_asks_before_photos_are_lost(

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.slow
 def test_a_phone_needs_no_sideways_scrolling_and_a_finger_hits_everything(phone: Visit) -> None:
     tab = phone.tab
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    with tab.expect_file_chooser() as camera:  # the camera's own program
+        tab.tap(".take")
+    assert camera.value.element.get_attribute("capture") == "environment"
     tab.locator(".word").nth(3).tap()
     assert tab.locator(".heat").get_attribute("data-word") == "3"
     width, shown = tab.locator(".heat").evaluate("c => [c.width, c.clientWidth]")

@@ -75,6 +75,9 @@ def test_a_photo_may_be_dropped_or_pasted_anywhere_or_by_a_button(
 ) -> None:
     assert "URL" not in visit.tab.inner_text(".zone")
     visit.paste("https://example.org/a.jpg")  # URLs are off by default
+    with visit.tab.expect_file_chooser() as chooser:
+        visit.tab.click(".choose")
+    assert chooser.value.is_multiple()
     assert visit.posts() == 0 and not visit.tab.locator(".strip").is_visible()
     for kind in ("drop", "paste"):
         visit.forget()
@@ -161,9 +164,10 @@ def test_beam_sentences_and_style_change_the_caption(visit: Visit) -> None:
     tab.click("text=Search settings")
     assert tab.get_by_label("Style").is_visible()
     visit.forget()
-    tab.locator("input[name=captions]").press("ArrowRight")
+    tab.locator("input[name=captions]").press("End")
     visit.settled()
-    assert tab.locator(".sentences li").count() == 4
+    assert tab.locator(".sentences li").count() == 10  # of as many beams
+    assert tab.locator("input[name=beam_size]").input_value() == "10"
     visit.forget()
     tab.locator("input[name=beam_size]").press("Home")
     visit.settled()

@@ -32,6 +32,31 @@ writeFileSync(to, new Uint8Array(await (await zip(blobs)).arrayBuffer()));
 """
 
 
+RECORDS = """
+const [module, photos] = process.argv.slice(-2);
+const { FORMATS, marksOf, trainingFiles } = await import(module);
+const listed = JSON.parse(photos);
+const [copy, whole] = ["image/jpeg", "image/png"].map((type) => new File(["photo"], "x", { type }));
+const files = listed.flatMap((photo, at) => trainingFiles(photo, at ? whole : copy, at + 1));
+const captions = files.filter(({ name }) => name.endsWith(".txt")).map(({ blob }) => blob.text());
+console.log(JSON.stringify({
+  csv: FORMATS.csv.make(listed), html: FORMATS.html.make([{ name: listed[0].name, problem: {} }]),
+  marks: listed.map(marksOf), names: files.map(({ name }) => name),
+  captions: await Promise.all(captions),
+}));
+"""
+
+FACTS = """
+const { facts } = await import(process.argv.at(-1));
+const [left, right, weights] = [[1, 0], [0, 1], [0.5, 0.5]].map(
+  ([first, last]) => [0, 0, 0, first, 0, last, 0, 0, 0]);
+const attention = { rows: 3, columns: 3, box: [0, 0, 1, 1], weights, heads: [left, right] };
+const word = { word: "dog", probability: 0.5, trust: 0.3, doubtful: true, gate: 0.25, attention };
+const checked = [0.0499, Math.LN2].map((effect, at) => facts({ ...word, effect }, at + 1, true));
+console.log(JSON.stringify(checked));
+"""
+
+
 def sentence(text: str, trust: float | None, *trusts: float | None) -> dict[str, Any]:
     words = [
         {"word": word, "probability": 0.5} | ({} if trust is None else {"trust": trust})
@@ -58,6 +83,46 @@ def test_another_sentence_has_the_trust_and_warning_that_the_library_gives_it(
     assert ["doubt" in chosen for chosen in expected] == [True, False, False]
     printed = run_module(CHOOSE, tmp_path, (STATIC / "record.js").as_uri(), json.dumps(expected[0]))
     assert json.loads(printed) == {"chosen": expected, "marks": [["doubtful"], [], []]}
+
+
+@pytest.mark.needs("node")
+def test_downloads_are_safe_in_spreadsheets_pages_and_folders(tmp_path: Path) -> None:
+    record = {**sentence("a dog", 0.9, None, 0.9), "score": -0.5, "review": True}
+    record["alternatives"] = [sentence("-1 dogs", 0.5, None, 0.5)]
+    names = ["a--><b>.png", "größe 1:2", "@x.jpg", "+1.tif"]
+    photos = [{"name": name, "record": record, "sentence": 1} for name in names]
+    photos[2] |= {"text": "\tTab"}
+    photos[3] |= {"text": "＝1"}
+    answer = run_module(RECORDS, tmp_path, (STATIC / "record.js").as_uri(), json.dumps(photos))
+    made = json.loads(answer)
+    assert made["csv"] == (  # with the mark by which spreadsheets know UTF-8
+        "\ufeffimage,alt,caption,score,trust,marks,error\r\n"
+        """"a--><b>.png","","'-1 dogs",-1,0.5,"untrusted",""\r\n"""
+        """"größe 1:2","","'-1 dogs",-1,0.5,"untrusted",""\r\n"""
+        """"'@x.jpg","'\tTab","'-1 dogs",-1,0.5,"",""\r\n"""
+        """"'+1.tif","'＝1","'-1 dogs",-1,0.5,"",""\r\n"""
+    )
+    assert "<!-- a&#45;&#45;&#62;&#60;b&#62;.png has no caption -->" in made["html"]
+    assert made["marks"] == [["untrusted"], ["untrusted"], [], []]
+    assert made["names"] == [
+        "001-a--__b_.jpg", "001-a--__b_.txt", "002-größe 1_2", "002-größe 1_2.txt",
+        "003-@x.jpg", "003-@x.txt", "004-+1.tif", "004-+1.txt",
+    ]  # fmt: skip
+    assert made["captions"] == ["-1 dogs\n", "-1 dogs\n", "Tab\n", "＝1\n"]
+
+
+@pytest.mark.needs("node")
+def test_the_facts_of_a_word_are_of_the_head_that_is_chosen(tmp_path: Path) -> None:
+    first, second = json.loads(run_module(FACTS, tmp_path, (STATIC / "terms.js").as_uri()))
+    start = [["trust", "doubtful, 30 % likely right"], ["probability", "probability 50 %"]]
+    assert first == [
+        *start, ["focus", "focus: left"], ["visual", "visual 25 %"],
+        ["effect", "also visible elsewhere"],
+    ]  # fmt: skip
+    assert second == [  # exp(-ln 2) = 1/2 of the probability is left
+        *start, ["focus", "focus: right"], ["visual", "visual 25 %"],
+        ["effect", "50 % less likely when this area is hidden"],
+    ]  # fmt: skip
 
 
 @pytest.mark.needs("node")

@@ -285,8 +285,10 @@ def test_focus_and_numbers_of_a_word_are_named_in_the_whole_photo(visit: Visit) 
             "rows": rows, "columns": columns, "box": box, "weights": weights.ravel().tolist()
         }  # fmt: skip
         words.append({"word": "cup", "probability": 0.625, "gate": 0.5, "attention": attention})
+    words[3]["gate"] = 0.9
     record = {"alternatives": [], "caption": "a cup", "words": words}
     visit.answer(SAMPLES / "rocket.jpg", record)
+    assert visit.tab.get_attribute(".heat", "data-word") == "3"  # without trust the most visual
     unknown = "cup, trust unknown, probability 63 %, focus: "
     assert labels(visit) == [unknown + place for *_, place in FOCUS]
     # A word without a claim has no trust.
@@ -346,14 +348,18 @@ def test_what_is_saved_is_what_was_seen(visit: Visit, tmp_path: Path) -> None:
     assert record["caption"] == " ".join(visit.words()) and record["image"] == "rocket"
     # The picture is of the word that is chosen.
     tab.locator(".word").nth(2).click()
+    tab.select_option(".colors", "viridis")
+    tab.uncheck(".smooth")
+    tab.locator(".strength").fill("40")
     with tab.expect_download() as saved:
         tab.click("[data-picture=overlay]")
     assert saved.value.suggested_filename == f"rocket-{visit.words()[2]}.png"
     with Image.open(saved.value.path()) as image:
         drawn = np.asarray(image.convert("RGB"), int)[:350]  # the word is written below
     caption, photo = Caption.from_record(record), SAMPLES / "rocket.jpg"
+    look: Any = {"colors": "viridis", "smooth": False, "strength": 0.4}
     expected, neighbour = (
-        np.asarray(caption.overlay(place, photo=photo), int)[:350] for place in (2, 3)
+        np.asarray(caption.overlay(place, photo=photo, **look), int)[:350] for place in (2, 3)
     )
     assert np.abs(drawn - expected).max() <= 3 < np.abs(drawn - neighbour).max()
     # One that cannot be drawn says why, and all else stays.
