@@ -29,7 +29,7 @@ REFUSED: Refusals = {
     "--port 0 --checkpoint a.safetensors --checkpoint a.safetensors": (2, "is given twice"),
     "--host 203.0.113.7 --port 0": (2, "cannot listen on"),
     "--max-upload plenty": (2, "is not a size"),
-    "--max-upload 5MB --max-bodies 4999kB": (2, "at least max_upload, 5000000"),
+    "--max-upload 5MB --max-bodies 4999kB": (2, "at least --max-upload, 5000000"),
     "--max-batch 0": (2, "--max-batch 0"),
     "--queue 0": (2, "--queue 0"),
     "--upload-ttl 9999": (2, "--upload-ttl 9999"),
