@@ -41,7 +41,10 @@ export async function put(visits) {
   return Boolean(stored);
 }
 
-export const remove = (key) => use("readwrite", (store) => [store.delete(key)]);
+export function remove(key) {
+  forgetDraft(key);
+  return use("readwrite", (store) => [store.delete(key)]);
+}
 
 // Text that is being written is stored synchronously, because a reload does not wait for the database.
 const draftName = (key) => "captioner-draft-" + key;

@@ -16,6 +16,7 @@ from tests.serving.server.page.conftest import Visit
 
 pytestmark = pytest.mark.slow
 
+DRAFTS = "Object.keys(localStorage).filter((key) => /draft/.test(key))"
 LOGIN = "<!doctype html><title>Sign in</title><form><input name=user></form>\n"
 
 KEPT = """new Promise((done) => { indexedDB.open("captioner", 3).onsuccess = ({ target }) => {
@@ -163,8 +164,13 @@ def test_a_photo_that_was_removed_while_it_waited_is_captioned_after_undo(visit:
     tab.click(".removed button")
     visit.settled()
     assert current(visit) == removed and visit.words()
-    # Nor does one come back that waited when the list was emptied, nor a text.
     visit.strip()
+    tab.fill(".text", "Mine.")
+    tab.locator(".strip [aria-current=true]").press("Delete")
+    assert tab.evaluate(DRAFTS) == []
+    tab.click(".removed button")
+    assert tab.input_value(".text") == "Mine."
+    # Nor does one come back that waited when the list was emptied, nor a text.
     held: list[Any] = []
     tab.route("**/api/caption", lambda route: held.append(route))
     visit.choose(SAMPLES / "camera.jpg", state="waiting")
@@ -176,7 +182,7 @@ def test_a_photo_that_was_removed_while_it_waited_is_captioned_after_undo(visit:
     tab.click(".clear")
     tab.wait_for_selector('.viewer[data-state="empty"]')
     held[0].continue_()
-    assert tab.evaluate("Object.keys(localStorage).filter((key) => /draft/.test(key))") == []
+    assert tab.evaluate(DRAFTS) == []
     tab.wait_for_timeout(200)
     tab.reload()
     visit.settled()
