@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ import torch
 from captioner.decoders.config import DecoderConfig
 from captioner.device import best_dtype
 from captioner.errors import CheckpointError, ConfigError
+from captioner_training import ablation as ablation_module
 from captioner_training.ablation import (
     VARIANTS,
     Ablation,
@@ -20,6 +22,7 @@ from captioner_training.ablation import (
     table_text,
 )
 from captioner_training.distributed import Processes
+from captioner_training.recipe import Recipe
 from captioner_training.recipe_file import load_recipe
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
@@ -46,6 +49,10 @@ def test_every_variant_has_the_sizes_of_the_base() -> None:
     assert found["sine-previous"].positions == "sine" != found["additive-previous"].positions
     assert found["heads-previous"].heads == 4 and found["heads-previous"].score == "scaled_dot"
     assert {one.hidden_dim for name, one in found.items() if name != "transformer"} == {512}
+    other = replace(
+        BUNDLED, score="scaled_dot", heads=2, query="current", positions="binary", value_dim=64
+    )  # fmt: skip
+    assert decoder_variants(other, **SIZES) == found  # of the base, sizes alone count
 
 
 @pytest.mark.parametrize("base", [BUNDLED, DecoderConfig(embedding_dim=64, hidden_dim=96)])
@@ -106,6 +113,41 @@ def test_failure_in_the_main_process_ends_the_others(
         ablation.run()
     assert Recorded.told == [not rank]
     assert sum(waits) == 10 * rank  # seconds, in which the main process prints its error
+
+
+def test_each_seed_trains_and_measures_each_variant_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenes and grids are shared by the runs of a seed."""
+    (tmp_path / "miniature.yaml").write_text(RECIPE)
+    few = {"data.scenes.train": "2", "data.scenes.validation": "1"}
+    recipe, trained = load_recipe(str(tmp_path / "miniature.yaml"), few), list[object]()
+
+    def train(recipe: Recipe, *, out: Path, shared: Path, **_: object) -> Path:
+        trained.append((recipe.seed, recipe.decoder.score, out.name, shared.name))
+        out.mkdir(parents=True)
+        return out
+
+    def run(*seeds: int, deletion: int = 4) -> str:
+        ablation = Ablation(
+            recipe, out=tmp_path / "out", processes=Processes(device=torch.device("cpu")),
+            train=train, variants=("none-previous", "dot-current"), seeds=seeds, deletion=deletion,
+        )  # fmt: skip
+        return ablation.run()
+
+    monkeypatch.setattr(ablation_module, "load_checkpoint", lambda _: None)
+    monkeypatch.setattr(Ablation, "_measure", lambda *_: measured(40.0 + len(trained)))
+    assert "| none-previous | 41.0 | 2.00 M |" in run(3)
+    text = run(3, 5)  # measured as the first, third, second and fourth one
+    assert "| none-previous | 42.0 (41.0 to 43.0) |" in text
+    assert "| dot-current | 43.0 (42.0 to 44.0) |" in text
+    assert trained == [
+        (seed, name.partition("-")[0], f"{name}-{seed}", f"shared-{seed}")
+        for seed in (3, 5)
+        for name in ("none-previous", "dot-current")
+    ]
+    with pytest.raises(FileExistsError):  # another deletion test is another measurement
+        run(3, deletion=5)
 
 
 def measured(value: float, **ends: float) -> dict[str, dict[str, float]]:

@@ -23,14 +23,17 @@ from captioner.vocabulary import Vocabulary
 from captioner_training import conclusion, run_folder
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.corpus import new_word_nats
+from captioner_training.data.grids import GRIDS_FILES
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_dataset
+from captioner_training.evaluation import trust as trust_module
 from captioner_training.evaluation.gain import describe_gain
 from captioner_training.recipe_file import load_recipe
+from captioner_training.report.run import write_run
 from captioner_training.run_folder import RunFolder
 from tests.conftest import make_consensus, make_tiny, make_trust
 from tests.launcher import Run
-from tests.training.runs import records, write_own, write_photos
+from tests.training.runs import OWN, records, write_own, write_photos
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,8 @@ def test_gain_is_measured_on_test_like_evaluate_and_missing_parts_are_made(
     out = tmp_path / "run"
     learns = ("--weights", origin, "--stages.1.epochs", 2, "--stages.1.learning_rate", 1e-2)
     said = train(run_main, place, out, *learns)
-    gain = json.loads((out / "finished.json").read_text())["gain"]
+    finished = json.loads((out / "finished.json").read_text())
+    gain, (stage, epoch) = finished["gain"], finished["progress"]["best_at"]
     assert (gain["split"], gain["images"]) == ("test", 20)
     assert gain["gain"] == pytest.approx(gain["after"] - gain["before"])
     low, high = gain["intervals"]["gain"]
@@ -78,11 +82,47 @@ def test_gain_is_measured_on_test_like_evaluate_and_missing_parts_are_made(
         assert json.loads(result.stdout)["nltk"]["CIDEr"] == pytest.approx(gain[name])
     page = (out / "report.html").read_text()
     assert describe_gain(gain) in page and f"<b>{gain['after']:.1f}</b><em>CIDEr</em>" in page
+    log = records(out)
+    ends = {(one["stage"], one["epoch"]): one for one in log if one["event"] == "epoch"}
+    score = ends[stage, epoch]["validation"]["CIDEr"]
+    for name, value in (
+        ("best epoch", f"stage {stage} epoch {epoch}"),
+        ("its CIDEr during training", f"{score:.1f}"),
+        ("CIDEr of that model during training", f"{log[0]['validation']['CIDEr']:.1f}"),
+    ):
+        assert f"<dt>{name}</dt><dd>{value}</dd>" in page
 
     monkeypatch.setattr(conclusion, "measure_gain", pytest.fail)  # it is known
     (out / "report.html").unlink()
     assert describe_gain(gain) in train(run_main, place, out, *learns)
     assert (out / "report.html").is_file()
+
+
+def test_of_epochs_with_equal_cider_the_report_names_the_one_that_is_kept(
+    place: Path, tmp_path: Path
+) -> None:
+    """That with the lowest cross-entropy, as in test_step.py; here of the second stage."""
+    log: list[dict[str, Any]] = []
+    for step, (stage, epoch, surprise) in enumerate(((1, 1, 5.0), (1, 2, 4.0), (2, 1, 3.0)), 1):
+        scores = {"CIDEr": 0.0, "cross_entropy": surprise}
+        log += [
+            {"event": "step", "step": step, "loss": 9.0, "learning_rate": 0.1},
+            {
+                "event": "epoch", "stage": stage, "epoch": epoch, "step": step,
+                "cross_entropy": 6.0, "validation": scores, "timing": {"seconds": 60},
+            },
+        ]  # fmt: skip
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in log))
+    recipe = load_recipe(str(place / "own.yaml"))
+    write_run(tmp_path / "report.html", recipe, [], gain=None, notes=[], kept_origin=False)
+    page = (tmp_path / "report.html").read_text()
+    assert "<dt>best epoch</dt><dd>stage 2 epoch 1</dd>" in page
+    assert "3 epochs in 2 stages, 3 steps, 3.0 minutes of training." in page
+    # Each plot has a dashed line at step 2 of 3. In that of cross-entropy, training is above.
+    assert page.count('<polyline class="ideal" points="288.0,260 288.0,20"/>') == 4
+    plot = page.partition("<h3>cross-entropy</h3>")[2].partition("</svg>")[0]
+    heights = dict(re.findall(r'<polyline class="curve (\w+)" points="[\d.]+,([\d.]+)', plot))
+    assert float(heights["before"]) < float(heights["after"])
 
 
 def test_a_dry_run_has_no_gain_and_opens_its_report(
@@ -171,7 +211,12 @@ def test_disk_space_of_written_files_is_not_needed_again(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(load_recipe(str(place / "own.yaml"), {}), tmp_path, fast=False)
-    folder.best.write_bytes(bytes(80))
+    for name in ("cache", "epochs", "state"):
+        (tmp_path / name).mkdir()
+    grids = tmp_path / "cache" / GRIDS_FILES.replace("*", "1")
+    written = (folder.best, folder.last, folder.epoch(1, 1), tmp_path / "state/step-1.pt", grids)
+    for path in written:
+        path.write_bytes(bytes(16))
     monkeypatch.setattr(run_folder, "_room", lambda *_, images: {"checkpoints": images})
     monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda _: namedtuple("usage", "free")(50))
     folder.check_room(None, images=130, shared=tmp_path)  # type: ignore[arg-type]
@@ -214,23 +259,73 @@ def test_unknown_new_words_count_as_equally_likely() -> None:
 def test_enough_photos_fit_a_consensus(
     fewest: int, place: Path, tiny_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trust is fitted on the sentences that are said then; 30 photos are of the training."""
+    """Trust is fitted on the sentences that are said then; 30 photos are of the training.
+
+    Of the other photos each second one is for measuring.
+    """
     fitted: dict[str, Any] = {}
 
-    def fit(captioned: list[Captioned], _: object, **known: object) -> None:
+    def fit(captioned: list[Captioned], _: object, **known: object) -> Any:
         fitted.update(known, said=[" ".join(one.words) for one in captioned])
+        return SimpleNamespace(judge=lambda pooled, _: [[None] for _ in pooled])
+
+    def measure(captioned: list[Captioned], judged: list[object]) -> None:
+        fitted.update(measured=[one.image.name for one in captioned], judged=len(judged))
         raise DataError("enough")
 
     monkeypatch.setattr(conclusion, "FEWEST_FOR_CONSENSUS", fewest)
     monkeypatch.setattr(conclusion, "fit_trust", fit)
+    monkeypatch.setattr(conclusion, "measure_trust", measure)
     captioner = Captioner(load_checkpoint(tiny_file), device="cpu", dtype="float32")
     train, held_out = (read_dataset(place / "data", split=split) for split in ("train", "val"))
     with pytest.raises(DataError, match="enough"):
         conclusion.write_trust(captioner, tiny_file, train, held_out)
     photos = [one.open(at_least=captioner.transform.at_least) for one in held_out[::2]]
     assert fitted["said"] == [captioner.caption(photo).text for photo in photos]
+    assert fitted["measured"] == [image.name for image in held_out[1::2]]
+    assert fitted["judged"] == len(held_out[1::2])
     assert fitted["consensus"] is captioner.consensus
     assert (captioner.consensus is not None) == (fewest == 30)
+
+
+def test_trust_is_fitted_on_enough_photos_with_english_captions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for language, caption, train, reason in (
+        ("english", "a dog runs on the grass", 100, "there are 100 and 4."),  # of val
+        ("german", "Hund läuft über Wiese", 2, "the captions are not English."),
+    ):
+        write_photos(tmp_path / language, "train", [[caption]] * train)
+        write_photos(tmp_path / language, "val", [[caption]] * 4)
+        (tmp_path / "own.yaml").write_text(OWN.replace("[data]", f"[{language}]"))
+        recipe = load_recipe(str(tmp_path / "own.yaml"), {"data.root": str(tmp_path)})
+        conclusion.conclude(recipe, out=tmp_path / "run", device=torch.device("cpu"))
+        (said,) = [line for line in capsys.readouterr().err.splitlines() if "No trust is" in line]
+        assert said.endswith(reason)
+
+
+def test_captioner_trust_draws_equally_many_photos_of_each_data_set(
+    run_main: Run, place: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split, count in (("train", 3), ("val", 9)):
+        write_photos(tmp_path / "more", split, [["a dog"]] * count)
+    drawn: list[list[str]] = []
+
+    def write_trust(*given: Any) -> list[str]:
+        drawn.extend([image.name for image in split] for split in given[2:])
+        return []
+
+    monkeypatch.setattr(trust_module, "FEWEST_PHOTOS", 4)
+    monkeypatch.setattr(conclusion, "write_trust", write_trust)
+    command = ("trust", tiny_file, place / "data", tmp_path / "more", "--photos", 12)
+    for _ in range(2):
+        assert run_main(*command).stdout == f"{trust_file(tiny_file)}\n"
+    train, val = drawn[:2]
+    assert drawn[2:] == [train, val]  # the same photos
+    # 6 of 30 and all of 3; then half as many: 3 of 10 and 3 of 9.
+    assert (len(train), len(val), train[6:]) == (9, 6, [f"{at}.png" for at in range(3)])
+    every = [image.name for image in read_dataset(place / "data", split="train")]
+    assert [name for name in every if name in train] == train[:6] != every[:6]
 
 
 def test_with_few_photos_the_consensus_of_the_bundled_model_is_used(

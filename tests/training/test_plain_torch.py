@@ -43,7 +43,8 @@ STEPS, WARMUP, FLOOR, PEAK, ENCODER_PEAK = 5, 2, 0.01, 5e-3, 1e-3
 DECAY, CLIP, SMOOTHING, EMA = 0.3, 0.5, 0.1, 0.2
 STAGE = Stage(
     epochs=STEPS, batch_size=4, learning_rate=PEAK, encoder_learning_rate=ENCODER_PEAK,
-    fine_tune_from=12, warmup=WARMUP, doubly_stochastic=0.7, attention_entropy=0.4,
+    fine_tune_from=12, warmup=WARMUP + 1,  # at most half of the steps
+    doubly_stochastic=0.7, attention_entropy=0.4,
 )  # fmt: skip
 MODEL = ModelConfig(
     encoder=EncoderConfig(name="mobilenet_v3_small", stride=32),

@@ -15,6 +15,9 @@ from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.cli import main
 from captioner.model_card import ModelCard, Scores
 from captioner.trust.trust import digest_weights
+from captioner_training.recipe_file import load_recipe
+from captioner_training.report.card import describe_run
+from captioner_training.run_folder import plain, write_json
 from tests.conftest import make_heads, make_trust
 from tests.hub_server import TOKEN, Hub
 from tests.launcher import Run
@@ -113,6 +116,35 @@ def test_the_card_describes_the_model_and_its_scores(styled: Checkpoint) -> None
     assert "\n| styles |" not in card and "| trust | probability that each word is right |" in card
 
 
+@pytest.mark.parametrize(
+    ("fields", "data", "origin"),
+    [
+        ({"weights": "/home/me/runs/a/best.safetensors"}, "mine", "best.safetensors"),
+        (
+            {"data.train": "[flickr, more/coco]"}, "flickr, coco",
+            "checkpoint bundled with Captioner",
+        ),
+        (
+            {"data.train": "[{captions: /home/me/notes.json, images: /home/me/photos}]"},
+            "notes", "checkpoint bundled with Captioner",
+        ),
+        (
+            {"weights": "null", "encoder_weights": "torchvision"}, "mine",
+            "encoder: torchvision (ImageNet)",
+        ),
+        ({"weights": "user/model"}, "mine", "user/model"),
+    ],
+)  # fmt: skip
+def test_a_card_names_data_and_weights_without_the_paths_of_this_machine(
+    fields: dict[str, str], data: str, origin: str, tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    recipe = load_recipe("finetune", {"data.root": "/home/me/mine", **fields})
+    write_json(tmp_path / "recipe.json", plain(recipe))
+    card = describe_run(tiny_checkpoint, tmp_path, repository="user/model")
+    assert card.data == data and card.origin is not None
+    assert card.origin.partition(" (trained")[0] == origin
+
+
 def test_scores_of_a_report_are_those_of_its_checkpoint(
     trained: Path, saved_tiny: Path, tmp_path: Path, run_main: Run
 ) -> None:
@@ -130,6 +162,12 @@ def test_scores_of_a_report_are_those_of_its_checkpoint(
     assert len(results) == 6
     bleu = results["BLEU-4 (Treebank tokens, beam 3)"]
     assert (bleu.dataset_split, bleu.metric_value) == ("val", round(scores["BLEU-4"], 1))
+    assert "document frequencies of" not in done.stdout
+    whole = json.loads(report.read_text())
+    whole["document_frequencies"] = {"images": 5000, "hash": "of a whole split"}
+    (tmp_path / "part.json").write_text(json.dumps(whole))
+    part = run_main("push", trained, "user/model", "--report", tmp_path / "part.json", "--dry-run")
+    assert "Treebank tokens, document frequencies of 5,000 images" in part.stdout
     done = run_main("push", saved_tiny, "user/model", "--report", report, "--dry-run")
     assert done.returncode == 1 and "not of the checkpoint to upload" in done.stderr
 

@@ -7,10 +7,14 @@ import os
 import shlex
 import shutil
 import signal
+import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,6 +25,7 @@ from captioner.checkpoint import load_checkpoint
 from captioner.device import best_dtype
 from captioner.errors import ConfigError, GenerationError
 from captioner.vision.encoder import Encoder
+from captioner_training.data.dataset import Batch
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
@@ -70,7 +75,11 @@ def test_a_finished_run_keeps_its_checkpoints_and_says_so(
         "best.safetensors", "last.safetensors", "log.jsonl", "recipe.json", "finished.json"
     }  # fmt: skip
     assert (finished / "best.safetensors").stat().st_mode & 0o044 == 0o044  # a service can read it
-    result = run_main(*command(place, finished, "--data.workers", 1, "--keep_states", 3))
+    free = (
+        "--data.workers", 1, "--keep_states", 3, "--keep_epochs", "true", "--keep_files", "true",
+        "--save_every_steps", 7, "--save_every_minutes", 5,
+    )  # fmt: skip
+    result = run_main(*command(place, finished, *free))
     assert (result.returncode, result.stdout.strip()) == (0, str(finished / "best.safetensors"))
     assert "this run is finished" in result.stderr
     after = files(finished)
@@ -80,10 +89,25 @@ def test_a_finished_run_keeps_its_checkpoints_and_says_so(
 
 
 def test_a_finished_run_continues_with_more_epochs(
-    place: Path, finished: Path, tmp_path: Path
+    place: Path, finished: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """From its last weights, after an interruption too."""
     out = Path(shutil.copytree(finished, tmp_path / "run"))
     before = (out / "last.safetensors").read_bytes()
+    shutil.copy(tiny_file, out / "best.safetensors")  # as if an earlier epoch had been the best
+    (out / "state").mkdir()
+    for name in ("report.html", "best.trust.safetensors", "state/.captioner-1.part"):
+        (out / name).touch()  # of the finished run, and what a kill has left
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("captioner_training.train.Run._train_stage", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train_here(place / "own.yaml", out, data__root=place, stages__2__epochs=3)
+    assert newest_state(out)["progress"]["total"] == 6 and not (out / "finished.json").exists()
+    assert not (out / "report.html").exists() and not (out / "best.trust.safetensors").exists()
     train_here(place / "own.yaml", out, data__root=place, stages__2__epochs=3)
     epochs = [
         (record["stage"], record["epoch"], record["step"])
@@ -95,6 +119,9 @@ def test_a_finished_run_continues_with_more_epochs(
     assert rates == sorted(rates, reverse=True)  # along one cosine over all three epochs
     assert (out / "last.safetensors").read_bytes() != before
     assert (out / "finished.json").exists() and not (out / "state").exists()
+    fewer = load_recipe(str(place / "own.yaml"), {"data.root": str(place), "stages.2.epochs": "2"})
+    with pytest.raises(ConfigError, match=r"stages\.2\.epochs was 3, is 2"):
+        RunFolder(fewer, out, fast=best_dtype(torch.device("cpu"))[0] is torch.bfloat16)
 
 
 def test_every_epoch_is_kept_where_it_is_asked_for(place: Path, tmp_path: Path) -> None:
@@ -119,6 +146,7 @@ def test_a_folder_with_another_run_is_refused(
         f"{line} --seed 2 --stages.2.epochs 5": (
             2, "(seed was 1, is 2; stages.2.epochs was 1, is 5)"
         ),
+        f"{line} --stages.1.epochs 5": (2, "(stages.1.epochs was 1, is 5)"),
         f"{line} --weights {finished}/best.safetensors": (2, "best.safetensors')"),
         **{
             f"{line} --data.root {folder}": (2, "has a run on other images, captions or words")
@@ -130,13 +158,72 @@ def test_a_folder_with_another_run_is_refused(
     assert files(finished) == before
 
 
-def test_a_run_of_the_renamed_recipe_own_resumes_as_finetune(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("old", "new"), [("own", "finetune"), ("own-language", "new-language")])
+def test_a_run_of_a_renamed_recipe_resumes(old: str, new: str, tmp_path: Path) -> None:
     (tmp_path / "finished.json").write_text("{}")
-    recipe = load_recipe("finetune")
-    write_json(tmp_path / "recipe.json", plain(replace(recipe, name="own", precision="bfloat16")))
+    recipe = load_recipe(new, {"data.root": "data"})
+    write_json(tmp_path / "recipe.json", plain(replace(recipe, name=old, precision="bfloat16")))
     assert RunFolder(recipe, tmp_path, fast=True).finished
-    with pytest.raises(ConfigError, match="name was 'own', is 'mine'"):
+    with pytest.raises(ConfigError, match=f"name was '{old}', is 'mine'"):
         RunFolder(replace(recipe, name="mine"), tmp_path, fast=True)
+
+
+def test_a_run_may_begin_beside_files_of_one_that_never_began(place: Path, tmp_path: Path) -> None:
+    """Such as scenes and grids of a run whose disk was full."""
+    for name in (
+        "lock",
+        "cache/grids",
+        "scenes/1.tar",
+        "tensorboard/events",
+        "wandb/a",
+        "wandb-run",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert not RunFolder(load_recipe(str(place / "own.yaml"), {}), tmp_path, fast=False).finished
+
+
+def test_states_are_saved_after_minutes(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if each look at the clock, at each step and save, took 25 seconds."""
+    clock = count(time.monotonic(), 25)
+    monkeypatch.setattr(
+        "captioner_training.train.time", SimpleNamespace(monotonic=lambda: next(clock))
+    )
+    saved = list[int]()
+
+    def save(_: RunFolder, state: dict[str, Any], **__: object) -> None:
+        saved.append(state["progress"]["total"])
+
+    monkeypatch.setattr(RunFolder, "save", save)
+    train_here(
+        place / "own.yaml", tmp_path / "run", data__root=place, stages__1__batch_size=3,
+        save_every_minutes=1,
+    )  # fmt: skip
+    # At the third step, 75 seconds are over. Each stage, of 10 and 3 steps, saves its end.
+    assert saved == [4, 7, 10, 10, 13, 13]
+
+
+def test_the_clock_counts_the_images_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts at 0; two batches are waited for from 1 to 3 and from 8 to 9; it stops at 20."""
+    now = iter([0.0, 1.0, 3.0, 4.0, 6.0, 8.0, 9.0, 10.0, 10.0, 20.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    clock = Clock(processes=2, captions=np.array([5, 1, 2, 4]), device=torch.device("cpu"))
+    nothing = torch.empty(0)
+    parts = [
+        [Batch(nothing, nothing, [0, 2]), Batch(nothing, nothing, [3])],
+        [Batch(nothing, nothing, [1])],
+    ]
+    for number, _ in enumerate(clock.timed(parts)):
+        if not number:
+            with clock.paused():  # from 4 to 6
+                pass
+    clock.stop()
+    assert clock.timing() == {  # of 18 seconds: 2 x 4 images with 2 x 12 captions
+        "seconds": 18.0, "images_per_second": 0.44, "captions_per_second": 1.33,
+        "waiting": round(3 / 18, 4),
+    }  # fmt: skip
 
 
 def test_a_folder_without_a_run_is_refused(run_main: Run, place: Path, tmp_path: Path) -> None:
@@ -247,7 +334,7 @@ class Half(Objective):
 
 
 def test_a_run_that_fails_at_its_first_step_leaves_its_folder_to_another(
-    run_main: Run, place: Path, tmp_path: Path
+    run_main: Run, place: Path, finished: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     result = run_main(*command(place, out, "--stages.1.objectives", f"{{{__name__}:Half: 1}}"))
@@ -255,6 +342,12 @@ def test_a_run_that_fails_at_its_first_step_leaves_its_folder_to_another(
     result = run_main(*command(place, out, "--seed", 2, "--max-steps", 1))
     assert result.returncode == 0, result.stderr
     assert [one["stage"] for one in records(out) if one["event"] == "epoch"] == [1, 2]
+    # Another seed has other initial weights.
+    ours, theirs = (
+        load_checkpoint(run / "last.safetensors").model.decoder.embedding.weight.flatten()
+        for run in (out, finished)
+    )
+    assert torch.cosine_similarity(ours, theirs, dim=0) < 0.5
 
 
 def test_a_run_starts_from_a_model_and_is_compared_with_it(
@@ -268,6 +361,8 @@ def test_a_run_starts_from_a_model_and_is_compared_with_it(
     theirs = load_checkpoint(tiny_file).vocabulary.words
     ours = load_checkpoint(tmp_path / "run" / "best.safetensors").vocabulary.words
     assert ours[: len(theirs)] == theirs and "circle" in ours[len(theirs) :]
+    new = len(ours) - len(theirs)
+    assert f"vocabulary: 10 words of the initial model, {new} new" in result.stderr
     origin = records(tmp_path / "run")[0]
     assert origin["event"] == "origin"
     assert f"before training {origin['validation']['CIDEr']:.1f}: gained" in result.stderr
@@ -292,10 +387,16 @@ def test_a_run_without_progress_keeps_its_initial_model_scored_once(
         assert run_main(*still).returncode == 130
     begun = records(out)
     assert [one["event"] for one in begun] == ["origin"]
+    scores = begun[0]["validation"]  # an epoch with the same CIDEr may have a lower cross-entropy
+    kept = newest_state(out)["progress"]["best"]
+    assert kept == pytest.approx((scores["CIDEr"], -scores["cross_entropy"]))
     monkeypatch.setattr("captioner_training.train.Run._score_origin", stop)
     result = run_main(*still)
     assert "No epoch was better than the original model" in result.stderr
     assert records(out)[0] == begun[0]
+    # Both are scored with the settings of the recipe.
+    epoch = next(one["validation"] for one in records(out) if one["event"] == "epoch")
+    assert epoch["words"] == scores["words"] and epoch["CIDEr"] == pytest.approx(scores["CIDEr"])
     best, last = (load_checkpoint(out / f"{name}.safetensors") for name in ("best", "last"))
     assert (best.name, last.name) == ("tiny", "kept")
     assert best.fingerprint() == load_checkpoint(tiny_file).fingerprint()

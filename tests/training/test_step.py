@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -14,18 +15,22 @@ from torch._dynamo.utils import counters
 
 from captioner.checkpoint import Checkpoint
 from captioner.decoders.decoder import DecoderOutput
+from captioner.errors import ConfigError
 from captioner.generation.constraints import Constraints
 from captioner.vision.transform import Transform
-from captioner.vocabulary import END, PAD, START, UNK
+from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
 from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
 from captioner_training.losses.cross_entropy import CrossEntropy
-from captioner_training.losses.objective import Captions, Counts, Objective
+from captioner_training.losses.objective import Captions, Counts, Objective, SamplingObjective
 from captioner_training.losses.self_critical import SelfCriticalCaptions, sample_captions
+from captioner_training.losses.table import stage_objectives
+from captioner_training.optimizer import AveragedWeights
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import Progress, StageState, TrainState
 from captioner_training.step import CaptionLoss, TrainStep, autocast_of
+from captioner_training.validation import Validation
 from tests.training.runs import begin_step, make_batch
 
 CPU = Processes(device=torch.device("cpu"))
@@ -312,6 +317,67 @@ def test_for_equal_cider_the_lower_cross_entropy_is_better(
     assert counted == [False, True, False, True]
     assert (progress.best_at, progress.stale) == ((1, 4), 0)
     assert stage.count_epoch(0.1, 9.0)
+
+
+def test_an_average_without_decay_is_the_weights() -> None:
+    module = torch.nn.Linear(2, 3)
+    average = AveragedWeights(module, decay=0.0)
+    module.weight.data += 1
+    before = module.weight.detach().clone()
+    average.update()
+    with average.applied():
+        assert torch.equal(module.weight, before)
+    average.load_state_dict(average.state_dict())
+    assert torch.equal(module.weight, before)
+
+
+class Sampled(SamplingObjective):
+    """Another objective that samples captions."""
+
+    def sample(self, *_: object) -> tuple[torch.Tensor, ...]:
+        raise NotImplementedError
+
+    def loss(self, forced: object) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def test_a_stage_has_the_objectives_of_its_fields_and_names() -> None:
+    corpus: Any = SimpleNamespace(vocabulary=Vocabulary(["a"]), train=[])
+    stage = Stage(
+        epochs=1, self_critical=SelfCritical(cross_entropy=0.25), doubly_stochastic=0.5,
+        attention_entropy=0.0,
+    )  # fmt: skip
+    objectives = stage_objectives(recipe(label_smoothing=0.2), stage, corpus)
+    assert objectives.keys() == {"self_critical", "cross_entropy", "doubly_stochastic"}
+    people, spread = objectives["cross_entropy"], objectives["doubly_stochastic"]
+    assert isinstance(people, CrossEntropy) and isinstance(spread, DoublyStochastic)
+    assert (people.weight, people.label_smoothing, spread.weight) == (0.25, 0.2, 0.5)
+    name = f"{__name__}:Sampled"
+    for fields, problem in (
+        ({"self_critical": SelfCritical()}, "both sample captions: use one per stage"),
+        ({"scheduled_sampling": 0.3}, "scheduled_sampling has no effect on .*:Sampled"),
+    ):
+        stage = Stage(epochs=1, objectives={name: 1}, **fields)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=problem):
+            stage_objectives(recipe(), stage, corpus)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_validation_leaves_the_model_in_its_mode(
+    tiny_checkpoint: Checkpoint, training: bool
+) -> None:
+    """A self-critical stage trains without dropout."""
+
+    def validate(checkpoint: Checkpoint, *_: object, **__: object) -> Any:
+        checkpoint.model.eval()
+        return {"cross_entropy": 1.0}, []
+
+    corpus: Any = SimpleNamespace(validation=[])
+    tiny_checkpoint.model.train(training)
+    Validation(validate=validate, recipe=recipe(), corpus=corpus, processes=CPU).score(
+        tiny_checkpoint, step=1, grids=None, after_batch=lambda: None
+    )
+    assert tiny_checkpoint.model.training == training
 
 
 OBJECTIVES = (CrossEntropy(label_smoothing=0.1), DoublyStochastic(1.0), AttentionEntropy(1.0))

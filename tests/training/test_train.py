@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from captioner.decoders.config import DECODERS
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.scenes import write_scenes
 from captioner_training.initialization import build_model, load_encoder, load_origin
+from captioner_training.log import Clock
 from captioner_training.losses.objective import Objective, TeacherForcedOutput
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_file import load_recipe
@@ -71,8 +73,14 @@ def test_a_broken_photo_ends_the_run_and_its_workers(
 
 @pytest.mark.slow
 def test_a_run_from_recipe_to_scored_checkpoint(
-    run_main: Run, recipe: Path, tmp_path: Path
+    run_main: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As if each step took a minute."""
+
+    def timing(clock: Clock) -> dict[str, float]:
+        return {"seconds": 60.0 * clock.steps, "images_per_second": 1.0}
+
+    monkeypatch.setattr(Clock, "timing", timing)
     out = tmp_path / "run"
     best = out / "best.safetensors"
     result = run_main("train", recipe, "--out", out, "--data.workers", 0)
@@ -83,7 +91,12 @@ def test_a_run_from_recipe_to_scored_checkpoint(
     epochs = [one for one in lines if one["event"] == "epoch"]
     assert [(one["stage"], one["epoch"]) for one in epochs] == [(1, 1), (1, 2), (1, 3), (2, 1)]
     assert lines[-1]["event"] == "finished"
+    left = re.findall(r"(\d+) min left in this stage", result.stderr)
+    assert left == ["12", "6", "0", "0"]  # six steps an epoch
     losses = [one["cross_entropy"] for one in epochs]
+    # Short stages log every step; an epoch has the mean of its steps.
+    steps = [one["cross_entropy"] for one in lines if one["event"] == "step"]
+    assert losses == pytest.approx([sum(steps[at : at + 6]) / 6 for at in range(0, 24, 6)])
     assert losses[2] < 0.8 * losses[0]  # six steps each; it learns the grammar of scenes at once
     highest = max(one["validation"]["CIDEr"] for one in epochs)
     assert load_checkpoint(best).metrics["CIDEr"] == pytest.approx(highest)

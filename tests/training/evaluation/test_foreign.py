@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,16 +15,20 @@ import torch
 from PIL import Image
 
 from captioner import Captioner
+from captioner.checkpoint import Checkpoint
 from captioner.cli import main
 from captioner_training import conclusion
-from captioner_training.evaluation import trust
+from captioner_training.evaluation import foreign, trust
 from captioner_training.evaluation.content import FUNCTION_WORDS
 from tests.captioner.hugging_face import save_tiny
+from tests.conftest import rewrite_header
 from tests.launcher import Run
 from tests.training.runs import noise, write_data, write_split
 
 transformers: Any = import_module("transformers")
-REFERENCES = ("a dog runs on the grass", "two red balls")
+REFERENCES = [("a dog runs on the grass", "two red balls")] * 3 + [
+    ("one cat sleeps in the snow", "a grey sofa and a lamp")
+]
 
 
 class Evaluated(NamedTuple):
@@ -47,12 +52,13 @@ class Evaluated(NamedTuple):
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     folder = tmp_path_factory.mktemp("evaluated")
-    write_split(folder, "val", noise(4, width=80, height=60), [REFERENCES] * 4)
+    write_split(folder, "val", noise(4, width=80, height=60), REFERENCES)
     options = ["--captions", str(folder / "captions_val.json"), "--images", str(folder / "val")]
     options += ["--dtype", "float32", "--deletion", "--calibration"]
     model, predictions = save_tiny("git", folder / "git"), folder / "predictions.json"
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(foreign, "_BATCH", 3)  # of four photos
         command = ["evaluate", *options, "--checkpoint", f"hf:{model}", "--json"]
         assert main([*command, "--predictions", str(predictions)]) == 0
     report = json.loads(printed.getvalue())
@@ -141,10 +147,10 @@ def test_calibration_scores_the_references_with_the_model_s_own_tokens(
     model = transformers.GitForCausalLM.from_pretrained(folder).eval()
     captioner = Captioner.from_pretrained(f"hf:{folder}", dtype="float32")
     nats, tokens = 0.0, 0
-    for photo in evaluated.photos:
+    for photo, texts in zip(evaluated.photos, REFERENCES, strict=True):
         pixels = torch.as_tensor(captioner.prepare(photo).pixels)
         square = captioner.transform.normalize(pixels[None])
-        for text in REFERENCES:
+        for text in texts:
             ids = tokenizer(text, return_tensors="pt")["input_ids"]
             with torch.no_grad():
                 logits = model(ids, pixel_values=square).logits[0, -ids.shape[1] : -1]
@@ -154,6 +160,26 @@ def test_calibration_scores_the_references_with_the_model_s_own_tokens(
     assert part["tokens"] == tokens
     assert part["cross_entropy"] == pytest.approx(nats / tokens, rel=1e-4)
     assert sum(one["count"] for one in part["bins"]) == tokens and 0 < part["error"] < 100
+
+
+def test_a_style_is_that_of_the_first_model_alone(
+    evaluated: Evaluated, styled: Checkpoint, tiny_file: Path, tmp_path: Path, run_main: Run
+) -> None:
+    """And models whose captions have other tokens are not compared."""
+    for name in ("first", "second"):
+        styled.save(tmp_path / f"{name}.safetensors")
+    letters = Path(shutil.copy(tiny_file, tmp_path / "letters.safetensors"))
+    rewrite_header(letters, lambda header: header.update(tokenizer="characters"))
+    command = ("evaluate", *evaluated.options[:4], "--json", "--beam-size", 2, "--checkpoint")
+    others = ("--compare", tmp_path / "second.safetensors", tiny_file)
+    done = run_main(*command, tmp_path / "first.safetensors", "--style", "short", *others)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    reports = [report, *(part["report"] for part in report["comparisons"])]
+    assert [one.get("style") for one in reports] == ["short", "long", None]
+    assert [one["beam_size"] for one in reports] == [2, 2, 2]
+    done = run_main(*command, tiny_file, "--compare", letters)
+    assert done.returncode == 1 and "split captions into different tokens" in done.stderr
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from captioner_training.evaluation.grounding import (
     uniform_attention,
     word_distance,
 )
+from captioner_training.evaluation.scores import model_facts
 from captioner_training.evaluation.split import scene_pointing
 
 SQUASH = Transform(TransformConfig(mode="squash", size=64))
@@ -38,8 +39,10 @@ def one_hot(row: int, column: int, *, rows: int = 2, columns: int = 2) -> Tensor
     return attention
 
 
-def captioned(words: list[str], attention: Tensor, *, id: int = 7) -> Captioned:
-    image: Any = SimpleNamespace(id=id)
+def captioned(
+    words: list[str], attention: Tensor | None, *, id: int = 7, reference: str = ""
+) -> Captioned:
+    image: Any = SimpleNamespace(id=id, words=[tuple(reference.split())])
     hypothesis: Any = None
     return Captioned(image=image, hypothesis=hypothesis, words=words, attention=attention)
 
@@ -174,6 +177,11 @@ def test_attention_on_people_by_hand(tmp_path: Path) -> None:
     assert isinstance(intervals, dict) and intervals["attention"] == pytest.approx([0.55, 0.55])
     with pytest.raises(DataError, match="no caption mentions people"):
         person_grounding([captioned(["dog"], left[None])], read_boxes(boxes, SQUASH))
+    content = json.loads(boxes.read_text())
+    del content["categories"], content["annotations"][1]  # every box is then a person's
+    boxes.write_text(json.dumps(content))
+    again = person_grounding([one, other], read_boxes(boxes, SQUASH))
+    assert (again["words"], again["attention"]) == (2, pytest.approx(0.55))
 
 
 def test_objects_are_measured_at_the_last_word_of_their_name(tmp_path: Path) -> None:
@@ -185,7 +193,7 @@ def test_objects_are_measured_at_the_last_word_of_their_name(tmp_path: Path) -> 
     boxes = read_boxes(path, SQUASH)
     left, right = one_hot(0, 0), torch.tensor([[0.0, 0.5], [0.0, 0.5]])
     found = object_grounding(
-        [captioned(["hot", "dog", "cat"], torch.stack([left, right, left]))], boxes
+        [captioned(["man", "hot", "dog", "cat"], torch.stack([right, left, right, left]))], boxes
     )
     assert found["words"] == 1 and found["attention"] == 1
     with pytest.raises(DataError, match="no caption names an object"):
@@ -204,6 +212,39 @@ def test_boxes_are_placed_on_what_the_model_sees(tmp_path: Path) -> None:
     said = [captioned(["circle"], attention[None])]
     assert scene_pointing(said, boxes=boxes, transform=CROP) == 100
     assert scene_pointing(said, boxes=boxes, transform=SQUASH) == 0
+
+
+def test_the_first_shape_points_at_the_first_object_and_the_second_at_the_second(
+    tmp_path: Path,
+) -> None:
+    boxes = write(
+        tmp_path / "b.json", [("star", [0, 0, 5, 10]), ("heart", [5, 0, 5, 10])],
+        width=10, height=10,
+    )  # fmt: skip
+    left, right = one_hot(0, 0), one_hot(1, 1)
+    for words, maps, share in (
+        (["star", "above", "heart"], [left, left, right], 100),
+        (["star", "above", "heart"], [left, left, left], 50),  # both at the star
+        (["heart", "star"], [left, right], 0),  # wrong shapes at the right places
+        (["star"], [left], 50),  # the heart is missed
+        ([], [], 0),
+    ):
+        attention = torch.stack(maps) if maps else torch.zeros(0, 2, 2)
+        said = [captioned(words, attention)]
+        assert scene_pointing(said, boxes=boxes, transform=SQUASH) == share, words
+
+
+def test_facts_of_captions_by_hand() -> None:
+    left, right = one_hot(0, 0), one_hot(1, 1)
+    facts = model_facts(
+        [
+            captioned(["a", "dog"], torch.stack([left, right]), reference="a dog"),  # distance 1
+            captioned(["a", "dog"], torch.stack([left, left]), reference="dog"),  # distance 0
+            captioned(["dog"], left[None]),  # one word has no distance
+            captioned(["a", "red", "cat"], None),
+        ]
+    )
+    assert facts == {"different": 3, "exact": 25, "words": 2, "attention_distance": 0.5}
 
 
 IMAGE = '"images": [{"id": 1, "width": 2, "height": 2}]'

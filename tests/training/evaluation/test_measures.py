@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,12 @@ from captioner.errors import GenerationError
 from captioner.generation.hypothesis import Hypothesis
 from captioner.predictor import Captioner
 from captioner.vision.encoder import Grid
+from captioner.vision.transform import Box
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage, ImageStore
+from captioner_training.evaluation import deletion as deletion_module
 from captioner_training.evaluation import split as split_module
+from captioner_training.evaluation.boxes import BoxedObject
 from captioner_training.evaluation.deletion import (
     DeletionTest,
     summarize_content,
@@ -156,6 +160,46 @@ def test_a_measure_that_fails_leaves_the_others_complete(
     assert isinstance(failed, dict) and failed["error"]["detail"] == "no numbers"
     assert isinstance(calibration := report["calibration"], dict)
     assert calibration["tokens"] == 3 * 2 * 4
+    for category, part in (("", "person_boxes"), ("kite", "object_boxes")):
+        boxes = {0: [BoxedObject(category, Box(0, 0, 1, 1))]}
+        assert part in split.parts(boxes=boxes).keys() - split.parts().keys()
+
+
+def test_the_deletion_test_depends_on_neither_batches_nor_later_images(
+    images: list[CaptionedImage], tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = torch.randn(5, 9, 576, generator=torch.Generator().manual_seed(0))
+    vocabulary = tiny_checkpoint.vocabulary
+    captioned = [
+        Captioned(
+            image=image,
+            hypothesis=Hypothesis(tokens, 0.0, torch.zeros(len(tokens) + 1)),
+            words=vocabulary.decode(tokens),
+            attention=None,
+        )
+        for image, tokens in zip(images, ([4, 5], [6], [7, 8, 9], [5, 4], [9, 6]), strict=True)
+    ]
+
+    def deletions(*parts: slice, images: int | None = None) -> list[float]:
+        """Return the number of content words, their mean fall, and the ends of its interval."""
+        test = DeletionTest(
+            tiny_checkpoint.model.decoder,
+            vocabulary=vocabulary,
+            autocast=torch.autocast("cpu", enabled=False),
+            insertion=False,
+            images=images,
+        )
+        for part in parts:
+            test.add(Grid(features[part], 3, 3), captioned[part])
+        found: Any = test.content()
+        return [found["words"], found["deletion"], *found["intervals"]["deletion"]]
+
+    whole, three = deletions(slice(5)), deletions(slice(3))
+    assert whole[0] == 6 and three[0] == 4 and whole[1] != pytest.approx(three[1], abs=1e-3)
+    monkeypatch.setattr(deletion_module, "_BATCH", 2)
+    assert deletions(slice(5)) == pytest.approx(whole, abs=1e-5)
+    assert deletions(slice(2), slice(2, 5)) == pytest.approx(whole, abs=1e-5)
+    assert deletions(slice(2), slice(2, 5), images=3) == pytest.approx(three, abs=1e-5)
 
 
 def test_the_deletion_test_begins_each_caption_as_its_style_does(

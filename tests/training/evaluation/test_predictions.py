@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from captioner import DataError
+from captioner.vision.transform import Box
+from captioner_training.evaluation.boxes import BoxedObject
 from captioner_training.evaluation.caption_set import CaptionSet
 from captioner_training.evaluation.predictions import (
     Predictions,
@@ -19,6 +23,7 @@ from captioner_training.evaluation.predictions import (
 )
 from captioner_training.evaluation.report import hash_split
 from tests.launcher import Run
+from tests.refusals import Refusals, check_refusals
 
 SPLIT = [
     Target(id=7, name="seven.jpg", references=("A dog runs in the grass.", "the dog is running")),
@@ -40,12 +45,18 @@ def captions(path: Path, *targets: Target) -> Path:
 
 def test_coco_results_and_records_give_the_same_captions(tmp_path: Path) -> None:
     said = ["a dog runs", "two cats", "a ball"]
-    for name in ("results.json", "records.jsonl"):
+    for name in ("results.json", "OTHER.JSON", "records.jsonl"):
         write_predictions(tmp_path / name, SPLIT, said, [-1.0, -2.0, -3.0])
         read = read_predictions(tmp_path / name, SPLIT)
         assert read.captions == said and read.problems == []
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results[0] == {"image_id": 7, "caption": "a dog runs"}  # what COCO's server takes
+    for name in ("results.json", "OTHER.JSON"):  # what COCO's server takes
+        results = json.loads((tmp_path / name).read_text())
+        assert results[0] == {"image_id": 7, "caption": "a dog runs"}
+    # With a mark of its byte order, and a character that Python takes for the end of a line.
+    line = '{"image": "seven.jpg", "caption": "a dog\u2028runs"}\n'
+    (tmp_path / "other.jsonl").write_text(line, encoding="utf-8-sig")
+    read = read_predictions(tmp_path / "other.jsonl", SPLIT)
+    assert read.captions == ["a dog\u2028runs", None, None]
 
 
 def test_each_kind_of_bad_entry_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -100,7 +111,11 @@ def test_a_caption_is_not_assigned_to_a_photo_of_a_similar_name(tmp_path: Path) 
     [
         ("{}.jpg", [1003, "1003", 1003.0, "1003.jpg"]),  # a prepared data set: ids are names
         ("100CANON/{}.JPG", [1003, "1003", "100CANON/1003.JPG"]),
-        ("COCO_val2014_00000000{}.jpg", [1003, "1003", "COCO_val2014_000000001003"]),
+        (
+            "COCO_val2014_00000000{}.jpg",
+            [1003, "1003", "000000001003", "COCO_val2014_000000001003"],
+        ),
+        ("00000000{}.jpg", [1003, "1003", "000000001003"]),  # COCO's names since 2017
         ("{}", [1003, "1003", 1003.0]),
     ],
 )
@@ -163,6 +178,13 @@ def test_captions_are_described_by_hand_counts() -> None:
     assert found["words"] == {"mean": 2.5, "shortest": 0, "longest": 6}
     assert (found["distinct"], found["vocabulary"], found["empty"]) == (75, 4, 1)
     assert (found["repeats_three_words"], found["novel"]) == (25, None)
+    one = CaptionSet.from_predictions(Predictions(captions=["a man"]), split[:1])
+    boxes = {0: [BoxedObject("", Box(0, 0, 1, 1))]}  # of a file without categories: a person
+    for known, share in ((None, 100), (boxes, 0)):
+        parts = one.parts(official=False, training=None, boxes=known)
+        facts: Any = parts["captions"]()
+        assert facts["hallucination"]["CHAIR_i"] == share
+    assert [row.invented for row in one.rows()] == [("person",)]
 
 
 def test_captions_without_spaces_are_scored_by_characters() -> None:
@@ -195,7 +217,9 @@ def test_the_command_scores_what_can_be_scored(run_main: Run, tmp_path: Path) ->
     assert report["split"]["hash"] == hash_split(SPLIT) and report["captions"]["novel"] == 0
 
     part = write(tmp_path / "part.jsonl", {"image_id": 7, "caption": "a dog runs"})
-    result = run_main("evaluate", "--captions", references, "--score", part, "--json")
+    folder = tmp_path / "report"
+    command = ("evaluate", "--captions", references, "--score", part, "--json", "--report", folder)
+    result = run_main(*command)
     report = json.loads(result.stdout)
     assert result.returncode == 1 and report["scored"] == 1
     assert "no caption for 2 of 3 images" in result.stderr and report["problems"]
@@ -204,6 +228,17 @@ def test_the_command_scores_what_can_be_scored(run_main: Run, tmp_path: Path) ->
     text = " ".join(table.split())
     assert f"captions {part}, only 1 of the images: not a score of the split" in text
     assert "checkpoint" not in text and "CIDEr" in text and "{" not in text
+    refused = run_main("evaluate", *options, "--compare", folder / "report.json")
+    assert refused.returncode == 1 and "captions of some images are missing" in refused.stderr
+
+
+def test_the_hash_of_a_split_depends_on_ids_and_references_in_any_order() -> None:
+    turned = [
+        Target(id=str(one.id), name="", references=one.references[::-1]) for one in SPLIT[::-1]
+    ]
+    assert hash_split(turned) == hash_split(SPLIT)
+    for change in ({"id": 6}, {"references": ("A dog runs in the grass.",)}):
+        assert hash_split([replace(SPLIT[0], **change), *SPLIT[1:]]) != hash_split(SPLIT)
 
 
 TARGETS = [Target(id=at, name=f"{at}.jpg", references=("a dog",)) for at in (1, 2)]
@@ -288,6 +323,28 @@ def test_refusals(
     for message in messages:
         assert sum(message in line for line in lines) == 1, lines
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+OF_A_CHECKPOINT = (
+    "--deletion", "--unlike d", "--checkpoint c", "--beam-size 2", "--style s", "--predictions p",
+)  # fmt: skip
+USE: Refusals = {
+    **{
+        f"evaluate --captions c.json --score s.json {option}": (
+            2, f"{option.split()[0]} needs a checkpoint and cannot be used with --score"
+        )
+        for option in OF_A_CHECKPOINT
+    },
+    "evaluate": (2, "name either a folder DIR, or --captions FILE"),
+    "evaluate data --captions c.json": (2, "name either a folder DIR, or --captions FILE"),
+    "evaluate --captions c.json": (2, "--captions requires --images"),
+    "evaluate data --open": (2, "--open requires --report DIR"),
+    "evaluate data --save s --style long": (2, "--save cannot be used with --beam-size or --style"),
+}  # fmt: skip
+
+
+def test_options_that_do_not_fit_together_are_refused(run_main: Run, tmp_path: Path) -> None:
+    check_refusals(run_main, USE, tmp_path)
 
 
 def test_predictions_of_an_earlier_run_may_be_replaced(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +11,27 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image, ImageDraw
 
 from captioner.checkpoint import load_checkpoint, read_header
+from captioner.generation.hypothesis import Hypothesis
 from captioner.trust.trust import digest_weights, trust_file
-from captioner_training.evaluation.report import ImageRow, beside, compare_reports
+from captioner.vision.transform import Transform, TransformConfig
+from captioner_training.data.captioned import Captioned
+from captioner_training.data.reading import read_coco
+from captioner_training.evaluation.report import ImageRow, as_json, beside, compare_reports
 from captioner_training.report.evaluation import draw_page
 from captioner_training.report.gallery import Gallery
-from captioner_training.report.numbers import Part
-from captioner_training.report.plots import curves_plot, histogram
+from captioner_training.report.numbers import Part, main_scores
+from captioner_training.report.plots import (
+    curves_plot,
+    histogram,
+    reliability_plot,
+    review_plot,
+)
+from captioner_training.report.side_by_side import side_by_side
+from captioner_training.report.table import draw_table
 from tests import launcher
 from tests.conftest import make_tiny, make_trust
 from tests.launcher import Run
@@ -98,6 +111,7 @@ def test_page_and_json_have_what_is_printed(evaluated: Evaluated) -> None:
     assert f"Cross-entropy: {surprise} [" in page and "marked as doubtful" in page
     assert printed["trust"]["words"]["count"] >= 8
     assert "report.html" in evaluated.done.stderr
+    assert "<dt>sentence chosen by</dt><dd>likelihood</dd>" in page
 
 
 def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated, run_main: Run) -> None:
@@ -188,7 +202,7 @@ def test_the_page_can_be_read_searched_and_ordered(page: Any) -> None:
     assert loaded and page.locator("svg.plot").count() == page.locator("svg").count() >= 5
     assert page.locator("#deletion tr").count() >= 2
     page.locator("summary").click()
-    page.locator("#find").fill("2.png")
+    page.locator("#find").fill("PNG 2.png")  # all of its words, in any order
     assert page.locator("#images tbody tr:visible").count() == 1
     assert page.locator("#shown").inner_text() == "1 of 4"
     page.locator("#find").fill("")
@@ -196,6 +210,10 @@ def test_the_page_can_be_read_searched_and_ordered(page: Any) -> None:
     first, last = (page.locator("#images tbody tr").nth(at) for at in (0, 3))
     told = [float(one.locator("td").nth(2).get_attribute("data-n")) for one in (first, last)]
     assert told[0] >= told[1]
+    for first, last in (("3.png", "0.png"), ("0.png", "3.png")):  # again: the other way round
+        page.get_by_role("button", name="image").click()
+        names = page.locator("#images tbody td:first-child").all_inner_texts()
+        assert (names[0], names[3]) == (first, last)
 
 
 def test_only_comparable_reports_can_be_compared(evaluated: Evaluated, run_main: Run) -> None:
@@ -219,6 +237,9 @@ def test_only_comparable_reports_can_be_compared(evaluated: Evaluated, run_main:
     assert not part.stdout and not alike.stdout  # before any photo was captioned
     assert "a part" in report["comparable"] and "of a split of 4 images" in report["comparable"]
     assert report["document_frequencies"]["images"] == 4
+    assert "\n               CIDEr with the document frequencies of 4 images\n" in draw_table(
+        report
+    )
 
 
 def test_compared_models_are_shown_side_by_side(
@@ -367,14 +388,99 @@ def rows(*cider: float) -> list[ImageRow]:
     ]
 
 
+def test_page_and_table_show_each_measure_under_its_name() -> None:
+    def numbers(*names: str) -> dict[str, float]:
+        return {name: 0.1 * at for at, name in enumerate(names, start=1)}
+
+    report: dict[str, Any] = {
+        **NOTHING,
+        "scored": 1,
+        "object_boxes": {"words": 9} | numbers(
+            "attention", "uniform", "center_weighted", "pointing", "pointing_uniform",
+            "pointing_center",
+        ),
+        "deletion": {
+            "content": {"words": 8} | numbers(
+                "effect", "deletion", "random_deletion", "insertion", "random_insertion"
+            )
+        },
+        "calibration": {"error": 2.5, "cross_entropy": 3.25, "bins": []},
+        "trust": {
+            kind: {"auroc": 0.8, "error": 4.5, "count": 2, "right": 50, "bins": []}
+            for kind in ("words", "captions", "objects")
+        },
+        "familiarity": {"auroc": 0.9, "unlike": 3},
+    }  # fmt: skip
+    page = draw_page(report, rows(1.0), [Anywhere()])
+    cells = [re.findall(r"<t[dh]>\s*([^<]*?)\s*</t[dh]>", line) for line in re.split("</tr>", page)]
+    assert ["other objects", "9", *(f"{at / 10:.2f}" for at in range(1, 7))] in cells
+    assert ["content words, gate open", "8", *(f"{at / 10:.3f}" for at in range(1, 6))] in cells
+    lines = [" ".join(line.split()) for line in draw_table(report).splitlines()]
+    for line in (
+        "attention 0.10 on other objects, if uniform 0.20",
+        "deletion effect 0.100 nats for content words",
+        "calibration error 2.5 points",
+        "cross-entropy 3.250 nats per token",
+        "trust words: AUROC 0.800, error 4.5 points",
+        "trust captions: AUROC 0.800, error 4.5 points",
+        "familiarity AUROC 0.900 against other pictures",
+    ):
+        assert line in lines
+
+
 def test_the_best_the_median_and_the_worst_caption_have_maps() -> None:
-    for cider, shown in (
-        ([3.0, 9.0, 1.0, 5.0, 4.0, 8.0, 2.0, 7.0, 6.0], ["9.0", "5.0", "1.0"]),
-        ([1.0, 2.0], ["2.0", "1.0"]),
-        ([1.0], ["1.0"]),
+    for cider, shown, best_and_worst in (
+        ([3.0, 9.0, 1.0, 5.0, 4.0, 8.0, 2.0, 7.0, 6.0], ["9.0", "5.0", "1.0"], [*"98761234"]),
+        ([1.0, 2.0], ["2.0", "1.0"], [*"21"]),
+        ([1.0], ["1.0"], []),
     ):
         page = draw_page(NOTHING, rows(*cider), [Anywhere()])
         assert re.findall(r'class="looks">.*?alt="(\d\.\d)"', page, re.DOTALL) == shown
+        assert re.findall(r'title="CIDEr-D">(\d)<', page) == best_and_worst
+
+
+def test_the_content_words_with_the_highest_gate_have_maps(evaluated: Evaluated) -> None:
+    words = ["a", "dog", "runs", "in", "red", "grass", "ball"]
+    gates = torch.tensor([0.9, 0.1, 0.5, 0.99, 0.3, 0.4, 0.2, 0.0])
+    (image, *_) = read_coco(evaluated.captions, str(evaluated.folder / "val"))
+    for gate, chosen in (
+        (gates, ["runs", "red", "grass", "ball"]), (None, ["dog", "runs", "red", "grass"]),
+    ):  # fmt: skip
+        caption = Captioned(
+            image=image,
+            hypothesis=Hypothesis([4] * 7, 0.0, torch.zeros(8), gate=gate),
+            words=words,
+            attention=torch.full((7, 3, 3), 1 / 9),
+        )
+        framing = Transform(TransformConfig(mode="crop", size=64))
+        gallery = Gallery(images=[image], captioned=[caption], framing=framing)
+        assert [word for word, _ in gallery.maps(0)] == chosen
+
+
+def test_plots_by_hand() -> None:
+    """The area of a plot goes from 52 to 406 pixels across, and from 260 up to 20."""
+    bins = [{"count": 4, "confidence": 0.25, "right": 0.75}]
+    ((x, y, radius, *_),) = reliability_plot(bins, title="x").dots
+    assert (x, y, radius) == (52 + 354 / 4, 260 - 240 * 3 / 4, 11.5)
+    points = [{"reviewed": 0.5, "found": 0.75, "by_score": 0.25, "ideal": 1.0}]
+    lines = {kind: points for points, kind in review_plot(points).lines}
+    heights = {kind: float(line.rpartition(",")[2]) for kind, line in lines.items()}
+    # The legend calls the order of trust `before`, and that of scores `after`.
+    assert heights == {"chance": 20, "curve ideal": 20, "curve before": 80, "curve after": 200}
+    plot = curves_plot({"after": [(0, 0), (4, 1)]}, title="x", ends=[1, 3, 4])
+    dashed = [points.split(",")[0] for points, kind in plot.lines if kind == "ideal"]
+    assert dashed == ["140.5", "317.5"]  # 1 and 3 of 4 steps; the last stage ends the plot
+
+
+def test_scores_on_coco_s_tokens_are_shown_if_all_models_have_them() -> None:
+    plain, both = {"nltk": {"CIDEr": 50.0}}, {"nltk": {"CIDEr": 50.0}}
+    both |= {"pycocoevalcap": {"CIDEr": 60.0, "human": {"CIDEr": 70.0}}}  # type: ignore[dict-item]
+    model, people = main_scores(both)
+    assert model is not None and people is not None
+    assert (model["CIDEr"], people["CIDEr"]) == (60, 70)
+    for other, cells in ((plain, ["50.0", "50.0"]), (both, ["60.0", "60.0"])):
+        compared = {**both, "comparisons": [{"report": other}]}
+        assert dict(side_by_side(compared)) == {"CIDEr": cells}
 
 
 def test_a_negative_loss_stays_in_the_plot() -> None:
@@ -390,3 +496,5 @@ def test_equal_scores_and_missing_numbers_are_shown() -> None:
     assert [text for *_, text in plot.bars] == ["2 captions: 0 to 0"] and len(plot.x.marks()) > 1
     part = Part({"auroc": float("nan"), "intervals": {"auroc": [None, None]}})
     assert part.text("auroc") == "–"
+    numbers = {"auroc": math.nan, "intervals": {"auroc": [math.nan, (math.inf, 1.5)]}}
+    assert as_json(numbers) == {"auroc": None, "intervals": {"auroc": [None, [None, 1.5]]}}

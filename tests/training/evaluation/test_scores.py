@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from captioner import DataError
 from captioner.vocabulary import tokenize
 from captioner_training.evaluation.bootstrap import estimate, mean_table
 from captioner_training.evaluation.calibration import reliability
+from captioner_training.evaluation.caption_set import CaptionSet
 from captioner_training.evaluation.hallucination import (
     hallucination,
     named_categories,
     words_of,
 )
 from captioner_training.evaluation.java import meteor_table, tokenize_ptb
+from captioner_training.evaluation.predictions import Predictions, Target
 from captioner_training.evaluation.scores import (
     common_words,
     human_tables,
@@ -152,8 +155,23 @@ def test_a_crash_of_meteor_affects_only_meteor(
     program.write_text('#!/bin/sh\ncase "$*" in *meteor*) exit 1;; esac\nexec cat\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    found = official_scores([["a dog runs"], ["a cat"]], ["a dog runs", "a cat"])
-    assert found["BLEU-2"] == pytest.approx(100)
+    corpus = [
+        Target(id=at, name="", references=(text,))
+        for at, text in enumerate(("a dog runs", "a cat", "a dog", "the cat runs"))
+    ]
+    said = Predictions(captions=["a dog runs", "a dog"])
+    captions = CaptionSet.from_predictions(said, corpus[:2], corpus=corpus)
+    found: Any = captions.parts(official=True, training=None, boxes=None)["pycocoevalcap"]()
+    words, given = (
+        [[text.split() for text in image.references] for image in images]
+        for images in (corpus, corpus[:2])
+    )
+    captioned = [["a", "dog", "runs"], ["a", "dog"]]
+    alone, wanted = (
+        score_tables(given, captioned, corpus=known)["CIDEr"].value() for known in (None, words)
+    )
+    assert found["CIDEr"] == pytest.approx(wanted) != pytest.approx(alone, abs=1)
+    assert found["BLEU-1"] == pytest.approx(80)  # of five words one is wrong
     assert isinstance(found["METEOR"], dict)
     assert "meteor-1.5.jar" in found["METEOR"]["error"]["detail"]
     assert isinstance(found["human"], dict) and "METEOR" not in found["human"]  # one reference

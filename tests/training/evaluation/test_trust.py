@@ -120,6 +120,34 @@ def test_too_few_words_are_refused() -> None:
         )
 
 
+def test_mean_trust_is_the_share_that_is_right() -> None:
+    """The mean prediction of a logistic regression is the share of its outcomes."""
+    known, split = make_trust(grid_dim=2), []
+    for number in range(300):
+        # Likely words are right, unlikely ones wrong; the others have a right and a wrong one.
+        probability, reference = ((0.9, "the dog runs"), (0.1, "snow"), (0.5, "the dog"))[
+            number % 3
+        ]
+        logs = torch.full((4,), probability).log()
+        hypothesis = Hypothesis([3, 4, 4], float(logs.mean()), logs)  # token 3 makes no claim
+        words = ["the", "dog", "runs"]
+        split.append(
+            Captioned(image=image(reference), hypothesis=hypothesis, words=words, attention=None)
+        )
+    pooled = np.zeros((300, 3), np.float32)
+    trust = fit_trust(
+        split, pooled, word_features=known.word_features, familiarity=known.familiarity,
+        weights="", consensus=None,
+    )  # fmt: skip
+    judged = [best for (best,) in trust.judge(pooled, [[one.hypothesis] for one in split])]
+    trusts = np.array([one.words[1:] for one in judged], float)
+    assert trusts[::3].min() > 0.9 and trusts[1::3].max() < 0.1
+    assert trusts.mean() == pytest.approx(0.5, abs=0.01)
+    captions = np.array([one.caption for one in judged], float)
+    assert captions[::3].min() > max(captions[1::3].max(), captions[2::3].max())
+    assert captions.mean() == pytest.approx(1 / 3, abs=0.01)
+
+
 def test_trust_is_compared_with_right_words() -> None:
     split = [
         captioned("a dog runs", 0.5, "a dog runs", "a dog"),

@@ -14,7 +14,8 @@ from captioner_training.losses.attention import AttentionEntropy, DoublyStochast
 from captioner_training.losses.objective import Captions, Counts, TeacherForcedOutput
 
 
-def test_attention_losses_apply_to_each_head() -> None:
+@pytest.mark.parametrize("dense", [False, True])
+def test_attention_losses_apply_to_each_head(dense: bool) -> None:
     # Word 1: two heads, each sharp, on different cells: no entropy, though their mean has log 2.
     # Word 2: one head sharp, one even over two of the three cells: log 2 / 2 on average.
     # Word 3 is padding.
@@ -23,7 +24,7 @@ def test_attention_losses_apply_to_each_head() -> None:
     made = DecoderOutput(torch.randn(1, 1, 3, 6), heads.mean(-2), None, heads)
     decoder = build_decoder(DecoderConfig(embedding_dim=6), grid_dim=4, vocabulary_size=9)
     tokens = torch.tensor([[[START, 4, END, PAD]]])
-    reading = TeacherForcedOutput(decoder, made, Captions(tokens, Counts.of(tokens)))
+    reading = TeacherForcedOutput(decoder, made, Captions(tokens, Counts.of(tokens)), dense=dense)
     entropy = AttentionEntropy(3.0).loss(reading)
     assert entropy.item() == pytest.approx(3 * (0 + math.log(2) / 2) / 2, abs=1e-5)
     # Head 1 sums to 2, 0, 0 over the words: (1-2)^2 + 1 + 1 = 3; head 2 to 0, 1.5, 0.5: 1 + .25 +

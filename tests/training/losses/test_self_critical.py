@@ -226,13 +226,15 @@ def test_the_greedy_baseline_is_the_reward_of_the_greedy_caption(decoder: Decode
     assert total == rewards.sum() and not torch.equal(advantage, advantages(rewards, None))
 
 
+@pytest.mark.parametrize("dense", [False, True])
 def test_the_cross_entropy_of_sampled_captions_is_minus_their_mean_log_probability(
-    decoder: Decoder,
+    decoder: Decoder, dense: bool
 ) -> None:
     tokens = torch.tensor([[[START, 4, 5, END, PAD]], [[START, 6, END, PAD, PAD]]])
     features = torch.randn(2, 4, 6)
     output = decoder(features, tokens[..., :-1])
-    forced = TeacherForcedOutput(decoder, output, Captions(tokens, Counts.of(tokens)))
+    captions = Captions(tokens, Counts.of(tokens))
+    forced = TeacherForcedOutput(decoder, output, captions, dense=dense)
     logs = decoder.logits(output.deep).log_softmax(dim=-1)
     terms = [(0, 0, 4), (0, 1, 5), (0, 2, END), (1, 0, 6), (1, 1, END)]
     wanted = -sum(logs[image, 0, at, word].item() for image, at, word in terms) / 5

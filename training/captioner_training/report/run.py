@@ -155,10 +155,15 @@ def _plots(log: Sequence[Record], epochs: Sequence[Record]) -> Iterator[tuple[Pl
         yield curves_plot(curves, title=title, ends=ends), about
 
 
+def _score(validation: Mapping[str, float]) -> tuple[float, float]:
+    """Return the score that decides which epoch is kept; see state.Progress."""
+    return validation["CIDEr"], -validation["cross_entropy"]
+
+
 def _facts(
     recipe: Recipe, log: Sequence[Record], epochs: Sequence[Record]
 ) -> Iterator[tuple[str, str]]:
-    best = max(epochs, key=lambda epoch: epoch["validation"]["CIDEr"])
+    best = max(epochs, key=lambda epoch: _score(epoch["validation"]))
     yield "recipe", recipe.name
     yield "data", recipe.data.root if recipe.data.scenes is None else "synthetic scenes"
     yield "started from", recipe.weights or f"encoder {recipe.encoder_weights}"
