@@ -22,7 +22,7 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner import Captioner
+from captioner import Captioner, ConfigError
 from captioner.checkpoint import Checkpoint
 from captioner.decoders.config import DecoderConfig
 from captioner.generation.config import GenerationConfig
@@ -246,6 +246,9 @@ def test_every_front_end_draws_the_head_that_is_chosen(
     result = run_main("caption", photo, *options, 3, *drawn)
     assert result.returncode == 2
     assert result.stderr == "captioner: --head 3: the model table has the heads 1 to 2\n"
+
+    with pytest.raises(ConfigError, match="head 0: the model table has the heads 1 to 2"):
+        captioner.check_head(0)
 
     for kind in ("overlay", "sheet"):
         output, maps = photo.with_name(f"{kind}.jsonl"), photo.with_name(kind)

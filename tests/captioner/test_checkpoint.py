@@ -90,6 +90,11 @@ def test_a_truncated_file_is_refused(tiny_file: Path, share: float) -> None:
         load_checkpoint(tiny_file)
 
 
+def test_a_home_folder_is_expanded(tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tiny_file.parent))
+    assert Captioner.from_pretrained("~/tiny.safetensors").file == tiny_file
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match=r"there is no checkpoint .*nowhere"):
         load_checkpoint(tmp_path / "nowhere.safetensors")
@@ -271,6 +276,9 @@ def test_generation_settings_are_stored_in_the_checkpoint(
     assert own.text == captioner.caption(photo, generation).text
     longer = replace(generation, minimum_length=6, maximum_length=9)
     assert len(captioner.caption(photo, longer).words) >= 6
+    # A setting that is given by name changes those of the checkpoint.
+    captioner = Captioner(replace(tiny_checkpoint, generation=longer))
+    assert len(captioner.caption(photo, beam_size=3).words) >= 6
 
     # As files were before.
     rewrite_header(path, lambda document: document["generation"].update(exact=True))

@@ -114,6 +114,7 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} --checkpoint ~nobody-of-that-name/x": (1, "there is no checkpoint ~nobo"),
         "train nonsense": (2, "there is no recipe 'nonsense'"),
         "train smoke --seed=1 extra": (2, "unrecognized arguments: extra"),
+        "train smoke --stages.1.learning-rate x": (2, "stages.1.learning_rate: should be a valid"),
     }
     check_refusals(run_main, refused, tmp_path)
 

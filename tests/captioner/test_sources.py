@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,7 +166,8 @@ def test_long_lists_go_through_in_batches(
 
 @pytest.fixture
 def host(photo: Path) -> Iterator[str]:
-    bodies = {"/photo.jpg": photo.read_bytes(), "/cut": photo.read_bytes(), "/page": b"<html>"}
+    data = photo.read_bytes()
+    bodies = {"/photo.jpg": data, "/cut": data, "/page": b"<html>", "/packed": gzip.compress(data)}
 
     class Photos(Handler):
         def do_GET(self) -> None:  # noqa: N802
@@ -174,6 +176,8 @@ def host(photo: Path) -> Iterator[str]:
             self.send_response(302 if moved else 200 if body else 404)
             if moved:
                 self.send_header("Location", moved)
+            if self.path == "/packed":
+                self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Length", str(len(body) + 9 * (self.path == "/cut")))
             self.end_headers()
             self.wfile.write(body)
@@ -187,7 +191,7 @@ def test_addresses_are_downloaded(captioner: Captioner, photo: Path, host: str) 
     assert caption.text == captioner.caption(photo).text
     assert caption.image == f"{host}/photo.jpg"
     assert caption.contact_sheet().width > 120
-    for address in (f"{host}/moved", f"{host.upper()}/photo.jpg"):
+    for address in (f"{host}/moved", f"{host}/packed", f"{host.upper()}/photo.jpg"):
         assert captioner.caption(address).text == caption.text
     # Front ends that are given addresses by strangers follow none.
     with pytest.raises(ImageNotFoundError, match="not followed"):

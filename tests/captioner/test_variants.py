@@ -222,8 +222,9 @@ def test_a_saved_checkpoint_gives_the_same_captions(
     np.testing.assert_allclose(maps.mean(0), caption.words[0].attention, atol=1e-6)
     names = ["", ""] if heads == 1 else [f"mean of {heads} heads", f"head 2 of {heads}"]
     assert [caption.words[0].head_label(head) for head in (None, 2)] == names
-    with pytest.raises(ConfigError, match=f"no head {heads + 1}: choose from 1 to {heads}"):
-        caption.contact_sheet(head=heads + 1)
+    for head in (heads + 1, 0, -1):
+        with pytest.raises(ConfigError, match=f"no head {head}: choose from 1 to {heads}"):
+            caption.contact_sheet(head=head)
 
 
 @pytest.mark.parametrize(
