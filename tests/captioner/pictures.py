@@ -46,6 +46,27 @@ def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+_INVERSE = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+def turned(kind: str, orientation: int, **options: Any) -> bytes:
+    """The drawing, stored turned, with the tag that turns it back."""
+    inverse = _INVERSE[orientation]
+    stored = draw() if inverse is None else draw().transpose(inverse)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(stored, kind, exif=exif, **options)
+
+
 def png(
     width: int, height: int, rows: bytes = b"", *more: bytes, depth: int = 8, colour: int = 2
 ) -> bytes:

@@ -43,11 +43,18 @@ def quick_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("name", "stride"), STRIDES.items())
 def test_every_family_makes_a_grid(name: str, stride: int) -> None:
+    torch.manual_seed(0)
     encoder = Encoder(EncoderConfig(name=name, stride=stride)).eval()
+    images = torch.randn(1, 3, 224, 224).repeat(2, 1, 1, 1)
+    images[1, :, :56, -56:] = torch.randn(3, 56, 56)
     with torch.no_grad():
-        grid = encoder(torch.randn(1, 3, 224, 224))
+        grid = encoder(images)
     assert abs(grid.rows - 224 // stride) <= 2 and grid.rows == grid.columns
-    assert grid.features.shape == (1, grid.rows * grid.columns, encoder.channels())
+    assert grid.features.shape == (2, grid.rows * grid.columns, encoder.channels())
+    # Where the second image differs, in the upper right corner, its cells differ most.
+    changes = (grid.features[1] - grid.features[0]).norm(dim=1)
+    row, column = divmod(int(changes.argmax()), grid.columns)
+    assert row < grid.rows / 2 and column >= grid.columns / 2
     # Replicated cells would be equal; dead ones are 0 in networks with random weights and a ReLU.
     assert torch.pdist(grid.features[0]).max() > 0
 

@@ -27,7 +27,7 @@ from captioner.errors import (
     ImageTruncatedError,
 )
 from captioner.vision.image import open_image
-from tests.captioner.pictures import draw, encode, png
+from tests.captioner.pictures import draw, encode, png, turned
 
 FORMATS = ["JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF"]
 LOSSLESS = {"PNG": {}, "BMP": {}, "TIFF": {}, "WEBP": {"lossless": True}}
@@ -68,28 +68,6 @@ def test_a_truncated_lazy_pil_image_is_refused():
 
 
 # Turns
-
-_INVERSE = {
-    1: None,
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
-
-
-def turned(kind: str, orientation: int, **options: object) -> bytes:
-    """The drawing, stored turned, with the tag that turns it back."""
-    inverse = _INVERSE[orientation]
-    stored = draw() if inverse is None else draw().transpose(inverse)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return encode(stored, kind, exif=exif, **options)
-
-
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind not in ("BMP", "GIF")])
 def test_exif_orientation_is_applied(kind):
     for orientation in range(1, 9):

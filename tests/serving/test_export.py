@@ -11,12 +11,14 @@ import io
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +34,7 @@ from captioner.trust.trust import digest_weights, trust_file
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_serving.export.folder import new_folder
 from captioner_serving.export.parity import check_parity
-from tests.captioner.pictures import png
+from tests.captioner.pictures import draw, encode, png, turned
 from tests.conftest import ROOT, WORDS, make_consensus, make_styled, make_tiny, make_trust
 from tests.launcher import Run
 from tests.node import install, run_module
@@ -215,6 +217,79 @@ def test_caption_py_reads_photos_as_a_viewer_does(exported: Path, tmp_path: Path
     (blue, same, turned) = eval(done.stdout)
     assert blue[0] == (40, 20) and blue[1] == pytest.approx((0, 0, 255), abs=2)
     assert same == ((40, 20), (255, 0, 0)) and turned == ((20, 40), (255, 0, 0))
+
+
+@pytest.fixture(scope="module")
+def app() -> SimpleNamespace:
+    """The names in the caption.py of exported folders."""
+    path = ROOT / "serving" / "captioner_serving" / "export" / "app" / "caption.py"
+    return SimpleNamespace(**runpy.run_path(str(path), run_name="exported"))
+
+
+def without_graphs(app: SimpleNamespace, **about: Any) -> Any:
+    """Make the Captioner of a caption.py, given the content of its captioner.json."""
+    captioner = app.Captioner.__new__(app.Captioner)
+    captioner.about = about
+    return captioner
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_caption_py_turns_photos_as_exif_says(app: SimpleNamespace, orientation: int) -> None:
+    captioner = without_graphs(app, transform={"resize": None, "size": 9})
+    opened = captioner.open(io.BytesIO(turned("PNG", orientation)))
+    assert opened.tobytes() == draw().tobytes()
+
+
+BOXES = """
+const [module, cases] = process.argv.slice(-2);
+const { boxOf } = await import(module);
+const boxes = JSON.parse(cases).map(([transform, size]) => boxOf(transform, ...size));
+console.log(JSON.stringify(boxes));
+"""
+
+
+@pytest.mark.needs("node")
+def test_squares_and_boxes_of_caption_py_and_boxes_of_the_page_are_the_library_s(
+    app: SimpleNamespace, tmp_path: Path
+) -> None:
+    cases, boxes = [], []
+    modes: tuple[Mode, ...] = ("squash", "crop", "pad")
+    for mode in modes:
+        resize = 72 if mode == "crop" else None
+        config = TransformConfig(mode=mode, size=64, resize=resize, mean=(0.2, 0.5, 0.9))
+        captioner, transform = without_graphs(app, transform=asdict(config)), Transform(config)
+        for size in ((220, 150), (90, 301)):
+            noise = Image.effect_noise(size, 90).convert("RGB")
+            assert captioner.square(noise).tobytes() == transform.square(noise).tobytes()
+            assert captioner.box(*size) == pytest.approx(transform.box(*size))
+            cases.append((asdict(config), size))
+            boxes.append(pytest.approx(transform.box(*size)))
+    module = ROOT / "serving" / "captioner_serving" / "browser" / "static" / "square.js"
+    assert json.loads(run_module(BOXES, tmp_path, module.as_uri(), json.dumps(cases))) == boxes
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words", "text"),
+    [
+        ("words", ["a", "man", "'s", "dog"], "a man's dog"),
+        ("unicode", ["a", "man", "'s", "dog"], "a man 's dog"),
+        ("characters", ["狗", "和", "led", "灯"], "狗和led灯"),
+        ("unicode", ["狗", "led", "tv", "灯"], "狗led tv灯"),
+    ],
+)
+def test_caption_py_joins_words_as_their_tokenizer_splits_them(
+    app: SimpleNamespace, tokenizer: str, words: list[str], text: str
+) -> None:
+    about = {"tokenizer": tokenizer, "styles": [], "grid": {}, "name": "other", "version": "1"}
+    captioner = without_graphs(app, transform=asdict(TransformConfig(size=32)), **about)
+    captioner.words = ["<pad>", "<start>", "<end>", "<unk>", *words]
+    captioner.settings = {"beam_size": 1, "style": ""}
+    captioner.encode = lambda _: {}
+    sentence = app.Sentence(tokens=(4, 5, 6, 7, 2), logs=(-0.5,) * 4, score=-1.0)
+    captioner.search = lambda *_: [sentence]
+    record = captioner.caption(io.BytesIO(encode(draw(), "PNG")), attention=False)
+    assert record["caption"] == text
+    assert [word["word"] for word in record["words"]] == words
 
 
 @pytest.mark.slow
