@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -26,7 +27,8 @@ from captioner_serving.batch.inputs.links import RemotePhoto
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.decoding.reader import Reader
-from tests.serving.batch.conftest import Photos
+from tests.launcher import Run
+from tests.serving.batch.conftest import Photos, draw
 from tests.serving.batch.test_sources import make_tar, names
 from tests.web import Handler, hosting
 
@@ -86,6 +88,28 @@ def test_credentials_reach_the_processes_that_read_urls(
     with LocalEngine(tiny, tiny.generation, BatchConfig(workers=1)) as engine:
         ((outcome,),) = engine.run(iter([Secret(name="a.jpg")]))
     assert outcome.record["error"]["detail"] == "mine"
+
+
+def test_options_of_inputs_reach_the_run(
+    run_batch: Run, photos: Photos, server: str, tmp_path: Path
+) -> None:
+    folder, root = photos(1), photos(2, name="root", first=1)
+    photos(1, name="photos/sub")
+    draw(9, (61, 40)).save(folder / "wide.jpg")
+    table, listed = tmp_path / "t.csv", tmp_path / "list"
+    table.write_text("id,file\n1,p001.jpg\n")
+    urls = [f"file://{root}/p001.jpg", f"{server}/root/p002.jpg"]
+    listed.write_text("\n".join(urls))
+    options = (
+        *("--column", "file", "--list", listed, "--root", root, "--no-recursive"),
+        *("--allow-scheme", "file", "--allow-private", "--max-pixels", 60 * 40),
+    )
+    result = run_batch(folder, table, *options, "--output", "-")
+    records = list(map(json.loads, result.stdout.splitlines()))
+    names = [f"{folder}/p000.jpg", f"{folder}/wide.jpg", "p001.jpg", *urls]
+    assert [record["image"] for record in records] == names
+    errors = [record.get("error", {}).get("type") for record in records]
+    assert errors == [None, "image-too-large", None, None, None]
 
 
 def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
