@@ -17,6 +17,7 @@ from PIL import Image
 
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.outputs.exiftool import check_exiftool
 from tests.conftest import read_tree
 from tests.launcher import Run
 from tests.serving.batch.conftest import (
@@ -200,7 +201,7 @@ def test_what_cannot_be_embedded_is_a_sentence_and_costs_no_caption(
     ("script", "said"),
     [
         (None, "embed needs exiftool, which is not installed: install it"),
-        ("echo 11.16", "exiftool is version 11.16; embed needs 12.39 or newer: install it"),
+        ("echo 12.38", "exiftool is version 12.38; embed needs 12.39 or newer: install it"),
         ("echo no perl >&2; exit 2", "exiftool does not run (no perl): install it"),
     ],
 )
@@ -222,6 +223,9 @@ def test_without_a_fit_exiftool_nothing_begins(
     result = run_batch(folder, "--output", tmp_path / "c.jsonl", "--embed")
     assert result.returncode == 1 and said in result.stderr
     assert not list(tmp_path.glob("c.*"))
+    (programs / "exiftool").write_text("#!/bin/sh\necho 12.39\n")
+    (programs / "exiftool").chmod(0o755)
+    check_exiftool()
 
 
 def test_an_exiftool_that_dies_costs_one_photo(

@@ -69,6 +69,14 @@ def test_folders_behind_links_are_counted_and_named(tree: Path, source: str) -> 
     assert line.endswith(": sub/other, sub/up")
 
 
+def test_ten_of_many_links_are_named() -> None:
+    left_out = LeftOut()
+    for number in range(12):
+        left_out.add_link(f"{number:02}/")
+    named = ", ".join(f"{number:02}" for number in range(10))
+    assert str(left_out).endswith(f"links to folders; add them as inputs: {named} and 2 more")
+
+
 def test_globs(tree: Path) -> None:
     assert names("*.jpg") == ["b.jpg", "photo[1].jpg"]
     assert names("**/*.jp*g") == ["b.jpg", "photo[1].jpg", "sub/c.jpeg"]
