@@ -168,6 +168,13 @@ def test_scores_of_a_report_are_those_of_its_checkpoint(
     (tmp_path / "part.json").write_text(json.dumps(whole))
     part = run_main("push", trained, "user/model", "--report", tmp_path / "part.json", "--dry-run")
     assert "Treebank tokens, document frequencies of 5,000 images" in part.stdout
+    more = tmp_path / "more.json"
+    more.write_text(report.read_text().replace('"name": "val"', '"name": "other"'))
+    done = run_main(
+        "push", trained, "user/model", *("--report", report, "--report", more), "--dry-run"
+    )
+    listed = read_card(done.stdout).data.eval_results
+    assert [result.dataset_split for result in listed] == ["val"] * 6 + ["other"] * 6
     done = run_main("push", saved_tiny, "user/model", "--report", report, "--dry-run")
     assert done.returncode == 1 and "not of the checkpoint to upload" in done.stderr
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from captioner import ConfigError
+from captioner_training.plugins import import_class
 from captioner_training.recipe_file import load_recipe
 from captioner_training.recipes import shipped_recipes
 
@@ -76,6 +79,37 @@ def test_texts_are_read_as_they_are_typed(name: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("name: 2024-02-31\ndata: {scenes: {}}\nstages: [{epochs: 1}]\n")
     assert load_recipe(str(path)).name == "2024-02-31"
+
+
+def test_a_recipe_is_a_yaml_file_or_a_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yml").write_text("data: {scenes: {}}\nstages: [{epochs: 1}]\n")
+    assert load_recipe("mine.yml").name == "mine"
+    shutil.copy("mine.yml", "mine.yaml")
+    with pytest.raises(ConfigError, match=r"no recipe 'mine', did you mean mine\.yaml\? Use a"):
+        load_recipe("mine")
+    (tmp_path / "mine.yaml").write_bytes("name: café".encode("cp1252"))
+    with pytest.raises(ConfigError, match=r"recipe mine\.yaml is not YAML: .* codec can't decode"):
+        load_recipe("mine.yaml")
+    with pytest.raises(ConfigError, match=r"there is no file my\.yaml, did you mean mine\.yaml"):
+        load_recipe("my.yaml")
+
+
+def test_a_class_of_ones_own_may_be_a_file_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_words").mkdir()
+    (tmp_path / "own_words" / "part.py").write_text("class Words(dict): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    assert issubclass(import_class("own_words.part:Words", dict, field="f"), dict)
+    for path in ("./own_words/part.py:Words", "own_words.part.Words"):
+        with pytest.raises(ConfigError, match=r"is not module:Class: use own_words\.part:Words$"):
+            import_class(path, dict, field="f")
+    with pytest.raises(ConfigError, match=r"use a form like package\.module:Class$"):
+        import_class("own-words:Words", dict, field="f")
 
 
 def test_every_error_is_reported_at_once(tmp_path: Path) -> None:

@@ -257,6 +257,19 @@ def test_a_zip_file_with_a_wrong_size_is_not_unpacked(
     )
 
 
+def test_an_encrypted_zip_file_is_a_problem(run_main: Run, tmp_path: Path) -> None:
+    packed = tmp_path / "photos.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("1.jpg", b"not to be read")
+    content = bytearray(packed.read_bytes())
+    for header, flags in (b"PK\x03\x04", 6), (b"PK\x01\x02", 8):
+        content[content.index(header) + flags] |= 1
+    packed.write_bytes(content)
+    (tmp_path / "t.csv").write_text("image,caption\n1.jpg,secret\n")
+    said = refused(run_main, tmp_path / "to", "csv", tmp_path / "t.csv", "--images", packed)
+    assert "corrupt image: 1 (1.jpg cannot be read: File '1.jpg' is encrypted" in said
+
+
 def test_rows_that_lack_something(run_main: Run, photos: Path, tmp_path: Path) -> None:
     table = tmp_path / "t.jsonl"
     rows = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -161,6 +162,14 @@ def test_a_column_of_splits_is_preferred_to_the_names_of_files(tmp_path: Path) -
         table.write_text(f"image,caption,split\n{number}.jpg,of {number},{split}\n")
     for command in (["csv", *tables], ["folder", tmp_path]):
         assert splits(read(command)) == {"of 0": "test", "of 1": "val"}
+
+
+def test_archives_may_be_named_after_their_split(tmp_path: Path) -> None:
+    command = layouts.table_of_names(tmp_path, {name: name for name in SPELLINGS}, "", ".csv")
+    for split, name in ("train", "photos-train"), ("val", "Val2014"), ("test", "testing"):
+        shutil.make_archive(str(tmp_path / "packed" / name), "zip", tmp_path / split)
+    data = read([*command[:-1], *sorted((tmp_path / "packed").iterdir())])
+    assert splits(data) == PUBLISHED and data.source["splits"] == "from file names"
 
 
 def test_a_part_of_a_split_is_of_that_split(tmp_path: Path) -> None:

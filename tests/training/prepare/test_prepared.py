@@ -238,6 +238,7 @@ def test_options_that_cannot_work(run_main: Run, scenes: Path, tmp_path: Path) -
         f"{line} --quality 101": (2, "--quality is 101; it must be from 1 to 100"),
         f"{line} --quality 0": (2, "--quality is 0; it must be from 1 to 100"),
         f"{line} --val 1.5": (2, "must be fractions from 0 to 1"),
+        f"prepare folder {tmp_path} a.zip --to to": (2, "name either one folder, or tar or zip f"),
     }
     check_refusals(run_main, refused, tmp_path)
 
