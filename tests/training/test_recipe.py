@@ -14,6 +14,7 @@ import pytest
 
 from captioner import ConfigError
 from captioner_training.plugins import import_class
+from captioner_training.recipe import resolve
 from captioner_training.recipe_file import load_recipe
 from captioner_training.recipes import shipped_recipes
 
@@ -70,6 +71,13 @@ def test_fields_can_be_set_anew() -> None:
     assert tuned.encoder_rate == 0
     greedy = {"stages.1.self_critical": "{samples: 1, baseline: greedy}"}
     assert load_recipe("smoke", greedy).stages[0].self_critical is not None
+
+
+def test_data_may_be_below_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert resolve("~/data", "set") == Path("/home/ada/data/set")
+    assert resolve("/data", "~/set") == Path("/home/ada/set")
+    assert resolve("/data", "/other") == Path("/other")
 
 
 @pytest.mark.parametrize("name", ["pd #2", "2024-05-01", "on", "1e5", "a: b"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from captioner import DataError
+from captioner.paths import sample_photos
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore
@@ -66,6 +68,20 @@ def test_styles_of_a_run_are_named(tmp_path: Path, words: list[str]) -> None:
     all_styles = "styles: any, old, new (default any); this run trains "
     assert described(corpus, styles=True)[1] == all_styles + "new"
     assert described(corpus, styles=True, any_style=0.5)[1] == all_styles + "any, new"
+
+
+def test_a_corpus_is_known_by_its_content_wherever_it_lies(tmp_path: Path) -> None:
+    def digest(root: Path) -> str:
+        recipe = load_recipe("flickr8k", {"data.root": str(root), "data.minimum_count": "1"})
+        return read_corpus(recipe, out=tmp_path).digest()
+
+    for split in ("train", "val"):
+        write_photos(tmp_path / "here", split, [["a dog"], ["a cat"]])
+    before = digest(tmp_path / "here")
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    assert digest(tmp_path / "there") == before
+    shutil.copy(sample_photos()["coffee"], tmp_path / "there" / "val" / "1.png")
+    assert digest(tmp_path / "there") != before
 
 
 def test_captions_without_spaces_need_another_tokenizer(tmp_path: Path) -> None:

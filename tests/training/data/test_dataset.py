@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -110,10 +111,19 @@ def test_a_glob_matches_tar_files_and_folders_without_conflicts(data: Path) -> N
     newer = (data / "captions.json").read_bytes()
     (data / "images-00.tar").rename(data / "images-03.TAR")
     assert ImageStore(data / "images-03*").read("2.png") == newer
+    store = ImageStore(whole := data / "images-01.tar")
+    before = store.mark("2.png")
+    assert before == ImageStore(whole).mark("2.png")
+    os.utime(whole, (1, 1))  # another file, so that cached grids are not of this one
+    assert store.mark("2.png") != before
     with pytest.raises(
         DataError, match=r"-01\.tar and .*-03\.TAR have different images named 2\.png"
     ):
         ImageStore(data / "images*")
+    with tarfile.open(whole) as tar:
+        os.truncate(whole, tar.getmember("2.png").offset_data + 20)
+    with pytest.raises(DataError, match=r"-01\.tar ends inside 2\.png: copy or prepare it again"):
+        store.read("2.png")
 
 
 def test_a_folder_is_found_with_brackets_in_its_name_or_as_a_dot(

@@ -169,6 +169,15 @@ def test_a_guessed_encoding_is_noted(tmp_path: Path, problems: Problems) -> None
         read(tmp_path, " \n", problems)
 
 
+def test_five_examples_of_a_problem_are_shown(problems: Problems) -> None:
+    for number in (1, 2, 3, 4, 5, 5):
+        problems.add("missing image", f"{number}.jpg")
+    shown = "  missing image: 6 (1.jpg; 2.jpg; 3.jpg; 4.jpg; 5.jpg"
+    assert problems.report() == f"{shown})"
+    problems.add("missing image", "6.jpg")
+    assert problems.report() == f"{shown.replace('6 (', '7 (')}; ...)"
+
+
 def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problems) -> None:
     text = '[\n{"image": "1.jpg", "caption": ["a", "b"]},\n3]\n'
     assert read(tmp_path, text, problems, "t.json") == {"1.jpg": ("a", "b")}
