@@ -238,6 +238,10 @@ def test_every_front_end_draws_the_head_that_is_chosen(
     drawn = [part for kind, file in files.items() for part in (f"--{kind}", file)]
     result = run_main("caption", photo, *options, 2, *drawn, "--colors", "viridis")
     assert result.returncode == 0, result.stderr
+    word = mark_doubtful(expected_sentence(rank_sentences(STYLES[0])[0]))["words"][0]
+    assert word["doubtful"]
+    shown = f"{files['overlay']} shows {word['word']!r}, word 1 of 3, head 2 of 2, doubtful\n"
+    assert result.stderr == shown
     for kind, file in files.items():
         with Image.open(file) as image:
             image.seek(kind == "animation")  # the frame of the first word

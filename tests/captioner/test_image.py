@@ -26,7 +26,7 @@ from captioner.errors import (
     ImageTooLargeError,
     ImageTruncatedError,
 )
-from captioner.vision.image import open_image
+from captioner.vision.image import image_bytes, open_image
 from tests.captioner.pictures import draw, encode, png, turned
 
 FORMATS = ["JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF"]
@@ -328,7 +328,9 @@ def test_bombs_take_no_memory():
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_limit_counts_the_photo_itself(kind):
     data = encode(draw(), kind)
-    assert open_image(data, max_pixels=64 * 48).size == (64, 48)
+    admitted: list[int] = []
+    picture = open_image(data, max_pixels=64 * 48, at_least=8, admit=admitted.append)
+    assert picture.info["size"] == (64, 48) and admitted == [64 * 48]
     with pytest.raises(ImageTooLargeError, match="64 x 48"):
         open_image(data, max_pixels=64 * 48 - 1, at_least=8)
     with pytest.raises(ImageTooLargeError):
@@ -471,6 +473,15 @@ def test_memory_error_passes_through(monkeypatch):
 def test_a_file_that_cannot_be_read_is_named(path):
     with pytest.raises(ImageNotFoundError, match="cannot be read"):
         open_image(path)
+
+
+def test_a_file_that_is_too_large_is_not_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("captioner.vision.image.LARGEST_FILE", 100)
+    (path := tmp_path / "photo.jpg").write_bytes(bytes(100))
+    assert image_bytes(path) == bytes(100)
+    path.write_bytes(bytes(101))
+    with pytest.raises(ImageTooLargeError, match=r"photo\.jpg has more than 100 bytes"):
+        image_bytes(path)
 
 
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no /dev/fd")

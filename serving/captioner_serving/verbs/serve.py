@@ -95,8 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = _config(arguments)
     checkpoints: list[str] = arguments.checkpoint or []
-    if len(set(checkpoints)) < len(checkpoints):
-        raise ConfigError(f"--checkpoint {checkpoints[-1]} is given twice: use another checkpoint")
+    if repeated := [name for at, name in enumerate(checkpoints) if name in checkpoints[:at]]:
+        raise ConfigError(f"--checkpoint {repeated[0]} is given twice: use another checkpoint")
     if config.mcp:
         from captioner_serving.server.assistant import check_installed
 

@@ -26,7 +26,10 @@ REFUSED: Refusals = {
     "--port 0 --dtype float8": (2, "--dtype 'float8'"),
     "--port 0 --device quantum": (1, "no such kind of device"),
     "--port 0 --checkpoint /nowhere.safetensors": (1, "there is no checkpoint"),
-    "--port 0 --checkpoint a.safetensors --checkpoint a.safetensors": (2, "is given twice"),
+    "--port 0 --checkpoint a.safetensors --checkpoint a.safetensors --checkpoint b.safetensors": (
+        2,
+        "--checkpoint a.safetensors is given twice",
+    ),
     "--host 203.0.113.7 --port 0": (2, "cannot listen on"),
     "--max-upload plenty": (2, "is not a size"),
     "--max-upload 5MB --max-bodies 4999kB": (2, "at least --max-upload, 5000000"),
