@@ -108,7 +108,21 @@ def test_a_finished_run_continues_with_more_epochs(
             train_here(place / "own.yaml", out, data__root=place, stages__2__epochs=3)
     assert newest_state(out)["progress"]["total"] == 6 and not (out / "finished.json").exists()
     assert not (out / "report.html").exists() and not (out / "best.trust.safetensors").exists()
-    train_here(place / "own.yaml", out, data__root=place, stages__2__epochs=3)
+    # States are saved after a minute, too; as if each look at the clock took 25 seconds.
+    clock, saved, save = count(time.monotonic(), 25), list[int](), RunFolder.save
+
+    def note(folder: RunFolder, state: dict[str, Any], *, digest: str) -> None:
+        saved.append(state["progress"]["total"])
+        save(folder, state, digest=digest)
+
+    with monkeypatch.context() as patch:
+        look = SimpleNamespace(monotonic=lambda: next(clock))
+        patch.setattr("captioner_training.train.time", look)
+        patch.setattr(RunFolder, "save", note)
+        train_here(
+            place / "own.yaml", out, data__root=place, stages__2__epochs=3, save_every_minutes=1
+        )
+    assert saved == [9, 12, 12]  # an epoch; three steps and 75 seconds later; the stage
     epochs = [
         (record["stage"], record["epoch"], record["step"])
         for record in records(out)
@@ -181,28 +195,6 @@ def test_a_run_may_begin_beside_files_of_one_that_never_began(place: Path, tmp_p
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert not RunFolder(load_recipe(str(place / "own.yaml"), {}), tmp_path, fast=False).finished
-
-
-def test_states_are_saved_after_minutes(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if each look at the clock, at each step and save, took 25 seconds."""
-    clock = count(time.monotonic(), 25)
-    monkeypatch.setattr(
-        "captioner_training.train.time", SimpleNamespace(monotonic=lambda: next(clock))
-    )
-    saved = list[int]()
-
-    def save(_: RunFolder, state: dict[str, Any], **__: object) -> None:
-        saved.append(state["progress"]["total"])
-
-    monkeypatch.setattr(RunFolder, "save", save)
-    train_here(
-        place / "own.yaml", tmp_path / "run", data__root=place, stages__1__batch_size=3,
-        save_every_minutes=1,
-    )  # fmt: skip
-    # At the third step, 75 seconds are over. Each stage, of 10 and 3 steps, saves its end.
-    assert saved == [4, 7, 10, 10, 13, 13]
 
 
 def test_the_clock_counts_the_images_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,9 @@ def test_a_dry_run_has_photos_of_every_set(data: Path, tmp_path: Path) -> None:
     assert {image.style for image in corpus.validation} == {"plain", "loud"}
 
 
-def test_any_style_is_drawn_anew_in_every_epoch(data: Path, tmp_path: Path) -> None:
+def test_any_style_is_drawn_anew_in_every_epoch(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "any.yaml").write_text(
         RECIPE.replace("styles: true", "styles: true, any_style: 0.25")
     )
@@ -240,3 +242,16 @@ def test_any_style_is_drawn_anew_in_every_epoch(data: Path, tmp_path: Path) -> N
         for position, start in epoch.items():
             assert start in (usual, table.starts[position])
     assert {image.style for image in corpus.validation} == {""}
+    # A run draws it.
+    given = []
+
+    def begin(*_: object, default_start: int | None, **__: object) -> None:
+        given.append(default_start)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("captioner_training.train.StageBatches", begin)
+    with pytest.raises(KeyboardInterrupt):
+        train_here(
+            tmp_path / "any.yaml", tmp_path / "run", data__root=data, stages__1__fine_tune_from=12
+        )
+    assert given == [usual]

@@ -23,6 +23,7 @@ from captioner.vision.transform import Box
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation import deletion as deletion_module
+from captioner_training.evaluation import familiarity
 from captioner_training.evaluation import split as split_module
 from captioner_training.evaluation.boxes import BoxedObject
 from captioner_training.evaluation.deletion import (
@@ -30,7 +31,7 @@ from captioner_training.evaluation.deletion import (
     summarize_content,
     summarize_effects,
 )
-from captioner_training.evaluation.familiarity import pooled_grids
+from captioner_training.evaluation.familiarity import measure_familiarity, pooled_grids
 from captioner_training.evaluation.measures import CaptionedSplit
 from captioner_training.evaluation.report import measure_parts
 from tests.conftest import make_consensus, make_tiny, make_trust
@@ -200,6 +201,21 @@ def test_the_deletion_test_depends_on_neither_batches_nor_later_images(
     assert deletions(slice(5)) == pytest.approx(whole, abs=1e-5)
     assert deletions(slice(2), slice(2, 5)) == pytest.approx(whole, abs=1e-5)
     assert deletions(slice(2), slice(2, 5), images=3) == pytest.approx(three, abs=1e-5)
+
+
+def test_familiarity_is_compared_with_that_of_every_picture_of_a_folder(
+    images: list[CaptionedImage],
+    captioner: Captioner,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Of four pairs three are in order, and one is a tie.
+    assert familiarity.auroc(np.array([0.9, 0.5]), np.array([0.5, 0.1])) == 3.5 / 4
+    folder = tmp_path / "photos"
+    (folder / "1.txt").write_text("no picture")
+    monkeypatch.setattr(familiarity, "_BATCH", 2)
+    found = measure_familiarity(captioner, np.zeros((1, 577), np.float32), folder)
+    assert found["unlike"] == 5
 
 
 def test_the_deletion_test_begins_each_caption_as_its_style_does(
