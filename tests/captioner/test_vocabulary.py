@@ -100,6 +100,7 @@ def test_scripts_without_spaces_are_recognized() -> None:
     assert has_no_spaces(["一只狗在草地上跑", "a dog"]) and has_no_spaces(["สุนัขวิ่ง"])
     assert not has_no_spaces(["개가 공원에서 뛴다", "a dog", "собака", "穿T-shirt的a man"])
     assert not has_no_spaces(["a dog in a park", "一只狗"]) and not has_no_spaces([])
+    assert not has_no_spaces(["a dog in a park", "狗"]) and has_no_spaces(["一只狗跑", "a d"])
 
 
 def test_equally_frequent_words_are_in_alphabetical_order() -> None:

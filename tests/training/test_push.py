@@ -294,11 +294,11 @@ def test_python_uploads_the_file_that_was_loaded(hub: Hub, token: None, saved_ti
         captioner.push_to_hub("user/model", license="cc0-1.0", replace_card=replace_card)
         card = hub.repositories["user/model"].files("main")["README.md"]
         assert read_card(card).data.license == license
-    more = {"data": "Scenes | 2026", "private": True, "revision": "v2"}
+    more = {"data": "Scenes |\n2026", "private": True, "revision": "v2"}
     assert captioner.push_to_hub("user/secret", **more) == f"{hub.url}/user/secret/tree/v2"
     secret = hub.repositories["user/secret"]
     assert (
-        secret.private and r"| data | Scenes \| 2026 |" in secret.files("v2")["README.md"].decode()
+        secret.private and r"| data | Scenes \|\n2026 |" in secret.files("v2")["README.md"].decode()
     )
     with pytest.raises(OutputError, match="other/model cannot be written"):
         captioner.push_to_hub("other/model")
