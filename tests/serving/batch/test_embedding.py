@@ -127,6 +127,8 @@ def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> Non
         assert result.returncode == 0, result.stderr
     assert result.stderr == "4 captions; 0 photos written; 4 unchanged\n"
     assert not list(tmp_path.glob("*_original"))
+    write_lines(tmp_path / "r.jsonl", records[-1])
+    assert run_main("convert", tmp_path / "r.jsonl", *more, "--existing", "append").returncode == 0
     xmp, iptc, none, own = read_tags(*(tmp_path / f"{name}.jpg" for name in names))
     text = "a <dog> &\n'sea'"
     assert xmp["XMP-dc:Description"] == xmp["XMP-dc:Description-de"] == "Am Strand"
@@ -134,7 +136,7 @@ def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> Non
     assert (xmp["XMP-dc:Subject"], xmp["XMP-xmp:Rating"]) == (["SEA", "dog"], 4)
     assert "XMP-dc:Description" not in iptc and iptc["IPTC:Caption-Abstract"] == "Grandma"
     assert iptc["XMP-dc:Subject"] == [2024, "dog", "sea"]
-    assert own["XMP-dc:Description-en-US"] == "mine"
+    assert own["XMP-dc:Description-en-US"] == f"mine {text}"
     assert none["XMP-dc:Description-en-US"] == text and none["XMP-dc:Subject"] == ["dog", "sea"]
 
 
