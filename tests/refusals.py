@@ -23,7 +23,7 @@ def check_refusals(run: Run, table: Refusals, folder: Path, *, secret: str = "Tr
         if (result.returncode, result.stdout, is_said) != (status, "", True):
             others.append((line, result.returncode, result.stdout, result.stderr))
         assert secret not in result.stderr and _state(folder) == before, line
-    assert others == []
+    assert not others, others
 
 
 def _state(folder: Path) -> dict[Path, int]:
