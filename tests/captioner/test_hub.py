@@ -115,6 +115,10 @@ def test_a_local_path_is_preferred(
     assert hub.requests == []
     with pytest.raises(ConfigError, match="user/model is a local path, which has no revisions"):
         Captioner.from_pretrained("user/model@v1")
+    (tmp_path / "user" / "model" / "best.safetensors").unlink()  # a run that has just begun
+    with pytest.raises(CheckpointNotFoundError, match=r"user/model has no best\.safetensors"):
+        Captioner.from_pretrained("user/model")
+    assert hub.requests == []
 
 
 @pytest.mark.parametrize("path", [None, "best.safetensors", "/somewhere/model", "user/model@v2"])

@@ -216,6 +216,9 @@ def test_a_branch_is_made_and_main_stays(
         assert (done.returncode, done.stdout) == (0, f"{hub.url}/user/model/tree/v2\n"), done.stderr
     assert Captioner.from_pretrained("user/model@v2").name == "tiny"
     assert hub.repositories["user/model"].files("main") == {"README.md": b"main"}
+    hub.repositories["user/model"].commit({"notes.txt": b""}, "bare")  # which has no card
+    assert run_main("push", saved_tiny, "user/model", "--revision", "bare").returncode == 0
+    assert hub.repositories["user/model"].files("bare")["README.md"].startswith(b"---\n")
 
 
 def test_private_means_private(hub: Hub, token: None, saved_tiny: Path, run_main: Run) -> None:
