@@ -1,8 +1,8 @@
 # make demo    environment, installation, a sample's caption, and the page until Ctrl-C
 #              (SERVE=0: without the page; PORT=7861: another port)
-# make test    the quick tests, in less than five minutes on two cores; those that need chromium,
-#              curl, exiftool or java are skipped where these are missing
-# make check   ruff, mypy, and the slow tests: kills, signals, overload, most of the page
+# make test    the quick tests, in about five minutes on two cores; those that need curl, exiftool
+#              or java are skipped where these are missing
+# make check   ruff, mypy, and the slow tests: kills, signals, overload, the page
 # make mutations   breaks the product on purpose, again and again: a test must notice every time
 # make mutate MODULE=captioner/attention   changes a module by mutmut's rules and counts what tests
 #              notice (SAMPLE=40 mutants a module; tests/mutate.py)

@@ -60,7 +60,6 @@ BROWSER_FLAGS = [
 ]
 MEAN, STD = (0.45, 0.5, 0.4), (0.25, 0.2, 0.3)  # not ImageNet's
 WORDS = ("a", "dog", "cat", "runs", "sits", "in", "the", "grass", "red", "ball")
-PAGE = "serving/server/page/"
 
 
 # The files that take longest, the longest first. Workers take whole files in this order, and so end
@@ -68,8 +67,6 @@ PAGE = "serving/server/page/"
 LONGEST = (
     "training/test_run.py",
     "training/test_conclusion.py",
-    "training/test_styles.py",
-    PAGE,
     "serving/server/",
     "captioner/test_encoder.py",
     "serving/batch/",
@@ -114,20 +111,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return slow, next(places, len(LONGEST))
 
     items.sort(key=place)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give workers whole files, and all files of the page to one: they share browser and server."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return PAGE if PAGE in nodeid else super()._split_scope(nodeid)
-
-    return Scheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -29,6 +29,8 @@ from tests.conftest import ROOT, make_tiny
 from tests.serving.server.conftest import SAMPLES, run_async
 from tests.serving.server.running import listening, until
 
+pytestmark = pytest.mark.slow
+
 PHOTO = SAMPLES / "coffee.jpg"
 
 
@@ -169,7 +171,6 @@ def test_unknown_options_and_limits_are_refused() -> None:
         demo.launch(auth=("ann", ""))
 
 
-@pytest.mark.slow
 def test_the_space_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -125,6 +125,7 @@ def test_of_epochs_with_equal_cider_the_report_names_the_one_that_is_kept(
     assert float(heights["before"]) < float(heights["after"])
 
 
+@pytest.mark.slow
 def test_a_dry_run_has_no_gain_and_opens_its_report(
     run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_run_from_scratch_reports_its_score_and_fits_trust(
     page.close()
 
 
+@pytest.mark.slow
 def test_disk_space_is_checked_for_everything_that_a_run_writes(
     run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -342,6 +342,7 @@ def test_a_run_that_fails_at_its_first_step_leaves_its_folder_to_another(
     assert torch.cosine_similarity(ours, theirs, dim=0) < 0.5
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_model_and_is_compared_with_it(
     run_main: Run, place: Path, tiny_file: Path, tmp_path: Path
 ) -> None:
@@ -361,6 +362,7 @@ def test_a_run_starts_from_a_model_and_is_compared_with_it(
     assert "4 validation photos that chose the epoch (usually lower on other" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_run_without_progress_keeps_its_initial_model_scored_once(
     run_main: Run, place: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,6 +479,7 @@ def test_a_stage_can_train_on_smaller_images(place: Path, tmp_path: Path) -> Non
     assert load_checkpoint(tmp_path / "run" / "last.safetensors").transform.size == 64
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_precision_and_prints_differences(
     run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

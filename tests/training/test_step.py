@@ -395,6 +395,7 @@ def stepped(
     return step, [{name: float(value) for name, value in named.items()} for named in values]
 
 
+@pytest.mark.slow
 def test_a_compiled_loss_has_the_values_and_gradients_of_the_eager_one(
     tiny_checkpoint: Checkpoint, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,8 @@ from captioner_training.recipe_file import load_recipe
 from tests.launcher import Run
 from tests.training.runs import MODEL, train_here
 
+pytestmark = pytest.mark.slow
+
 RECIPE = (
     MODEL
     + """
@@ -92,7 +94,6 @@ def captions(run: Run, photos: Path, output: Path, *options: object) -> list[dic
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_one_model_captions_in_two_styles(
     run_main: Run, trained: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -115,7 +116,6 @@ def test_one_model_captions_in_two_styles(
     assert not (tmp_path / "new.jsonl").exists()
 
 
-@pytest.mark.slow
 def test_each_split_is_scored_in_its_own_style(
     reports: dict[tuple[str, str], dict[str, Any]],
 ) -> None:

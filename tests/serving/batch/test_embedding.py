@@ -30,7 +30,7 @@ from tests.serving.batch.conftest import (
     write_lines,
 )
 
-pytestmark = pytest.mark.needs("exiftool")
+pytestmark = [pytest.mark.needs("exiftool"), pytest.mark.slow]
 
 Embed = Callable[..., Records]
 XMP = {

@@ -25,6 +25,8 @@ from tests.conftest import rewrite_header
 from tests.launcher import Run
 from tests.training.runs import noise, write_data, write_split
 
+pytestmark = pytest.mark.slow
+
 transformers: Any = import_module("transformers")
 REFERENCES = [("a dog runs on the grass", "two red balls")] * 3 + [
     ("one cat sleeps in the snow", "a grey sofa and a lamp")
@@ -182,7 +184,6 @@ def test_a_style_is_that_of_the_first_model_alone(
     assert done.returncode == 1 and "split captions into different tokens" in done.stderr
 
 
-@pytest.mark.slow
 def test_captioner_trust_fits_a_hugging_face_model(
     tmp_path: Path, run_main: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -261,6 +261,7 @@ def test_help_of_each_kind_is_short_and_imports_no_torch() -> None:
         assert f"captioner prepare {kind} " in result.stdout
 
 
+@pytest.mark.slow
 def test_a_prepared_set_is_trained_on_and_scored(
     run_main: Run, prepared: Path, tmp_path: Path
 ) -> None:

@@ -18,6 +18,8 @@ from tests.conftest import make_heads
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import DESK, Visit, record_of, sentence, visiting
 
+pytestmark = pytest.mark.slow
+
 HEADS = 4
 
 
@@ -223,7 +225,6 @@ def test_an_alternative_has_words_heat_and_numbers_of_its_own(visit: Visit) -> N
     assert sentence(" ".join(visit.words())) == said
 
 
-@pytest.mark.slow
 def test_the_words_of_this_very_sentence_are_checked(visit: Visit) -> None:
     tab = visit.tab
     tab.locator(".sentences li button:first-child").nth(1).click()
@@ -383,7 +384,6 @@ def saved(tab: Any) -> bytes:
     return Path(download.value.path()).read_bytes()
 
 
-@pytest.mark.slow
 def test_a_head_is_shown_saved_and_kept(visit: Visit, attentive: dict[str, Any]) -> None:
     tab = visit.tab
     assert not tab.locator(".heads").is_visible()  # of the bundled model
@@ -414,7 +414,6 @@ def test_a_head_is_shown_saved_and_kept(visit: Visit, attentive: dict[str, Any])
     assert saved(tab) != one
 
 
-@pytest.mark.slow
 def test_a_finger_reaches_the_heads(phone: Visit, attentive: dict[str, Any]) -> None:
     phone.answer(SAMPLES / "rocket.jpg", attentive)
     box = phone.tab.locator(".heads").bounding_box()
