@@ -162,7 +162,7 @@ def test_a_failed_commit_is_truncated(tmp_path: Path, monkeypatch: pytest.Monkey
                     patch.setattr(journal, "write_all", full)
                     run.commit()
                 run.commit()
-            run.close()  # what is closed may be closed again
+            run.close()  # closing twice is allowed
     for _ in range(2):
         with Journal(files, SETTINGS) as run:
             assert (run.counts, len(run.done)) == ([5, 0, 0], 5)

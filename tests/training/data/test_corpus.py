@@ -1,4 +1,4 @@
-"""The data of a run: what is read, and what is said about it."""
+"""The data that a run reads, and its messages about them."""
 
 from __future__ import annotations
 
