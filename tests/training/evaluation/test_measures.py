@@ -55,7 +55,8 @@ def images(tmp_path: Path) -> list[CaptionedImage]:
     photos = tmp_path / "photos"
     photos.mkdir()
     for number in range(5):
-        photo = Image.effect_noise((60, 60), 40 * number).convert("RGB")
+        noise = np.random.default_rng(10 + number).normal(128, 40 * number, (60, 60))
+        photo = Image.fromarray(noise.clip(0, 255).astype(np.uint8)).convert("RGB")
         photo.save(photos / f"{number}.png")
     store = _Noted(photos)
     store.note = tmp_path / "opened"
