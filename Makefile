@@ -34,11 +34,13 @@ ifneq ($(SERVE),0)
 endif
 
 # Two files at a time, in the order of tests/conftest.py.
+pytest = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(pytest) -m "not slow"
 
 slow: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n 2 --dist worksteal -m slow
+	$(pytest) -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
