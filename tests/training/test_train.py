@@ -163,7 +163,7 @@ def test_a_step_that_fails_ends_the_run_and_its_workers(
     objectives = f"--stages.1.objectives={{{__name__}:Greedy: 2}}"
     pixels = ("--stages.1.fine_tune_from", 5, "--data.workers", 2)  # loaded by workers
     options = (objectives, *pixels, "--out", tmp_path / "run")
-    result = run_captioner("train", recipe, *options, timeout=120)
+    result = run_captioner("train", recipe, *options, timeout=60)
     assert result.returncode == 1 and "unforeseen" in result.stderr
 
 
