@@ -108,6 +108,7 @@ NAMES = {
                  "[fd00::7]:7860", "localhost"],
                 ["evil.example", "example.org", "evilpages.example.org", "pages.example.org"]),
     "::": ([], ["192.168.1.5:7860", "any.name"], []),
+    "localhost": ([], ["localhost:7860", "127.0.0.1"], ["evil.example", "192.168.1.5"]),
 }  # fmt: skip
 
 
