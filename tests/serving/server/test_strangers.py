@@ -133,6 +133,7 @@ def test_unread_results_are_limited_and_dropped_after_a_minute(
     image = file_data(upload(client))
     calls = [call(client, image, *USUAL) for _ in range(6)]
     assert [answer.status_code for answer in calls] == [200] * 4 + [503] * 2
+    assert calls[4].headers["Retry-After"] == "60"
     statuses = []
     for number in (2, 3, 4, 5):  # room for 16 of all clients
         transport = httpx.HTTPTransport(local_address=f"127.0.0.{number}")
