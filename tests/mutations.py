@@ -60,9 +60,11 @@ def run_tests(tests: Collection[str], tree: Path, report: Path) -> None:
     """Run tests on a tree, and exit with pytest's status."""
     for stream in (1, 2):
         os.dup2(os.open(report, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    FORKS.set_forkserver_preload([])  # in the processes of the tests
+    FORKS.set_forkserver_preload([])  # the tests' own fork servers import what they need
     os.chdir(tree)
-    sys.path[:0] = [str(tree / name) for name in (".", "training", "serving")]
+    folders = [str(tree / name) for name in (".", "training", "serving")]
+    sys.path[:0] = folders
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)  # for the processes of the tests
     # No bytecode: a file that changes twice in a second may have the one of before.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
