@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import gradio as gr
@@ -24,8 +24,8 @@ _UNREAD = 60.0  # seconds after which a result without a reader is dropped
 @dataclass(eq=False)
 class _Upload:
     client: str
-    size: int = _LEAST
-    written: float = field(default_factory=time.monotonic)
+    size: int
+    written: float
 
 
 class Uploads:
@@ -48,7 +48,7 @@ class Uploads:
 
         Raises BusyError: there is not enough space; nothing is written.
         """
-        upload = _Upload(client, max(size, _LEAST))
+        upload = _Upload(client, max(size, _LEAST), time.monotonic())
         self._uploads.add(upload)
         try:
             self._check(upload)
@@ -97,8 +97,8 @@ class Uploads:
 @dataclass(eq=False)
 class _Session:
     client: str
+    touched: float
     readers: int = 0
-    touched: float = field(default_factory=time.monotonic)
 
 
 class Results:
@@ -126,7 +126,7 @@ class Results:
         unread = Counter(entry.client for entry in self._sessions.values() if not entry.readers)
         if unread.total() >= self._limit or unread[client] >= max(1, self._limit // 4):
             raise BusyError(round(_UNREAD), "too many results are unread")
-        self._sessions[session] = _Session(client)
+        self._sessions[session] = _Session(client, time.monotonic())
 
     @contextmanager
     def reading(self, session: str) -> Iterator[None]:

@@ -50,10 +50,11 @@ def upload(client: httpx.Client) -> str:
     return str(stored)
 
 
-def call(client: httpx.Client, image: Any, *values: Any) -> httpx.Response:
+def call(client: httpx.Client, image: Any, *values: Any, **fields: Any) -> httpx.Response:
     config = client.get("/config").json()["dependencies"]
     (number,) = [one["id"] for one in config if one["api_name"] == "caption"]
     body = {"data": [image, *values], "fn_index": number, "session_hash": secrets.token_hex(5)}
+    body |= fields
     answer = client.post("/gradio_api/queue/join", json=body)
     answer.extensions["session"] = body["session_hash"]
     return answer

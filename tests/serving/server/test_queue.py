@@ -22,6 +22,7 @@ from captioner.predictor import Captioner
 from captioner.vision.prepared import PreparedImage
 from captioner_serving.server.batcher import Batcher
 from tests.serving.server.running import Clock, serving, until
+from tests.serving.server.test_endpoint import USUAL, call, file_data, result, upload
 
 pytestmark = pytest.mark.slow
 
@@ -296,3 +297,17 @@ def test_health_depends_on_the_model_not_on_its_queue(
         assert health() == (503, "not-ready")  # a batch has just ended, without a caption
         model.error = None
         assert health() == (200, "")
+
+
+def test_a_call_of_gradio_that_nobody_reads_is_dropped_while_the_model_works(
+    model: Model, url: str, clock: Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with client(url) as http:
+        image = file_data(upload(http))
+        assert call(http, image, *USUAL).status_code == 200
+        until(lambda: bool(model.batches))
+        clock.ahead += 61
+        read = call(http, image, *USUAL)
+        model.going.set()
+        assert result(http, read)["data"][0]["caption"]
+    assert "Traceback" not in capfd.readouterr().err

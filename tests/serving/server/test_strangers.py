@@ -126,6 +126,18 @@ def few(saved_tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[htt
         yield client, clock
 
 
+def test_a_call_that_gradio_refuses_counts_as_unread_for_a_minute(
+    few: tuple[httpx.Client, Clock],
+) -> None:
+    client, clock = few
+    image = file_data(upload(client))
+    wrong = {"trigger_id": "not a number"}
+    assert [call(client, image, *USUAL, **wrong).status_code for _ in range(4)] == [400] * 4
+    assert call(client, image, *USUAL).status_code == 503
+    clock.ahead += 61
+    assert call(client, image, *USUAL).status_code == 200
+
+
 def test_unread_results_are_limited_and_dropped_after_a_minute(
     few: tuple[httpx.Client, Clock],
 ) -> None:
