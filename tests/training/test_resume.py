@@ -120,7 +120,7 @@ def holds_signals(pid: int | None) -> bool:
 @pytest.mark.parametrize(
     ("act", "step", "workers"),
     [
-        pytest.param(partial(os.kill, os.getpid(), signal.SIGINT), 21, 0, id="SIGINT"),
+        pytest.param(partial(signal.raise_signal, signal.SIGINT), 21, 0, id="SIGINT"),
         pytest.param(signal_group, 15, 2, id="SIGTERM to the group"),
     ],
 )
