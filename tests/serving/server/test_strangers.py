@@ -95,7 +95,11 @@ def test_uploads_are_limited_by_address_and_in_total(start: Callable[..., Server
 
     def send(client: httpx.Client) -> int:
         files = {"files": ("x.jpg", os.urandom(480_000))}
-        return client.post("/gradio_api/upload", files=files).status_code
+        answer = client.post("/gradio_api/upload", files=files)
+        if answer.status_code == 503:
+            assert answer.headers["Retry-After"] == "60"
+            assert "recent uploads fill the space" in answer.json()["detail"]
+        return answer.status_code
 
     third = at(server, "127.0.0.3")
     with at(server, "127.0.0.1") as greedy, at(server, "127.0.0.2") as modest, third:
@@ -146,6 +150,7 @@ def test_unread_results_are_limited_and_dropped_after_a_minute(
     calls = [call(client, image, *USUAL) for _ in range(6)]
     assert [answer.status_code for answer in calls] == [200] * 4 + [503] * 2
     assert calls[4].headers["Retry-After"] == "60"
+    assert "too many results are unread" in calls[4].json()["detail"]
     statuses = []
     for number in (2, 3, 4, 5):  # room for 16 of all clients
         transport = httpx.HTTPTransport(local_address=f"127.0.0.{number}")
