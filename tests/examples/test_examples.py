@@ -129,7 +129,7 @@ def test_the_made_up_language_agrees() -> None:
 @pytest.mark.slow
 def test_strings_are_reversed_with_attention_along_the_anti_diagonal(tmp_path: Path) -> None:
     reversal = example("string_reversal")
-    accuracies, weights = reversal.run(tmp_path)
+    accuracies, weights = reversal.run(tmp_path, steps=1200)
     assert reversal.share(accuracies["without"]) < 0.9 < 0.99 < reversal.share(accuracies["with"])
     # The bottleneck: what does not fit into one state is lost from long strings alone.
     assert accuracies["without"][:8].mean() > 0.99 > 0.75 > accuracies["without"][-5:].mean()
@@ -175,5 +175,5 @@ def test_a_fresh_run_makes_blocks_of_attention() -> None:
 
 @pytest.mark.slow
 def test_unseen_sentences_are_translated_exactly(tmp_path: Path) -> None:
-    results = example("small_translator").run(tmp_path)
+    results = example("small_translator").run(tmp_path, steps=800)
     assert results["unseen ones exactly right"] == 1
