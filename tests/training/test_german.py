@@ -61,7 +61,8 @@ def test_german_scenes_are_learned_with_capital_letters(run_main: Run, tmp_path:
     write_german(tmp_path / "data", train=500, val=60, test=60)
     result = run_main(
         "train", "new-language", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
-        "--data.lowercase", "false", "--stages.1.epochs", 5, "--stages.2.epochs", 1, "--transform.size", 128,
+        "--data.lowercase", "false", "--transform.size", 128, "--stages.1.epochs", 5,
+        "--stages.2.epochs", 1,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     told = re.search(r"CIDEr ([\d.]+) \([\d.]+ to [\d.]+\) on 60 test photos", result.stderr)
