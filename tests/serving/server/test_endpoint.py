@@ -172,6 +172,13 @@ def test_what_is_no_file_is_refused(api: httpx.Client, image: Any) -> None:
     assert (answer.status_code, answer.json()["type"]) == (400, "bad-request")
 
 
+@pytest.mark.parametrize("session", [None, 5, ["x"]])
+def test_a_call_without_a_session_is_refused(asking: httpx.Client, session: Any) -> None:
+    answer = call(asking, None, *USUAL, session_hash=session)
+    assert answer.status_code == 400
+    assert "session_hash is missing: use gradio_client" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize("image", [{"a": 1}, None])
 def test_a_call_without_a_photo_fails_in_words(api: httpx.Client, image: Any) -> None:
     output = result(api, call(api, image, *USUAL))

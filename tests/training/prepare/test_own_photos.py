@@ -178,6 +178,18 @@ def test_names_that_look_the_same_are_the_same(
     assert not [line for line in said.splitlines() if line.startswith("note: images")]
 
 
+def test_photos_outside_the_splits_of_flickr8k_are_counted(
+    run_main: Run, books: Path, tmp_path: Path
+) -> None:
+    names = [f"Bück {n}.jpg" for n in range(8)]
+    (books / "Flickr8k.token.txt").write_text("".join(f"{name}#0\ta\n" for name in names))
+    (books / "Flickr_8k.trainImages.txt").write_text("\n".join(names[:4]))
+    (books / "Flickr_8k.devImages.txt").write_text("\n".join(names[4:6]))
+    said = prepare(run_main, tmp_path / "to", "flickr8k", books)
+    assert "note: 2 images outside the splits were left out\n" in said
+    assert set(captions_of(tmp_path / "to")) == set(names[:6])
+
+
 def test_a_photo_that_is_named_in_several_ways_keeps_its_captions(
     run_main: Run, books: Path, tmp_path: Path
 ) -> None:
