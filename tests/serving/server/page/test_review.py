@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,21 @@ def test_the_keyboard_is_enough_to_review(visit: Visit, photos: list[Path]) -> N
     assert len(visit.strip()) == 2
     tab.locator(".strip button[title='rocket.jpg']").click()
     assert tab.input_value(".text") == "A rocket on its pad."
+
+
+def test_enter_opens_the_next_photo_to_review_and_after_the_last_the_first(
+    visit: Visit, tmp_path: Path
+) -> None:
+    tab = visit.tab
+    for name in "abc":  # unlike all photos, and so to review though they have been looked at
+        shutil.copy(SAMPLES / "rocket.jpg", tmp_path / f"{name}.jpg")
+    visit.choose(*sorted(tmp_path.glob("*.jpg")))
+    visit.strip()
+    tab.locator(".strip button[title='b.jpg']").click()
+    visit.settled()
+    for following in ("c.jpg", "a.jpg"):
+        tab.press(".text", "Enter")
+        assert current(visit) == following
 
 
 def test_a_photo_that_was_removed_while_it_waited_is_captioned_after_undo(visit: Visit) -> None:
