@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.attention import average_folded, fold, maps
+from captioner.attention.attention import average, average_folded, fold, maps
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput, RecurrentDecoder, advance
 from captioner.decoders.state import State, StepOutput
@@ -64,14 +64,20 @@ class LSTMDecoder(RecurrentDecoder):
 
         h_0 and c_0 are computed from the mean of the grid (section 3.1.2).
         """
+        return self._start(features, folds=True)
+
+    def _start(self, features: Tensor, *, folds: bool) -> State:
+        """Do as `start`; without `folds`, the values remain (B, L, V)."""
         features = self.grid_layers(features)
         mean = features.mean(dim=1, keepdim=True)
         keys, values = self.attention.project(self.positions(features))
-        # The context enters the LSTM and the output linearly. So the matrices are applied once per
-        # image to the values, instead of to the context of every step.
-        matrix = self._matrix() if self.folded is None else self.folded
+        if folds:
+            # The context enters the LSTM and the output linearly. So the matrices are applied once
+            # per image to the values, instead of to the context of every step.
+            matrix = self._matrix() if self.folded is None else self.folded
+            values = fold(values, matrix, heads=self.config.heads)
         return State(
-            image={"keys": keys, "values": fold(values, matrix, heads=self.config.heads)},
+            image={"keys": keys, "values": values},
             hypothesis={
                 "hidden": torch.tanh(self.initial_hidden(mean)),
                 "cell": torch.tanh(self.initial_cell(mean)),
@@ -99,11 +105,14 @@ class LSTMDecoder(RecurrentDecoder):
 
         The output at position t scores the successor of tokens[..., t].
         """
-        state = self.start(features).expand(tokens.shape[1])
+        # An image has L values and K * T contexts; the matrices are applied to the fewer ones.
+        folds = tokens.shape[1] * tokens.shape[2] >= features.shape[1]
+        matrix = None if folds else self._matrix().t()  # once, and not in every step
+        state = self._start(features, folds=folds).expand(tokens.shape[1])
         words = self._embed(tokens)
         contexts, weights, gates, hidden = [], [], [], []
         for word_gates in self.word_gates(words).unbind(dim=2):
-            deep_context, weight, gate, state = self._recur(word_gates, state)
+            deep_context, weight, gate, state = self._recur(word_gates, state, matrix)
             contexts.append(deep_context)
             weights.append(weight)
             hidden.append(state.hypothesis["hidden"])
@@ -114,18 +123,19 @@ class LSTMDecoder(RecurrentDecoder):
         return DecoderOutput(deep, attention, torch.stack(gates, dim=2) if gates else None, heads)
 
     def _recur(
-        self, word_gates: Tensor, state: State
+        self, word_gates: Tensor, state: State, matrix: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None, State]:
         """Attend and advance the LSTM, in the order that `query` sets.
 
+        `matrix` (V, F) is applied to the context; None: the values are folded.
         Returns L_z z_t (B, K, m), attention weights (B, K, H, L), gate (B, K) and the new state.
         """
         hidden, cell = state.hypothesis["hidden"], state.hypothesis["cell"]
         if self.config.query == "current":
             hidden, cell = advance(word_gates + self.hidden_gates(hidden), cell)
-            deep_context, weights = self._attend(hidden, state)
+            deep_context, weights = self._attend(hidden, state, matrix)
             return deep_context, weights, None, State(state.image, {"hidden": hidden, "cell": cell})
-        context, weights = self._attend(hidden, state)
+        context, weights = self._attend(hidden, state, matrix)
         gate = torch.sigmoid(self.gate(hidden))  # section 4.2.1
         sizes = [word_gates.shape[-1], self.config.embedding_dim]
         context_gates, deep_context = torch.split(gate * context, sizes, dim=-1)  # of z_t
@@ -133,10 +143,13 @@ class LSTMDecoder(RecurrentDecoder):
         following = State(state.image, {"hidden": hidden, "cell": cell})
         return deep_context, weights, gate.squeeze(-1), following
 
-    def _attend(self, hidden: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """Return the folded context and the weights for hidden states (B, K, n)."""
+    def _attend(self, hidden: Tensor, state: State, matrix: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the context times the matrix, and the weights, for hidden states (B, K, n)."""
         weights = self.attention.weigh(hidden, state.image["keys"])
-        return average_folded(weights, state.image["values"]), weights
+        values = state.image["values"]
+        if matrix is None:
+            return average_folded(weights, values), weights
+        return torch.matmul(average(weights, values), matrix), weights
 
     def _deep_output(self, words: Tensor, hidden: Tensor, deep_context: Tensor) -> Tensor:
         """Return the vector (..., m) that is multiplied by E^T (equation 7)."""

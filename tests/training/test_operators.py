@@ -1,4 +1,4 @@
-"""The number of operators of a training step, which a GPU waits for more than for their size."""
+"""The number of operators of a training step, and their size."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from captioner.checkpoint import Checkpoint
 from captioner_training.losses.cross_entropy import CrossEntropy
@@ -53,3 +54,20 @@ def test_a_step_calls_no_more_operators_than_measured(tiny_checkpoint: Checkpoin
         references=[[words[:3], words[2:]]] * 4, maximum_length=8,
     )  # fmt: skip
     assert operators(tiny_checkpoint, critic, words=8) <= 2900
+
+
+def test_a_few_words_cost_less_than_the_values_of_a_grid(tiny_checkpoint: Checkpoint) -> None:
+    """A matrix after attention is applied to contexts or to values, whichever are fewer."""
+    decoder = tiny_checkpoint.model.decoder.train()
+    features = torch.randn(2, 49, 576)
+
+    def flops(words: int) -> int:
+        with FlopCounterMode(display=False) as counted:
+            decoder(features, torch.full((2, 1, words), 5))
+        return counted.get_total_flops()
+
+    matrix = torch.cat([decoder.context_gates.weight, decoder.deep_context.weight])
+    folded = 2 * 2 * 49 * matrix.numel()  # operations of 49 values for each of two images
+    word = flops(2) - flops(1)
+    assert flops(2) < folded  # nothing is folded for two words
+    assert flops(100) < 100 * word  # but for a hundred
