@@ -67,7 +67,7 @@ class LSTMDecoder(RecurrentDecoder):
         return self._start(features, folds=True)
 
     def _start(self, features: Tensor, *, folds: bool) -> State:
-        """Do as `start`; without `folds`, the values remain (B, L, V)."""
+        """Return the first state. If `folds`, its values are folded, else they are (B, L, V)."""
         features = self.grid_layers(features)
         mean = features.mean(dim=1, keepdim=True)
         keys, values = self.attention.project(self.positions(features))
@@ -105,13 +105,15 @@ class LSTMDecoder(RecurrentDecoder):
 
         The output at position t scores the successor of tokens[..., t].
         """
-        # An image has L values and K * T contexts; the matrices are applied to the fewer ones.
+        # An image has L values and K * T contexts. The matrices are applied to whichever are fewer.
         folds = tokens.shape[1] * tokens.shape[2] >= features.shape[1]
-        matrix = None if folds else self._matrix().t()  # once, and not in every step
         state = self._start(features, folds=folds).expand(tokens.shape[1])
         words = self._embed(tokens)
+        gates_of_words = self.word_gates(words)
+        # Autocast would convert the matrix in every step.
+        matrix = None if folds else self._matrix().t().to(gates_of_words.dtype)
         contexts, weights, gates, hidden = [], [], [], []
-        for word_gates in self.word_gates(words).unbind(dim=2):
+        for word_gates in gates_of_words.unbind(dim=2):
             deep_context, weight, gate, state = self._recur(word_gates, state, matrix)
             contexts.append(deep_context)
             weights.append(weight)
@@ -127,7 +129,7 @@ class LSTMDecoder(RecurrentDecoder):
     ) -> tuple[Tensor, Tensor, Tensor | None, State]:
         """Attend and advance the LSTM, in the order that `query` sets.
 
-        `matrix` (V, F) is applied to the context; None: the values are folded.
+        `matrix` (V, F) is applied to the context. It is None if the values are folded.
         Returns L_z z_t (B, K, m), attention weights (B, K, H, L), gate (B, K) and the new state.
         """
         hidden, cell = state.hypothesis["hidden"], state.hypothesis["cell"]

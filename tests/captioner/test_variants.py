@@ -80,10 +80,11 @@ def made(variant: dict[str, Any]) -> Decoder:
 
 
 @every_variant
-def test_steps_with_their_cache_are_teacher_forcing(variant: dict[str, Any]) -> None:
-    """Also with tables, and with packed weights where oneDNN is there."""
+@pytest.mark.parametrize("cells", [9, 16], ids=["9 cells", "16 cells"])
+def test_steps_with_their_cache_are_teacher_forcing(variant: dict[str, Any], cells: int) -> None:
+    """Also with tables, and with packed weights where oneDNN is there; 15 words."""
     decoder, heads = made(variant), variant.get("heads", 1)
-    features, tokens = torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 5))
+    features, tokens = torch.randn(2, cells, 6), torch.randint(0, 11, (2, 3, 5))
     whole, names = decoder(features, tokens), decoder.state_dict().keys()
     logits = decoder.logits(whole.deep)
     for prepared in ("plain", "tabulated", *(["packed"] if can_pack() else [])):
@@ -105,9 +106,9 @@ def test_steps_with_their_cache_are_teacher_forcing(variant: dict[str, Any]) -> 
             if heads == 1:
                 assert output.heads is None
             else:
-                assert output.heads.shape == (2, 3, heads, 9)
+                assert output.heads.shape == (2, 3, heads, cells)
                 torch.testing.assert_close(output.heads.mean(2), output.attention)
-            assert all(part.shape[:2] == (2, 9) for part in state.image.values())
+            assert all(part.shape[:2] == (2, cells) for part in state.image.values())
             assert all(part.shape[:2] == (2, 3) for part in state.hypothesis.values())
             assert all(part.shape[:2] == (2, 3 * (t + 1)) for part in state.words.values())
 

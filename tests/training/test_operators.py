@@ -1,4 +1,4 @@
-"""The number of operators of a training step, and their size."""
+"""The number of operators of a training step, which a GPU waits for, and their cost."""
 
 from __future__ import annotations
 
@@ -61,13 +61,14 @@ def test_a_few_words_cost_less_than_the_values_of_a_grid(tiny_checkpoint: Checkp
     decoder = tiny_checkpoint.model.decoder.train()
     features = torch.randn(2, 49, 576)
 
-    def flops(words: int) -> int:
+    def flops(words: int, captions: int = 1) -> int:
         with FlopCounterMode(display=False) as counted:
-            decoder(features, torch.full((2, 1, words), 5))
+            decoder(features, torch.full((2, captions, words), 5))
         return counted.get_total_flops()
 
     matrix = torch.cat([decoder.context_gates.weight, decoder.deep_context.weight])
     folded = 2 * 2 * 49 * matrix.numel()  # operations of 49 values for each of two images
     word = flops(2) - flops(1)
-    assert flops(2) < folded  # nothing is folded for two words
-    assert flops(100) < 100 * word  # but for a hundred
+    assert flops(2) < folded  # two words are not folded
+    assert flops(100) < 100 * word  # a hundred are
+    assert flops(48) > flops(49) and flops(12, captions=4) > flops(13, captions=4)

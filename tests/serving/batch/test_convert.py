@@ -77,7 +77,8 @@ def test_new_wording_starts_from_the_models_sentence(folder: Path) -> None:
     ]
     assert "unworded" not in second  # nothing was replaced in it
     write_lines(folder / "s.jsonl", record_of("a.jpg", "a woman, a man (old) and a human"))
-    old = ("--replace", "man (old)=senior", "--replace", "human=x=y")  # no pattern; one text
+    # Literal texts; the first = separates.
+    old = ("--replace", "man (old)=senior", "--replace", "human=x=y")
     assert main(["convert", "s.jsonl", "--to", "s.csv", *old, "--replace", "man=person"]) == 0
     assert "A woman, a senior and a x=y." in (folder / "s.csv").read_text()
     assert main(["convert", "one.jsonl", "--to", "two.jsonl", "--template", "{caption}!"]) == 0

@@ -304,10 +304,12 @@ def test_a_call_of_gradio_that_nobody_reads_is_dropped_while_the_model_works(
 ) -> None:
     with client(url) as http:
         image = file_data(upload(http))
-        assert call(http, image, *USUAL).status_code == 200
-        until(lambda: bool(model.batches))
+        left = call(http, image, *USUAL)
+        assert until(lambda: bool(model.batches))
         clock.ahead += 61
         read = call(http, image, *USUAL)
+        query = {"session_hash": left.extensions["session"]}
+        assert http.get("/gradio_api/queue/data", params=query).status_code == 404
         model.going.set()
         assert result(http, read)["data"][0]["caption"]
     assert "Traceback" not in capfd.readouterr().err
