@@ -60,7 +60,7 @@ def run_tests(tests: Collection[str], tree: Path, report: Path) -> None:
     """Run tests on a tree, and exit with pytest's status."""
     for stream in (1, 2):
         os.dup2(os.open(report, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    FORKS.set_forkserver_preload([])  # the tests' own fork servers import what they need
+    FORKS.set_forkserver_preload([])  # for the fork servers that tests start
     os.chdir(tree)
     folders = [str(tree / name) for name in (".", "training", "serving")]
     sys.path[:0] = folders

@@ -58,7 +58,7 @@ def test_a_step_calls_no_more_operators_than_measured(tiny_checkpoint: Checkpoin
 
 def test_a_few_words_cost_less_than_the_values_of_a_grid(tiny_checkpoint: Checkpoint) -> None:
     """A matrix after attention is applied to contexts or to values, whichever are fewer."""
-    decoder = tiny_checkpoint.model.decoder.train()
+    decoder = tiny_checkpoint.model.decoder
     features = torch.randn(2, 49, 576)
 
     def flops(words: int, captions: int = 1) -> int:
