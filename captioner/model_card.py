@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.hub import CARD, CHECKPOINT, TRUST
-from captioner.terminal import in_a_line
+from captioner.terminal import counted, in_a_line
 
 if TYPE_CHECKING:  # it imports torch
     from captioner.checkpoint import Checkpoint
@@ -164,8 +164,8 @@ def _describe(checkpoint: Checkpoint, *, has_trust: bool) -> Iterator[tuple[str,
     )
     yield (
         "decoder",
-        f"{decoder.kind}, {decoder.score} attention, {decoder.heads} "
-        f"{'head' if decoder.heads == 1 else 'heads'}, {decoder.hidden_dim} units",
+        f"{decoder.kind}, {decoder.score} attention, "
+        f"{counted(decoder.heads, 'head')}, {decoder.hidden_dim} units",
     )
     parameters = sum(tensor.numel() for tensor in checkpoint.model.parameters())
     yield "parameters", f"{parameters / 1e6:.1f} million"

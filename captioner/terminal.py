@@ -10,7 +10,7 @@ from typing import Any
 
 from captioner.trust.keywords import KEYWORD_TRUST
 
-__all__ = ["add_keywords", "in_a_line", "json_line", "printable", "probability"]
+__all__ = ["add_keywords", "counted", "in_a_line", "json_line", "printable", "probability"]
 
 # Control characters except line breaks, and marks that change the direction of writing.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -35,6 +35,16 @@ def in_a_line(text: str) -> str:
     'a\\ncaptioner: b'
     """
     return printable(text).replace("\n", r"\n")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, whose plural is regular.
+
+    >>> counted(1, "photo"), counted(2000, "photo"), counted(2, "process")
+    ('1 photo', '2,000 photos', '2 processes')
+    """
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def probability(text: str) -> float:

@@ -22,6 +22,7 @@ from captioner.checkpoint import Checkpoint
 from captioner.closing import Closing
 from captioner.device import best_dtype, find_dtype
 from captioner.files import writing
+from captioner.terminal import counted
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.corpus import OTHER_LANGUAGE, Corpus, unknown_share
@@ -313,8 +314,7 @@ class Log(Closing):
             f"{left / 60:.0f} min left in this stage"
         )
         if stage.is_out_of_patience and progress.taken < stage.steps:
-            epochs = "epoch" if progress.stale == 1 else "epochs"
-            self.print(f"no better score for {progress.stale} {epochs}: the stage ends")
+            self.print(f"no better score for {counted(progress.stale, 'epoch')}: the stage ends")
 
     def finish(self) -> None:
         """Log the end of the run."""

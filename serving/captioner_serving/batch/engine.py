@@ -26,6 +26,7 @@ from captioner.device import cores
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
+from captioner.terminal import counted
 from captioner.vision.transform import Box
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
@@ -103,10 +104,6 @@ class LocalEngine(Closing):
         # On a GPU one batch is launched while the results of the other are read.
         self.streams = 2 if captioner.device.type != "cpu" else min(share, 8)
         self._before = torch.get_num_threads(), gc.get_threshold()
-        # Otherwise garbage collections would visit all objects of torch and of the model, and
-        # records that are not written yet, again and again.
-        gc.freeze()
-        gc.set_threshold(_ALLOCATIONS)
         self._threads = ThreadPoolExecutor(
             self.streams,
             "captioning",
@@ -119,6 +116,10 @@ class LocalEngine(Closing):
             workers=self.workers,
             environment=os.environ,  # has credentials for URLs, which these processes read
         )
+        # Otherwise garbage collections would visit all objects of torch and of the model, and
+        # records that are not written yet, again and again.
+        gc.freeze()
+        gc.set_threshold(_ALLOCATIONS)
 
     def close(self) -> None:
         """See Engine."""
@@ -133,9 +134,8 @@ class LocalEngine(Closing):
         """See Engine."""
         dtype = str(self.captioner.dtype).removeprefix("torch.")
         return (
-            f"{dtype} on {self.captioner.device}, batches of {self.batch_size} in {self.streams} "
-            f"{'thread' if self.streams == 1 else 'threads'}, {self.workers} decoding "
-            f"{'process' if self.workers == 1 else 'processes'}"
+            f"{dtype} on {self.captioner.device}, batches of {self.batch_size} in "
+            f"{counted(self.streams, 'thread')}, {counted(self.workers, 'decoding process')}"
         )
 
     def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Convert records; return 1 if a sidecar or photo could not be written."""
     from captioner.files import replace_file
-    from captioner.terminal import printable
+    from captioner.terminal import counted, printable
     from captioner_serving.batch.config import BatchConfig
     from captioner_serving.batch.files import RunFiles
     from captioner_serving.batch.inputs.edited import read_record_table
@@ -87,18 +87,18 @@ def run(arguments: argparse.Namespace) -> int:
     counts = Counter(record is not None for path in paths for record in read(path))
     if config.keywords is not None:
         _check_trust(chain.from_iterable(map(captions, paths)))
-    summary = [f"{counts[True]:,} captions"]
+    summary = [counted(counts[True], "caption")]
     if failed := counts[False]:
-        summary.append(f"{failed:,} failed {'photo' if failed == 1 else 'photos'} skipped")
+        summary.append(f"{counted(failed, 'failed photo')} skipped")
     if arguments.to is not None:
         with replace_file(arguments.to) as file:
             rows = chain.from_iterable(map(captions, paths))
             write_records(file, Path(arguments.to).suffix, rows, plain=arguments.plain)
         summary.append(f"written to {arguments.to}")
     status = 0
-    for noun in (["sidecars"] if config.sidecar else []) + (["photos"] if config.embed else []):
+    for noun in (["sidecar"] if config.sidecar else []) + (["photo"] if config.embed else []):
         kept, problems = _write_beside(noun, paths, captions, config, arguments.root)
-        summary.append(f"{counts[True] - kept - problems:,} {noun} written")
+        summary.append(f"{counted(counts[True] - kept - problems, noun)} written")
         summary += [f"{kept:,} unchanged"] if kept else []
         summary += [f"{problems:,} not written"] if problems else []
         status |= problems > 0
@@ -170,7 +170,7 @@ def _write_beside(
     for path in paths:
         with lock_and_log(path) as write, ExitStack() as stack:
             writer: SidecarWriter | Embedder = SidecarWriter(config, write)
-            if noun == "photos":
+            if noun == "photo":
                 writer = stack.enter_context(Embedder(config, write))
             for record in captions(path):
                 try:

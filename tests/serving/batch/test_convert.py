@@ -122,7 +122,7 @@ def test_a_missing_photo_is_named_and_other_sidecars_are_written(
     assert main(["convert", "r.jsonl", "--sidecar", "caption"]) == 1
     said = capsys.readouterr().err
     assert "captioner: there is no photo t.tar/x.jpg for a sidecar" in said
-    assert "1 sidecars written; 2 not written" in said
+    assert "1 sidecar written; 2 not written" in said
     assert (folder / "a.caption").read_text() == "a man and a dog\n"
     assert main(["convert", "r.jsonl", "--sidecar", "caption", "--existing", "skip"]) == 1
     assert "0 sidecars written; 1 unchanged" in capsys.readouterr().err

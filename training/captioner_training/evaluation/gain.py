@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from captioner.terminal import counted
 from captioner_training.evaluation.bootstrap import mean_table, summary
 
 __all__ = ["describe_gain", "measure_gain"]
@@ -29,12 +30,11 @@ def measure_gain(
 
 def describe_gain(gain: Mapping[str, Any]) -> str:
     """Describe a gain, its interval and its photos in one line."""
-    noun = "photo" if gain["images"] == 1 else "photos"
-    photos = f"on {gain['images']:,} test {noun}"
+    photos = f"on {counted(gain['images'], 'test photo')}"
     if gain["split"] != "test":
         photos = (
-            f"on the {gain['images']:,} validation {noun} that chose the epoch (usually lower "
-            "on other photos)"
+            f"on the {counted(gain['images'], 'validation photo')} that chose the epoch (usually "
+            "lower on other photos)"
         )
     low, high = gain["intervals"]["gain" if "gain" in gain else "after"]
     if "gain" not in gain:

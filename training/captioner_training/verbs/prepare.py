@@ -103,7 +103,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the data set and print its folder."""
     from captioner.device import cores
-    from captioner.terminal import printable
+    from captioner.terminal import counted, printable
     from captioner_training.data.manifest import ImageFormat
     from captioner_training.prepare.assembly import Options
     from captioner_training.prepare.coco import prepare_coco
@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         manifest = _prepare_source(arguments, options)
     counts = "; ".join(
-        f"{name} {split.images:,} images, {split.captions:,} captions"
+        f"{name} {counted(split.images, 'image')}, {counted(split.captions, 'caption')}"
         for name, split in manifest.splits.items()
     )
     print(f"{manifest.name}: {counts}", file=sys.stderr)
