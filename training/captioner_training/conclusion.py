@@ -75,7 +75,8 @@ class _Conclusion:
     @cached_property
     def corpus(self) -> Corpus:
         origin = load_origin(self.recipe)
-        return read_corpus(self.recipe, out=self.out, origin=origin.vocabulary if origin else None)
+        words = origin.vocabulary if origin else None
+        return read_corpus(self.recipe, out=self.out, origin=words, drawn=True)
 
     @cached_property
     def test(self) -> Sequence[CaptionedImage] | None:

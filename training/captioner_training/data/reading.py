@@ -134,7 +134,12 @@ def _unprepared(folder: Path, split: str) -> str:
 
 
 def read_corpus(
-    recipe: Recipe, *, out: Path, origin: Vocabulary | None = None, quiet: bool = False
+    recipe: Recipe,
+    *,
+    out: Path,
+    origin: Vocabulary | None = None,
+    drawn: bool = False,
+    quiet: bool = False,
 ) -> Corpus:
     """Read the data sets of a recipe, or draw its scenes into `out`.
 
@@ -143,6 +148,7 @@ def read_corpus(
         out: the folder that scenes are drawn into.
         origin: the vocabulary of the checkpoint that the run starts from. Its words keep their
             numbers.
+        drawn: the scenes have been drawn.
         quiet: do not show the progress of drawing scenes.
 
     Raises:
@@ -157,9 +163,10 @@ def read_corpus(
     else:
         folder = out / "scenes"
         splits = {"train": data.scenes.train, "val": data.scenes.validation}
-        total = sum(splits.values())
-        with show_progress("drawing", total, unit="scenes", quiet=quiet) as advance:
-            write_scenes(folder, splits=splits, seed=recipe.seed, advance=advance)
+        if not drawn:
+            total = sum(splits.values())
+            with show_progress("drawing", total, unit="scenes", quiet=quiet) as advance:
+                write_scenes(folder, splits=splits, seed=recipe.seed, advance=advance)
         train_sets, validation_sets = ([read_dataset(folder, split=name)] for name in splits)
     train, validation = list(chain(*train_sets)), list(chain(*validation_sets))
     if len(train) == 1:
