@@ -20,6 +20,7 @@ from captioner_training.data.manifest import Manifest
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.data.scenes import draw_scene
 from tests.launcher import Run
+from tests.training.prepare.layouts import photo
 
 
 @pytest.fixture
@@ -255,6 +256,20 @@ def test_a_zip_file_with_a_wrong_size_is_not_unpacked(
         f"corrupt image: 1 (1.jpg cannot be read: {'3,000' if claimed > 1000 else 'Bad CRC'}"
         in said
     )
+
+
+def test_shards_of_equal_names_and_keys_are_different_photos(run_main: Run, tmp_path: Path) -> None:
+    """img2dataset names its shards, and the photos in them, by numbers."""
+    for folder, name, caption in ("cc3m", "1.jpg", "a dog"), ("sbu", "2.jpg", "a cat"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        with tarfile.open(tmp_path / "data" / folder / "00000.tar", "w") as tar:
+            for member, data in ("000.jpg", photo(name)), ("000.txt", caption.encode()):
+                info = tarfile.TarInfo(member)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    found = prepared(run_main, tmp_path / "to", "folder", tmp_path / "data", "--val", 0)
+    images = [("cc3m/00000.tar/000.jpg", ["a dog"]), ("sbu/00000.tar/000.jpg", ["a cat"])]
+    assert found == {"train": images}
 
 
 def test_an_encrypted_zip_file_is_a_problem(run_main: Run, tmp_path: Path) -> None:

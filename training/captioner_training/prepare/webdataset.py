@@ -7,6 +7,7 @@ These are WebDataset shards (tar), such as img2dataset writes, and zip files, su
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 import zipfile
 import zlib
@@ -54,6 +55,7 @@ def has_captions(path: Path) -> bool:
 def read_shards(paths: Sequence[Path], problems: Problems) -> list[ListedImage]:
     """Read photos and captions from tar and zip files. Raises DataError: a file is damaged."""
     listed: list[ListedImage] = []
+    shards: list[Path] = []  # of each listed image
     for path, split in zip(paths, splits_of_files(paths), strict=True):
         try:
             samples = _read_samples(path)
@@ -78,7 +80,22 @@ def read_shards(paths: Sequence[Path], problems: Problems) -> list[ListedImage]:
                     location=location,
                 )
             )
+            shards.append(path)
+    if len({(image.split, image.id) for image in listed}) < len(listed):
+        return _with_paths(listed, shards)
     return listed
+
+
+def _with_paths(images: Sequence[ListedImage], shards: Sequence[Path]) -> list[ListedImage]:
+    """Name images by the paths of their shards, because shards in several folders have one name."""
+    whole = {path: path.resolve() for path in shards}
+    top = os.path.commonpath([path.parent for path in whole.values()])
+    named = []
+    for image, path in zip(images, shards, strict=True):
+        inside = image.file_name.removeprefix(f"{path.stem}/")
+        name = f"{whole[path].relative_to(top).as_posix()}/{inside}"
+        named.append(image._replace(id=name, file_name=name))
+    return named
 
 
 def _split_name(name: str) -> tuple[str, str]:
