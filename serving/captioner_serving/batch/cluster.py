@@ -23,13 +23,21 @@ from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import LocalEngine, Outcome
 from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
 
-__all__ = ["CaptionActor", "RayEngine"]
+__all__ = ["CaptionActor", "RayEngine", "check_ray"]
 
 _WINDOW = 64  # batches per actor that are submitted together; actors wait between two windows
 _CARRIED = 1 << 29  # bytes of photos from compressed archives that are submitted together
 _BATCH = 32
 _TOGETHER = 4  # batches per call of an actor, which decodes one while it captions another
 _RESTARTS = 4  # restarts of an actor, and retries of its photos
+
+
+def check_ray() -> None:
+    """Raise MissingExtraError if Ray is not installed."""
+    try:
+        import ray.data  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("--ray", "cluster") from error
 
 
 class CaptionActor:
@@ -64,9 +72,7 @@ class CaptionActor:
 class RayEngine:
     """Captions on a Ray cluster; every actor has a copy of the model.
 
-    Raises:
-        MissingExtraError: Ray is not installed.
-        CaptionerError: there is no cluster at the address ("auto": the cluster of this machine).
+    Raises CaptionerError: there is no cluster at the address ("auto": the cluster of this machine).
     """
 
     def __init__(
@@ -76,11 +82,9 @@ class RayEngine:
         generation: GenerationConfig,
         config: BatchConfig,
     ) -> None:
-        try:
-            import ray
-            import ray.data
-        except ImportError as error:
-            raise MissingExtraError("--ray", "cluster") from error
+        import ray
+        import ray.data
+
         self._captioner, self._generation = captioner, generation
         self._batch = config.batch_size or _BATCH
         self._config = replace(config, batch_size=self._batch)

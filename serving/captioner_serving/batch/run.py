@@ -16,7 +16,7 @@ from captioner.errors import ConfigError, DataError, OutputError
 from captioner.files import digest
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
-from captioner.terminal import in_a_line
+from captioner.terminal import counted, in_a_line
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import Engine, LocalEngine, Outcome
@@ -197,9 +197,8 @@ class BatchRun(Closing):
         seconds = time.monotonic() - self._started
         lines = []
         if self._finished:
-            noun = "photo" if self._finished == 1 else "photos"
-            rate = self._finished / seconds
-            lines.append(f"{self._finished:,} {noun} in {duration(seconds)}, {rate:.1f} per second")
+            photos, rate = counted(self._finished, "photo"), self._finished / seconds
+            lines.append(f"{photos} in {duration(seconds)}, {rate:.1f} per second")
             lines.append(self._engine.description)
         journal, (captioned, _, unsure) = self._journal, self.counts
         kept = self._sidecars.kept if self._sidecars else 0
@@ -207,18 +206,18 @@ class BatchRun(Closing):
         replaced = self._sidecars.replaced if self._sidecars else 0
         embedded = self._embedder.replaced if self._embedder else 0
         removed = len(self._failed_before - self._failed_again)
+        where = f", in {journal.files.errors}" if journal else ""
         counts = {
-            f"{'caption' if captioned == 1 else 'captions'} in total": captioned,
-            f"to review, in {self._config.review}": unsure,
-            "done before": self._skipped,
-            f"{'sidecar' if kept == 1 else 'sidecars'} unchanged": kept,
-            f"{'sidecar' if replaced == 1 else 'sidecars'} overwritten": replaced,
-            f"{'sidecar' if renamed == 1 else 'sidecars'} named photo.jpg.* (photos share a "
-            "stem)": renamed,
-            f"{'photo' if embedded == 1 else 'photos'} with new texts embedded": embedded,
-            f"failed, in {journal.files.errors}" if journal else "failed": self.failed,
+            f"{counted(captioned, 'caption')} in total": captioned,
+            f"{unsure:,} to review, in {self._config.review}": unsure,
+            f"{self._skipped:,} done before": self._skipped,
+            f"{counted(kept, 'sidecar')} unchanged": kept,
+            f"{counted(replaced, 'sidecar')} overwritten": replaced,
+            f"{counted(renamed, 'sidecar')} named photo.jpg.* (photos share a stem)": renamed,
+            f"{counted(embedded, 'photo')} with new texts embedded": embedded,
+            f"{self.failed:,} failed{where}": self.failed,
         }
-        lines.append("; ".join(f"{n:,} {noun}" for noun, n in counts.items() if n) or _NO_PHOTOS)
+        lines.append("; ".join(part for part, count in counts.items() if count) or _NO_PHOTOS)
         if self._unfamiliar:
             noun = "photo is" if self._unfamiliar == 1 else "photos are"
             more = self._unfamiliar - len(self._unfamiliar_names)
@@ -366,7 +365,16 @@ def _check_outputs(
         raise ConfigError(f"embed needs photos in a folder; {packed} is an archive or URL")
     if config.embed:
         check_exiftool()
-    if ray is not None and config.maps is not None:
+    if ray is not None:
+        _check_cluster(config)
+
+
+def _check_cluster(config: BatchConfig) -> None:
+    """Refuse settings that do not work on a cluster."""
+    from captioner_serving.batch.cluster import check_ray
+
+    if config.maps is not None:
         raise ConfigError("--ray cannot draw maps: leave out --ray or --maps")
-    if ray is not None and config.workers is not None:
+    if config.workers is not None:
         raise ConfigError("--ray uses all CPUs of the cluster: leave out --workers")
+    check_ray()

@@ -312,9 +312,10 @@ def test_results_of_other_photos_are_refused(
         run_on(cluster, tiny, folder)
 
 
-def test_ray_is_an_extra(
-    photos: Photos, tiny: Captioner, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_is_an_extra(photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray is checked before the model is loaded and the output is created."""
     monkeypatch.setitem(sys.modules, "ray", None)
+    inputs, output = Inputs(sources=(str(photos(1)),)), tmp_path / "c.jsonl"
     with pytest.raises(MissingExtraError, match=r"--ray .*captioner\[cluster\]"):
-        run_on(cluster, tiny, photos(1))
+        BatchRun(inputs, output=str(output), config=BatchConfig(), load=pytest.fail, ray="local")
+    assert not list(tmp_path.glob("c.*"))

@@ -130,8 +130,14 @@ def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path)
     for nothing in (f"file://{folder}/nothere", f"file://{folder}/*.png"):
         (failed,) = Inputs(sources=(nothing,)).photos()
         assert isinstance(failed, LostPhoto) and nothing in failed.reason
+    make_tar(tmp_path / "b.tar", folder)
+    (tmp_path / "c.zip").write_bytes(b"")
     (record,) = caption_batch(f"file://{archive}", captioner=tiny)
     assert record["image"].endswith("a.tar/./p000/p000.jpg") and "caption" in record
+    *found, last = caption_batch(f"file://{tmp_path}/?.*", captioner=tiny)
+    assert found[0] == record and len(found) == 4
+    assert {record["image"].split(".tar/")[0] for record in found[1:]} == {f"file://{tmp_path}/b"}
+    assert "zip files at URLs are not supported" in last["error"]["detail"]
 
 
 def test_a_file_system_that_is_not_installed(run_batch: Any, tmp_path: Path) -> None:

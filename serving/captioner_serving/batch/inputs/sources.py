@@ -241,19 +241,18 @@ class Inputs:
     def _at_url(self, url: str) -> Iterator[Photo]:
         """Yield the photos at a URL of the command line: a photo, tar file, glob or bucket."""
         policy: AddressPolicy = "any" if self.allow_private else "same-host"
-        is_web, is_glob = is_web_address(url), any(sign in url for sign in "*[")
+        is_web = is_web_address(url)
+        is_glob = not is_web and any(sign in url for sign in "*[")
         bare = re.split(r"[?#]", url)[0].lower() if is_web else url.lower()
         try:
-            if bare.endswith(".zip"):
-                reason = f"{url}: zip files at URLs are not supported; download it, or use a .tar"
-                yield LostPhoto(name=url, reason=reason)
+            if is_glob:
+                yield from self._in_bucket(url, is_glob=True)
             elif bare.endswith(ARCHIVES):
-                with open_link(url, policy) as file:
-                    yield from tar_stream_photos(file, url)
-            elif is_web or (bare.endswith(IMAGE_SUFFIXES) and not is_glob):
+                yield from _remote_archive(url, policy, is_zip=bare.endswith(".zip"))
+            elif is_web or bare.endswith(IMAGE_SUFFIXES):
                 yield RemotePhoto(name=url, url=url, policy=policy)
             else:
-                yield from self._in_bucket(url, is_glob=is_glob)
+                yield from self._in_bucket(url, is_glob=False)
         except CaptionerError:
             raise
         except Exception as error:  # each file system has its own exceptions
@@ -270,9 +269,21 @@ class Inputs:
             raise FileNotFoundError(url)
         for name in names:
             is_hidden = "/." in name.removeprefix(base)
-            if is_glob or (name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden):
-                link = system.unstrip_protocol(name)
+            link = system.unstrip_protocol(name)
+            if is_glob and link.lower().endswith(ARCHIVES):
+                yield from _remote_archive(link, "any", is_zip=link.lower().endswith(".zip"))
+            elif is_glob or (name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden):
                 yield RemotePhoto(name=link, url=link)
+
+
+def _remote_archive(url: str, policy: AddressPolicy, *, is_zip: bool) -> Iterator[Photo]:
+    """Yield the photos of a tar file at a URL."""
+    if is_zip:
+        reason = f"{url}: zip files at URLs are not supported; download it, or use a .tar"
+        yield LostPhoto(name=url, reason=reason)
+        return
+    with open_link(url, policy) as file:
+        yield from tar_stream_photos(file, url)
 
 
 def _walk(
