@@ -1,8 +1,9 @@
 """Dynamic batching for one model: waiting images with equal settings form a batch.
 
-A batch starts as soon as the model is free, even with one image. While it runs, new images wait.
-Clients take turns (see `FairQueue`). Images with expensive settings have smaller batches, so one
-client cannot block the others.
+A batch may have one image. While it runs, new images wait. When it ends, the next batch waits
+briefly for the next images of its clients, because larger batches take less time per image. Clients
+take turns (see `FairQueue`). Images with expensive settings have smaller batches, so one client
+cannot block the others.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from captioner_serving.decoding.fair_queue import FairQueue
 from captioner_serving.server.problems import BusyError, ClosedError
 
 __all__ = ["Batcher", "JobSettings", "Place"]
+
+# The longest wait for more images, and the longest wait after the last request came or ended if no
+# image is being decoded: shares of the time of the last batch, of which _LONGEST seconds count.
+_GATHER, _PAUSE, _LONGEST = 1 / 3, 1 / 16, 1.5
 
 
 class JobSettings(NamedTuple):
@@ -69,6 +74,21 @@ class _Job:
     future: Future[Caption] = field(default_factory=Future)
 
 
+class _Finished(NamedTuple):
+    """A finished batch.
+
+    settings: the settings of its images.
+    present: the number of its images, and of waiting images with the same settings.
+    end: when it ended (time.monotonic()).
+    seconds: how long it took.
+    """
+
+    settings: JobSettings
+    present: int
+    end: float
+    seconds: float
+
+
 class Batcher:
     """Runs a model on batches of waiting images, in one thread.
 
@@ -91,6 +111,9 @@ class Batcher:
         self._closed = self._ending = False
         self._seconds_per_cost = 0.1  # a running mean, for Retry-After
         self._begun: float | None = None
+        self._last: _Finished | None = None
+        self._decoding = 0  # images in `decoding`
+        self._moved = 0.0  # when the last request was admitted or ended (time.monotonic())
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
@@ -126,12 +149,26 @@ class Batcher:
                 raise BusyError(max(1, round(self._due * self._seconds_per_cost)))
             self._held[client] += places
             self._due += cost
+            self._moved = time.monotonic()
         try:
             yield
         finally:
             with self._changed:
                 self._held -= Counter({client: places})  # also removes clients with zero
                 self._due -= cost
+                self._moved = time.monotonic()
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Announce an image that is submitted in the block; a batch may wait for it."""
+        with self._changed:
+            self._decoding += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._decoding -= 1
+                self._changed.notify()
 
     def submit(
         self,
@@ -171,9 +208,12 @@ class Batcher:
         while batch := self._next_batch():
             start = time.monotonic()
             self._caption(batch)
-            seconds = (time.monotonic() - start) / sum(job.settings.cost for job in batch)
+            end, settings = time.monotonic(), batch[0].settings
+            seconds = (end - start) / (len(batch) * settings.cost)
             with self._changed:
                 self._begun = None
+                present = len(batch) + self._waiting_with(settings)
+                self._last = _Finished(settings, present, end, end - start)
                 for job in batch:
                     self._turns.done(job.client, seconds * job.settings.cost)
                 self._seconds_per_cost += 0.2 * (seconds - self._seconds_per_cost)
@@ -181,11 +221,38 @@ class Batcher:
     def _next_batch(self) -> list[_Job]:
         """Wait for the next batch and return it; empty when closed and no image waits."""
         with self._changed:
-            while not (batch := self._take()) and not self._ending:
-                self._changed.wait()
+            while True:
+                while (delay := self._delay()) is None or delay > 0:
+                    self._changed.wait(delay)
+                if (batch := self._take()) or self._ending:
+                    break
             self._begun = time.monotonic()
             self._number()
             return batch
+
+    def _delay(self) -> float | None:
+        """Return the seconds to wait for more images; None: until one arrives."""
+        waiting, last = self._turns.in_order(), self._last
+        if not waiting:
+            return 0 if self._ending else None
+        settings = waiting[0].settings
+        if self._closed or last is None or settings != last.settings:
+            return 0
+        if self._waiting_with(settings) >= min(last.present, self._most(settings)):
+            return 0
+        seconds = min(last.seconds, _LONGEST)
+        until = last.end + _GATHER * seconds
+        if not self._decoding:
+            until = min(until, max(last.end, self._moved) + _PAUSE * seconds)
+        return until - time.monotonic()
+
+    def _waiting_with(self, settings: JobSettings) -> int:
+        """Return the number of waiting images with these settings."""
+        return sum(job.settings == settings for job in self._turns.in_order())
+
+    def _most(self, settings: JobSettings) -> int:
+        """Return the largest number of images in a batch."""
+        return max(1, self._max_batch // settings.cost)
 
     def _take(self) -> list[_Job]:
         """Take the next job, and others with the same settings."""
@@ -193,7 +260,7 @@ class Batcher:
         for job in self._turns.in_order():
             if batch and job.settings != batch[0].settings:
                 continue
-            if len(batch) >= max(1, self._max_batch // job.settings.cost):
+            if len(batch) >= self._most(job.settings):
                 break
             self._turns.start(job, job.client)
             job.place.ahead = 0

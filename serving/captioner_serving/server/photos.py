@@ -24,7 +24,7 @@ LONGEST_PREVIEW = 1440
 _SECONDS = 20.0  # time limit of a photo; the largest PNG takes five seconds
 _NICE = 5  # lower priority than the model and ordinary photos
 _BESIDE = 30_000_000  # pixels that can be decoded beside the largest photo
-_WORKERS = 2
+_WORKERS = 2  # processes for ordinary JPEGs, and as many for other photos
 _FETCHING = 6  # processes for photos at URLs, which may wait for their hosts
 
 
@@ -42,7 +42,7 @@ class PhotoPool:
         self.reader = Reader(
             captioner.transform.config,
             workers=_WORKERS,
-            quick=1,
+            quick=_WORKERS,
             fetching=_FETCHING if config.allow_urls else 0,
             max_pixels=captioner.max_pixels,
             seconds=_SECONDS,

@@ -295,9 +295,10 @@ class CaptionService:
     ) -> Caption | ImageError:
         result: Caption | ImageError
         try:
-            decoded = await image.square(self.captioner.transform.config)
-            with self.metrics.photo.labels("model").time():
+            with self._batcher.decoding():
+                decoded = await image.square(self.captioner.transform.config)
                 future = self._batcher.submit(decoded.prepared(), settings, client, place)
+            with self.metrics.photo.labels("model").time():
                 result = await asyncio.wrap_future(future)
         except ImageError as error:
             result = error.without_traceback()

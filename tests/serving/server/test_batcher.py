@@ -6,9 +6,10 @@ import asyncio
 import gc
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from captioner.errors import ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner_serving.decoding.decoded import EncodedPhoto
+from captioner_serving.server import batcher as batcher_module
 from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError
@@ -119,6 +121,171 @@ def test_turns_count_costs_and_no_images_that_left(monkeypatch: pytest.MonkeyPat
     images = [("costly", costly, "c"), ("d1", cheap, "d"), ("c2", cheap, "c"), ("d2", cheap, "d")]
     assert run(*images) == ["costly", "d1", "d2", "c2"]  # c has used 22 s, d 2 s
     batcher.close()
+
+
+PLAIN = JobSettings(GenerationConfig())
+CHECKED = JobSettings(GenerationConfig(), check_attention=True)  # costs 2
+
+
+class Paced:
+    """A batcher on a clock that stands still, except that a batch takes `seconds`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.seconds = 1000.0, 1.2
+        self.batches: list[str] = []
+        self.going = threading.Semaphore(0)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.batcher = Batcher(self._caption, max_batch=4, capacity=64)
+
+    def _caption(self, images: Sequence[Any], _: JobSettings) -> Sequence[Any]:
+        self.batches.append("".join(images))
+        assert self.going.acquire(timeout=60)
+        self.now += self.seconds
+        return images
+
+    def send(self, images: str, settings: JobSettings = PLAIN) -> None:
+        for image in images:
+            self.batcher.submit(cast(Any, image), settings)
+
+    def begins(self, images: str) -> bool:
+        """Whether the model begins a batch of these images."""
+        return self.soon(lambda: self.batches[-1:] == [images])
+
+    def ends(self) -> bool:
+        """End the running batch; return whether no other batch begins within half a second."""
+        self.going.release()
+        assert self.soon(lambda: self.batcher.busy_since is None)
+        return self.waits()
+
+    def waits(self) -> bool:
+        return not self.soon(lambda: self.batcher.busy_since is not None, 0.5)
+
+    def soon(self, true: Callable[[], object], seconds: float = 10.0) -> bool:
+        deadline = time.perf_counter() + seconds
+        while not true() and time.perf_counter() < deadline:
+            time.sleep(0.005)
+        return bool(true())
+
+
+@pytest.fixture
+def paced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Paced]:
+    """A batcher that runs a batch of the image 0."""
+    made = Paced(monkeypatch)
+    made.send("0")
+    assert made.begins("0")
+    yield made
+    made.going.release(100)
+    made.now += 1e9
+    made.batcher.close()
+
+
+def test_clients_that_return_share_a_batch(paced: Paced) -> None:
+    paced.send("bc")
+    assert paced.ends()
+    paced.send("a")
+    assert paced.begins("bca")
+    assert paced.ends()
+    paced.send("ab")
+    assert paced.waits()
+    paced.send("c")
+    assert paced.begins("abc")
+
+
+def test_a_lone_client_does_not_wait(paced: Paced) -> None:
+    assert paced.ends()
+    paced.send("a")
+    assert paced.begins("a")
+
+
+def test_a_full_batch_does_not_wait(paced: Paced) -> None:
+    paced.send("abcdef")
+    paced.going.release()
+    assert paced.begins("abcd")
+
+
+def test_a_batch_of_expensive_images_does_not_wait_for_more_than_it_holds(paced: Paced) -> None:
+    assert paced.ends()
+    paced.send("a", CHECKED)
+    assert paced.begins("a")
+    paced.send("bc", CHECKED)
+    paced.going.release()
+    assert paced.begins("bc")
+
+
+def test_images_of_other_settings_are_not_waited_for(paced: Paced) -> None:
+    paced.send("a", CHECKED)
+    paced.going.release()
+    assert paced.begins("a")
+    paced.send("b")
+    paced.send("c", CHECKED)
+    paced.going.release()
+    assert paced.begins("b")
+    paced.going.release()
+    assert paced.begins("c")
+    paced.send("d", CHECKED)
+    assert paced.ends()  # two may come
+    paced.send("e")
+    assert paced.waits()
+    paced.send("f", CHECKED)
+    assert paced.begins("df")
+
+
+@pytest.mark.parametrize(("pause", "begins"), [(0.07, False), (0.08, True)])
+def test_the_wait_for_a_request_begins_with_the_last_one(
+    paced: Paced, pause: float, begins: bool
+) -> None:
+    """A sixteenth of 1.2 s."""
+    paced.send("a")
+    with paced.batcher.admit(1):
+        assert paced.ends()
+        paced.now += 0.06
+    paced.now += 0.06
+    with paced.batcher.admit(1):
+        assert paced.waits()
+        paced.now += pause
+        assert paced.begins("a") if begins else paced.waits()
+
+
+def test_a_batch_waits_for_images_that_are_being_decoded(paced: Paced) -> None:
+    """A third of 1.2 s at most."""
+    paced.send("a")
+    with paced.batcher.decoding():
+        assert paced.ends()
+        paced.now += 0.39
+        assert paced.waits()
+        paced.now += 0.02
+        assert paced.begins("a")
+
+
+def test_an_image_that_cannot_be_decoded_ends_the_wait(
+    paced: Paced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batcher_module, "_LONGEST", 3600)
+    paced.seconds = 3600
+    paced.send("a")
+    with paced.batcher.decoding():
+        assert paced.ends()
+        paced.now += 600
+        assert paced.waits()
+    assert paced.begins("a")
+
+
+def test_a_long_batch_causes_no_long_wait(paced: Paced) -> None:
+    paced.seconds = 3600
+    paced.send("a")
+    with paced.batcher.decoding():
+        assert paced.ends()
+        paced.now += 0.49
+        assert paced.waits()
+        paced.now += 0.02
+        assert paced.begins("a")
+
+
+def test_a_server_that_ends_waits_for_no_further_images(paced: Paced) -> None:
+    paced.send("a")
+    assert paced.ends()
+    paced.batcher.refuse()
+    assert paced.begins("a")
 
 
 def test_a_client_with_a_full_queue_leaves_room_for_others() -> None:
