@@ -134,10 +134,16 @@ def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path)
     (tmp_path / "c.zip").write_bytes(b"")
     (record,) = caption_batch(f"file://{archive}", captioner=tiny)
     assert record["image"].endswith("a.tar/./p000/p000.jpg") and "caption" in record
-    *found, last = caption_batch(f"file://{tmp_path}/?.*", captioner=tiny)
+    (tmp_path / "d.tar").write_bytes(archive.read_bytes()[:1000])
+    shutil.copy(archive, tmp_path / "e[1].tar")
+    *found, zipped, cut, other = caption_batch(f"file://{tmp_path}/*.*", captioner=tiny)
     assert found[0] == record and len(found) == 4
     assert {record["image"].split(".tar/")[0] for record in found[1:]} == {f"file://{tmp_path}/b"}
-    assert "zip files at URLs are not supported" in last["error"]["detail"]
+    assert "zip files at URLs are not supported" in zipped["error"]["detail"]
+    assert f"file://{tmp_path}/d.tar cannot be listed (" in cut["error"]["detail"]
+    assert other["caption"] == record["caption"]
+    (literal,) = caption_batch(f"file://{tmp_path}/e[1].tar", captioner=tiny)
+    assert literal == other
 
 
 def test_a_file_system_that_is_not_installed(run_batch: Any, tmp_path: Path) -> None:

@@ -256,8 +256,7 @@ class Inputs:
         except CaptionerError:
             raise
         except Exception as error:  # each file system has its own exceptions
-            reason = f"{url} cannot be listed ({reason_of(error)}): check the URL"
-            yield LostPhoto(name=url, reason=reason)
+            yield _lost(url, error)
 
     def _in_bucket(self, url: str, *, is_glob: bool) -> Iterator[Photo]:
         """Yield the photos that match a glob, or below a prefix."""
@@ -265,8 +264,10 @@ class Inputs:
         base = path.rstrip("/")
         pattern = path if is_glob else f"{base}/**" if self.recursive else f"{base}/*"
         names: list[str] = sorted(system.glob(pattern))
-        if not names and (is_glob or not system.exists(path)):
-            raise FileNotFoundError(url)
+        if not names:
+            if not system.exists(path):
+                raise FileNotFoundError(url)
+            names = [path] if is_glob else []  # its name has a bracket or star
         for name in names:
             is_hidden = "/." in name.removeprefix(base)
             link = system.unstrip_protocol(name)
@@ -276,14 +277,24 @@ class Inputs:
                 yield RemotePhoto(name=link, url=link)
 
 
+def _lost(url: str, error: Exception) -> LostPhoto:
+    reason = f"{url} cannot be listed ({reason_of(error)}): check the URL"
+    return LostPhoto(name=url, reason=reason)
+
+
 def _remote_archive(url: str, policy: AddressPolicy, *, is_zip: bool) -> Iterator[Photo]:
     """Yield the photos of a tar file at a URL."""
     if is_zip:
         reason = f"{url}: zip files at URLs are not supported; download it, or use a .tar"
         yield LostPhoto(name=url, reason=reason)
         return
-    with open_link(url, policy) as file:
-        yield from tar_stream_photos(file, url)
+    try:
+        with open_link(url, policy) as file:
+            yield from tar_stream_photos(file, url)
+    except CaptionerError:
+        raise
+    except Exception as error:  # each file system has its own exceptions
+        yield _lost(url, error)
 
 
 def _walk(
