@@ -88,7 +88,8 @@ def read_shards(paths: Sequence[Path], problems: Problems) -> list[ListedImage]:
 
 def _with_paths(images: Sequence[ListedImage], shards: Sequence[Path]) -> list[ListedImage]:
     """Name images by the paths of their shards, because shards in several folders have one name."""
-    whole = {path: path.resolve() for path in shards}
+    # A link keeps its name; its target may be named by a hash.
+    whole = {path: Path(os.path.normpath(path.absolute())) for path in shards}
     top = os.path.commonpath([path.parent for path in whole.values()])
     named = []
     for image, path in zip(images, shards, strict=True):
