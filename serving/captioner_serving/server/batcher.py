@@ -1,9 +1,9 @@
 """Dynamic batching for one model: waiting images with equal settings form a batch.
 
 A batch may have one image. While it runs, new images wait. When it ends, the next batch waits
-briefly for the next images of its clients, because larger batches take less time per image. Clients
-take turns (see `FairQueue`). Images with expensive settings have smaller batches, so one client
-cannot block the others.
+briefly for further images with the same settings, because larger batches take less time per image.
+Clients take turns (see `FairQueue`). Images with expensive settings have smaller batches, so one
+client cannot block the others.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from captioner_serving.server.problems import BusyError, ClosedError
 
 __all__ = ["Batcher", "JobSettings", "Place"]
 
-# The longest wait for more images, and the longest wait after the last request came or ended if no
-# image is being decoded: shares of the time of the last batch, of which _LONGEST seconds count.
+# Limits of the wait, as shares of the last batch's time (at most _LONGEST seconds). _GATHER: the
+# whole wait. _PAUSE: the wait without a request that comes or ends, if no image is being decoded.
 _GATHER, _PAUSE, _LONGEST = 1 / 3, 1 / 16, 1.5
 
 
@@ -236,7 +236,9 @@ class Batcher:
         if not waiting:
             return 0 if self._ending else None
         settings = waiting[0].settings
-        if self._closed or last is None or settings != last.settings:
+        if self._closed or last is None or settings.sentence is not None:
+            return 0
+        if settings != last.settings:
             return 0
         if self._waiting_with(settings) >= min(last.present, self._most(settings)):
             return 0
@@ -247,7 +249,9 @@ class Batcher:
         return until - time.monotonic()
 
     def _waiting_with(self, settings: JobSettings) -> int:
-        """Return the number of waiting images with these settings."""
+        """Return the number of waiting images with these settings; 0 if they have a sentence."""
+        if settings.sentence is not None:  # slow to compare, because its maps are large
+            return 0
         return sum(job.settings == settings for job in self._turns.in_order())
 
     def _most(self, settings: JobSettings) -> int:
