@@ -305,7 +305,14 @@ def test_shares_make_up_the_batch() -> None:
         batches(0, 4, 3)
 
 
-COLLECTIVES = ("all_gather_object", "all_reduce", "barrier", "broadcast", "broadcast_object_list")
+COLLECTIVES = (
+    "all_gather_object",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather_object",
+)
 
 
 def take_turns(rank: int, port: int, inside: Any) -> None:
@@ -339,6 +346,7 @@ def take_turns(rank: int, port: int, inside: Any) -> None:
         assert processes.main_first(work) == rank
         assert processes.main_alone(work) == (None if rank else 0)
         assert processes.gather(rank) == [0, 1]
+        assert processes.gather_to_main(rank) == ([] if rank else [0, 1])
     os._exit(0)  # without what pytest does at its end
 
 

@@ -88,6 +88,14 @@ class Processes:
         dist.all_gather_object(values, value)
         return cast(list[Value], values)
 
+    def gather_to_main(self, value: Value) -> list[Value]:
+        """Return the values of all processes in the main process, and an empty list in others."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world if self.main else []
+        dist.gather_object(value, values if self.main else None)
+        return cast(list[Value], values)
+
     def broadcast(self, value: Value | None) -> Value:
         """Return the value of the main process."""
         if self.world == 1:

@@ -61,6 +61,8 @@ class Clock:
         self.waiting = 0.0  # seconds waited for data
         self._started = time.perf_counter()
         self._stopped: float | None = None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
 
     def timed(self, batches: Iterable[list[Batch]]) -> Iterator[list[Batch]]:
         """Yield the batches, and record their sizes and the time waited for them."""
@@ -104,7 +106,7 @@ class Clock:
 
 def report_photos(images: Sequence[T]) -> list[T]:
     """Return the photos that a run's report shows, evenly spread over the split."""
-    return list(images[:: -(-len(images) // _REPORTED)])
+    return list(images[:: max(1, -(-len(images) // _REPORTED))])
 
 
 def _caption_record(captioned: Captioned) -> dict[str, Any]:

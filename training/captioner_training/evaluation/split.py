@@ -176,7 +176,7 @@ def validate(
         after_batch=after_batch,
     )
     whole = _gather(images, captioned, processes)
-    all_losses = [batch for part in processes.gather(losses) for batch in part]
+    all_losses = [batch for part in processes.gather_to_main(losses) for batch in part]
     scores = None
     if processes.main:
         scores = score_split(whole)
@@ -191,10 +191,12 @@ def validate(
 def _gather(
     images: Sequence[CaptionedImage], share: Sequence[Captioned], processes: Processes
 ) -> list[Captioned]:
-    """Return the captions of all processes in the order of the split."""
-    shares = processes.gather(
+    """Return the captions of all processes in the order of the split; none in other processes."""
+    shares = processes.gather_to_main(
         [(caption.hypothesis, caption.words, caption.attention) for caption in share]
     )
+    if not shares:
+        return []
     return [
         Captioned(image=image, hypothesis=hypothesis, words=words, attention=attention)
         for index, image in enumerate(images)
