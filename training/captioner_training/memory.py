@@ -18,6 +18,7 @@ def fits_on_gpu(size: int, device: torch.device) -> bool:
     """Whether data of `size` bytes leave enough GPU memory for training; False on a CPU."""
     if device.type != "cuda":
         return False
+    torch.cuda.empty_cache()  # data of earlier stages do not count
     free, _ = torch.cuda.mem_get_info(device)
     return bool(size <= _SHARE * free)
 

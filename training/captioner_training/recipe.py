@@ -158,8 +158,8 @@ class SelfCritical:
     """Weight of the cross-entropy of the data's captions, which is added to the self-critical loss
     (Wu et al. 2016, equation 9). It keeps word probabilities calibrated."""
     maximum_length: Length | None = None
-    """Longest sample in words; null: data.maximum_length. The longest sample of a batch determines
-    its time."""
+    """Longest sample in words; null: data.maximum_length. It determines the time of a step on a
+    GPU; on a CPU the longest sample of the batch does."""
 
     def __post_init__(self) -> None:
         if self.samples < 2 and self.baseline == "mean":

@@ -186,9 +186,10 @@ class TrainStep:
                 torch.autograd.grad(value, trained, allow_unused=True)
         except Exception as error:
             if self.processes.main:
-                reason = str(error).strip().splitlines()[0]
+                reason = str(error).strip().partition("\n")[0]
                 print(f"torch.compile failed ({reason}): training without it", file=sys.stderr)
             return self.loss
+        torch._dynamo.config.suppress_errors = True  # of later shapes: they run without compilation
         return cast(nn.Module, compiled)
 
 

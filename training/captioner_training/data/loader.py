@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -52,6 +53,8 @@ class Loader:
             # A separate generator, so that loading does not change the random numbers of training.
             generator=torch.Generator().manual_seed(0),
             worker_init_fn=_ignore_signals,
+            # Other methods would copy the whole dataset to every worker.
+            multiprocessing_context="fork" if sys.platform == "linux" and count else None,
             **options,
         )
 
