@@ -3,7 +3,8 @@
     python -m tests.benchmarks.gpu [--device cuda] [--encoder NAME] [--compile] [--small]
     python -m tests.benchmarks.gpu --simulate-coco
 
-Models have random weights and 9,490 words. The first command takes less than two minutes:
+Models have random weights and 9,490 words. Without `--compile` the first command took less than two
+minutes on an H100:
 
 - the limits of the machine: matrix products, copies;
 - captions of squares in memory (beam 5, 15 words), with and without CUDA graphs;
@@ -12,8 +13,8 @@ Models have random weights and 9,490 words. The first command takes less than tw
   the device. Without `--compile` the loss is not compiled, which takes minutes.
 
 `--simulate-coco` runs one epoch of each stage of `coco-fast` instead, as training runs it; see
-simulated_coco.py. `--small` runs everything with tiny sizes on any device; its numbers mean
-nothing. Nothing else may run on the GPU meanwhile.
+simulated_coco.py. `--encoder` and `--compile` do not change it. `--small` runs everything with tiny
+sizes on any device; its numbers mean nothing. Nothing else may run on the GPU meanwhile.
 """
 
 from __future__ import annotations
@@ -246,25 +247,37 @@ def build_step(
     return TrainStep(stage, recipe, objectives=objectives, vocabulary=WORDS, processes=processes)
 
 
+def use_tf32(bench: Bench) -> None:
+    """Set the precision of float32 products as training does on a GPU."""
+    if bench.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+
+
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--device", default="cuda", help="default: cuda")
     parser.add_argument(
         "--encoder", choices=ENCODERS, default="efficientnet_v2_b0", help="default: %(default)s"
     )
     parser.add_argument("--compile", action="store_true", help="compile the loss of the steps")
-    parser.add_argument("--simulate-coco", action="store_true")
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument(
+        "--simulate-coco",
+        action="store_true",
+        help="run an epoch of each stage of coco-fast instead",
+    )
+    parser.add_argument("--small", action="store_true", help="tiny sizes, for any --device")
     arguments = parser.parse_args()
     bench = Bench(find_device(arguments.device), small=arguments.small)
     torch.manual_seed(0)
-    torch.backends.cudnn.benchmark = True  # as in long stages of training
-    if bench.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "the CPU"
     print(f"torch {torch.__version__} on {name}", flush=True)
     if arguments.simulate_coco:
+        use_tf32(bench)
         simulate(bench.device, small=bench.small)
         return 0
     limits(bench)
@@ -272,6 +285,8 @@ def main() -> int:
     captioner = load(bench, arguments.encoder, size)
     captions(bench, captioner)
     files(bench, captioner)
+    use_tf32(bench)
+    torch.backends.cudnn.benchmark = True  # as in its long stages
     steps(bench, arguments.encoder, size, compiled=arguments.compile)
     return 0
 

@@ -2,7 +2,7 @@
 
 A few thousand drawn photos are decoded or encoded as in training, and stand for 113,287 photos with
 five captions each. Captions, order, augmentation, losses and compilation are those of a run. Not
-included: validation, checkpoints, and decoding of the whole set, whose rate is printed.
+included: validation, checkpoints, and decoding or encoding of the whole set, whose rate is printed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def simulate(device: torch.device, *, small: bool) -> None:
                 stages=(replace(stage, epochs=1),),
                 compile=recipe.compiles(stage, steps=steps, device=device.type),
             )
-            run_epoch(kind, alone, corpus, distinct, device=device, cache=Path(name, "cache"))
+            run_epoch(kind, alone, corpus, distinct, device=device, cache=Path(name, kind))
 
 
 def make_up(folder: Path, count: int) -> list[CaptionedImage]:
@@ -130,7 +130,7 @@ def run_epoch(
     took, first = wait(device) - ends[0], ends[1] - ends[0]
     print(
         f"{kind}: {count:,} photos in {took:.1f} s, of which the first step takes {first:.1f} s; "
-        f"{distinct:,} photos prepared in {before:.1f} s before",
+        f"before it, photos are prepared at {distinct / before:.0f} photos/s",
         flush=True,
     )
 
