@@ -417,6 +417,29 @@ def test_a_compiled_loss_has_the_values_and_gradients_of_the_eager_one(
         assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
 
 
+@pytest.mark.slow
+def test_a_later_shape_that_does_not_compile_runs_without_compilation(
+    tiny_checkpoint: Checkpoint, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        shapes.append(1)
+        if len(shapes) > 1:
+            raise RuntimeError("this shape does not compile")
+        return graph
+
+    compile_ = partial(torch.compile, backend=backend, dynamic=False)
+    monkeypatch.setattr(torch, "compile", lambda module, **_: compile_(module))
+    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)
+    short = Batch(batch.images, batch.tokens[..., :3], batch.positions)
+    _, values = stepped(tiny_checkpoint, [short, batch], precision="float32", compile=True)
+    assert len(shapes) > 1
+    _, eager = stepped(tiny_checkpoint, [short, batch], precision="float32")
+    for ours, theirs in zip(values, eager, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
+
+
 def test_without_a_compiler_training_continues(
     tiny_checkpoint: Checkpoint,
     batch: Batch,

@@ -160,7 +160,7 @@ class Batcher:
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Announce an image that is submitted in the block; a batch may wait for it."""
+        """Count an image as being decoded until it is submitted; both happen in the block."""
         with self._changed:
             self._decoding += 1
         try:
