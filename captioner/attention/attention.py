@@ -201,8 +201,12 @@ class Attention(nn.Module):
         return average(weights, grid.values), weights
 
     def weigh(self, query: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the attention weights (B, K, H, L) of queries over projected keys."""
-        scores = self.score(query, keys)
+        """Return the attention weights (B, K, H, L) of queries (B, K, Q) over projected keys."""
+        return self.weigh_projected(self.score.query(query), keys, mask)
+
+    def weigh_projected(self, queries: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the attention weights (B, K, H, L) of projected queries (B, K, A)."""
+        scores = self.score.compare(queries, keys)
         return masked_softmax(scores, None if mask is None else mask.unsqueeze(-2))  # equation 5
 
     def attend(self, query: Tensor, grid: ProjectedGrid, mask: Tensor | None = None) -> Tensor:

@@ -50,6 +50,8 @@ class ScoreFunction(nn.Module, ABC):
 
     projects: ClassVar[bool] = True
     """Whether queries and keys are projected before they are compared."""
+    query: nn.Module
+    """Projects queries (B, K, Q) to (B, K, A)."""
 
     def __init__(self, *, heads: int = 1, **_sizes: int) -> None:
         super().__init__()
@@ -60,8 +62,12 @@ class ScoreFunction(nn.Module, ABC):
         """Project keys (B, L, D) to (B, L, A), once for all queries."""
 
     @abstractmethod
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Score projected queries (B, K, A) against projected keys (B, L, A): (B, K, H, L)."""
+
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score queries (B, K, Q) against projected keys (B, L, A): (B, K, H, L)."""
+        return self.compare(self.query(query), keys)
 
 
 class AdditiveScore(ScoreFunction):
@@ -84,13 +90,13 @@ class AdditiveScore(ScoreFunction):
         projected = cast(Tensor, self.key(keys))
         return 2 * projected.to(torch.promote_types(projected.dtype, torch.float32))
 
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score queries (B, K, Q) against projected keys (B, L, A): (B, K, H, L)."""
-        doubled = 2 * cast(Tensor, self.query(query)).to(keys.dtype)
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Score projected queries (B, K, A) against projected keys (B, L, A): (B, K, H, L)."""
+        queries = queries.to(keys.dtype).unsqueeze(2)
         weights = self.score.weight.squeeze(0).to(keys.dtype)
         # In float32 even under autocast: bfloat16 is too coarse between 1/2 and 1.
         with torch.autocast(keys.device.type, enabled=False):
-            hidden = torch.sigmoid(keys.unsqueeze(1) + doubled.unsqueeze(2))  # (B, K, L, A)
+            hidden = torch.sigmoid(torch.add(keys.unsqueeze(1), queries, alpha=2))  # (B, K, L, A)
             if self.heads == 1:
                 return 2 * (hidden @ weights).unsqueeze(2)
             own = (hidden * weights).view(*hidden.shape[:-1], self.heads, -1).sum(dim=-1)
@@ -101,16 +107,15 @@ class ProductScore(ScoreFunction):
     """A dot product of query and key, both of the same size."""
 
     scale = 1.0
-    query: nn.Module
     key: nn.Module
 
     def project(self, keys: Tensor) -> Tensor:
         """Project keys (B, L, D) to (B, L, A)."""
         return cast(Tensor, self.key(keys))
 
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score queries (B, K, Q) against projected keys (B, L, A): (B, K, H, L)."""
-        queries = self.project_query(query).to(keys.dtype)
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Score projected queries (B, K, A) against projected keys (B, L, A): (B, K, H, L)."""
+        queries = (queries * self.scale).to(keys.dtype)
         if self.heads == 1:
             return torch.bmm(queries, keys.transpose(1, 2)).unsqueeze(2)
         # One query per head, zero outside the head's block, so that the keys are not copied.
@@ -172,6 +177,7 @@ class NoScore(ScoreFunction):
 
     def __init__(self, *, heads: int = 1, **_sizes: int) -> None:
         super().__init__(heads=heads)
+        self.query = nn.Identity()
         if heads > 1:
             raise ConfigError(
                 f"heads is {heads} with score 'none', which needs no more than one: set heads to "
@@ -182,9 +188,9 @@ class NoScore(ScoreFunction):
         """Return an empty tensor (B, L, 0), which keeps the number of keys."""
         return keys[..., :0]
 
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return zeros (B, K, 1, L)."""
-        return query.new_zeros(*query.shape[:2], 1, keys.shape[1])
+        return queries.new_zeros(*queries.shape[:2], 1, keys.shape[1])
 
 
 SCORES: dict[str, type[ScoreFunction]] = {

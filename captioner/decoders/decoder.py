@@ -10,6 +10,7 @@ of a word embedding, n the size of a hidden state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple, cast
 
@@ -27,11 +28,16 @@ from captioner.decoders.state import State, StepOutput
 __all__ = [
     "Decoder",
     "DecoderOutput",
+    "Products",
     "RecurrentDecoder",
     "WordDecoder",
     "advance",
     "build_decoder",
+    "products",
 ]
+
+Products = Callable[[Tensor], list[Tensor]]
+"""Applies several layers to the same input (B, K, n)."""
 
 
 class DecoderOutput(NamedTuple):
@@ -185,9 +191,37 @@ def advance(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The new hidden state and cell state, both (..., n).
     """
-    input_, forget, output, candidate = gates.chunk(4, dim=-1)
-    cell = forget.sigmoid() * cell + input_.sigmoid() * candidate.tanh()  # equation 2
-    return output.sigmoid() * cell.tanh(), cell  # equation 3
+    size = cell.shape[-1]
+    openings, candidate = torch.split(gates, [3 * size, size], dim=-1)
+    input_, forget, output = openings.sigmoid().chunk(3, dim=-1)
+    cell = forget * cell + input_ * candidate.tanh()  # equation 2
+    return output * cell.tanh(), cell  # equation 3
+
+
+def products(*layers: nn.Module, dtype: torch.dtype | None = None) -> Products:
+    """Return a function that applies layers to the same input.
+
+    Args:
+        layers: linear layers, and others such as nn.Identity.
+        dtype: compute all linear layers with one matrix product of this dtype, for many inputs.
+            None: each layer computes its own.
+    """
+    if dtype is None:
+        return lambda rows: [layer(rows) for layer in layers]
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    sizes = [layer.out_features for layer in linear]
+    weight = torch.cat([layer.weight.to(dtype) for layer in linear])
+    biases = [
+        layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
+        for layer in linear
+    ]
+    bias = torch.cat([part.to(dtype) for part in biases])
+
+    def apply(rows: Tensor) -> list[Tensor]:
+        parts = iter(torch.split(F.linear(rows, weight, bias), sizes, dim=-1))
+        return [next(parts) if isinstance(layer, nn.Linear) else layer(rows) for layer in layers]
+
+    return apply
 
 
 def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> Decoder:

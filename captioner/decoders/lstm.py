@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from captioner.attention.attention import average, average_folded, fold, maps
 from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import DecoderOutput, RecurrentDecoder, advance
+from captioner.decoders.decoder import DecoderOutput, Products, RecurrentDecoder, advance, products
 from captioner.decoders.state import State, StepOutput
 
 __all__ = ["LSTMDecoder"]
@@ -95,7 +95,9 @@ class LSTMDecoder(RecurrentDecoder):
         """Read the tokens (B, K) and score their successors."""
         words = self._embed(tokens)
         word_gates = self._first_layer(tokens, self.word_gates)
-        deep_context, weights, gate, state = self._recur(word_gates, state)
+        deep_context, weights, gate, state = self._recur(
+            word_gates, state, products(*self._hidden_layers())
+        )
         deep = self._deep_output(words, state.hypothesis["hidden"], deep_context)
         attention, heads = maps(weights)
         return StepOutput(self.logits(deep), state, attention, gate, heads)
@@ -112,9 +114,10 @@ class LSTMDecoder(RecurrentDecoder):
         gates_of_words = self.word_gates(words)
         # Autocast would convert the matrix in every step.
         matrix = None if folds else self._matrix().t().to(gates_of_words.dtype)
+        read_hidden = products(*self._hidden_layers(), dtype=gates_of_words.dtype)
         contexts, weights, gates, hidden = [], [], [], []
         for word_gates in gates_of_words.unbind(dim=2):
-            deep_context, weight, gate, state = self._recur(word_gates, state, matrix)
+            deep_context, weight, gate, state = self._recur(word_gates, state, read_hidden, matrix)
             contexts.append(deep_context)
             weights.append(weight)
             hidden.append(state.hypothesis["hidden"])
@@ -124,37 +127,53 @@ class LSTMDecoder(RecurrentDecoder):
         attention, heads = maps(torch.stack(weights, dim=2))
         return DecoderOutput(deep, attention, torch.stack(gates, dim=2) if gates else None, heads)
 
+    def _hidden_layers(self) -> list[nn.Module]:
+        """Return the layers that are applied to the previous hidden state."""
+        if self.config.query == "current":
+            return [self.hidden_gates]
+        return [self.hidden_gates, self.gate, self.attention.score.query]
+
     def _recur(
-        self, word_gates: Tensor, state: State, matrix: Tensor | None = None
+        self,
+        word_gates: Tensor,
+        state: State,
+        read_hidden: Products,
+        matrix: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None, State]:
         """Attend and advance the LSTM, in the order that `query` sets.
 
-        `matrix` (V, F) is applied to the context. It is None if the values are folded.
+        `read_hidden` applies `_hidden_layers`. `matrix` (V, F) is applied to the context. It is
+        None if the values are folded.
         Returns L_z z_t (B, K, m), attention weights (B, K, H, L), gate (B, K) and the new state.
         """
+        keys, values = state.image["keys"], state.image["values"]
         hidden, cell = state.hypothesis["hidden"], state.hypothesis["cell"]
+        hidden_gates, *rest = read_hidden(hidden)
         if self.config.query == "current":
-            hidden, cell = advance(word_gates + self.hidden_gates(hidden), cell)
-            deep_context, weights = self._attend(hidden, state, matrix)
-            return deep_context, weights, None, State(state.image, {"hidden": hidden, "cell": cell})
-        context, weights = self._attend(hidden, state, matrix)
-        gate = torch.sigmoid(self.gate(hidden))  # section 4.2.1
-        sizes = [word_gates.shape[-1], self.config.embedding_dim]
-        context_gates, deep_context = torch.split(gate * context, sizes, dim=-1)  # of z_t
-        hidden, cell = advance(word_gates + context_gates + self.hidden_gates(hidden), cell)
-        following = State(state.image, {"hidden": hidden, "cell": cell})
-        return deep_context, weights, gate.squeeze(-1), following
-
-    def _attend(self, hidden: Tensor, state: State, matrix: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the context times the matrix, and the weights, for hidden states (B, K, n)."""
-        weights = self.attention.weigh(hidden, state.image["keys"])
-        values = state.image["values"]
-        if matrix is None:
-            return average_folded(weights, values), weights
-        return torch.matmul(average(weights, values), matrix), weights
+            hidden, cell = advance(word_gates + hidden_gates, cell)
+            weights = self.attention.weigh(hidden, keys)
+            deep_context, gate = _context(weights, values, matrix), None
+        else:
+            gate, queries = rest
+            weights = self.attention.weigh_projected(queries, keys)
+            gate = torch.sigmoid(gate)  # section 4.2.1
+            # beta_t multiplies the weights, which are fewer numbers than the context.
+            context = _context(gate.unsqueeze(-1) * weights, values, matrix)  # of z_t
+            sizes = [word_gates.shape[-1], self.config.embedding_dim]
+            context_gates, deep_context = torch.split(context, sizes, dim=-1)
+            hidden, cell = advance(word_gates + context_gates + hidden_gates, cell)
+            gate = gate.squeeze(-1)
+        return deep_context, weights, gate, State(state.image, {"hidden": hidden, "cell": cell})
 
     def _deep_output(self, words: Tensor, hidden: Tensor, deep_context: Tensor) -> Tensor:
         """Return the vector (..., m) that is multiplied by E^T (equation 7)."""
         deep = self.deep_hidden(hidden) + deep_context
         deep = words + deep if self.config.query == "previous" else torch.tanh(deep)
         return cast(Tensor, self.dropout(deep))
+
+
+def _context(weights: Tensor, values: Tensor, matrix: Tensor | None) -> Tensor:
+    """Return the context times the matrix (B, K, F). The matrix is None if values are folded."""
+    if matrix is None:
+        return average_folded(weights, values)
+    return torch.matmul(average(weights, values), matrix)

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from captioner.attention.attention import average_folded, fold, maps
 from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import DecoderOutput, RecurrentDecoder, advance
+from captioner.decoders.decoder import (
+    DecoderOutput,
+    Products,
+    RecurrentDecoder,
+    advance,
+    products,
+)
 from captioner.decoders.state import State, StepOutput
 
 __all__ = ["TopDownDecoder"]
@@ -72,7 +78,8 @@ class TopDownDecoder(RecurrentDecoder):
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""
-        step = self._recur(self._first_layer(tokens, self.look_word), state)
+        words = self._first_layer(tokens, self.look_word)
+        step = self._recur(words, state, *self._products())
         attention, heads = maps(step.weights)
         logits = self._last_layer(step.hidden, self.deep_hidden)
         return StepOutput(logits, step.state, attention, None, heads)
@@ -84,8 +91,10 @@ class TopDownDecoder(RecurrentDecoder):
         """
         state = self.start(features).expand(tokens.shape[1])
         hidden, weights = [], []
-        for gates in self.look_word(self._embed(tokens)).unbind(dim=2):
-            step = self._recur(gates, state)
+        words = self.look_word(self._embed(tokens))
+        read = self._products(dtype=words.dtype)
+        for gates in words.unbind(dim=2):
+            step = self._recur(gates, state, *read)
             state = step.state
             hidden.append(step.hidden)
             weights.append(step.weights)
@@ -93,27 +102,32 @@ class TopDownDecoder(RecurrentDecoder):
         deep = self.dropout(self.deep_hidden(torch.stack(hidden, dim=2)))
         return DecoderOutput(deep, attention, None, heads)
 
-    def _recur(self, gates: Tensor, state: State) -> _Step:
+    def _products(self, *, dtype: torch.dtype | None = None) -> tuple[Products, Products]:
+        """Return the functions that apply the layers of h2_(t-1) and of h1_t; see `products`."""
+        return (
+            products(self.look_language, self.speak_hidden, dtype=dtype),
+            products(self.speak_look, self.attention.score.query, dtype=dtype),
+        )
+
+    def _recur(
+        self, gates: Tensor, state: State, read_speak: Products, read_look: Products
+    ) -> _Step:
         """Advance both LSTMs.
 
         Args:
             gates: (B, K, 4n), the word's part of the attention LSTM's gates.
             state: the state after the previous step.
+            read_speak, read_look: from `_products`.
         """
         before = state.hypothesis
-        gates = (
-            gates
-            + before["mean"]
-            + self.look_language(before["speak_hidden"])
-            + self.look_hidden(before["look_hidden"])
-        )
+        look_language, speak_hidden = read_speak(before["speak_hidden"])
+        look_hidden = self.look_hidden(before["look_hidden"])
+        gates = gates + before["mean"] + look_language + look_hidden
         look, look_cell = advance(gates, before["look_cell"])
-        weights = self.attention.weigh(look, state.image["keys"])
-        gates = (
-            average_folded(weights, state.image["values"])
-            + self.speak_look(look)
-            + self.speak_hidden(before["speak_hidden"])
-        )
+        speak_look, queries = read_look(look)
+        weights = self.attention.weigh_projected(queries, state.image["keys"])
+        context = average_folded(weights, state.image["values"])
+        gates = context + speak_look + speak_hidden
         speak, speak_cell = advance(gates, before["speak_cell"])
         hypothesis = {
             "mean": before["mean"],
