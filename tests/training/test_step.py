@@ -381,17 +381,25 @@ def test_a_validation_leaves_the_model_in_its_mode(
 
 
 OBJECTIVES = (CrossEntropy(label_smoothing=0.1), DoublyStochastic(1.0), AttentionEntropy(1.0))
+STAGE = Stage(epochs=1, batch_size=4, learning_rate=1e-2, warmup=0)
 
 
 def stepped(
-    checkpoint: Checkpoint, batches: Sequence[Batch], **fields: Any
+    checkpoint: Checkpoint,
+    batches: Sequence[Batch],
+    *objectives: Objective,
+    stage: Stage = STAGE,
+    **fields: Any,
 ) -> tuple[TrainStep, list[dict[str, float]]]:
     """Take a step for each batch with a copy of the model, without dropout."""
     checkpoint = replace(checkpoint, model=copy.deepcopy(checkpoint.model))
     checkpoint.model.decoder.dropout.p = 0.0
-    stage = Stage(epochs=1, batch_size=4, learning_rate=1e-2, warmup=0)
-    step = begin_step(checkpoint, stage, *OBJECTIVES, steps=8, **fields)
-    values = [step([batch]) for batch in batches]
+    torch.manual_seed(0)
+    step = begin_step(checkpoint, stage, *objectives or OBJECTIVES, steps=8, **fields)
+    values = []
+    for batch in batches:
+        step.stage.count_step(taken := step([batch]))
+        values.append(taken)
     return step, [{name: float(value) for name, value in named.items()} for named in values]
 
 
@@ -406,15 +414,38 @@ def test_a_compiled_loss_has_the_values_and_gradients_of_the_eager_one(
     monkeypatch.setattr(torch, "compile", lambda module, **_: compile_(module))
     _, eager = stepped(tiny_checkpoint, [short] * 3, precision="float32")
     counters.clear()
-    step, compiled = stepped(tiny_checkpoint, [short], precision="float32", compile=True)
-    traced = counters["stats"]["unique_graphs"]
-    assert traced > 0 and not counters["graph_break"]
-    for _ in range(2):
-        step.stage.count_step(values := step([short]))
-        compiled.append({name: float(value) for name, value in values.items()})
-    assert counters["stats"]["unique_graphs"] == traced
+    _, compiled = stepped(tiny_checkpoint, [short] * 3, precision="float32", compile=True)
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
     for ours, theirs in zip(compiled, eager, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["scheduled sampling", "self-critical"])
+def test_a_compiled_loss_of_pixels_has_the_values_and_gradients_of_the_eager_one(
+    tiny_checkpoint: Checkpoint, batch: Batch, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fine-tuning, and with words that both steps draw with the same random numbers."""
+    compile_ = partial(torch.compile, backend="eager", fullgraph=True, dynamic=False)
+    monkeypatch.setattr(torch, "compile", lambda module, **_: compile_(module))
+    pixels = torch.randint(256, (4, 3, 64, 64), dtype=torch.uint8)
+    stage, objectives = replace(STAGE, fine_tune_from=0, scheduled_sampling=0.9), OBJECTIVES
+    if kind == "self-critical":
+        words = tiny_checkpoint.vocabulary.words[4:10]
+        critic = SelfCriticalCaptions(
+            SelfCritical(samples=3), vocabulary=tiny_checkpoint.vocabulary,
+            references=[[words[:3], words[2:]]] * 4, maximum_length=5,
+        )  # fmt: skip
+        stage, objectives = replace(STAGE, fine_tune_from=0), (critic, *OBJECTIVES)
+    batches = [Batch(pixels, batch.tokens, batch.positions)] * 3
+    eager, compiled = (
+        stepped(tiny_checkpoint, batches, *objectives, stage=stage, precision="float32", compile=on)
+        for on in (False, True)
+    )
+    for ours, theirs in zip(compiled[1], eager[1], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
+    first, second = (step.stage.model.state_dict() for step, _ in (compiled, eager))
+    assert all(torch.allclose(first[name], second[name], atol=1e-5) for name in first)
 
 
 @pytest.mark.slow
