@@ -117,7 +117,11 @@ class Encoder(nn.Module):
             raise no_stage(self.config.name, from_stage, count)
         self._first_trained = count if from_stage is None else from_stage
         for index, stage in enumerate(self.stages):
-            stage.requires_grad_(index >= self._first_trained)
+            trained = index >= self._first_trained
+            stage.requires_grad_(trained)
+            for module in stage.modules():
+                if isinstance(module, nn.SiLU | nn.Hardswish):
+                    module.inplace = not trained  # backward needs the input, so it would be copied
         self.train(self.training)
 
     def set_stochastic_depth(self, probability: float) -> None:
