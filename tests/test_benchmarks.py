@@ -5,32 +5,67 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from captioner_training.data import grids, squares
+from captioner_training.data.grids import ResidentGrids
 from tests import launcher
-from tests.benchmarks import coco_scale, gpu
+from tests.benchmarks import coco_scale, gpu, simulated_coco
 
 pytestmark = pytest.mark.slow
 
+SMALL = ["gpu", "--device", "cpu", "--small"]
+
 
 def test_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["gpu", "--device", "cpu", "--small"])
+    monkeypatch.setattr("sys.argv", SMALL)
     assert gpu.main() == 0
     output = capsys.readouterr().out
     for kind in ("frozen", "fine-tuning", "self-critical"):
-        assert output.count(f"\n{kind}, 4 photos: ") == 1
-    assert output.count("encoder and search") == 2
-    assert output.count(" of 8 files: ") == 2
+        assert output.count(f"\n{kind}, 4 photos ") == 1
+    assert output.count("with trust and consensus: Captioner('bundled'") == 1
+    for name in ("one photo", "2 at once", "Captioner.caption(list)", "captioner batch"):
+        assert output.count(f"\n{name}  ") == 1
 
 
+@pytest.mark.parametrize(
+    ("recipe", "resident"), [("coco-fast", False), ("coco-fast", True), ("coco", True)]
+)
 def test_an_epoch_of_each_kind(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    recipe: str,
+    *,
+    resident: bool,
+) -> None:
+    for module in (grids, squares, simulated_coco):
+        monkeypatch.setattr(module, "fits_on_gpu", lambda *_: resident)
+    monkeypatch.setattr("sys.argv", [*SMALL, "--simulate-coco", "--recipe", recipe])
+    assert gpu.main() == 0
+    output = capsys.readouterr().out
+    assert f"An epoch of each stage of {recipe}: 8 photos" in output
+    for kind in ("frozen", "fine-tuning", "self-critical"):
+        assert output.count(f"\n{kind}, eager ") == 1
+    assert "nan" not in output
+
+
+def test_repeated_grids_take_the_memory_of_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda *_: True)
+    few = torch.arange(12, dtype=torch.float16).view(3, 2, 2)
+    images = simulated_coco.repeat(ResidentGrids(few), [None] * 7, 3)  # type: ignore[list-item]
+    assert isinstance(images, ResidentGrids)
+    assert images.grids.equal(few[[0, 1, 2, 0, 1, 2, 0]])
+
+
+def test_images_that_do_not_fit_are_not_repeated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["gpu", "--device", "cpu", "--small", "--simulate-coco"])
-    assert gpu.main() == 0
-    lines = capsys.readouterr().out.splitlines()[1:]
-    assert [line.partition(" in ")[0] for line in lines] == [
-        "frozen: 8 photos", "fine-tuning: 8 photos", "self-critical: 8 photos",
-    ]  # fmt: skip
+    monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda size, _: size < 7 * 8)
+    few = torch.arange(12, dtype=torch.float16).view(3, 2, 2)
+    images = simulated_coco.repeat(ResidentGrids(few), [None] * 7, 3)  # type: ignore[list-item]
+    assert "do not fit" in capsys.readouterr().out
+    (batch,) = images.batches([[5]], epoch=0)
+    assert batch.equal(few[[2]])
 
 
 def test_coco(

@@ -1,43 +1,48 @@
 """Speed of Captioner on one GPU: captions, training steps, and epochs of COCO's size.
 
-    python -m tests.benchmarks.gpu [--device cuda] [--encoder NAME] [--compile] [--small]
-    python -m tests.benchmarks.gpu --simulate-coco
+    python -m tests.benchmarks.gpu [--device cuda] [--encoder NAME] [--small]
+    python -m tests.benchmarks.gpu --compile [--encoder NAME]
+    python -m tests.benchmarks.gpu --simulate-coco [--recipe coco-fast|coco]
 
-Models have random weights and 9,490 words. Without `--compile` the first command took less than two
-minutes on an H100:
+The first command is meant to take at most two minutes on an H100:
 
 - the limits of the machine: matrix products, copies;
-- captions of squares in memory (beam 5, 15 words), with and without CUDA graphs;
-- `Captioner.caption` of a list of JPEG files, and `captioner batch`;
+- captions of photos in memory by the bundled model, with trust and consensus, as the product makes
+  them: in one call, its parts, and without CUDA graphs;
+- `Captioner.caption` of a list of JPEG files, and `captioner batch`, with the same model;
 - training steps: frozen on grids, fine-tuning, self-critical, with the highest memory. Data are on
-  the device. Without `--compile` the loss is not compiled, which takes minutes.
+  the device. The model has random weights and 9,490 words.
 
-`--simulate-coco` runs one epoch of each stage of `coco-fast` instead, as training runs it; see
-simulated_coco.py. `--encoder` and `--compile` do not change it. `--small` runs everything with tiny
-sizes on any device; its numbers mean nothing. Nothing else may run on the GPU meanwhile.
+`--compile` measures only the steps, with a compiled loss and with the tuning of cuDNN. Both are
+left out otherwise, because they take minutes. `--simulate-coco` runs one epoch of each stage of a
+recipe, as training runs it; see simulated_coco.py. `--small` runs everything with tiny sizes on any
+device; its numbers mean nothing. Nothing else may run on the GPU meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import random
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from captioner import Captioner
-from captioner.checkpoint import Checkpoint
+from captioner.cuda_graphs import CudaGraphs
 from captioner.decoders.config import DecoderConfig
 from captioner.device import find_device
-from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.model import CaptionModel, ModelConfig
 from captioner.vision.encoder import EncoderConfig
@@ -52,22 +57,24 @@ from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
-from tests.benchmarks.coco_scale import draw
-from tests.benchmarks.measuring import seconds
-from tests.benchmarks.simulated_coco import simulate
+from tests.benchmarks.measuring import Table, seconds
+from tests.benchmarks.simulated_coco import RECIPES, peak, release, simulate
+from tests.conftest import ROOT
 from tests.training.runs import make_batch
 
 ENCODERS = {"efficientnet_v2_b0": 224, "resnet101": 256}
 WORDS = Vocabulary([f"word{number}" for number in range(9486)])
-FIXED = GenerationConfig(beam_size=5, minimum_length=15, maximum_length=15)
 STEPS = (
     ("frozen", 128),
     ("frozen", 1024),
-    ("fine-tuning", 64),
-    ("fine-tuning", 256),
     ("self-critical", 64),
+    ("fine-tuning", 64),  # these two take the longest to compile
+    ("fine-tuning", 256),
 )
+AT_ONCE = (1, 16, 256)  # photos of a call
 FILES = 1600  # photos of a list and of a batch run
+SIZES = ((341, 256), (640, 427))  # of the files
+SAMPLES = ROOT / "assets" / "samples"
 
 
 class Bench:
@@ -92,27 +99,103 @@ class Bench:
         """Draw numbers on the device."""
         return torch.rand(*shape, device=self.device)
 
-    def peak(self) -> str:
-        """Say how much memory was taken at most since the last call."""
-        if self.device.type != "cuda":
-            return ""
-        gigabytes = torch.cuda.max_memory_allocated() / 1e9
-        torch.cuda.reset_peak_memory_stats()
-        return f", {gigabytes:.1f} GB"
+
+class NoGraphs(CudaGraphs):
+    """Runs every call without a CUDA graph."""
+
+    def __call__(self, _: object, function: Callable[..., Any], *inputs: Tensor) -> Any:
+        """Return the result of the function."""
+        return function(*inputs)
 
 
 def limits(bench: Bench) -> None:
     """Measure what the machine does at best."""
     side = 64 if bench.small else 8192
+    table = Table("Limits of the machine", "", "rate")
     for dtype in (torch.bfloat16, torch.float32):
         matrix = bench.random(side, side).to(dtype)
         rate = 2 * side**3 / bench.time(partial(torch.matmul, matrix, matrix))
-        print(f"products of {side} x {side}, {dtype}: {rate / 1e12:.1f} TFLOP/s")
+        name = str(dtype).removeprefix("torch.")
+        table.row(f"products {side:,}, {name}, TFLOP/s", rate / 1e12)
     source = torch.empty(side * side, dtype=torch.uint8, pin_memory=bench.device.type == "cuda")
     there = torch.empty_like(source, device=bench.device)
     for name, origin in (("on the device", there.clone()), ("to the device", source)):
         rate = len(source) / bench.time(partial(there.copy_, origin))
-        print(f"bytes copied {name}: {rate / 1e9:.1f} GB/s")
+        table.row(f"bytes copied {name}, GB/s", rate / 1e9)
+
+
+def write_photos(folder: Path, count: int) -> list[Path]:
+    """Write JPEG files of the sample photos, cropped in many ways. No two files are equal."""
+    chance = random.Random(0)
+    samples = [Image.open(file).convert("RGB") for file in sorted(SAMPLES.glob("*.jpg"))]
+    photos = [crop(chance.choice(samples), chance, SIZES[turn % 2]) for turn in range(64)]
+    paths = [folder / f"{number:05}.jpg" for number in range(count)]
+    for number, path in enumerate(paths):
+        path.write_bytes(photos[number % len(photos)] + b"%08d" % number)
+    return paths
+
+
+def crop(photo: Image.Image, chance: random.Random, size: tuple[int, int]) -> bytes:
+    """Return a random part of a photo as a JPEG of this size."""
+    width, height = (side * chance.uniform(0.6, 1) for side in photo.size)
+    left, top = chance.uniform(0, photo.width - width), chance.uniform(0, photo.height - height)
+    box = (left, top, left + width, top + height)
+    file = io.BytesIO()
+    photo.resize(size, Image.Resampling.BICUBIC, box=box).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def captions(bench: Bench) -> None:
+    """Time captions by the bundled model: of photos in memory, of a list of files, of a folder."""
+    captioner = Captioner.from_pretrained(device=bench.device)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "photos")
+        folder.mkdir()
+        paths = write_photos(folder, 8 if bench.small else FILES)
+        in_memory(bench, captioner, paths)
+        table = Table(f"Captions of {len(paths):,} JPEG files", "", "photos/s", "GB at most")
+        captioner.caption(paths[: captioner.batch_size])  # a first batch, which does not count
+        peak(bench.device)
+        took = seconds(lambda: captioner.caption(paths))
+        table.row("Captioner.caption(list)", len(paths) / took, peak(bench.device))
+        run = caption_batch(folder, output=Path(name, "captions.jsonl"), captioner=captioner)
+        took = seconds(lambda: list(run))
+        table.row("captioner batch", len(paths) / took, peak(bench.device))
+
+
+def in_memory(bench: Bench, captioner: Captioner, paths: Sequence[Path]) -> None:
+    """Time calls with decoded photos, and the parts of these calls."""
+    config, graphs = captioner.generation, captioner.graphs
+    table = Table(
+        f"Captions of photos in memory, with trust and consensus: {captioner!r}, "
+        f"beam {config.beam_size}.\nThe whole call is also timed without CUDA graphs.",
+        "", "whole, ms", "a photo, ms", "encoder, ms", "encoder, %", "search, ms", "rest, ms",
+        "no graphs, ms", "GB at most",
+    )  # fmt: skip
+    for count in (1, 2) if bench.small else AT_ONCE:
+        photos = [captioner.prepare(path) for path in paths[:count]]
+        pixels = np.stack([photo.pixels for photo in photos])
+        features = captioner.encode(pixels).features
+        search = partial(
+            generate, captioner.model.decoder, features, config, vocabulary=captioner.vocabulary,
+            consensus=captioner.consensus, graphs=graphs,
+        )  # fmt: skip
+        work = {
+            "whole": partial(captioner.caption_prepared, photos),
+            "encoder": partial(captioner.encode, pixels),
+            "search": search,
+        }
+        peak(bench.device)
+        times = {name: 1000 * bench.time(part) for name, part in work.items()}
+        captioner.graphs = NoGraphs()
+        without = 1000 * bench.time(work["whole"])
+        captioner.graphs = graphs
+        whole, encoder, search_took = times.values()
+        table.row(
+            f"{count} at once" if count > 1 else "one photo", whole, whole / count, encoder,
+            100 * encoder / whole, search_took, whole - encoder - search_took, without,
+            peak(bench.device),
+        )  # fmt: skip
 
 
 def build_model(name: str) -> CaptionModel:
@@ -123,66 +206,13 @@ def build_model(name: str) -> CaptionModel:
     )
 
 
-def load(bench: Bench, name: str, size: int) -> Captioner:
-    """Make a captioner with random weights."""
-    checkpoint = Checkpoint(
-        model=build_model(name), vocabulary=WORDS, name=name, metrics={}, generation=FIXED,
-        transform=TransformConfig(mode="squash", size=size),
-    )  # fmt: skip
-    return Captioner(checkpoint, device=bench.device)
-
-
-def captions(bench: Bench, captioner: Captioner) -> None:
-    """Time encoder, whole captions, and the parts of captions launched one by one."""
-    size = captioner.transform.config.size
-    print(f"\n{captioner!r}, {size} px, beam 5, 15 words: ms a photo")
-    for photos in (1, 2) if bench.small else (1, 16, 128):
-        pixels = torch.randint(0, 256, (photos, 3, size, size), dtype=torch.uint8).numpy()
-        features = captioner.encode(pixels).features
-        times = {
-            "encoder": bench.time(partial(captioner.encode, pixels)),
-            "encoder and search": bench.time(partial(captioner.decode_batch, pixels, FIXED)),
-            "without graphs: encoder": bench.time(partial(encode, captioner, pixels)),
-            "search": bench.time(partial(search, captioner, features)),
-        }
-        parts = ", ".join(f"{name} {1000 * took / photos:.2f}" for name, took in times.items())
-        print(f"{photos} at once: {parts}{bench.peak()}", flush=True)
-
-
-def files(bench: Bench, captioner: Captioner) -> None:
-    """Time `Captioner.caption` of a list of JPEG files, and a batch run."""
-    chance, count = random.Random(0), 8 if bench.small else FILES
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name, "photos")
-        folder.mkdir()
-        drawn = [draw(chance, size) for size in ((341, 256), (640, 427)) for _ in range(8)]
-        paths = [folder / f"{number:05}.jpg" for number in range(count)]
-        for number, path in enumerate(paths):
-            path.write_bytes(drawn[number % len(drawn)])
-        captioner.caption(paths[: captioner.batch_size])  # a first batch, which does not count
-        rate = count / seconds(lambda: captioner.caption(paths))
-        print(f"Captioner.caption of {count:,} files: {rate:.0f} photos/s{bench.peak()}")
-        output = Path(name, "captions.jsonl")
-        run = caption_batch(folder, output=output, captioner=captioner)
-        rate = count / seconds(lambda: list(run))
-        print(f"captioner batch of {count:,} files: {rate:.0f} photos/s{bench.peak()}", flush=True)
-
-
-@torch.inference_mode()
-def encode(captioner: Captioner, pixels: NDArray[np.uint8]) -> None:
-    """Encode squares without a CUDA graph."""
-    normal = captioner.transform.normalize(torch.as_tensor(pixels, device=captioner.device))
-    captioner.model.encode(normal.contiguous(memory_format=torch.channels_last))
-
-
-def search(captioner: Captioner, features: Tensor) -> None:
-    """Search sentences for grids without a CUDA graph."""
-    generate(captioner.model.decoder, features, FIXED, vocabulary=WORDS)
-
-
 def steps(bench: Bench, name: str, size: int, *, compiled: bool) -> None:
     """Time steps of each kind."""
-    print(f"\n{name}, {size} px, five captions a photo, {'compiled' if compiled else 'eager'}:")
+    table = Table(
+        f"Training steps: {name}, {size} px, five captions a photo, "
+        f"{'compiled, tuned' if compiled else 'eager'}",
+        "", "ms a step", "photos/s", "first step, s", "GB at most",
+    )  # fmt: skip
     for kind, images in STEPS[::2] if bench.small else STEPS:
         images = 4 if bench.small else images
         batch, references = make_up(bench, name, size, images, squares=kind == "fine-tuning")
@@ -197,13 +227,15 @@ def steps(bench: Bench, name: str, size: int, *, compiled: bool) -> None:
             bench, name, size, objectives=objectives, compiled=compiled,
             thawed=0 if kind == "fine-tuning" else None,
         )  # fmt: skip
-        first = seconds(lambda step=step, batch=batch: step([batch]))
-        took = bench.time(partial(step, [batch]))
-        print(
-            f"{kind}, {images} photos: {1000 * took:.1f} ms, {images / took:.0f} photos/s, first "
-            f"step {first:.1f} s{bench.peak()}",
-            flush=True,
+        peak(bench.device)
+        work = partial(step, [batch])
+        first = seconds(work)
+        took = bench.time(work)
+        table.row(
+            f"{kind}, {images:,} photos", 1000 * took, images / took, first, peak(bench.device)
         )
+        del step, work
+        release(compiled=compiled)
 
 
 def make_up(
@@ -253,6 +285,16 @@ def use_tf32(bench: Bench) -> None:
         torch.set_float32_matmul_precision("high")
 
 
+def commit() -> str:
+    """Return the commit that is measured."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude", "*"]
+    try:
+        described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # a copy without its history
+        return "unknown"
+    return described.stdout.strip()
+
+
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(
@@ -262,32 +304,43 @@ def main() -> int:
     )
     parser.add_argument("--device", default="cuda", help="default: cuda")
     parser.add_argument(
-        "--encoder", choices=ENCODERS, default="efficientnet_v2_b0", help="default: %(default)s"
+        "--encoder",
+        choices=ENCODERS,
+        default="efficientnet_v2_b0",
+        help="of the training steps; default: %(default)s",
     )
-    parser.add_argument("--compile", action="store_true", help="compile the loss of the steps")
+    parser.add_argument("--compile", action="store_true", help="run only the steps, compiled")
     parser.add_argument(
         "--simulate-coco",
         action="store_true",
-        help="run an epoch of each stage of coco-fast instead",
+        help="run an epoch of each stage of a recipe instead",
+    )
+    parser.add_argument(
+        "--recipe",
+        choices=RECIPES,
+        default=RECIPES[0],
+        help="of --simulate-coco; default: %(default)s",
     )
     parser.add_argument("--small", action="store_true", help="tiny sizes, for any --device")
     arguments = parser.parse_args()
+    started = time.perf_counter()
     bench = Bench(find_device(arguments.device), small=arguments.small)
     torch.manual_seed(0)
     name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "the CPU"
-    print(f"torch {torch.__version__} on {name}", flush=True)
+    print(f"{name}, torch {torch.__version__}, commit {commit()}", flush=True)
     if arguments.simulate_coco:
         use_tf32(bench)
-        simulate(bench.device, small=bench.small)
-        return 0
-    limits(bench)
-    size = 64 if bench.small else ENCODERS[arguments.encoder]
-    captioner = load(bench, arguments.encoder, size)
-    captions(bench, captioner)
-    files(bench, captioner)
-    use_tf32(bench)
-    torch.backends.cudnn.benchmark = True  # as in its long stages
-    steps(bench, arguments.encoder, size, compiled=arguments.compile)
+        simulate(arguments.recipe, bench.device, small=bench.small)
+    else:
+        if not arguments.compile:
+            limits(bench)
+            captions(bench)
+            release(compiled=False)
+        use_tf32(bench)
+        torch.backends.cudnn.benchmark = arguments.compile
+        size = 64 if bench.small else ENCODERS[arguments.encoder]
+        steps(bench, arguments.encoder, size, compiled=arguments.compile)
+    print(f"\n{time.perf_counter() - started:.0f} s in all")
     return 0
 
 

@@ -1,17 +1,17 @@
-"""What the benchmarks share: ways timed in turns, memory, ratios."""
+"""What the benchmarks share: ways timed in turns, memory, ratios, tables."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 from tests.process_tree import family
 
-__all__ = ["Memory", "Watch", "in_turns", "reached", "seconds"]
+__all__ = ["Memory", "Table", "Watch", "in_turns", "reached", "seconds"]
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -41,6 +41,35 @@ def reached(name: str, value: float, target: float, *, at_most: bool = False) ->
     bound = "at most" if at_most else "at least"
     print(f"{value:8.2f} {name} ({bound} {target:g}: {'met' if met else 'MISSED'})", flush=True)
     return met
+
+
+class Table:
+    """A table of numbers. Each row is printed as soon as it is measured.
+
+    Args:
+        title: printed above the table.
+        name: the header of the first column.
+        *columns: the headers of the numbers, with their units.
+    """
+
+    def __init__(self, title: str, name: str, *columns: str) -> None:
+        self._widths = [max(9, len(column)) + 2 for column in columns]
+        print(f"\n{title}")
+        self._print(name, columns)
+
+    def row(self, name: str, *values: float | None) -> None:
+        """Print the numbers of a row with three digits or more; None is left blank."""
+        self._print(name, map(_format, values))
+
+    def _print(self, name: str, cells: Iterable[str]) -> None:
+        pairs = zip(cells, self._widths, strict=True)
+        print(f"{name:<36}" + "".join(f"{cell:>{width}}" for cell, width in pairs), flush=True)
+
+
+def _format(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
 
 
 class Memory:

@@ -1,12 +1,16 @@
-"""One epoch of each stage of `coco-fast` on a repeated set of COCO's size.
+"""One epoch of each stage of `coco-fast` or `coco` on a repeated set of COCO's size.
 
-A few thousand drawn photos are decoded or encoded as in training, and stand for 113,287 photos with
-five captions each. Captions, order, augmentation, losses and compilation are those of a run. Not
+A few thousand drawn photos are decoded or encoded as in training. On a GPU their squares or grids
+are then repeated to 113,287, so they need the memory of all of COCO: with `coco`, 31 GB. Each image
+has five captions. Captions, order, augmentation, losses and compilation are those of a run. Not
 included: validation, checkpoints, and decoding or encoding of the whole set, whose rate is printed.
+
+Weights that a recipe would download are random here.
 """
 
 from __future__ import annotations
 
+import gc
 import random
 import tempfile
 import time
@@ -16,26 +20,36 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from captioner.vision.encoder import Encoder
+from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import ImageSource, StageBatches, stage_sampler
 from captioner_training.data.corpus import Corpus
+from captioner_training.data.dataset import ImageDataset
+from captioner_training.data.grids import ResidentGrids
 from captioner_training.data.images import CaptionedImage, ImageStore
+from captioner_training.data.loader import split_loader
+from captioner_training.data.squares import SquareSource
 from captioner_training.distributed import Processes
 from captioner_training.initialization import build_model, load_encoder
 from captioner_training.losses.table import stage_objectives
+from captioner_training.memory import fits_on_gpu
 from captioner_training.recipe import LONG_STAGE, Recipe
 from captioner_training.recipe_file import load_recipe
 from captioner_training.stage_images import StageImages
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
 from tests.benchmarks.coco_scale import SPLITS, WORDS, draw
+from tests.benchmarks.measuring import Table
 
-__all__ = ["simulate"]
+__all__ = ["RECIPES", "peak", "release", "simulate"]
 
-KINDS = ("frozen", "fine-tuning", "self-critical")  # the stages of coco-fast
+RECIPES = ("coco-fast", "coco")
+KINDS = ("frozen", "fine-tuning", "self-critical")  # the stages of both
 DISTINCT = 4096  # photos
+CALIBRATED = 16  # photos for the statistics of a random encoder
 
 
 @dataclass(frozen=True)
@@ -51,16 +65,24 @@ class Repeated:
         return self.source.batches(repeated, epoch=epoch)
 
 
-def simulate(device: torch.device, *, small: bool) -> None:
-    """Run the epochs and print their times; `small` takes seconds on a CPU."""
-    settings = {"encoder_weights": "random", "name": "simulated"}
+def simulate(name: str, device: torch.device, *, small: bool) -> None:
+    """Run the epochs of a recipe and print their times; `small` takes seconds on a CPU."""
+    settings = {"name": "simulated"}
+    if load_recipe(name).encoder_weights == "torchvision":
+        settings["encoder_weights"] = "random"
     if small:
         settings |= {"transform.size": "64", "data.workers": "0"}
         settings |= {f"stages.{number}.batch_size": "4" for number in (1, 2, 3)}
-    recipe = load_recipe("coco-fast", settings)
+    recipe = load_recipe(name, settings)
     distinct, count = (4, 8) if small else (DISTINCT, SPLITS["train"])
-    with tempfile.TemporaryDirectory() as name:
-        images = make_up(Path(name), distinct)
+    table = Table(
+        f"An epoch of each stage of {name}: {count:,} photos, {recipe.encoder.name}, "
+        f"{recipe.transform.size} px.\n"
+        "The first step includes compiling and tuning; the epoch leaves the first step out.",
+        "", "prepared, photos/s", "first step, s", "epoch, s", "photos/s", "loss", "GB at most",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        images = make_up(Path(folder), distinct)
         repeated = [images[number % distinct] for number in range(count)]
         corpus = Corpus(train=repeated, validation=images, vocabulary=Vocabulary(WORDS))
         for kind, stage in zip(KINDS, recipe.stages, strict=True):
@@ -71,7 +93,9 @@ def simulate(device: torch.device, *, small: bool) -> None:
                 stages=(replace(stage, epochs=1),),
                 compile=recipe.compiles(stage, steps=steps, device=device.type),
             )
-            run_epoch(kind, alone, corpus, distinct, device=device, cache=Path(name, kind))
+            row = run_epoch(alone, corpus, distinct, device=device, cache=Path(folder, kind))
+            table.row(f"{kind}, {'compiled' if alone.compile else 'eager'}", *row)
+            release(compiled=bool(alone.compile))
 
 
 def make_up(folder: Path, count: int) -> list[CaptionedImage]:
@@ -97,12 +121,16 @@ def make_up(folder: Path, count: int) -> list[CaptionedImage]:
 
 
 def run_epoch(
-    kind: str, recipe: Recipe, corpus: Corpus, distinct: int, *, device: torch.device, cache: Path
-) -> None:
-    """Run one epoch of a recipe of one stage, and print what it took."""
+    recipe: Recipe, corpus: Corpus, distinct: int, *, device: torch.device, cache: Path
+) -> tuple[float | None, ...]:
+    """Run one epoch of a recipe of one stage, and return the row of the table."""
     processes, count = Processes(device=device), len(corpus.train)
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe, corpus.vocabulary, encoder=load_encoder(recipe), origin=None)
+    peak(device)
+    encoder = load_encoder(recipe)
+    if recipe.encoder_weights == "random":
+        calibrate(encoder, corpus.train[:CALIBRATED], Transform(recipe.transform))
+    model = build_model(recipe, corpus.vocabulary, encoder=encoder, origin=None)
     model.to(device).requires_grad_(True)
     model.encoder.to(memory_format=torch.channels_last)
     model.encoder.fine_tune(from_stage=recipe.stages[0].fine_tune_from)
@@ -111,28 +139,87 @@ def run_epoch(
         recipe=recipe, images=corpus.train[:distinct], encoder=model.encoder, cache=cache,
         processes=processes,
     ).stage(0)  # fmt: skip
-    before = time.perf_counter() - started
+    before = wait(device) - started
+    images = repeat(images, corpus.train, distinct)
     captions = corpus.table(maximum_length=recipe.data.maximum_length, device=device)
     sampler = stage_sampler(recipe, 0, captions, processes)
-    batches = StageBatches(
-        recipe, 0, images=Repeated(images, distinct), captions=captions, sampler=sampler
-    )
+    batches = StageBatches(recipe, 0, images=images, captions=captions, sampler=sampler)
     stage = TrainState(model, processes=processes).begin_stage(recipe, steps=batches.steps)
     step = TrainStep(
         stage, recipe, objectives=stage_objectives(recipe, recipe.stages[0], corpus),
         vocabulary=corpus.vocabulary, processes=processes,
     )  # fmt: skip
-    ends = [time.perf_counter()]
+    ends = [wait(device)]
     for parts in batches.epoch(0, skip=0, most=batches.steps):
-        stage.count_step(step(parts))
+        values = step(parts)
+        stage.count_step(values)
         if len(ends) == 1:
             ends.append(wait(device))
-    took, first = wait(device) - ends[0], ends[1] - ends[0]
-    print(
-        f"{kind}: {count:,} photos in {took:.1f} s, of which the first step takes {first:.1f} s; "
-        f"before it, photos are prepared at {distinct / before:.0f} photos/s",
-        flush=True,
-    )
+    took, first = wait(device) - ends[1], ends[1] - ends[0]
+    rate = (count - sampler.size) / took
+    return distinct / before, first, took, rate, float(values["loss"]), peak(device)
+
+
+def calibrate(encoder: Encoder, images: Sequence[CaptionedImage], transform: Transform) -> None:
+    """Set the statistics of BatchNorm. Otherwise grids of a random ResNet overflow float16."""
+    layers = [layer for layer in encoder.modules() if isinstance(layer, nn.BatchNorm2d)]
+    (pixels,) = split_loader(images, transform, workers=0, batch_size=len(images))
+    for layer in layers:
+        layer.momentum = 1.0
+        layer.train()
+    with torch.no_grad():
+        encoder(transform.normalize(pixels))
+    for layer in layers:
+        layer.eval()
+
+
+def repeat(source: ImageSource, images: list[CaptionedImage], distinct: int) -> ImageSource:
+    """Return a source of all images from that of the distinct ones.
+
+    Tensors on a GPU are repeated, so they take the memory of all images.
+    """
+    count = len(images)
+    if isinstance(source, ResidentGrids):
+        if (grids := grow(source.grids, count)) is not None:
+            return ResidentGrids(grids)
+    elif isinstance(source, SquareSource) and (squares := grow(source.squares, count)) is not None:
+        part = source.dataset
+        whole = ImageDataset(images, part.transform, augmentation=part.augmentation, seed=part.seed)
+        return SquareSource(whole, squares)
+    return Repeated(source, distinct)
+
+
+def grow(rows: Tensor, count: int) -> Tensor | None:
+    """Repeat rows up to a count; None if training would not keep as many on the GPU."""
+    size = count * rows[0].nbytes
+    if not fits_on_gpu(size, rows.device):
+        print(
+            f"{size / 1e9:.0f} GB do not fit into the GPU's memory: training would read them from "
+            "disk, and take longer than this epoch"
+        )
+        return None
+    repeated = rows.new_empty(count, *rows.shape[1:])
+    for part in repeated.split(len(rows)):
+        part.copy_(rows[: len(part)])
+    return repeated
+
+
+def peak(device: torch.device) -> float | None:
+    """Return the most GB of GPU memory since the last call; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    gigabytes = torch.cuda.max_memory_allocated(device) / 1e9
+    torch.cuda.reset_peak_memory_stats(device)
+    return gigabytes
+
+
+def release(*, compiled: bool) -> None:
+    """Free the memory of models that are no longer used, and of their compiled losses."""
+    if compiled:
+        torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def wait(device: torch.device) -> float:
