@@ -14,7 +14,7 @@ from torch import nn
 
 from captioner.checkpoint import Checkpoint
 from captioner.vision.transform import Transform
-from captioner_training.data import grids as grids_module
+from captioner_training.data import cache as cache_module
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.distributed import Processes
@@ -102,8 +102,8 @@ def test_a_picture_replaced_under_its_name_is_encoded_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Files that are done are taken over; those of other pictures are not."""
-    monkeypatch.setattr(grids_module, "GRIDS_A_FILE", 2)
-    monkeypatch.setattr(grids_module, "_BATCH", 2)
+    monkeypatch.setattr(cache_module, "IMAGES_A_FILE", 2)
+    monkeypatch.setattr(cache_module, "_BATCH", 2)
 
     def compute() -> tuple[torch.Tensor, set[str]]:
         grids = computed(tiny_checkpoint, images, tmp_path / "cache", torch.float32)
