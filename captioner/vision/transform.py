@@ -19,7 +19,7 @@ from captioner.vision.bounds import EXPLAINED, PositiveFloat, check_bounds
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BicubicTransformConfig", "Box", "Mode", "Transform", "TransformConfig"]
+__all__ = ["LARGEST_SIDE", "BicubicTransformConfig", "Box", "Mode", "Transform", "TransformConfig"]
 
 Mode = Literal["crop", "pad", "squash"]
 
@@ -30,7 +30,8 @@ _REDUCING_GAP = 3.0
 # A JPEG may be decoded at a reduced size of at least this many times the target size.
 _SPARE = 6
 
-_LARGEST = 1024  # pixels of a side
+LARGEST_SIDE = 1024
+"""The largest side of a square, in pixels."""
 
 
 class Box(NamedTuple):
@@ -58,9 +59,9 @@ class TransformConfig:
     mode: Mode = "crop"
     """crop: the middle of the photo; pad: all of it, with bars in the mean colour; squash: all of
     it, distorted."""
-    size: Annotated[int, Interval(ge=1, le=_LARGEST)] = 224
+    size: Annotated[int, Interval(ge=1, le=LARGEST_SIDE)] = 224
     """Pixels of a side of the square."""
-    resize: Annotated[int, Interval(ge=1, le=2 * _LARGEST)] | None = None
+    resize: Annotated[int, Interval(ge=1, le=2 * LARGEST_SIDE)] | None = None
     """For crop: pixels of the shorter side before the crop (232 or 256 for many of torchvision's
     weights); None: size."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)

@@ -19,6 +19,7 @@ from captioner.errors import ConfigError, DataError, OutputError
 from captioner.files import replace_file, writing
 from captioner.model import CaptionModel
 from captioner_training.data.grids import GRIDS_FILES
+from captioner_training.data.squares import SQUARES_FILES
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress
 
@@ -33,6 +34,8 @@ _FREE = (
 )  # fmt: skip
 # Files and folders that may exist when a run begins.
 _BEFORE_A_RUN = {"lock", "cache", "scenes", "tensorboard", "wandb", "wandb-run"}
+# Folders and files that a finished run does not need.
+_REMOVED = (("state", "step-*.pt"), ("cache", GRIDS_FILES), ("cache", SQUARES_FILES))
 _RENAMED = {"own": "finetune", "own-language": "new-language"}  # names of recipes in 0.1
 
 
@@ -167,8 +170,10 @@ class RunFolder:
         """Return the saved states, newest first."""
         return sorted((self.out / "state").glob("step-*.pt"), reverse=True)
 
-    def check_room(self, model: CaptionModel, *, images: int, shared: Path) -> None:
+    def check_room(self, model: CaptionModel, *, images: int, shared: Path) -> int:
         """Check that the disk has room for the files that the run has not written yet.
+
+        Returns their size in bytes. Squares do not count, because a run can do without them.
 
         Raises OutputError: grids, states and checkpoints need more space than is free.
         """
@@ -184,6 +189,7 @@ class RunFolder:
                 f"the run needs {sum(needed.values()) / 1e9:.2f} GB ({parts}), but {self.out} has "
                 f"{free / 1e9:.2f} GB free: free some space, or choose another --out"
             )
+        return max(0, size)
 
     def begin(self) -> None:
         """Write the recipe. Raises OutputError."""
@@ -210,13 +216,13 @@ class RunFolder:
             ) from error
 
     def finish(self, progress: Progress, *, digest: str) -> None:
-        """Write finished.json; remove states and cached grids. Raises OutputError."""
+        """Write finished.json; remove states and the cache. Raises OutputError."""
         note = {"recipe": plain(self.recipe), "data": digest, "progress": asdict(progress)}
         write_json(self._finished_file, note)
         self.finished = True
         if self.recipe.keep_files:
             return
-        for name, pattern in (("state", "step-*.pt"), ("cache", GRIDS_FILES)):
+        for name, pattern in _REMOVED:
             folder = self.out / name
             if not folder.is_symlink():  # other runs may share it
                 for path in (*folder.glob(pattern), *folder.glob(".captioner-*.part")):

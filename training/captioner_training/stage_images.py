@@ -23,13 +23,19 @@ __all__ = ["StageImages"]
 
 @dataclass(frozen=True, kw_only=True)
 class StageImages:
-    """Provides the training images of a run to its stages. `cache` is the folder for grids."""
+    """Provides the training images of a run to its stages.
+
+    Attributes:
+        cache: the folder for grids and squares.
+        reserve: bytes on the disk of `cache` that squares must leave free.
+    """
 
     recipe: Recipe
     images: list[CaptionedImage]
     encoder: Encoder
     cache: Path
     processes: Processes
+    reserve: int = 0
 
     def stage(self, number: int) -> ImageSource:
         """Return the images of stage `number`, counted from 0."""
@@ -59,7 +65,13 @@ class StageImages:
             seed=self.recipe.seed + 1000 * number,
         )
         workers = self.recipe.data.workers
-        squares = SquareSource.resident(dataset, workers=workers, processes=self.processes)
+        squares = SquareSource.create(
+            dataset,
+            folder=self.cache,
+            reserve=self.reserve,
+            workers=workers,
+            processes=self.processes,
+        )
         return squares or PixelSource(dataset, workers=workers, device=self.processes.device)
 
 

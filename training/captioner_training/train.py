@@ -161,9 +161,10 @@ class Run:
             stage_sampler(recipe, number, captions, processes)  # checks the batch size
         objectives = [stage_objectives(recipe, stage, corpus) for stage in recipe.stages]
         model = build_model(recipe, corpus.vocabulary, encoder=encoder, origin=origin)
+        reserve = 0
         if processes.main:
             count = len(corpus.train) + len(corpus.validation)
-            folder.check_room(model, images=count, shared=shared)
+            reserve = folder.check_room(model, images=count, shared=shared)
         _move(model, device)
         torch.manual_seed(recipe.seed + 7919 * processes.rank)  # dropout differs between ranks
         state = TrainState(model, processes=processes)
@@ -182,6 +183,7 @@ class Run:
             encoder=model.encoder,
             cache=shared / "cache",
             processes=processes,
+            reserve=reserve,
         )
         has_boxes = recipe.data.scenes is not None
         validation = Validation(
