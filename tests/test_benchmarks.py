@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from captioner_training.data import grids, squares
-from captioner_training.data.grids import ResidentGrids
+from captioner_training.data import cache
+from captioner_training.data.cache import ResidentTensors
+from captioner_training.data.dataset import ImageDataset
+from captioner_training.data.loader import Workers
+from captioner_training.data.squares import SquareSource
+from captioner_training.distributed import Processes
 from tests import launcher
 from tests.benchmarks import coco_scale, gpu, simulated_coco
 
@@ -38,8 +42,16 @@ def test_an_epoch_of_each_kind(
     *,
     resident: bool,
 ) -> None:
-    for module in (grids, squares, simulated_coco):
+    for module in (cache, simulated_coco):
         monkeypatch.setattr(module, "fits_on_gpu", lambda *_: resident)
+    if resident:  # without a GPU, squares are decoded only if a test asks for it
+
+        def create(
+            dataset: ImageDataset, *, workers: Workers, processes: Processes, **_: object
+        ) -> SquareSource:
+            return SquareSource.decode(dataset, workers=workers, processes=processes)
+
+        monkeypatch.setattr(SquareSource, "create", create)
     monkeypatch.setattr("sys.argv", [*SMALL, "--simulate-coco", "--recipe", recipe])
     assert gpu.main() == 0
     output = capsys.readouterr().out
@@ -52,9 +64,9 @@ def test_an_epoch_of_each_kind(
 def test_repeated_grids_take_the_memory_of_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda *_: True)
     few = torch.arange(12, dtype=torch.float16).view(3, 2, 2)
-    images = simulated_coco.repeat(ResidentGrids(few), [None] * 7, 3)  # type: ignore[list-item]
-    assert isinstance(images, ResidentGrids)
-    assert images.grids.equal(few[[0, 1, 2, 0, 1, 2, 0]])
+    images = simulated_coco.repeat(ResidentTensors(few), [None] * 7, 3)  # type: ignore[list-item]
+    assert isinstance(images, ResidentTensors)
+    assert images.tensors.equal(few[[0, 1, 2, 0, 1, 2, 0]])
 
 
 def test_images_that_do_not_fit_are_not_repeated(
@@ -62,7 +74,7 @@ def test_images_that_do_not_fit_are_not_repeated(
 ) -> None:
     monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda size, _: size < 7 * 8)
     few = torch.arange(12, dtype=torch.float16).view(3, 2, 2)
-    images = simulated_coco.repeat(ResidentGrids(few), [None] * 7, 3)  # type: ignore[list-item]
+    images = simulated_coco.repeat(ResidentTensors(few), [None] * 7, 3)  # type: ignore[list-item]
     assert "do not fit" in capsys.readouterr().out
     (batch,) = images.batches([[5]], epoch=0)
     assert batch.equal(few[[2]])

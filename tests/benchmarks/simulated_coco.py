@@ -26,9 +26,9 @@ from captioner.vision.encoder import Encoder
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import ImageSource, StageBatches, stage_sampler
+from captioner_training.data.cache import ResidentTensors
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import ImageDataset
-from captioner_training.data.grids import ResidentGrids
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.loader import split_loader
 from captioner_training.data.squares import SquareSource
@@ -179,14 +179,15 @@ def repeat(source: ImageSource, images: list[CaptionedImage], distinct: int) -> 
     Tensors on a GPU are repeated, so they take the memory of all images.
     """
     count = len(images)
-    if isinstance(source, ResidentGrids):
-        if (grids := grow(source.grids, count)) is not None:
-            return ResidentGrids(grids)
-    elif isinstance(source, SquareSource) and (squares := grow(source.squares, count)) is not None:
-        part = source.dataset
-        whole = ImageDataset(images, part.transform, augmentation=part.augmentation, seed=part.seed)
-        return SquareSource(whole, squares)
-    return Repeated(source, distinct)
+    stored = source.squares if isinstance(source, SquareSource) else source
+    tensors = grow(stored.tensors, count) if isinstance(stored, ResidentTensors) else None
+    if tensors is None:
+        return Repeated(source, distinct)
+    if not isinstance(source, SquareSource):
+        return ResidentTensors(tensors)
+    part = source.dataset
+    whole = ImageDataset(images, part.transform, augmentation=part.augmentation, seed=part.seed)
+    return SquareSource(whole, ResidentTensors(tensors), device=source.device)
 
 
 def grow(rows: Tensor, count: int) -> Tensor | None:
