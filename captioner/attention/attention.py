@@ -215,9 +215,10 @@ class Attention(nn.Module):
         For product scores, if keys and values have the same size, this uses PyTorch's fused
         attention, which never stores the weights.
         """
-        if not isinstance(self.score, ProductScore) or grid.keys.shape[-1] != grid.values.shape[-1]:
+        is_product = type(self.score).compare is ProductScore.compare
+        if not is_product or grid.keys.shape[-1] != grid.values.shape[-1]:
             return average(self.weigh(query, grid.keys, mask), grid.values)
-        queries = self.score.project_query(query)
+        queries = self.score.query(query) * cast(ProductScore, self.score).scale
         return attend_fused(queries, grid.keys, grid.values, heads=self.score.heads, mask=mask)
 
 

@@ -39,23 +39,27 @@ __all__ = [
 class ScoreFunction(nn.Module, ABC):
     """Scores queries against keys.
 
+    Subclasses define `project` and `compare`. Decoders call these and `query`, not `forward`.
+
     Args:
         query_dim: Q, the size of a query.
         key_dim: D, the size of a key.
         attention_dim: A, the size that both are projected to, if the score projects.
         heads: H.
 
+    Attributes:
+        query: the module that projects queries (B, K, Q) to (B, K, A); by default the identity.
+
     Raises ConfigError: the sizes do not fit the score.
     """
 
     projects: ClassVar[bool] = True
     """Whether queries and keys are projected before they are compared."""
-    query: nn.Module
-    """Projects queries (B, K, Q) to (B, K, A)."""
 
     def __init__(self, *, heads: int = 1, **_sizes: int) -> None:
         super().__init__()
         self.heads = heads
+        self.query: nn.Module = nn.Identity()
 
     @abstractmethod
     def project(self, keys: Tensor) -> Tensor:
@@ -123,10 +127,6 @@ class ProductScore(ScoreFunction):
         own = torch.diag_embed(parts, dim1=2, dim2=3).flatten(3)  # (B, K, H, A)
         return torch.bmm(own.flatten(1, 2), keys.transpose(1, 2)).view(*own.shape[:3], -1)
 
-    def project_query(self, query: Tensor) -> Tensor:
-        """Project and scale queries (B, K, Q) to (B, K, A)."""
-        return cast(Tensor, self.query(query)) * self.scale
-
 
 class MultiplicativeScore(ProductScore):
     """(W_q q) . (W_k k) (Luong et al. 2015, "general")."""
@@ -169,7 +169,7 @@ class DotScore(ProductScore):
                 f"{key_dim}: make the two equal, or choose 'multiplicative' or 'scaled_dot'"
             )
         check_heads(heads, query_dim=query_dim)
-        self.query, self.key = nn.Identity(), nn.Identity()
+        self.key = nn.Identity()
 
 
 class NoScore(ScoreFunction):
@@ -177,7 +177,6 @@ class NoScore(ScoreFunction):
 
     def __init__(self, *, heads: int = 1, **_sizes: int) -> None:
         super().__init__(heads=heads)
-        self.query = nn.Identity()
         if heads > 1:
             raise ConfigError(
                 f"heads is {heads} with score 'none', which needs no more than one: set heads to "

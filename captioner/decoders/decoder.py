@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib import import_module
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,15 +28,15 @@ from captioner.decoders.state import State, StepOutput
 __all__ = [
     "Decoder",
     "DecoderOutput",
-    "Products",
+    "FusedLayers",
     "RecurrentDecoder",
     "WordDecoder",
     "advance",
     "build_decoder",
-    "products",
+    "fuse_layers",
 ]
 
-Products = Callable[[Tensor], list[Tensor]]
+FusedLayers = Callable[[Tensor], list[Tensor]]
 """Applies several layers to the same input (B, K, n)."""
 
 
@@ -192,23 +192,23 @@ def advance(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         The new hidden state and cell state, both (..., n).
     """
     size = cell.shape[-1]
-    openings, candidate = torch.split(gates, [3 * size, size], dim=-1)
-    input_, forget, output = openings.sigmoid().chunk(3, dim=-1)
+    three, candidate = torch.split(gates, [3 * size, size], dim=-1)
+    input_, forget, output = three.sigmoid().chunk(3, dim=-1)
     cell = forget * cell + input_ * candidate.tanh()  # equation 2
     return output * cell.tanh(), cell  # equation 3
 
 
-def products(*layers: nn.Module, dtype: torch.dtype | None = None) -> Products:
+def fuse_layers(*layers: nn.Module, dtype: torch.dtype | None = None) -> FusedLayers:
     """Return a function that applies layers to the same input.
 
     Args:
-        layers: linear layers, and others such as nn.Identity.
-        dtype: compute all linear layers with one matrix product of this dtype, for many inputs.
-            None: each layer computes its own.
+        layers: any modules.
+        dtype: compute the plain linear layers with one matrix product of this dtype, for many
+            calls. None: call each layer.
     """
-    if dtype is None:
+    linear = [layer for layer in layers if dtype is not None and _is_plain(layer)]
+    if dtype is None or len(linear) < 2:
         return lambda rows: [layer(rows) for layer in layers]
-    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     sizes = [layer.out_features for layer in linear]
     weight = torch.cat([layer.weight.to(dtype) for layer in linear])
     biases = [
@@ -219,9 +219,14 @@ def products(*layers: nn.Module, dtype: torch.dtype | None = None) -> Products:
 
     def apply(rows: Tensor) -> list[Tensor]:
         parts = iter(torch.split(F.linear(rows, weight, bias), sizes, dim=-1))
-        return [next(parts) if isinstance(layer, nn.Linear) else layer(rows) for layer in layers]
+        return [next(parts) if layer in linear else layer(rows) for layer in layers]
 
     return apply
+
+
+def _is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a layer is linear and computes nothing else, in hooks or in a subclass."""
+    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> Decoder:

@@ -47,7 +47,7 @@ class SelfAttention(Attention):
         Returns:
             The context (B, K, n) and the new cache (B, S + K, 2n).
         """
-        queries = cast(ProductScore, self.score).project_query(words)
+        queries = self.score.query(words) * cast(ProductScore, self.score).scale
         cache = torch.cat([cache, torch.cat(self.project(words), dim=-1)], dim=1)
         keys, values = cache.chunk(2, dim=-1)
         return attend_fused(queries, keys, values, heads=self.score.heads, mask=mask), cache

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from captioner.attention.attention import average, average_folded, fold, maps
 from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import DecoderOutput, Products, RecurrentDecoder, advance, products
+from captioner.decoders.decoder import (
+    DecoderOutput,
+    FusedLayers,
+    RecurrentDecoder,
+    advance,
+    fuse_layers,
+)
 from captioner.decoders.state import State, StepOutput
 
 __all__ = ["LSTMDecoder"]
@@ -96,7 +102,7 @@ class LSTMDecoder(RecurrentDecoder):
         words = self._embed(tokens)
         word_gates = self._first_layer(tokens, self.word_gates)
         deep_context, weights, gate, state = self._recur(
-            word_gates, state, products(*self._hidden_layers())
+            word_gates, state, fuse_layers(*self._hidden_layers())
         )
         deep = self._deep_output(words, state.hypothesis["hidden"], deep_context)
         attention, heads = maps(weights)
@@ -114,10 +120,10 @@ class LSTMDecoder(RecurrentDecoder):
         gates_of_words = self.word_gates(words)
         # Autocast would convert the matrix in every step.
         matrix = None if folds else self._matrix().t().to(gates_of_words.dtype)
-        read_hidden = products(*self._hidden_layers(), dtype=gates_of_words.dtype)
+        of_hidden = fuse_layers(*self._hidden_layers(), dtype=gates_of_words.dtype)
         contexts, weights, gates, hidden = [], [], [], []
         for word_gates in gates_of_words.unbind(dim=2):
-            deep_context, weight, gate, state = self._recur(word_gates, state, read_hidden, matrix)
+            deep_context, weight, gate, state = self._recur(word_gates, state, of_hidden, matrix)
             contexts.append(deep_context)
             weights.append(weight)
             hidden.append(state.hypothesis["hidden"])
@@ -137,18 +143,18 @@ class LSTMDecoder(RecurrentDecoder):
         self,
         word_gates: Tensor,
         state: State,
-        read_hidden: Products,
+        of_hidden: FusedLayers,
         matrix: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None, State]:
         """Attend and advance the LSTM, in the order that `query` sets.
 
-        `read_hidden` applies `_hidden_layers`. `matrix` (V, F) is applied to the context. It is
+        `of_hidden` applies `_hidden_layers`. `matrix` (V, F) is applied to the context. It is
         None if the values are folded.
         Returns L_z z_t (B, K, m), attention weights (B, K, H, L), gate (B, K) and the new state.
         """
         keys, values = state.image["keys"], state.image["values"]
         hidden, cell = state.hypothesis["hidden"], state.hypothesis["cell"]
-        hidden_gates, *rest = read_hidden(hidden)
+        hidden_gates, *rest = of_hidden(hidden)
         if self.config.query == "current":
             hidden, cell = advance(word_gates + hidden_gates, cell)
             weights = self.attention.weigh(hidden, keys)

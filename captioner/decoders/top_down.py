@@ -14,10 +14,10 @@ from captioner.attention.attention import average_folded, fold, maps
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import (
     DecoderOutput,
-    Products,
+    FusedLayers,
     RecurrentDecoder,
     advance,
-    products,
+    fuse_layers,
 )
 from captioner.decoders.state import State, StepOutput
 
@@ -79,7 +79,7 @@ class TopDownDecoder(RecurrentDecoder):
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""
         words = self._first_layer(tokens, self.look_word)
-        step = self._recur(words, state, *self._products())
+        step = self._recur(words, state, *self._fused())
         attention, heads = maps(step.weights)
         logits = self._last_layer(step.hidden, self.deep_hidden)
         return StepOutput(logits, step.state, attention, None, heads)
@@ -92,9 +92,9 @@ class TopDownDecoder(RecurrentDecoder):
         state = self.start(features).expand(tokens.shape[1])
         hidden, weights = [], []
         words = self.look_word(self._embed(tokens))
-        read = self._products(dtype=words.dtype)
+        fused = self._fused(dtype=words.dtype)
         for gates in words.unbind(dim=2):
-            step = self._recur(gates, state, *read)
+            step = self._recur(gates, state, *fused)
             state = step.state
             hidden.append(step.hidden)
             weights.append(step.weights)
@@ -102,29 +102,29 @@ class TopDownDecoder(RecurrentDecoder):
         deep = self.dropout(self.deep_hidden(torch.stack(hidden, dim=2)))
         return DecoderOutput(deep, attention, None, heads)
 
-    def _products(self, *, dtype: torch.dtype | None = None) -> tuple[Products, Products]:
-        """Return the functions that apply the layers of h2_(t-1) and of h1_t; see `products`."""
+    def _fused(self, *, dtype: torch.dtype | None = None) -> tuple[FusedLayers, FusedLayers]:
+        """Return the functions that apply the layers of h2_(t-1) and of h1_t; see `fuse_layers`."""
         return (
-            products(self.look_language, self.speak_hidden, dtype=dtype),
-            products(self.speak_look, self.attention.score.query, dtype=dtype),
+            fuse_layers(self.look_language, self.speak_hidden, dtype=dtype),
+            fuse_layers(self.speak_look, self.attention.score.query, dtype=dtype),
         )
 
     def _recur(
-        self, gates: Tensor, state: State, read_speak: Products, read_look: Products
+        self, gates: Tensor, state: State, of_speak: FusedLayers, of_look: FusedLayers
     ) -> _Step:
         """Advance both LSTMs.
 
         Args:
             gates: (B, K, 4n), the word's part of the attention LSTM's gates.
             state: the state after the previous step.
-            read_speak, read_look: from `_products`.
+            of_speak, of_look: from `_fused`.
         """
         before = state.hypothesis
-        look_language, speak_hidden = read_speak(before["speak_hidden"])
+        look_language, speak_hidden = of_speak(before["speak_hidden"])
         look_hidden = self.look_hidden(before["look_hidden"])
         gates = gates + before["mean"] + look_language + look_hidden
         look, look_cell = advance(gates, before["look_cell"])
-        speak_look, queries = read_look(look)
+        speak_look, queries = of_look(look)
         weights = self.attention.weigh_projected(queries, state.image["keys"])
         context = average_folded(weights, state.image["values"])
         gates = context + speak_look + speak_hidden

@@ -120,8 +120,8 @@ class Encoder(nn.Module):
             trained = index >= self._first_trained
             stage.requires_grad_(trained)
             for module in stage.modules():
-                if isinstance(module, nn.SiLU | nn.Hardswish):
-                    module.inplace = not trained  # backward needs the input, so it would be copied
+                if trained and isinstance(module, nn.SiLU | nn.Hardswish):
+                    module.inplace = False  # autograd would copy the input, which backward needs
         self.train(self.training)
 
     def set_stochastic_depth(self, probability: float) -> None:

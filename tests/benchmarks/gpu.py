@@ -4,11 +4,11 @@
     python -m tests.benchmarks.gpu --compile [--encoder NAME]
     python -m tests.benchmarks.gpu --simulate-coco [--recipe coco-fast|coco]
 
-The first command is meant to take at most two minutes on an H100:
+By estimate, the first command takes one minute on an H100. It measures
 
 - the limits of the machine: matrix products, copies;
-- captions of photos in memory by the bundled model, with trust and consensus, as the product makes
-  them: in one call, its parts, and without CUDA graphs;
+- captions of photos in memory by the bundled model, with trust and consensus: whole calls, their
+  parts, and calls without CUDA graphs;
 - `Captioner.caption` of a list of JPEG files, and `captioner batch`, with the same model;
 - training steps: frozen on grids, fine-tuning, self-critical, with the highest memory. Data are on
   the device. The model has random weights and 9,490 words.

@@ -158,6 +158,16 @@ def test_frozen_stages_stay_as_they_are_while_others_train() -> None:
     assert all(torch.equal(encoder.state_dict()[name], before[name]) for name in statistics)
 
 
+def test_activations_that_keep_their_input_are_never_computed_in_place() -> None:
+    """A network whose SiLU is not in place, as in timm, may read its input again."""
+    encoder = Encoder(EncoderConfig(name="efficientnet_v2_b0"))
+    activations = [part for part in encoder.modules() if isinstance(part, torch.nn.SiLU)]
+    own, *others = activations
+    own.inplace = False
+    encoder.fine_tune(from_stage=None)
+    assert not own.inplace and all(part.inplace for part in others)
+
+
 def test_frozen_encoder_keeps_nothing_for_a_gradient() -> None:
     encoder = Encoder(EncoderConfig(name="mobilenet_v3_small"))
     encoder.fine_tune(from_stage=None)

@@ -113,6 +113,31 @@ def test_steps_with_their_cache_are_teacher_forcing(variant: dict[str, Any], cel
             assert all(part.shape[:2] == (2, 3 * (t + 1)) for part in state.words.values())
 
 
+class Doubled(torch.nn.Linear):
+    """A linear layer that computes more than its matrix."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(rows)
+
+
+def hooked(layer: torch.nn.Linear) -> torch.nn.Linear:
+    layer.register_forward_hook(lambda _, __, output: 2 * output)
+    return layer
+
+
+@pytest.mark.parametrize("change", ["subclass", "hook"])
+@pytest.mark.parametrize("kind", ["lstm", "top_down"])
+def test_layers_that_are_more_than_their_matrix_are_called(kind: str, change: str) -> None:
+    decoder: Any = made({"kind": kind})
+    layer = decoder.attention.score.query
+    own = hooked(layer) if change == "hook" else Doubled(*reversed(layer.weight.shape), bias=False)
+    own.load_state_dict(layer.state_dict())
+    decoder.attention.score.query = own
+    features, tokens = torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 2))
+    first = decoder.step(tokens[..., 0], decoder.start(features).expand(3)).attention
+    torch.testing.assert_close(decoder(features, tokens).attention[:, :, 0], first)
+
+
 @pytest.mark.skipif(not can_pack(), reason="torch has no oneDNN here")
 def test_packed_layers_can_be_copied_and_pickled(captioner: Captioner) -> None:
     exact = Captioner(captioner.checkpoint, dtype="float32")

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from captioner.attention.scores import SCORES, ScaledDotScore
+from captioner.attention.scores import SCORES, ScaledDotScore, ScoreFunction
 from captioner.checkpoint import load_checkpoint
 from captioner.device import best_dtype
 from captioner.errors import ConfigError, GenerationError
@@ -255,8 +256,13 @@ def test_a_run_that_decodes_squares_into_files_resumes_and_equals_one_with_the_l
     """On a GPU with little memory; without crops the squares are the pixels of the loader."""
     out, reserves = tmp_path / "run", list[int]()
 
-    def cached(dataset: ImageDataset, *, folder: Path, reserve: int, **more: Any) -> Any:
-        reserves.append(reserve)
+    def cached(
+        dataset: ImageDataset, *, folder: Path, reserve: Callable[[], int], **more: Any
+    ) -> Any:
+        reserves.append(reserve())
+        (grids := folder / "grids-more.f16").write_bytes(bytes(1000))
+        assert reserve() == reserves[-1] - 1000
+        grids.unlink()
         source = SquareSource.cached(dataset, folder=folder, reserve=reserve, **more)
         assert len(list(folder.glob("squares-*.u8"))) == 1
         return source
@@ -277,8 +283,7 @@ def test_a_run_that_decodes_squares_into_files_resumes_and_equals_one_with_the_l
     assert records(out) == records(finished)
     best = [(folder / "best.safetensors").read_bytes() for folder in (out, finished)]
     assert best[0] == best[1] and not (out / "cache").exists()
-    # The second run has its grids and needs less.
-    assert 0 < reserves[1] < reserves[0]
+    assert 0 < reserves[0] == reserves[1]
 
 
 OWN = f"--stages.1.objectives '{{{__name__}:Weighed: x}}'"
@@ -309,6 +314,8 @@ REFUSED: Refusals = {
     "--decoder.score plug.score.Cosine": (2, "is not module:Class: use plug.score:Cosine"),
     "--decoder.score plug/score.py:Cosine": (2, "is not module:Class: use plug.score:Cosine"),
     "--decoder.score json:loads": (2, "is not a subclass of ScoreFunction"),
+    f"--decoder.score {__name__}:Forward": (2, "Forward' defines forward, which decoders do not"),
+    f"--decoder.score {__name__}:Nothing": (2, "Nothing' does not define compare, project"),
     "--data.root nowhere": (1, "there is no folder nowhere"),
     "--data.minimum_count 1000": (1, "no word occurs 1000 times"),
     "--device tpu": (1, "tpu"),
@@ -332,7 +339,21 @@ def test_mistakes_are_found_before_any_work_and_leave_nothing_behind(
 
 
 class OwnScore(ScaledDotScore):
-    """A score that only this module has."""
+    """A score that only this module has: 1 for the first cell, 0 for the others."""
+
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return super().compare(0 * queries, keys) + (torch.arange(keys.shape[1]) == 0)
+
+
+class Forward(ScaledDotScore):
+    """Overrides a method that decoders do not call."""
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return super().forward(query, keys)
+
+
+class Nothing(ScoreFunction):
+    """Lacks both methods."""
 
 
 def test_a_score_is_named_by_module_and_class(
@@ -347,6 +368,10 @@ def test_a_score_is_named_by_module_and_class(
     model = load_checkpoint(checkpoint).model
     assert model.config.decoder.score == name
     assert any(isinstance(module, OwnScore) for module in model.modules())
+    attention = model.eval()(torch.randn(1, 3, 64, 64), torch.tensor([[[1, 5]]])).attention
+    assert attention.shape == (1, 1, 2, 4)
+    e = np.e
+    assert attention[0, 0, 1].tolist() == pytest.approx([e / (e + 3), *[1 / (e + 3)] * 3])
     del SCORES[name]
     result = run_main("caption", tmp_path / "no.jpg", "--checkpoint", checkpoint)
     assert result.returncode == 1 and f"'{name}'" in result.stderr

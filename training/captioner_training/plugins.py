@@ -20,8 +20,8 @@ def import_class(path: str, base: type, *, field: str) -> Any:
         base: the required base class.
         field: the field of the recipe, for messages.
 
-    Raises ConfigError: `path` has another form, the class cannot be imported, or it is not a
-    subclass of `base`.
+    Raises ConfigError: `path` has another form, the class cannot be imported, it is not a subclass
+    of `base`, or it lacks a method.
     """
     module, _, name = path.partition(":")
     if not all(map(str.isidentifier, (*module.split("."), name))):
@@ -37,6 +37,8 @@ def import_class(path: str, base: type, *, field: str) -> Any:
         ) from error
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise ConfigError(f"{field} {path!r} is not a subclass of {base.__name__}")
+    if missing := ", ".join(sorted(getattr(kind, "__abstractmethods__", ()))):
+        raise ConfigError(f"{field} {path!r} does not define {missing}: see {base.__name__}")
     return kind
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -18,6 +17,7 @@ from captioner.checkpoint import load_checkpoint
 from captioner.errors import ConfigError, DataError, OutputError
 from captioner.files import replace_file, writing
 from captioner.model import CaptionModel
+from captioner_training.data.cache import free_space
 from captioner_training.data.grids import GRIDS_FILES
 from captioner_training.data.squares import SQUARES_FILES
 from captioner_training.recipe import Recipe
@@ -69,6 +69,7 @@ class RunFolder:
         if existing.get("precision") in ("bfloat16", "float16", "float32"):
             precision = existing["precision"]
         self.extends = False
+        self._needed = 0  # bytes that the run writes, see check_room
         if recipe.precision == "auto":
             recipe = replace(recipe, precision=precision)
         self.recipe = recipe
@@ -170,26 +171,28 @@ class RunFolder:
         """Return the saved states, newest first."""
         return sorted((self.out / "state").glob("step-*.pt"), reverse=True)
 
-    def check_room(self, model: CaptionModel, *, images: int, shared: Path) -> int:
+    def check_room(self, model: CaptionModel, *, images: int, shared: Path) -> None:
         """Check that the disk has room for the files that the run has not written yet.
 
-        Returns their size in bytes. Squares do not count, because a run can do without them.
+        Squares do not count, because a run can do without them.
 
         Raises OutputError: grids, states and checkpoints need more space than is free.
         """
         needed = _room(self.recipe, model, images=images)
+        self._needed = sum(needed.values())
+        if (free := free_space(self.out)) < self.left_to_write(shared=shared):
+            parts = ", ".join(f"{name} {part / 1e9:.2f}" for name, part in needed.items() if part)
+            raise OutputError(
+                f"the run needs {self._needed / 1e9:.2f} GB ({parts}), but {self.out} has "
+                f"{free / 1e9:.2f} GB free: free some space, or choose another --out"
+            )
+
+    def left_to_write(self, *, shared: Path) -> int:
+        """Return the bytes of grids, states and checkpoints that the run has not written yet."""
         kept = (self.out / "epochs").glob("*.safetensors")
         checkpoints = filter(Path.exists, (self.best, self.last, *kept))
         written = (*self.states(), *checkpoints, *(shared / "cache").glob(GRIDS_FILES))
-        size = sum(needed.values()) - sum(path.stat().st_size for path in written)
-        place = next(path for path in (self.out, *self.out.parents) if path.exists())
-        if (free := shutil.disk_usage(place).free) < size:
-            parts = ", ".join(f"{name} {part / 1e9:.2f}" for name, part in needed.items() if part)
-            raise OutputError(
-                f"the run needs {sum(needed.values()) / 1e9:.2f} GB ({parts}), but {self.out} has "
-                f"{free / 1e9:.2f} GB free: free some space, or choose another --out"
-            )
-        return max(0, size)
+        return max(0, self._needed - sum(path.stat().st_size for path in written))
 
     def begin(self) -> None:
         """Write the recipe. Raises OutputError."""

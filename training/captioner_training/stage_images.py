@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +27,8 @@ class StageImages:
 
     Attributes:
         cache: the folder for grids and squares.
-        reserve: bytes on the disk of `cache` that squares must leave free.
+        reserve: returns the bytes on the disk that squares must leave free; called in the main
+            process when a stage begins.
     """
 
     recipe: Recipe
@@ -35,7 +36,7 @@ class StageImages:
     encoder: Encoder
     cache: Path
     processes: Processes
-    reserve: int = 0
+    reserve: Callable[[], int] = lambda: 0
 
     def stage(self, number: int) -> ImageSource:
         """Return the images of stage `number`, counted from 0."""

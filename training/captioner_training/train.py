@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -161,10 +162,9 @@ class Run:
             stage_sampler(recipe, number, captions, processes)  # checks the batch size
         objectives = [stage_objectives(recipe, stage, corpus) for stage in recipe.stages]
         model = build_model(recipe, corpus.vocabulary, encoder=encoder, origin=origin)
-        reserve = 0
         if processes.main:
             count = len(corpus.train) + len(corpus.validation)
-            reserve = folder.check_room(model, images=count, shared=shared)
+            folder.check_room(model, images=count, shared=shared)
         _move(model, device)
         torch.manual_seed(recipe.seed + 7919 * processes.rank)  # dropout differs between ranks
         state = TrainState(model, processes=processes)
@@ -183,7 +183,7 @@ class Run:
             encoder=model.encoder,
             cache=shared / "cache",
             processes=processes,
-            reserve=reserve,
+            reserve=partial(folder.left_to_write, shared=shared),
         )
         has_boxes = recipe.data.scenes is not None
         validation = Validation(

@@ -22,7 +22,14 @@ from captioner_training.distributed import Processes
 from captioner_training.memory import fits_on_gpu
 from captioner_training.progress import show_progress
 
-__all__ = ["IMAGES_A_FILE", "CachedTensors", "ResidentTensors", "cache_key", "cache_paths"]
+__all__ = [
+    "IMAGES_A_FILE",
+    "CachedTensors",
+    "ResidentTensors",
+    "cache_key",
+    "cache_paths",
+    "free_space",
+]
 
 _BATCH = 32  # images that are computed at once; a file has whole batches
 IMAGES_A_FILE = 32 * _BATCH  # an interruption loses at most one file
@@ -75,7 +82,8 @@ class CachedTensors:
                         )
             except OSError as error:
                 raise DataError(
-                    f"{path} cannot be read: {error.strerror}; run the same command again"
+                    f"{path} cannot be read ({error.strerror}): delete it if it exists, and run "
+                    "the same command again"
                 ) from error
         return tensors
 
@@ -103,11 +111,9 @@ class CachedTensors:
 
     def has_room(self, *, reserve: int) -> bool:
         """Whether the disk has room for the missing files and `reserve` bytes of other files."""
-        folder = self._paths[0].parent
-        place = next(path for path in (folder, *folder.parents) if path.exists())
         count = min(len(self), len(self._missing()) * self._per_file)
         size = count * self.dtype.itemsize * math.prod(self.shape[1:])
-        return size == 0 or size + reserve <= shutil.disk_usage(place).free
+        return size == 0 or size + reserve <= free_space(self._paths[0].parent)
 
     def fill(
         self,
@@ -180,10 +186,26 @@ def cache_key(
     return digest.hexdigest()[:16]
 
 
-def cache_paths(folder: Path, pattern: str, key: str, *, images: int) -> list[Path]:
-    """Return the paths of the cache files; `pattern` has a star in the place of key and number."""
-    count = -(-images // IMAGES_A_FILE)
+def cache_paths(
+    folder: Path,
+    pattern: str,
+    images: Sequence[CaptionedImage],
+    *settings: object,
+    processes: Processes,
+    weights: Iterable[Tensor] = (),
+) -> list[Path]:
+    """Return the paths of the cache files of images.
+
+    `pattern` has a star in the place of a hash, see `cache_key`, and of the number of a file.
+    """
+    key = cache_key(images, *settings, weights=weights) if processes.main else ""
+    key, count = processes.broadcast(key), -(-len(images) // IMAGES_A_FILE)
     return [folder / pattern.replace("*", f"{key}-{number:05d}") for number in range(count)]
+
+
+def free_space(folder: Path) -> int:
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
 def _make(folder: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from captioner.vision.encoder import Encoder, prepare_encoder
 from captioner.vision.transform import Transform
-from captioner_training.data.cache import CachedTensors, cache_key, cache_paths
+from captioner_training.data.cache import CachedTensors, cache_paths
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import Workers
 from captioner_training.distributed import Processes
@@ -54,11 +54,10 @@ class CachedGrids(CachedTensors):
         side = transform.config.size // encoder.config.stride
         settings = (encoder.config, transform.config, dtype)
         weights = encoder.state_dict().values()
-        key = processes.broadcast(
-            cache_key(images, *settings, weights=weights) if processes.main else ""
-        )
         grids = cls(
-            cache_paths(folder, GRIDS_FILES, key, images=len(images)),
+            cache_paths(
+                folder, GRIDS_FILES, images, *settings, processes=processes, weights=weights
+            ),
             (len(images), side * side, encoder.channels()),
             pinned=processes.device.type == "cuda",
         )

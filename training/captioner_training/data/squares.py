@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+import sys
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from captioner.vision.transform import LARGEST_SIDE, Transform
 from captioner_training.data.batches import ImageSource
-from captioner_training.data.cache import CachedTensors, ResidentTensors, cache_key, cache_paths
+from captioner_training.data.cache import CachedTensors, ResidentTensors, cache_paths
 from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.loader import Workers, split_loader
 from captioner_training.distributed import Processes
@@ -51,19 +52,19 @@ class SquareSource:
         dataset: ImageDataset,
         *,
         folder: Path,
-        reserve: int,
+        reserve: Callable[[], int],
         workers: Workers,
         processes: Processes,
     ) -> SquareSource | None:
         """Decode the images into GPU memory, or into files in `folder` if they do not fit.
 
         Returns None on a CPU, for transforms that crop or pad photos, and if the disk has no room
-        for the files and `reserve` other bytes. All processes of a run call this together.
+        for the files and `reserve()` other bytes. All processes of a run call this together.
         """
         if dataset.transform.config.mode != "squash" or processes.device.type != "cuda":
             return None
         size = math.prod(_shape(dataset))
-        # All processes choose the same, because they write files together.
+        # All processes must agree, because they write files together.
         if all(processes.gather(fits_on_gpu(size, processes.device))):
             return cls.decode(dataset, workers=workers, processes=processes)
         return cls.cached(
@@ -92,7 +93,7 @@ class SquareSource:
         dataset: ImageDataset,
         *,
         folder: Path,
-        reserve: int,
+        reserve: Callable[[], int],
         workers: Workers,
         processes: Processes,
     ) -> SquareSource | None:
@@ -100,15 +101,20 @@ class SquareSource:
 
         File names contain a hash of transform, size and images. Each process writes some files.
         """
-        whole, device = _whole(dataset), processes.device
-        key = processes.broadcast(cache_key(dataset.images, whole.config) if processes.main else "")
+        whole, device, shape = _whole(dataset), processes.device, _shape(dataset)
         squares = CachedTensors(
-            cache_paths(folder, SQUARES_FILES, key, images=len(dataset)),
-            _shape(dataset),
+            cache_paths(folder, SQUARES_FILES, dataset.images, whole.config, processes=processes),
+            shape,
             dtype=torch.uint8,
             pinned=device.type == "cuda",
         )
-        if not processes.broadcast(processes.main and squares.has_room(reserve=reserve)):
+        if not processes.broadcast(processes.main and squares.has_room(reserve=reserve())):
+            if processes.main:
+                print(
+                    f"no room in {folder} for {math.prod(shape) / 1e9:.2f} GB of decoded photos: "
+                    "every epoch decodes them again",
+                    file=sys.stderr,
+                )
             return None
         squares.fill(
             dataset.images, whole, iter, task="decoding", processes=processes, workers=workers
