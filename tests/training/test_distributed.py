@@ -74,7 +74,7 @@ def pair(*arguments: object) -> list[subprocess.Popen[str]]:
     """
     world = {
         "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     return [
         start(
