@@ -12,6 +12,7 @@ import pty
 import shutil
 import subprocess
 import termios
+import threading
 import time
 from dataclasses import replace
 from itertools import chain, cycle
@@ -264,6 +265,25 @@ def test_the_end_of_a_batch_depends_on_its_photos_alone(tiny: Captioner, photos:
         batches = list(engine.run(iter(inputs)))
     assert [len(batch) for batch in batches] == [3, 4, 16, 1]
     assert [outcome.photo for outcome in chain.from_iterable(batches)] == inputs
+
+
+def test_two_batches_are_captioned_at_the_same_time(
+    tiny: Captioner, photos: Photos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch waits until another has begun."""
+    real, both = Captioner.caption_prepared, threading.Barrier(2)
+
+    def together(*given: Any, **more: Any) -> Any:
+        both.wait(timeout=30)
+        return real(*given, **more)
+
+    monkeypatch.setattr(Captioner, "caption_prepared", together)
+    files = [PhotoFile(name=path.name, file=str(path)) for path in sorted(photos(8).iterdir())]
+    config = BatchConfig(batch_size=2, workers=1)
+    with LocalEngine(tiny, tiny.generation, config, share=2) as engine:
+        batches = list(engine.run(iter(files)))
+    assert [outcome.photo for outcome in chain.from_iterable(batches)] == files
+    assert len(batches) == 4
 
 
 @pytest.mark.parametrize(
