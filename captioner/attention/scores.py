@@ -207,13 +207,36 @@ def build_score(
 ) -> ScoreFunction:
     """Make a score function.
 
-    Raises ConfigError: unknown name, or sizes that do not fit the score.
+    Raises ConfigError: unknown name, sizes that do not fit the score, or a score of your own that
+    cannot be built or called, or returns another shape than ScoreFunction.compare.
     """
     if name not in SCORES:
         raise ConfigError(f"there is no score {name!r}: choose from {', '.join(SCORES)}")
-    return SCORES[name](
-        query_dim=query_dim, key_dim=key_dim, attention_dim=attention_dim, heads=heads
-    )
+    kind = SCORES[name]
+    sizes = {"query_dim": query_dim, "key_dim": key_dim, "attention_dim": attention_dim}
+    if kind.__module__ == __name__:
+        return kind(**sizes, heads=heads)
+    if kind.forward is not ScoreFunction.forward:
+        raise ConfigError(
+            f"score {name!r} defines forward, which decoders do not call: define compare instead"
+        )
+    try:
+        score = kind(**sizes, heads=heads)
+        with torch.no_grad():
+            keys = score.project(torch.zeros(1, 3, key_dim))
+            shape = tuple(score.compare(score.query(torch.zeros(1, 2, query_dim)), keys).shape)
+    except (ConfigError, NotImplementedError):  # a device without numbers, see without_weights
+        raise
+    except Exception as error:  # user code may raise anything
+        raise ConfigError(
+            f"score {name!r} cannot be used ({type(error).__name__}: {error}): see ScoreFunction"
+        ) from error
+    if shape != (1, 2, heads, 3):
+        raise ConfigError(
+            f"score {name!r} gives scores of shape {shape} for one image with 2 queries, "
+            f"{heads} heads and 3 keys: it must be {(1, 2, heads, 3)}"
+        )
+    return score
 
 
 def check_heads(heads: int, **widths: int) -> None:

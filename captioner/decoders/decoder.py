@@ -225,8 +225,14 @@ def fuse_layers(*layers: nn.Module, dtype: torch.dtype | None = None) -> FusedLa
 
 
 def _is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a layer is linear and computes nothing else, in hooks or in a subclass."""
-    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+    """Whether a layer is linear, without hooks, and its `forward` is not replaced."""
+    hooks = (
+        layer._forward_hooks,
+        layer._forward_pre_hooks,
+        layer._backward_hooks,
+        layer._backward_pre_hooks,
+    )
+    return type(layer) is nn.Linear and not any(hooks) and "forward" not in vars(layer)
 
 
 def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> Decoder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,22 +118,27 @@ class Doubled(torch.nn.Linear):
     """A linear layer that computes more than its matrix."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return 2 * super().forward(rows)
+        return 2 * torch.nn.Linear.forward(self, rows)
 
 
-def hooked(layer: torch.nn.Linear) -> torch.nn.Linear:
-    layer.register_forward_hook(lambda _, __, output: 2 * output)
+def replaced(layer: torch.nn.Linear, change: str) -> torch.nn.Linear:
+    own = Doubled(*reversed(layer.weight.shape), bias=False)
+    if change == "subclass":
+        own.load_state_dict(layer.state_dict())
+        return own
+    if change == "hook":
+        layer.register_forward_hook(lambda _, __, output: 2 * output)
+    else:
+        layer.forward = partial(Doubled.forward, layer)
     return layer
 
 
-@pytest.mark.parametrize("change", ["subclass", "hook"])
+@pytest.mark.parametrize("change", ["subclass", "hook", "method"])
 @pytest.mark.parametrize("kind", ["lstm", "top_down"])
 def test_layers_that_are_more_than_their_matrix_are_called(kind: str, change: str) -> None:
     decoder: Any = made({"kind": kind})
-    layer = decoder.attention.score.query
-    own = hooked(layer) if change == "hook" else Doubled(*reversed(layer.weight.shape), bias=False)
-    own.load_state_dict(layer.state_dict())
-    decoder.attention.score.query = own
+    score = decoder.attention.score
+    score.query = replaced(score.query, change)
     features, tokens = torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 2))
     first = decoder.step(tokens[..., 0], decoder.start(features).expand(3)).attention
     torch.testing.assert_close(decoder(features, tokens).attention[:, :, 0], first)

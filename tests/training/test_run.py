@@ -316,6 +316,9 @@ REFUSED: Refusals = {
     "--decoder.score json:loads": (2, "is not a subclass of ScoreFunction"),
     f"--decoder.score {__name__}:Forward": (2, "Forward' defines forward, which decoders do not"),
     f"--decoder.score {__name__}:Nothing": (2, "Nothing' does not define compare, project"),
+    f"--decoder.score {__name__}:NoHeads": (2, "NoHeads' cannot be used (TypeError: NoHeads.__ini"),
+    f"--decoder.score {__name__}:OneScore": (2, "(1, 2, 1, 1) for one image with 2 queries, 1 he"),
+    "--decoder.score score.py:Cosine": (2, "is not module:Class: use score:Cosine"),
     "--data.root nowhere": (1, "there is no folder nowhere"),
     "--data.minimum_count 1000": (1, "no word occurs 1000 times"),
     "--device tpu": (1, "tpu"),
@@ -354,6 +357,20 @@ class Forward(ScaledDotScore):
 
 class Nothing(ScoreFunction):
     """Lacks both methods."""
+
+
+class NoHeads(ScaledDotScore):
+    """Cannot be built with `heads`."""
+
+    def __init__(self, *, query_dim: int, key_dim: int, attention_dim: int) -> None:
+        super().__init__(query_dim=query_dim, key_dim=key_dim, attention_dim=attention_dim)
+
+
+class OneScore(ScaledDotScore):
+    """Gives one score for all keys."""
+
+    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return super().compare(queries, keys)[..., :1]
 
 
 def test_a_score_is_named_by_module_and_class(
@@ -536,6 +553,15 @@ def test_a_stage_can_train_on_smaller_images(place: Path, tmp_path: Path) -> Non
     # Smaller where it is fine-tuned; in use, in validation and while it is frozen, as it is.
     assert seen == {(True, 32), (False, 64)}
     assert load_checkpoint(tmp_path / "run" / "last.safetensors").transform.size == 64
+
+
+def test_a_run_in_float16(run_main: Run, place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = run_main(*command(place, out, "--precision", "float16", "--max-steps", 2))
+    assert result.returncode == 0, result.stderr
+    assert "precision: float16, as set for this run (the CPU has " in result.stderr
+    losses = [one["loss"] for one in records(out) if one["event"] == "step"]
+    assert losses and np.isfinite(losses).all()
 
 
 @pytest.mark.slow

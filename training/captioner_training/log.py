@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from captioner.checkpoint import Checkpoint
 from captioner.closing import Closing
-from captioner.device import best_dtype, find_dtype
+from captioner.device import best_dtype
 from captioner.files import writing
 from captioner.terminal import counted
 from captioner.vocabulary import Vocabulary
@@ -189,9 +189,9 @@ class Log(Closing):
         """Print the data, the precision, the initial model and the step to resume from."""
         for line in corpus.described(self.recipe.data):
             self.print(line)
-        device, precision = self.processes.device, self.recipe.precision
-        fast, reason = best_dtype(device)
-        is_fast = find_dtype(precision, device) is fast
+        precision = self.recipe.precision  # a run replaces "auto"
+        fast, reason = best_dtype(self.processes.device)
+        is_fast = getattr(torch, precision) is fast
         self.print(f"precision: {precision}{'' if is_fast else ', as set for this run'} ({reason})")
         notes = (objective.note for stage in objectives for objective in stage.values())
         for note in dict.fromkeys(filter(None, notes)):

@@ -24,7 +24,7 @@ def import_class(path: str, base: type, *, field: str) -> Any:
     of `base`, or it lacks a method.
     """
     module, _, name = path.partition(":")
-    if not all(map(str.isidentifier, (*module.split("."), name))):
+    if not all(map(str.isidentifier, (*module.split("."), name))) or module.endswith(".py"):
         raise ConfigError(f"{field} {path!r} is not module:Class: use {_corrected(path)}")
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.append(str(Path.cwd()))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from captioner import DataError, OutputError
+from captioner import DataError
 from captioner.paths import sample_photos
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data import cache as cache_module
@@ -57,11 +57,17 @@ def short_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def cached(
     dataset: ImageDataset, folder: Path, *, processes: Processes = CPU, workers: int = 0
 ) -> SquareSource:
-    source = SquareSource.cached(
-        dataset, folder=folder, reserve=int, workers=workers, processes=processes
-    )
+    source = cached_or_none(dataset, folder, processes=processes, workers=workers)
     assert source is not None
     return source
+
+
+def cached_or_none(
+    dataset: ImageDataset, folder: Path, *, processes: Processes = CPU, workers: int = 0
+) -> SquareSource | None:
+    return SquareSource.cached(
+        dataset, folder=folder, reserve=int, workers=workers, processes=processes
+    )
 
 
 @pytest.mark.parametrize("cut", [0.0, 0.15, 0.5])
@@ -144,9 +150,13 @@ def test_large_crops_of_large_photos_are_enlarged(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Rank(Processes):
-    """One of several processes that run one after the other; `sent` is what rank 0 broadcast."""
+    """One of several processes that run one after the other.
+
+    `sent` is what rank 0 broadcast, `gathered` the values of the other processes.
+    """
 
     sent: list[Any] = field(default_factory=list)
+    gathered: tuple[Any, ...] = ()
 
     def broadcast(self, value: Any) -> Any:
         if self.main:
@@ -155,10 +165,7 @@ class Rank(Processes):
         return self.sent.pop(0)
 
     def gather(self, value: Any) -> list[Any]:
-        return [value, *self.sent]
-
-    def wait(self) -> None:
-        pass
+        return [value, *self.gathered]
 
 
 @pytest.mark.usefixtures("short_files")
@@ -175,7 +182,9 @@ def test_each_process_decodes_a_part_of_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_files")
-def test_errors_of_photos_and_files_are_explained(tmp_path: Path) -> None:
+def test_errors_of_photos_and_files_are_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(next(iter(sample_photos().values())).parent, photos := tmp_path / "photos")
     dataset, cache = samples(Augmentation(), folder=photos), tmp_path / "cache"
     name = dataset.images[1].name
@@ -189,10 +198,13 @@ def test_errors_of_photos_and_files_are_explained(tmp_path: Path) -> None:
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
     try:
-        with pytest.raises(OutputError, match=r"squares-.*\.u8 cannot be written: File too large"):
-            cached(dataset, cache)
+        assert cached_or_none(dataset, cache) is None  # as with a quota
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    said = f"no room in {cache} for 0.00 GB of decoded photos: every epoch decodes them again\n"
+    assert [*cache.iterdir()] == [kept] and capsys.readouterr().err.endswith(said)
+    full = Rank(device=CPU.device, world=2, gathered=(True,))  # for another process
+    assert cached_or_none(dataset, cache, processes=full) is None
     assert [*cache.iterdir()] == [kept]
 
     source = cached(dataset, cache)
@@ -213,7 +225,7 @@ def test_squares_are_kept_where_they_fit(tmp_path: Path, monkeypatch: pytest.Mon
     needed = len(dataset) * 3 * 112**2  # half of a side may be cut
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(SquareSource, "decode", lambda *_, **__: "memory")
-    monkeypatch.setattr(cache_module.CachedTensors, "fill", lambda *_, **__: None)
+    monkeypatch.setattr(cache_module.CachedTensors, "fill", lambda *_, **__: True)
 
     def place(
         dataset: ImageDataset, processes: Processes = gpu, *, gpu_free: float, disk_free: int = 0
@@ -230,7 +242,7 @@ def test_squares_are_kept_where_they_fit(tmp_path: Path, monkeypatch: pytest.Mon
     assert place(dataset, gpu_free=needed / 0.61, disk_free=needed + 1000) == "files"
     assert place(dataset, gpu_free=needed / 0.61, disk_free=needed + 999) is None
     # The GPU of another process has too little memory.
-    several = Rank(device=gpu.device, world=2, sent=[False])
+    several = Rank(device=gpu.device, world=2, gathered=(False,))
     assert place(dataset, several, gpu_free=1e12, disk_free=10 * needed) == "files"
     assert place(dataset, CPU, gpu_free=1e12, disk_free=10 * needed) is None
     cropped = samples(Augmentation(), mode="crop")

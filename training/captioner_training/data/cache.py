@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from captioner.errors import DataError
+from captioner.errors import DataError, OutputError
 from captioner.files import replace_file, writing
 from captioner.vision.transform import Transform
 from captioner_training.data.images import CaptionedImage
@@ -124,7 +124,8 @@ class CachedTensors:
         task: str,
         processes: Processes,
         workers: Workers,
-    ) -> None:
+        optional: bool = False,
+    ) -> bool:
         """Write the missing files. All processes call this together, and each writes some files.
 
         A file gets its name only when it is complete.
@@ -137,6 +138,7 @@ class CachedTensors:
             task: the name of the task, for progress.
             processes: the processes of the run.
             workers: processes that decode images, per process of the run.
+            optional: if the disk or a quota is full, remove the new files and return False.
 
         Raises:
             DataError: an image cannot be read.
@@ -144,18 +146,33 @@ class CachedTensors:
         """
         missing = processes.broadcast(self._missing())
         processes.main_alone(lambda: _make(self._paths[0].parent))
-        if mine := missing[processes.rank :: processes.world]:
-            shares = [images[n * self._per_file : (n + 1) * self._per_file] for n in mine]
-            decoded = [*chain.from_iterable(shares)]
-            with show_progress(task, len(decoded), quiet=not processes.main) as count:
-                loader = split_loader(decoded, transform, workers=workers, batch_size=_BATCH)
-                batches = iter(convert(loader))
-                for number, share in zip(mine, shares, strict=True):
-                    with replace_file(self._paths[number]) as file:
-                        for tensors in islice(batches, -(-len(share) // _BATCH)):
-                            file.write(tensors.numpy().tobytes())
-                            count(len(tensors))
-        processes.wait()
+        mine, full = missing[processes.rank :: processes.world], False
+        shares = [images[n * self._per_file : (n + 1) * self._per_file] for n in mine]
+        decoded = [*chain.from_iterable(shares)]
+        try:
+            if mine:
+                with show_progress(task, len(decoded), quiet=not processes.main) as count:
+                    loader = split_loader(decoded, transform, workers=workers, batch_size=_BATCH)
+                    batches = iter(convert(loader))
+                    for number, share in zip(mine, shares, strict=True):
+                        self._write(number, islice(batches, -(-len(share) // _BATCH)), count)
+        except OutputError:
+            if not optional:
+                raise
+            full = True
+        if any(processes.gather(full)):
+            for number in mine:
+                self._paths[number].unlink(missing_ok=True)
+            return False
+        return True
+
+    def _write(
+        self, number: int, batches: Iterable[Tensor], count: Callable[[int], object]
+    ) -> None:
+        with replace_file(self._paths[number]) as file:
+            for tensors in batches:
+                file.write(tensors.numpy().tobytes())
+                count(len(tensors))
 
     def _missing(self) -> list[int]:
         return [number for number, path in enumerate(self._paths) if not path.exists()]

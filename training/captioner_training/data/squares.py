@@ -108,18 +108,25 @@ class SquareSource:
             dtype=torch.uint8,
             pinned=device.type == "cuda",
         )
-        if not processes.broadcast(processes.main and squares.has_room(reserve=reserve())):
-            if processes.main:
-                print(
-                    f"no room in {folder} for {math.prod(shape) / 1e9:.2f} GB of decoded photos: "
-                    "every epoch decodes them again",
-                    file=sys.stderr,
-                )
-            return None
-        squares.fill(
-            dataset.images, whole, iter, task="decoding", processes=processes, workers=workers
-        )
-        return cls(dataset, squares, device=device)
+        if processes.broadcast(processes.main and squares.has_room(reserve=reserve())) and (
+            squares.fill(
+                dataset.images,
+                whole,
+                iter,
+                task="decoding",
+                processes=processes,
+                workers=workers,
+                optional=True,
+            )
+        ):
+            return cls(dataset, squares, device=device)
+        if processes.main:
+            print(
+                f"no room in {folder} for {math.prod(shape) / 1e9:.2f} GB of decoded photos: "
+                "every epoch decodes them again",
+                file=sys.stderr,
+            )
+        return None
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
         """Yield the pixels of each list of positions, augmented for the epoch."""
