@@ -212,8 +212,8 @@ class Attention(nn.Module):
     def attend(self, query: Tensor, grid: ProjectedGrid, mask: Tensor | None = None) -> Tensor:
         """Return the context (B, K, V) only; arguments as for `forward`.
 
-        For product scores, if keys and values have the same size, this uses PyTorch's fused
-        attention, which never stores the weights.
+        For scores that compare as ProductScore does, if keys and values have the same size, this
+        uses PyTorch's fused attention, which never stores the weights.
         """
         is_product = type(self.score).compare is ProductScore.compare
         if not is_product or grid.keys.shape[-1] != grid.values.shape[-1]:

@@ -39,7 +39,8 @@ __all__ = [
 class ScoreFunction(nn.Module, ABC):
     """Scores queries against keys.
 
-    Subclasses define `project` and `compare`. Decoders call these and `query`, not `forward`.
+    Subclasses define `project`, `compare` and `query`. Decoders call these, not `forward`. They
+    must work for any number of images, queries and keys, also on a CPU.
 
     Args:
         query_dim: Q, the size of a query.
@@ -47,19 +48,17 @@ class ScoreFunction(nn.Module, ABC):
         attention_dim: A, the size that both are projected to, if the score projects.
         heads: H.
 
-    Attributes:
-        query: the module that projects queries (B, K, Q) to (B, K, A); by default the identity.
-
     Raises ConfigError: the sizes do not fit the score.
     """
 
     projects: ClassVar[bool] = True
     """Whether queries and keys are projected before they are compared."""
+    query: nn.Module
+    """Projects queries (B, K, Q) to (B, K, A). nn.Identity() does not project."""
 
     def __init__(self, *, heads: int = 1, **_sizes: int) -> None:
         super().__init__()
         self.heads = heads
-        self.query: nn.Module = nn.Identity()
 
     @abstractmethod
     def project(self, keys: Tensor) -> Tensor:
@@ -169,7 +168,7 @@ class DotScore(ProductScore):
                 f"{key_dim}: make the two equal, or choose 'multiplicative' or 'scaled_dot'"
             )
         check_heads(heads, query_dim=query_dim)
-        self.key = nn.Identity()
+        self.query, self.key = nn.Identity(), nn.Identity()
 
 
 class NoScore(ScoreFunction):
@@ -177,6 +176,7 @@ class NoScore(ScoreFunction):
 
     def __init__(self, *, heads: int = 1, **_sizes: int) -> None:
         super().__init__(heads=heads)
+        self.query = nn.Identity()
         if heads > 1:
             raise ConfigError(
                 f"heads is {heads} with score 'none', which needs no more than one: set heads to "
@@ -208,7 +208,7 @@ def build_score(
     """Make a score function.
 
     Raises ConfigError: unknown name, sizes that do not fit the score, or a score of your own that
-    cannot be built or called, or returns another shape than ScoreFunction.compare.
+    cannot be built or called, or whose result has another shape than `compare` documents.
     """
     if name not in SCORES:
         raise ConfigError(f"there is no score {name!r}: choose from {', '.join(SCORES)}")
@@ -225,8 +225,10 @@ def build_score(
         keys, queries = torch.zeros(1, 3, key_dim), torch.zeros(1, 2, query_dim)
         if keys.is_meta:  # the model of a checkpoint, see without_weights
             return score
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            score.eval()
             shape = tuple(score.compare(score.query(queries), score.project(keys)).shape)
+            score.train()
     except ConfigError:
         raise
     except Exception as error:  # user code may raise anything

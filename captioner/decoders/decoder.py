@@ -192,8 +192,8 @@ def advance(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         The new hidden state and cell state, both (..., n).
     """
     size = cell.shape[-1]
-    three, candidate = torch.split(gates, [3 * size, size], dim=-1)
-    input_, forget, output = three.sigmoid().chunk(3, dim=-1)
+    opened, candidate = torch.split(gates, [3 * size, size], dim=-1)
+    input_, forget, output = opened.sigmoid().chunk(3, dim=-1)
     cell = forget * cell + input_ * candidate.tanh()  # equation 2
     return output * cell.tanh(), cell  # equation 3
 
@@ -203,10 +203,10 @@ def fuse_layers(*layers: nn.Module, dtype: torch.dtype | None = None) -> FusedLa
 
     Args:
         layers: any modules.
-        dtype: compute the plain linear layers with one matrix product of this dtype, for many
-            calls. None: call each layer.
+        dtype: the linear layers, if there are two or more, become one matrix product of this dtype.
+            This pays for many calls. None: every layer is called.
     """
-    linear = [layer for layer in layers if dtype is not None and _is_plain(layer)]
+    linear = [layer for layer in layers if _is_plain(layer)]
     if dtype is None or len(linear) < 2:
         return lambda rows: [layer(rows) for layer in layers]
     sizes = [layer.out_features for layer in linear]

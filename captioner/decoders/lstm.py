@@ -120,10 +120,12 @@ class LSTMDecoder(RecurrentDecoder):
         gates_of_words = self.word_gates(words)
         # Autocast would convert the matrix in every step.
         matrix = None if folds else self._matrix().t().to(gates_of_words.dtype)
-        of_hidden = fuse_layers(*self._hidden_layers(), dtype=gates_of_words.dtype)
+        hidden_layers = fuse_layers(*self._hidden_layers(), dtype=gates_of_words.dtype)
         contexts, weights, gates, hidden = [], [], [], []
         for word_gates in gates_of_words.unbind(dim=2):
-            deep_context, weight, gate, state = self._recur(word_gates, state, of_hidden, matrix)
+            deep_context, weight, gate, state = self._recur(
+                word_gates, state, hidden_layers, matrix
+            )
             contexts.append(deep_context)
             weights.append(weight)
             hidden.append(state.hypothesis["hidden"])
@@ -143,18 +145,18 @@ class LSTMDecoder(RecurrentDecoder):
         self,
         word_gates: Tensor,
         state: State,
-        of_hidden: FusedLayers,
+        hidden_layers: FusedLayers,
         matrix: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None, State]:
         """Attend and advance the LSTM, in the order that `query` sets.
 
-        `of_hidden` applies `_hidden_layers`. `matrix` (V, F) is applied to the context. It is
+        `hidden_layers` applies `_hidden_layers`. `matrix` (V, F) is applied to the context. It is
         None if the values are folded.
         Returns L_z z_t (B, K, m), attention weights (B, K, H, L), gate (B, K) and the new state.
         """
         keys, values = state.image["keys"], state.image["values"]
         hidden, cell = state.hypothesis["hidden"], state.hypothesis["cell"]
-        hidden_gates, *rest = of_hidden(hidden)
+        hidden_gates, *rest = hidden_layers(hidden)
         if self.config.query == "current":
             hidden, cell = advance(word_gates + hidden_gates, cell)
             weights = self.attention.weigh(hidden, keys)

@@ -110,21 +110,21 @@ class TopDownDecoder(RecurrentDecoder):
         )
 
     def _recur(
-        self, gates: Tensor, state: State, of_speak: FusedLayers, of_look: FusedLayers
+        self, gates: Tensor, state: State, speak_layers: FusedLayers, look_layers: FusedLayers
     ) -> _Step:
         """Advance both LSTMs.
 
         Args:
             gates: (B, K, 4n), the word's part of the attention LSTM's gates.
             state: the state after the previous step.
-            of_speak, of_look: from `_fused`.
+            speak_layers, look_layers: from `_fused`.
         """
         before = state.hypothesis
-        look_language, speak_hidden = of_speak(before["speak_hidden"])
+        look_language, speak_hidden = speak_layers(before["speak_hidden"])
         look_hidden = self.look_hidden(before["look_hidden"])
         gates = gates + before["mean"] + look_language + look_hidden
         look, look_cell = advance(gates, before["look_cell"])
-        speak_look, queries = of_look(look)
+        speak_look, queries = look_layers(look)
         weights = self.attention.weigh_projected(queries, state.image["keys"])
         context = average_folded(weights, state.image["values"])
         gates = context + speak_look + speak_hidden

@@ -186,7 +186,7 @@ def test_disk_space_is_checked_for_everything_that_a_run_writes(
     out = tmp_path / "run"
     usage = namedtuple("usage", "total used free")
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder.shutil, "disk_usage", lambda _: usage(1, 1, 1_000_000))
+        patch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 1_000_000))
         result = run_main("train", place / "own.yaml", "--data.root", place, "--out", out)
     assert result.returncode == 1 and not (out / "recipe.json").exists()
     found = re.search(
@@ -219,8 +219,10 @@ def test_disk_space_of_written_files_is_not_needed_again(
     written = (folder.best, folder.last, folder.epoch(1, 1), tmp_path / "state/step-1.pt", grids)
     for path in written:
         path.write_bytes(bytes(16))
-    monkeypatch.setattr(run_folder, "_room", lambda *_, images: {"checkpoints": images})
-    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda _: namedtuple("usage", "free")(50))
+    grids.with_stem("grids-2").write_bytes(bytes(1000))  # of another run
+    room = {"grids": 16}
+    monkeypatch.setattr(run_folder, "_room", lambda *_, images: room | {"states": images - 16})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: namedtuple("usage", "free")(50))
     folder.check_room(None, images=130, shared=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(OutputError):
         folder.check_room(None, images=131, shared=tmp_path)  # type: ignore[arg-type]

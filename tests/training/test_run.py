@@ -260,9 +260,9 @@ def test_a_run_that_decodes_squares_into_files_resumes_and_equals_one_with_the_l
         dataset: ImageDataset, *, folder: Path, reserve: Callable[[], int], **more: Any
     ) -> Any:
         reserves.append(reserve())
-        (grids := folder / "grids-more.f16").write_bytes(bytes(1000))
+        (state := out / "state" / "step-more.pt").write_bytes(bytes(1000))
         assert reserve() == reserves[-1] - 1000
-        grids.unlink()
+        state.unlink()
         source = SquareSource.cached(dataset, folder=folder, reserve=reserve, **more)
         assert len(list(folder.glob("squares-*.u8"))) == 1
         return source

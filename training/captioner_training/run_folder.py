@@ -69,7 +69,7 @@ class RunFolder:
         if existing.get("precision") in ("bfloat16", "float16", "float32"):
             precision = existing["precision"]
         self.extends = False
-        self._needed = 0  # bytes that the run writes, see check_room
+        self._needed: dict[str, int] = {}  # see _room
         if recipe.precision == "auto":
             recipe = replace(recipe, precision=precision)
         self.recipe = recipe
@@ -178,21 +178,26 @@ class RunFolder:
 
         Raises OutputError: grids, states and checkpoints need more space than is free.
         """
-        needed = _room(self.recipe, model, images=images)
-        self._needed = sum(needed.values())
+        needed = self._needed = _room(self.recipe, model, images=images)
         if (free := free_space(self.out)) < self.left_to_write(shared=shared):
             parts = ", ".join(f"{name} {part / 1e9:.2f}" for name, part in needed.items() if part)
             raise OutputError(
-                f"the run needs {self._needed / 1e9:.2f} GB ({parts}), but {self.out} has "
+                f"the run needs {sum(needed.values()) / 1e9:.2f} GB ({parts}), but {self.out} has "
                 f"{free / 1e9:.2f} GB free: free some space, or choose another --out"
             )
 
     def left_to_write(self, *, shared: Path) -> int:
-        """Return the bytes of grids, states and checkpoints that the run has not written yet."""
+        """Return the bytes of grids, states and checkpoints that the run has not written yet.
+
+        Call `check_room` before.
+        """
         kept = (self.out / "epochs").glob("*.safetensors")
         checkpoints = filter(Path.exists, (self.best, self.last, *kept))
-        written = (*self.states(), *checkpoints, *(shared / "cache").glob(GRIDS_FILES))
-        return max(0, self._needed - sum(path.stat().st_size for path in written))
+        written = sum(path.stat().st_size for path in (*self.states(), *checkpoints))
+        # Other runs may have grids there too.
+        grids = sum(path.stat().st_size for path in (shared / "cache").glob(GRIDS_FILES))
+        needed = sum(self._needed.values()) - min(grids, self._needed["grids"])
+        return max(0, needed - written)
 
     def begin(self) -> None:
         """Write the recipe. Raises OutputError."""

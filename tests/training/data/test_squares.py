@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from captioner import DataError
+from captioner import DataError, OutputError
+from captioner.files import writing
 from captioner.paths import sample_photos
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data import cache as cache_module
@@ -181,9 +187,16 @@ def test_each_process_decodes_a_part_of_the_files(tmp_path: Path) -> None:
     assert all(map(torch.equal, source.batches(order, epoch=3), expected))
 
 
+@contextmanager
+def unwritable(path: Path) -> Iterator[io.BytesIO]:
+    with writing(path):
+        yield io.BytesIO()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
 @pytest.mark.usefixtures("short_files")
 def test_errors_of_photos_and_files_are_explained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(next(iter(sample_photos().values())).parent, photos := tmp_path / "photos")
     dataset, cache = samples(Augmentation(), folder=photos), tmp_path / "cache"
@@ -203,6 +216,10 @@ def test_errors_of_photos_and_files_are_explained(
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     said = f"no room in {cache} for 0.00 GB of decoded photos: every epoch decodes them again\n"
     assert [*cache.iterdir()] == [kept] and capsys.readouterr().err.endswith(said)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module, "replace_file", unwritable)
+        with pytest.raises(OutputError, match="cannot be written: Input/output error"):
+            cached(dataset, cache)
     full = Rank(device=CPU.device, world=2, gathered=(True,))  # for another process
     assert cached_or_none(dataset, cache, processes=full) is None
     assert [*cache.iterdir()] == [kept]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import shutil
@@ -31,6 +32,7 @@ __all__ = [
     "free_space",
 ]
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BATCH = 32  # images that are computed at once; a file has whole batches
 IMAGES_A_FILE = 32 * _BATCH  # an interruption loses at most one file
 
@@ -138,11 +140,14 @@ class CachedTensors:
             task: the name of the task, for progress.
             processes: the processes of the run.
             workers: processes that decode images, per process of the run.
-            optional: if the disk or a quota is full, remove the new files and return False.
+            optional: if the disk or a quota is full, remove the new files.
+
+        Returns whether all files exist; always true if they are not optional.
 
         Raises:
             DataError: an image cannot be read.
-            OutputError: the disk is full, or the folder cannot be written.
+            OutputError: a file cannot be written, for instance because the disk is full. If files
+                are optional, a full disk or quota raises no error.
         """
         missing = processes.broadcast(self._missing())
         processes.main_alone(lambda: _make(self._paths[0].parent))
@@ -156,8 +161,8 @@ class CachedTensors:
                     batches = iter(convert(loader))
                     for number, share in zip(mine, shares, strict=True):
                         self._write(number, islice(batches, -(-len(share) // _BATCH)), count)
-        except OutputError:
-            if not optional:
+        except OutputError as error:
+            if not optional or getattr(error.__cause__, "errno", None) not in _FULL:
                 raise
             full = True
         if any(processes.gather(full)):
@@ -211,7 +216,7 @@ def cache_paths(
     processes: Processes,
     weights: Iterable[Tensor] = (),
 ) -> list[Path]:
-    """Return the paths of the cache files of images.
+    """Return the paths of the cache files of images. All processes call this together.
 
     `pattern` has a star in the place of a hash, see `cache_key`, and of the number of a file.
     """
