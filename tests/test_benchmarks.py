@@ -44,7 +44,7 @@ def test_an_epoch_of_each_kind(
 ) -> None:
     for module in (cache, simulated_coco):
         monkeypatch.setattr(module, "fits_on_gpu", lambda *_: resident)
-    if resident:  # without a GPU, squares are decoded only if a test asks for it
+    if resident:  # on a CPU, SquareSource.create returns None
 
         def create(
             dataset: ImageDataset, *, workers: Workers, processes: Processes, **_: object

@@ -1,4 +1,4 @@
-"""What the benchmarks share: ways timed in turns, memory, ratios, tables."""
+"""Helpers of the benchmarks: alternating timings, memory, goals and tables."""
 
 from __future__ import annotations
 

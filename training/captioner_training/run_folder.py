@@ -187,7 +187,7 @@ class RunFolder:
             )
 
     def left_to_write(self, *, shared: Path) -> int:
-        """Return the bytes of grids, states and checkpoints that the run has not written yet.
+        """Return the size in bytes of the grids, states and checkpoints that are not written yet.
 
         Call `check_room` before.
         """
