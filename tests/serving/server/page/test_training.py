@@ -86,9 +86,8 @@ def test_the_commands_of_the_page_fine_tune_on_what_it_saved(
     visit.choose(*paths)
     visit.strip()
     for _ in paths:
-        visit.tab.focus(".text")
-        visit.tab.keyboard.press("Enter")
-        visit.tab.wait_for_timeout(100)
+        visit.settled()
+        visit.tab.press(".text", "Enter")
     download(visit, tmp_path)
     monkeypatch.chdir(tmp_path)
     prepare, train = commands(visit)
