@@ -232,9 +232,13 @@ def _from_address(name: str) -> str | NamedBytes:
 def _download(address: str) -> NamedBytes:
     import httpx  # slow to import
 
+    from captioner.certificates import tls_context
+
     data, start = bytearray(), time.monotonic()
     try:
-        with httpx.stream("GET", address, follow_redirects=True, timeout=_READ_TIMEOUT) as response:
+        with httpx.stream(
+            "GET", address, verify=tls_context(), follow_redirects=True, timeout=_READ_TIMEOUT
+        ) as response:
             response.raise_for_status()
             for chunk in response.iter_bytes():
                 data += chunk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,12 +23,16 @@ class _Files(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def hosting(served: Path | Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+def hosting(
+    served: Path | Callable[..., BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """Serve a folder, or answer by a handler; the server's address."""
     handler = partial(_Files, directory=str(served)) if isinstance(served, Path) else served
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from captioner.certificates import CertificatesError
 from captioner.errors import ImageNotFoundError, ImageTooLargeError
 from captioner.paths import is_web_address
 from captioner_serving.batch.inputs.networks import (
@@ -84,6 +85,8 @@ def _reason(error: Exception) -> str:
         return f"no answer within {_SECONDS:g} s"
     if isinstance(error, httpx.TooManyRedirects):
         return "too many redirects"
+    if isinstance(error, CertificatesError):
+        return "this server cannot load the certificates for https"
     if isinstance(error, httpx.UnsupportedProtocol):
         return "it redirects to a URL that is not http or https"
     if isinstance(error.__cause__, PrivateAddressError):

@@ -11,6 +11,7 @@ import httpx
 from tqdm import tqdm
 
 from captioner import __version__
+from captioner.certificates import CertificatesError, tls_context
 from captioner.errors import DownloadError
 from captioner.files import writing
 
@@ -87,7 +88,11 @@ def remote_size(url: str) -> int:
 def _client() -> httpx.Client:
     # Compressed transfers cannot be resumed at a byte of the file.
     headers = {"User-Agent": f"captioner/{__version__}", "Accept-Encoding": "identity"}
-    return httpx.Client(follow_redirects=True, timeout=30.0, headers=headers)
+    try:
+        context = tls_context()
+    except CertificatesError as error:
+        raise DownloadError(str(error)) from error
+    return httpx.Client(verify=context, follow_redirects=True, timeout=30.0, headers=headers)
 
 
 def _download(url: str, part: Path, *, resume: bool, tries: int, backoff: float) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 
+from captioner.certificates import CertificatesError
 from captioner.errors import (
     CaptionerError,
     ImageNotFoundError,
@@ -169,6 +170,6 @@ def _is_temporary(error: Exception) -> bool:
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
     permanent = FileNotFoundError | PermissionError | ValueError
-    permanent |= httpx.InvalidURL | httpx.UnsupportedProtocol
+    permanent |= httpx.InvalidURL | httpx.UnsupportedProtocol | CertificatesError
     is_private = isinstance(error.__cause__, ValueError)  # see check_address
     return not isinstance(error, permanent) and not is_private

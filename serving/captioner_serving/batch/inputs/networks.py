@@ -11,8 +11,11 @@ import ipaddress
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
+
+from captioner.certificates import tls_context
 
 __all__ = ["PrivateAddressError", "PublicTransport", "Transport", "check_address", "stream_url"]
 
@@ -30,6 +33,9 @@ class PrivateAddressError(ValueError):
 
 class Transport(httpx.HTTPTransport):
     """Connects to any address; discards the bodies of redirects."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(verify=tls_context(), **options)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Close a redirect without reading its body, which httpx would unpack."""
