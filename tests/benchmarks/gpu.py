@@ -43,6 +43,7 @@ from captioner import Captioner
 from captioner.cuda_graphs import CudaGraphs
 from captioner.decoders.config import DecoderConfig
 from captioner.device import find_device
+from captioner.errors import DeviceError
 from captioner.generation.generate import generate
 from captioner.model import CaptionModel, ModelConfig
 from captioner.vision.encoder import EncoderConfig
@@ -324,7 +325,10 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="tiny sizes, for any --device")
     arguments = parser.parse_args()
     started = time.perf_counter()
-    bench = Bench(find_device(arguments.device), small=arguments.small)
+    try:
+        bench = Bench(find_device(arguments.device), small=arguments.small)
+    except DeviceError as error:
+        parser.error(str(error))
     torch.manual_seed(0)
     name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "the CPU"
     print(f"{name}, torch {torch.__version__}, commit {commit()}", flush=True)
