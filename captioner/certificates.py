@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from functools import cache
+import threading
 
 import httpx
 
@@ -15,15 +15,31 @@ class CertificatesError(httpx.ConnectError):
     """The certificates cannot be loaded."""
 
 
-@cache
+class _Thread(threading.local):
+    context: ssl.SSLContext | None = None
+
+
+_thread = _Thread()
+
+
 def tls_context() -> ssl.SSLContext:
-    """Return the TLS settings of a client; the certificates are loaded once, which takes 50 ms.
+    """Return the TLS context of all downloads of a thread; loading the certificates is slow.
 
     Raises CertificatesError: SSL_CERT_FILE is not a file of certificates.
     """
+    # Threads do not share it, because httpcore changes it for each connection.
+    if _thread.context is None:
+        _thread.context = _load()
+    return _thread.context
+
+
+def _load() -> ssl.SSLContext:
     try:
         return httpx.create_ssl_context()
     except OSError as error:
+        invalid = isinstance(error, ssl.SSLError)
+        reason = "it has no valid certificates" if invalid else error.strerror or error
         name = os.environ.get("SSL_CERT_FILE", "")
-        reason = error.strerror or error
-        raise CertificatesError(f"SSL_CERT_FILE={name} cannot be loaded: {reason}") from error
+        raise CertificatesError(
+            f"SSL_CERT_FILE={name} cannot be loaded ({reason}): correct or unset it"
+        ) from error

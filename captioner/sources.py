@@ -232,7 +232,7 @@ def _from_address(name: str) -> str | NamedBytes:
 def _download(address: str) -> NamedBytes:
     import httpx  # slow to import
 
-    from captioner.certificates import tls_context
+    from captioner.certificates import CertificatesError, tls_context
 
     data, start = bytearray(), time.monotonic()
     try:
@@ -251,6 +251,8 @@ def _download(address: str) -> NamedBytes:
                     raise ImageNotFoundError(
                         f"{address} took more than {_TOTAL_TIMEOUT:.0f} s: download it first"
                     )
+    except CertificatesError as error:
+        raise ImageNotFoundError(f"{address} cannot be downloaded: {error}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         if isinstance(error, httpx.HTTPStatusError):

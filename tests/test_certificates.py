@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trustme
 
-from captioner import Captioner, DownloadError, ImageNotFoundError
+from captioner import Captioner, DownloadError, ImageNotFoundError, certificates
 from captioner.certificates import tls_context
 from captioner.sources import as_source
+from captioner.vision.transform import TransformConfig
 from captioner_serving.batch import caption_batch
 from captioner_serving.batch.inputs import links
 from captioner_serving.batch.inputs.links import RemotePhoto
 from captioner_serving.batch.inputs.sources import Inputs
+from captioner_serving.decoding.decoded import EncodedPhoto
+from captioner_serving.decoding.reader import Reader
 from captioner_serving.server.links import WebPhoto
 from captioner_training.prepare.download import fetch, fetch_text
 from tests.launcher import Run
@@ -24,12 +31,11 @@ from tests.web import hosting
 
 
 @pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Load the certificates anew in each test, and after it; try again without a pause."""
-    monkeypatch.setattr(links.time, "sleep", lambda _: None)
-    tls_context.cache_clear()
-    yield
-    tls_context.cache_clear()
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load the certificates anew in each test; try again without a pause."""
+    monkeypatch.setattr(certificates._thread, "context", None)
+    clock = SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic)
+    monkeypatch.setattr(links, "time", clock)
 
 
 @pytest.fixture(scope="module")
@@ -69,21 +75,35 @@ def test_a_certificate_of_a_trusted_authority_is_accepted_for_its_name_alone(
         assert [record["caption"] for record in caption_batch(inputs, captioner=captioner)] == [
             said
         ]
-    for read in (
-        lambda: as_source(another),
-        lambda: RemotePhoto(name="a", url=another).read(),
-        lambda: WebPhoto(another, 10**9, "127.0.0.1").read(),
+    for read, reason in (
+        (lambda: as_source(another), "IP address mismatch"),
+        (lambda: RemotePhoto(name="a", url=another).read(), "IP address mismatch"),
+        (lambda: WebPhoto(another, 10**9, "127.0.0.1").read(), "its certificate is not valid"),
     ):
-        with pytest.raises(ImageNotFoundError, match=r"IP address mismatch|does not answer"):
+        with pytest.raises(ImageNotFoundError, match=reason):
             read()
     result = run_main("caption", another)
     assert result.returncode == 1 and "IP address mismatch" in result.stderr
 
 
 def test_a_certificate_of_an_unknown_authority_is_refused(host: str, photo: Path) -> None:
+    address, reason = f"{host}/{photo.name}", "unable to get local issuer certificate"
     for read in as_source, lambda url: RemotePhoto(name="a", url=url).read():
-        with pytest.raises(ImageNotFoundError, match="unable to get local issuer certificate"):
-            read(f"{host}/{photo.name}")
+        with pytest.raises(ImageNotFoundError, match=reason):
+            read(address)
+    with pytest.raises(DownloadError, match=reason):
+        fetch_text(address)
+    with pytest.raises(ImageNotFoundError, match="its certificate is not valid"):
+        WebPhoto(address, 10**9, "localhost").read()
+
+
+@pytest.mark.usefixtures("trusted")
+def test_the_server_s_processes_trust_the_same_authority(host: str, photo: Path) -> None:
+    web = WebPhoto(f"{host}/{photo.name}", 10**9, "localhost")
+    file = EncodedPhoto("", photo.read_bytes())
+    with Reader(TransformConfig(), fetching=1) as reader:
+        downloaded, read = (reader.submit(source).result(timeout=60) for source in (web, file))
+    assert downloaded.error is None and bytes(downloaded.pixels) == bytes(read.pixels)
 
 
 def test_certificates_are_loaded_once(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,16 +124,25 @@ def test_certificates_are_loaded_once(photo: Path, monkeypatch: pytest.MonkeyPat
     assert len(loaded) == 1
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty"])
+def test_threads_do_not_share_what_a_connection_changes() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(tls_context).result()
+    assert tls_context() is tls_context() and tls_context() is not other
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("missing", "No such file or directory"), ("empty", "it has no valid certificates")],
+)
 def test_certificates_that_cannot_be_loaded_are_named(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_main: Run
+    kind: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_main: Run
 ) -> None:
     path = tmp_path / "authority.pem"
     if kind == "empty":
         path.touch()
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
-    monkeypatch.setattr(links.time, "sleep", None)  # it is not tried again
-    wanted = rf"SSL_CERT_FILE={path} cannot be loaded: (No such file|.*no certificate)"
+    monkeypatch.setattr(links, "time", None)  # it is not tried again
+    wanted = rf"SSL_CERT_FILE={path} cannot be loaded \({reason}\): correct or unset it"
     address = "http://127.0.0.1:9/a.jpg"
     for read in as_source, lambda url: RemotePhoto(name="a", url=url).read():
         with pytest.raises(ImageNotFoundError, match=wanted):
@@ -122,6 +151,9 @@ def test_certificates_that_cannot_be_loaded_are_named(
         fetch(address, tmp_path)
     with pytest.raises(ImageNotFoundError, match="this server cannot load the certificates"):
         WebPhoto(address, 10**9, "127.0.0.1").read()
-    result = run_main("caption", address)
-    assert (result.returncode, "Traceback" in result.stderr) == (1, False)
-    assert "SSL_CERT_FILE" in result.stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for command in (("caption", address), ("serve", "--port", port)):
+            result = run_main(*command)
+            assert result.returncode and "Traceback" not in result.stderr
+            assert f"SSL_CERT_FILE={path}" in result.stderr

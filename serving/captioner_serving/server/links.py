@@ -87,6 +87,8 @@ def _reason(error: Exception) -> str:
         return "too many redirects"
     if isinstance(error, CertificatesError):
         return "this server cannot load the certificates for https"
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return "its certificate is not valid"
     if isinstance(error, httpx.UnsupportedProtocol):
         return "it redirects to a URL that is not http or https"
     if isinstance(error.__cause__, PrivateAddressError):

@@ -107,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         path = arguments.auth_file
         _say(f"warning: others on this machine can read --auth-file {path}: chmod 600 {path}")
     log = _open_log(arguments.log)
+    _check_certificates()
     with _listen(config.host, config.port) as listener:
         application = _load(arguments, config, credentials, tokens, log)
         try:
@@ -116,6 +117,16 @@ def run(arguments: argparse.Namespace) -> int:
     if cut_off:
         _say(f"stopped; requests cut off: {cut_off}")
     return 1 if cut_off else 0
+
+
+def _check_certificates() -> None:
+    """Raise ConfigError where importing Gradio, which loads the certificates, would fail."""
+    from captioner.certificates import CertificatesError, tls_context
+
+    try:
+        tls_context()
+    except CertificatesError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _config(arguments: argparse.Namespace) -> ServerConfig:

@@ -35,7 +35,7 @@ class Server:
     lines: list[str] = field(default_factory=list)
 
     def client(self, **options: object) -> httpx.Client:
-        # Without TLS the client need not load certificates, which takes 50 ms.
+        # The server has no https, and loading certificates is slow.
         return httpx.Client(base_url=self.url, timeout=300, verify=False, **options)
 
     def uploads(self) -> list[Path]:

@@ -78,7 +78,10 @@ def fetch_text(url: str) -> str | None:
 
 
 def remote_size(url: str) -> int:
-    """Return the size of a file in bytes; 0 if unknown."""
+    """Return the size of a file in bytes; 0 if unknown.
+
+    Raises DownloadError: the certificates for https cannot be loaded.
+    """
     with suppress(httpx.HTTPError, httpx.InvalidURL), _client() as client:
         response = client.head(url)
         return _length(response) if response.is_success else 0

@@ -62,6 +62,8 @@ class RemotePhoto(Photo):
                 break
             except CaptionerError:
                 raise
+            except CertificatesError as error:
+                raise ImageNotFoundError(f"{url} cannot be read: {error}") from error
             except Exception as error:  # each file system has its own exceptions
                 if attempt < _TRIES and _is_temporary(error):
                     time.sleep(attempt)
@@ -170,6 +172,6 @@ def _is_temporary(error: Exception) -> bool:
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
     permanent = FileNotFoundError | PermissionError | ValueError
-    permanent |= httpx.InvalidURL | httpx.UnsupportedProtocol | CertificatesError
+    permanent |= httpx.InvalidURL | httpx.UnsupportedProtocol
     is_private = isinstance(error.__cause__, ValueError)  # see check_address
     return not isinstance(error, permanent) and not is_private
