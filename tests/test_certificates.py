@@ -7,26 +7,28 @@ import ssl
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import trustme
 
 from captioner import Captioner, DownloadError, ImageNotFoundError, certificates
 from captioner.certificates import tls_context
 from captioner.sources import as_source
-from captioner.vision.transform import TransformConfig
 from captioner_serving.batch import caption_batch
 from captioner_serving.batch.inputs import links
 from captioner_serving.batch.inputs.links import RemotePhoto
 from captioner_serving.batch.inputs.sources import Inputs
-from captioner_serving.decoding.decoded import EncodedPhoto
-from captioner_serving.decoding.reader import Reader
+from captioner_serving.server import api as routes
+from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
 from captioner_training.prepare.download import fetch, fetch_text
 from tests.launcher import Run
+from tests.serving.server.running import serving
 from tests.web import hosting
 
 
@@ -98,12 +100,14 @@ def test_a_certificate_of_an_unknown_authority_is_refused(host: str, photo: Path
 
 
 @pytest.mark.usefixtures("trusted")
-def test_the_server_s_processes_trust_the_same_authority(host: str, photo: Path) -> None:
-    web = WebPhoto(f"{host}/{photo.name}", 10**9, "localhost")
-    file = EncodedPhoto("", photo.read_bytes())
-    with Reader(TransformConfig(), fetching=1) as reader:
-        downloaded, read = (reader.submit(source).result(timeout=60) for source in (web, file))
-    assert downloaded.error is None and bytes(downloaded.pixels) == bytes(read.pixels)
+def test_the_server_s_processes_trust_the_same_authority(
+    host: str, photo: Path, captioner: Captioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "WebPhoto", partial(WebPhoto, trusted_host="localhost"))
+    asked = {"image_url": f"{host}/{photo.name}"}
+    with serving(captioner, ServerConfig(allow_urls=True)) as url:
+        (record,) = httpx.post(f"{url}/api/caption", json=asked, timeout=60).json()["records"]
+    assert record["caption"] == captioner.caption(photo).text
 
 
 def test_certificates_are_loaded_once(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

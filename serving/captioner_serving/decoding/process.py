@@ -53,8 +53,6 @@ _NEEDED = (
     "LD_LIBRARY_PATH",
     "DYLD_LIBRARY_PATH",
     "PYTHONHOME",
-    "SSL_CERT_DIR",
-    "SSL_CERT_FILE",
     "SYSTEMROOT",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,7 @@ _NICE = 5  # lower priority than the model and ordinary photos
 _BESIDE = 30_000_000  # pixels that can be decoded beside the largest photo
 _WORKERS = 2  # processes for ordinary JPEGs, and as many for other photos
 _FETCHING = 6  # processes for photos at URLs, which may wait for their hosts
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # variables that downloads need
 
 
 class PhotoPool:
@@ -48,6 +50,7 @@ class PhotoPool:
             seconds=_SECONDS,
             budget=captioner.max_pixels + _BESIDE,
             nice=_NICE,
+            environment={name: os.environ[name] for name in _CERTIFICATES if name in os.environ},
         )
         self.reader.start()
 
