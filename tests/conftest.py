@@ -69,8 +69,11 @@ LONGEST = (
     "training/test_conclusion.py",
     "serving/server/",
     "captioner/test_encoder.py",
-    "serving/batch/",
+    "serving/",
     "training/",
+    "test_",
+    "captioner/test_huggingface.py",
+    "captioner/test_variants.py",
 )
 # Slow tests of 20 seconds and more, the longest first: two workers then end with short ones.
 SLOWEST = (
