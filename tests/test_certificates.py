@@ -71,12 +71,12 @@ def test_a_certificate_of_a_trusted_authority_is_accepted_for_its_name_alone(
     assert WebPhoto(address, 10**9, "localhost").read() == photo.read_bytes()
     assert fetch_text(f"{host}/none") is None
     assert fetch(address, tmp_path).read_bytes() == photo.read_bytes()
-    for options in {"sources": (address,)}, {"lists": (str(tmp_path / "list"),)}:
-        (tmp_path / "list").write_text(address)
-        inputs = Inputs(**options, allow_private="lists" in options)
-        assert [record["caption"] for record in caption_batch(inputs, captioner=captioner)] == [
-            said
-        ]
+    (tmp_path / "list").write_text(address)
+    on_the_command_line = Inputs(sources=(address,))
+    listed = Inputs(lists=(str(tmp_path / "list"),), allow_private=True)
+    for inputs in (on_the_command_line, listed):
+        (record,) = caption_batch(inputs, captioner=captioner)
+        assert record["caption"] == said
     for read, reason in (
         (lambda: as_source(another), "IP address mismatch"),
         (lambda: RemotePhoto(name="a", url=another).read(), "IP address mismatch"),
