@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from captioner_serving.server.config import parse_size
+from captioner_serving.verbs.serve import _listen
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
 
@@ -90,3 +91,12 @@ def test_a_port_in_use_is_reported_before_the_model_is_loaded(
         line = f"serve --port {taken.getsockname()[1]}"
         said = "(Address already in use): use another --port"
         check_refusals(run_main, {line: (2, said)}, tmp_path, secret="loading")
+
+
+def test_accepted_connections_send_small_answers_at_once() -> None:
+    """Without TCP_NODELAY each answer on a kept connection waits 40 ms for the client's ACK."""
+    with _listen("127.0.0.1", 0) as listener:
+        with socket.create_connection(listener.getsockname()):
+            accepted, _ = listener.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
