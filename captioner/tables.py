@@ -1,7 +1,7 @@
 """Read text files and tables in common encodings and formats.
 
-Text: UTF-8, UTF-16, UTF-32 with a byte order mark, Windows-1252. Tables: cells separated by commas,
-semicolons, tabs or bars; JSON Lines or a JSON list; workbooks (.xlsx, .xls, .ods); Parquet.
+Text: UTF-8; UTF-16 and UTF-32 with a byte order mark; Windows-1252. Tables: cells separated by
+commas, semicolons, tabs or bars; JSON Lines or a JSON list; workbooks (.xlsx, .xls, .ods); Parquet.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import io
 import json
 import os
 import re
-import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,6 +38,7 @@ __all__ = [
     "read_sheet",
     "read_table",
     "read_text",
+    "split_lines",
     "unique_names",
 ]
 
@@ -60,6 +62,8 @@ _SEPARATORS = (",", ";", "\t", "|")
 _SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)  # an optional first line, for Excel
 _FILE_NAME = re.compile(r".*\S\.\w{2,5}")
 _SAMPLE_LINES = 50
+_LARGEST_CELL = 2**31 - 1  # the largest limit on all systems
+_CSV_LIMIT = threading.Lock()
 
 
 def read_bytes(source: Source, *, name: str) -> bytes:
@@ -83,7 +87,7 @@ def decode_text(data: bytes, *, name: str) -> tuple[str, str]:
     binary data.
     """
     marked = next((encoding for mark, encoding in _MARKS.items() if data.startswith(mark)), None)
-    for encoding in (marked,) if marked else (_unmarked_utf16(data) or "utf-8", "cp1252"):
+    for encoding in (marked,) if marked else ("utf-8", "cp1252"):
         try:
             text = data.decode(encoding)
         except UnicodeDecodeError:
@@ -91,17 +95,6 @@ def decode_text(data: bytes, *, name: str) -> tuple[str, str]:
         if "\0" not in text:
             return text, encoding
     raise DataError(f"{name} is not a text file: save it as UTF-8")
-
-
-def _unmarked_utf16(data: bytes) -> str | None:
-    """Recognise UTF-16 without a byte order mark, by the zero bytes of Western text."""
-    head = data[:1000]
-    if len(head) < 4 or len(data) % 2:
-        return None
-    for first, encoding in ((0, "utf-16-be"), (1, "utf-16-le")):
-        if head[first::2].count(0) > len(head) // 4 and not head[1 - first :: 2].count(0):
-            return encoding
-    return None
 
 
 def read_text(source: Source, *, name: str) -> str:
@@ -114,7 +107,12 @@ def read_lines(source: Source, *, name: str) -> list[str]:
 
     Lines end with LF, CRLF or CR. Raises DataError: the file cannot be read, or is not text.
     """
-    return [line for line in re.split(r"\r\n|\n|\r", read_text(source, name=name)) if line]
+    return split_lines(read_text(source, name=name))
+
+
+def split_lines(text: str) -> list[str]:
+    """Split a text at LF, CRLF and CR only; leave out empty lines."""
+    return [line for line in re.split(r"\r\n|\n|\r", text) if line]
 
 
 class Row(NamedTuple):
@@ -166,11 +164,22 @@ def read_sheet(source: Source, *, name: str, separator: str | None = None) -> Sh
     if line := _SEPARATOR_LINE.match(text):
         text, separator, unit = text[line.end() :], separator or line[1], "row"
     separator = separator or _detect_separator(text)
-    csv.field_size_limit(sys.maxsize)
     try:
-        return Sheet(list(_rows(text, separator)), unit, separator)
+        with _long_cells():
+            return Sheet(list(_rows(text, separator)), unit, separator)
     except csv.Error as error:
         raise DataError(f"{name} cannot be read as a table: {error}") from error
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    """Lift the limit of the csv module, which is global, for the length of a block."""
+    with _CSV_LIMIT:
+        limit = csv.field_size_limit(_LARGEST_CELL)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(limit)
 
 
 def _rows(text: str, separator: str) -> Iterator[Row]:
@@ -183,16 +192,23 @@ def _rows(text: str, separator: str) -> Iterator[Row]:
     reader = csv.reader(lines, **style)
     first = 1
     for cells in reader:
-        rows = [Row(first, cells)]
-        behind = lines[first : reader.line_num]
-        if any(_FILE_NAME.fullmatch(cell) for line in behind for cell in line.split(separator)):
-            # A quotation mark was not closed: each line is a row.
-            rows = [
-                Row(number, next(csv.reader([line], **style), []))
-                for number, line in enumerate(lines[first - 1 : reader.line_num], first)
-            ]
-        yield from (row for row in rows if any(map(str.strip, row.cells)))
+        if reader.line_num > first:
+            _check_quotes(lines[first - 1 : reader.line_num], first, style)
+        if any(map(str.strip, cells)):
+            yield Row(first, cells)
         first = reader.line_num + 1
+
+
+def _check_quotes(lines: Sequence[str], first: int, style: Mapping[str, Any]) -> None:
+    """Raise csv.Error if a row of several lines has a quotation mark that is not closed."""
+    try:
+        for _ in csv.reader(lines, strict=True, **style):
+            pass
+    except csv.Error as error:
+        raise csv.Error(
+            f"line {first} has a quotation mark that is not closed; close it, and write two "
+            "quotation marks for one inside quoted text"
+        ) from error
 
 
 def _detect_separator(text: str) -> str:

@@ -33,6 +33,7 @@ def photos(tmp_path: Path) -> Path:
 
 def test_one_unreadable_sidecar_hides_nothing(run_main: Run, photos: Path, tmp_path: Path) -> None:
     (photos / "0.txt").write_text("a café", "utf-16")
+    (photos / "4.txt").write_text("one\u2028line\r\nanother", "utf-8", newline="")
     (photos / "1.txt").write_text("a café", "cp1252")
     (photos / "2.txt").write_bytes(b"\x81\x8d\0\1")
     (photos / "3.txt").write_text(" ")
@@ -50,6 +51,7 @@ def test_one_unreadable_sidecar_hides_nothing(run_main: Run, photos: Path, tmp_p
         read_dataset(tmp_path / "to", split="val")
     found = captions_of(tmp_path / "to")
     assert found["0.jpg"] == found["1.jpg"] == ("a café",) and len(found) == 6
+    assert found["4.jpg"] == ("one line", "another")
 
 
 @pytest.mark.parametrize(

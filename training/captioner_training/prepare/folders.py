@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captioner.errors import ConfigError, DataError
+from captioner.tables import split_lines
 from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_training.prepare.caption_files import CAPTION_FILES, read_caption_file
 from captioner_training.prepare.columns import Columns
@@ -170,7 +171,7 @@ def _captions(texts: list[Path], folder: Path, problems: Problems) -> tuple[str,
             readable = False
         else:
             # An empty file is an empty caption.
-            captions += [line for line in text.splitlines() if line.strip()] or [""]
+            captions += [line for line in split_lines(text) if line.strip()] or [""]
     return tuple(captions) if readable else None
 
 

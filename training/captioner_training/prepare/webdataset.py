@@ -18,6 +18,7 @@ from typing import Any
 
 from captioner.archives import open_zip, tar_members
 from captioner.errors import DataError
+from captioner.tables import split_lines
 from captioner_training.prepare.columns import cell_captions
 from captioner_training.prepare.listing import ListedImage, Problems, read_text
 from captioner_training.prepare.locations import Location
@@ -157,7 +158,7 @@ def _captions(
     for suffix in (".txt", ".caption"):
         if suffix in texts:
             try:
-                captions += read_text(texts[suffix], problems, name=name).splitlines()
+                captions += split_lines(read_text(texts[suffix], problems, name=name))
             except DataError as error:
                 problems.add("unreadable captions", error.detail)
     captions = [caption for caption in captions if caption.strip()]
