@@ -3,10 +3,11 @@
     make mutations
     python tests/mutations.py EMA gate    # those alone with one of these words in what they break
 
-The table is tests/mutations.yaml: what a mistake breaks, the file, what stands there exactly once,
-what stands there instead, and the tests that fail then, every one of them. The exit status is 0
-where all do. Each mistake is made in a copy of the tree. The tests of a mistake run in a fork of a
-process that has imported the libraries, because importing them takes longer than most tests.
+The table is tests/mutations.yaml: what a mistake breaks, the file, a text that occurs there once,
+its replacement, and the tests that must all fail. An entry is skipped with a note if its text or a
+test of it no longer exists. The exit status is 0 if every mistake was detected. Each one is made
+in a copy of the tree. Its tests run in a fork of a process that has imported the libraries, because
+importing them takes longer than most tests. A mistake that makes a test hang counts as detected.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import multiprocessing
 import os
 import queue
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -27,7 +31,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 2
-TIMEOUT = 3600  # seconds: a mistake may let a test wait for ever
+TIMEOUT = 300  # seconds for the tests of one mistake
+PASSING_TIMEOUT = 3600  # seconds for all tests without a mistake
 OPTIONS = ("-q", "-rfE", "--tb=no", "-p", "no:cacheprovider")
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch._dynamo", "torchvision", "gradio", "nltk", "hypothesis"])
@@ -49,17 +54,36 @@ class Mutation:
             raise ValueError(f"{self.breaks}: {self.file} has the text {found} times, not once")
         return text.replace(self.stands, self.instead)
 
+    def outdated(self) -> str:
+        """Return why the tree no longer fits the entry, or an empty string."""
+        try:
+            self.made((ROOT / self.file).read_text())
+            for test in self.tests:
+                file, _, name = test.partition("::")
+                if f"def {name.partition('[')[0]}" not in (ROOT / file).read_text():
+                    return f"{self.breaks}: {file} has no {name}"
+        except (OSError, ValueError) as error:
+            return str(error)
+        return ""
+
 
 def table() -> list[Mutation]:
-    """Read the table."""
+    """Read the entries that fit the tree; print a note about the others."""
     entries = yaml.safe_load((ROOT / "tests" / "mutations.yaml").read_text())
-    return [Mutation(**entry) for entry in entries]
+    fitting = []
+    for mutation in (Mutation(**entry) for entry in entries):
+        if reason := mutation.outdated():
+            print(f"skipped  {reason}", flush=True)
+        else:
+            fitting.append(mutation)
+    return fitting
 
 
 def run_tests(tests: Collection[str], tree: Path, report: Path) -> None:
     """Run tests on a tree, and exit with pytest's status."""
     for stream in (1, 2):
         os.dup2(os.open(report, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    os.setsid()  # a group that can be killed with the processes of its tests
     FORKS.set_forkserver_preload([])  # for the fork servers that tests start
     os.chdir(tree)
     folders = [str(tree / name) for name in (".", "training", "serving")]
@@ -73,15 +97,24 @@ def run_tests(tests: Collection[str], tree: Path, report: Path) -> None:
     sys.exit(pytest.main([*OPTIONS, *tests]))
 
 
-def unnoticed(tests: Collection[str], tree: Path) -> list[str]:
-    """Run tests on a tree, and name those that do not fail there."""
+def end_group(process: BaseProcess) -> None:
+    """Kill a process of tests, and the processes that these started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid or 0, signal.SIGKILL)
+    process.join()
+
+
+def unnoticed(tests: Collection[str], tree: Path, timeout: float = TIMEOUT) -> list[str]:
+    """Run tests on a tree, and name those that do not fail there; none if they hang."""
     report = tree / "report.txt"
     report.unlink(missing_ok=True)
     process = FORKS.Process(target=run_tests, args=(tests, tree, report))
     process.start()
-    process.join(TIMEOUT)
+    process.join(timeout)
+    if process.is_alive():
+        end_group(process)
+        return []
     if process.exitcode not in (0, 1):  # nothing was tested
-        process.kill()
         raise RuntimeError(report.read_text() if report.exists() else f"{tests} did not start")
     # An error of a fixture is noticed too.
     lines = [line.split(" ", 1) for line in report.read_text().splitlines() if " " in line]
@@ -118,7 +151,8 @@ def main(words: list[str]) -> int:
         every = sorted({test for mutation in chosen for test in mutation.tests})
         with ThreadPoolExecutor(PROCESSES) as pool:
             shares = [every[number::PROCESSES] for number in range(min(PROCESSES, len(every)))]
-            passing = pool.map(unnoticed, shares, list(trees.queue))
+            limits = [PASSING_TIMEOUT] * PROCESSES
+            passing = pool.map(unnoticed, shares, list(trees.queue), limits)
             if failing := set(every).difference(*passing):
                 raise SystemExit(f"these fail without a mistake: {' '.join(sorted(failing))}")
             passed = 0

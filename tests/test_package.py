@@ -1,4 +1,4 @@
-"""The structure in docs/design.md: imports, file sizes, public names, mutations."""
+"""The structure in docs/design.md: imports, public names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import pytest
 import captioner
 import captioner_serving
 import captioner_training
-from tests.mutations import table
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {
@@ -87,33 +86,6 @@ def test_imports_have_no_cycles() -> None:
         pytest.fail(" <- ".join(error.args[1]))
 
 
-def test_training_has_at_most_eight_levels_of_imports() -> None:
-    whole = imports("captioner_training")
-    graph = {module: used & whole.keys() for module, used in whole.items()}
-    floors: dict[str, int] = {}
-    for module in graphlib.TopologicalSorter(graph).static_order():
-        floors[module] = 1 + max((floors[lower] for lower in graph[module]), default=0)
-    assert max(floors.values()) <= 8, max(floors, key=lambda module: floors[module])
-
-
-TRAINING_CORE = (
-    "recipe", "recipe_file", "train", "step", "state", "run_folder", "log", "progress", "optimizer",
-    "initialization", "distributed", "interrupts", "lock", "data", "losses", "recipes",
-    "plugins", "trackers", "validation", "stage_images", "memory",
-)  # fmt: skip
-
-
-def test_the_core_of_training_imports_neither_prepare_nor_evaluation_nor_reports() -> None:
-    for module, used in imports("captioner_training").items():
-        if module.split(".")[1:2] and module.split(".")[1] in TRAINING_CORE:
-            inside = {name.split(".")[1] for name in used if name.startswith("captioner_training.")}
-            assert inside <= {*TRAINING_CORE}, module
-
-
-def test_a_file_is_one_noun_of_at_most_500_lines() -> None:
-    assert [path for path in FILES if len(path.read_text().splitlines()) > 500] == []
-
-
 def test_what_is_imported_is_named_among_the_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
@@ -154,20 +126,3 @@ def test_every_exception_is_public_and_drawn_in_the_tree() -> None:
         if isinstance(value, type) and issubclass(value, Exception):
             assert name in captioner.__all__ and name in tree
             assert value.type and value.title
-
-
-# The table of mistakes moves with the tree; `make mutations` makes them
-
-
-def test_mutations_match_their_file_once_and_name_existing_tests() -> None:
-    problems = []
-    for mutation in table():
-        try:
-            mutation.made((ROOT / mutation.file).read_text())
-            for test in mutation.tests:
-                file, _, name = test.partition("::")
-                if f"def {name.partition('[')[0]}" not in (ROOT / file).read_text():
-                    problems.append(f"{mutation.breaks}: {file} has no {name}")
-        except (OSError, ValueError) as error:
-            problems.append(str(error))
-    assert problems == []
