@@ -9,10 +9,6 @@ import torch
 
 from captioner_training.data import cache
 from captioner_training.data.cache import ResidentTensors
-from captioner_training.data.dataset import ImageDataset
-from captioner_training.data.loader import Workers
-from captioner_training.data.squares import SquareSource
-from captioner_training.distributed import Processes
 from tests import launcher
 from tests.benchmarks import coco_scale, gpu, simulated_coco
 
@@ -44,14 +40,6 @@ def test_an_epoch_of_each_kind(
 ) -> None:
     for module in (cache, simulated_coco):
         monkeypatch.setattr(module, "fits_on_gpu", lambda *_: resident)
-    if resident:  # on a CPU, SquareSource.create returns None
-
-        def create(
-            dataset: ImageDataset, *, workers: Workers, processes: Processes, **_: object
-        ) -> SquareSource:
-            return SquareSource.decode(dataset, workers=workers, processes=processes)
-
-        monkeypatch.setattr(SquareSource, "create", create)
     monkeypatch.setattr("sys.argv", [*SMALL, "--simulate-coco", "--recipe", recipe])
     assert gpu.main() == 0
     output = capsys.readouterr().out
@@ -64,7 +52,7 @@ def test_an_epoch_of_each_kind(
 def test_repeated_grids_take_the_memory_of_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda *_: True)
     few = torch.arange(12, dtype=torch.float16).view(3, 2, 2)
-    images = simulated_coco.repeat(ResidentTensors(few), [None] * 7, 3)  # type: ignore[list-item]
+    images = simulated_coco.repeat(ResidentTensors(few), 7, 3)
     assert isinstance(images, ResidentTensors)
     assert images.tensors.equal(few[[0, 1, 2, 0, 1, 2, 0]])
 
@@ -74,7 +62,7 @@ def test_images_that_do_not_fit_are_not_repeated(
 ) -> None:
     monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda size, _: size < 7 * 8)
     few = torch.arange(12, dtype=torch.float16).view(3, 2, 2)
-    images = simulated_coco.repeat(ResidentTensors(few), [None] * 7, 3)  # type: ignore[list-item]
+    images = simulated_coco.repeat(ResidentTensors(few), 7, 3)
     assert "do not fit" in capsys.readouterr().out
     (batch,) = images.batches([[5]], epoch=0)
     assert batch.equal(few[[2]])

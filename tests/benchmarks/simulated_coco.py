@@ -1,9 +1,9 @@
 """One epoch of each stage of `coco-fast` or `coco` on a repeated set of COCO's size.
 
-A few thousand drawn photos are decoded or encoded as in training. On a GPU their squares or grids
-are then repeated to 113,287, so they need the memory of all of COCO: with `coco`, 31 GB. Each image
-has five captions. Captions, order, augmentation, losses and compilation are those of a run. Not
-included: validation, checkpoints, and decoding or encoding of the whole set, whose rate is printed.
+A few thousand drawn photos are encoded or decoded as in training. On a GPU their grids are then
+repeated to 113,287, so they need the memory of all of COCO. Each image has five captions. Captions,
+order, augmentation, losses and compilation are those of a run. Not included: validation,
+checkpoints, and encoding of the whole set, whose rate is printed.
 
 Weights that a recipe would download are random here.
 """
@@ -28,10 +28,8 @@ from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import ImageSource, StageBatches, stage_sampler
 from captioner_training.data.cache import ResidentTensors
 from captioner_training.data.corpus import Corpus
-from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.loader import split_loader
-from captioner_training.data.squares import SquareSource
 from captioner_training.distributed import Processes
 from captioner_training.initialization import build_model, load_encoder
 from captioner_training.losses.table import stage_objectives
@@ -140,7 +138,7 @@ def run_epoch(
         processes=processes,
     ).stage(0)  # fmt: skip
     before = wait(device) - started
-    images = repeat(images, corpus.train, distinct)
+    images = repeat(images, count, distinct)
     captions = corpus.table(maximum_length=recipe.data.maximum_length, device=device)
     sampler = stage_sampler(recipe, 0, captions, processes)
     batches = StageBatches(recipe, 0, images=images, captions=captions, sampler=sampler)
@@ -173,21 +171,13 @@ def calibrate(encoder: Encoder, images: Sequence[CaptionedImage], transform: Tra
         layer.eval()
 
 
-def repeat(source: ImageSource, images: list[CaptionedImage], distinct: int) -> ImageSource:
-    """Return a source of all images from that of the distinct ones.
+def repeat(source: ImageSource, count: int, distinct: int) -> ImageSource:
+    """Return a source of `count` images from that of the distinct ones.
 
     Tensors on a GPU are repeated, so they take the memory of all images.
     """
-    count = len(images)
-    stored = source.squares if isinstance(source, SquareSource) else source
-    tensors = grow(stored.tensors, count) if isinstance(stored, ResidentTensors) else None
-    if tensors is None:
-        return Repeated(source, distinct)
-    if not isinstance(source, SquareSource):
-        return ResidentTensors(tensors)
-    part = source.dataset
-    whole = ImageDataset(images, part.transform, augmentation=part.augmentation, seed=part.seed)
-    return SquareSource(whole, ResidentTensors(tensors), device=source.device)
+    tensors = grow(source.tensors, count) if isinstance(source, ResidentTensors) else None
+    return Repeated(source, distinct) if tensors is None else ResidentTensors(tensors)
 
 
 def grow(rows: Tensor, count: int) -> Tensor | None:

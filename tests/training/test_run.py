@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -26,11 +25,9 @@ from captioner.checkpoint import load_checkpoint
 from captioner.device import best_dtype
 from captioner.errors import ConfigError, GenerationError
 from captioner.vision.encoder import Encoder
-from captioner_training.data.cache import CachedTensors
-from captioner_training.data.dataset import Batch, ImageDataset
+from captioner_training.data.dataset import Batch
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
-from captioner_training.data.squares import SquareSource
 from captioner_training.distributed import Processes
 from captioner_training.evaluation import split
 from captioner_training.log import Clock
@@ -248,42 +245,6 @@ def test_only_files_of_the_run_are_removed(run_main: Run, place: Path, tmp_path:
     steps = [one for one in records(out) if one["event"] == "step"]
     assert [one["stage"] for one in steps] == [1, 2]  # a dry run takes a step of each
     assert len(list(grids.iterdir())) == 2 and not (out / "state").exists()
-
-
-def test_a_run_that_decodes_squares_into_files_resumes_and_equals_one_with_the_loader(
-    place: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU with little memory; without crops the squares are the pixels of the loader."""
-    out, reserves = tmp_path / "run", list[int]()
-
-    def cached(
-        dataset: ImageDataset, *, folder: Path, reserve: Callable[[], int], **more: Any
-    ) -> Any:
-        reserves.append(reserve())
-        (state := out / "state" / "step-more.pt").write_bytes(bytes(1000))
-        assert reserve() == reserves[-1] - 1000
-        state.unlink()
-        source = SquareSource.cached(dataset, folder=folder, reserve=reserve, **more)
-        assert len(list(folder.glob("squares-*.u8"))) == 1
-        return source
-
-    def interrupted(tensors: CachedTensors, *arguments: Any, task: str, **more: Any) -> None:
-        if task == "decoding":
-            os.kill(os.getpid(), signal.SIGTERM)
-        filled(tensors, *arguments, task=task, **more)
-
-    monkeypatch.setattr(split, "BATCH", 2)  # as in `finished`
-    monkeypatch.setattr(SquareSource, "create", cached)
-    filled = CachedTensors.fill
-    with monkeypatch.context() as patch:
-        patch.setattr(CachedTensors, "fill", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train_here(place / "own.yaml", out, data__root=place)
-    train_here(place / "own.yaml", out, data__root=place)
-    assert records(out) == records(finished)
-    best = [(folder / "best.safetensors").read_bytes() for folder in (out, finished)]
-    assert best[0] == best[1] and not (out / "cache").exists()
-    assert 0 < reserves[0] == reserves[1]
 
 
 OWN = f"--stages.1.objectives '{{{__name__}:Weighed: x}}'"

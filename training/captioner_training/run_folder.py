@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -17,9 +18,7 @@ from captioner.checkpoint import load_checkpoint
 from captioner.errors import ConfigError, DataError, OutputError
 from captioner.files import replace_file, writing
 from captioner.model import CaptionModel
-from captioner_training.data.cache import free_space
 from captioner_training.data.grids import GRIDS_FILES
-from captioner_training.data.squares import SQUARES_FILES
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress
 
@@ -34,8 +33,12 @@ _FREE = (
 )  # fmt: skip
 # Files and folders that may exist when a run begins.
 _BEFORE_A_RUN = {"lock", "cache", "scenes", "tensorboard", "wandb", "wandb-run"}
-# Folders and files that a finished run does not need.
-_REMOVED = (("state", "step-*.pt"), ("cache", GRIDS_FILES), ("cache", SQUARES_FILES))
+# Folders and files that a finished run does not need. Runs of 0.2 wrote squares.
+_REMOVED = (
+    ("state", "step-*.pt"),
+    ("cache", GRIDS_FILES),
+    ("cache", "squares-*.u8"),
+)
 _RENAMED = {"own": "finetune", "own-language": "new-language"}  # names of recipes in 0.1
 
 
@@ -69,7 +72,6 @@ class RunFolder:
         if existing.get("precision") in ("bfloat16", "float16", "float32"):
             precision = existing["precision"]
         self.extends = False
-        self._needed: dict[str, int] = {}  # see _room
         if recipe.precision == "auto":
             recipe = replace(recipe, precision=precision)
         self.recipe = recipe
@@ -174,30 +176,22 @@ class RunFolder:
     def check_room(self, model: CaptionModel, *, images: int, shared: Path) -> None:
         """Check that the disk has room for the files that the run has not written yet.
 
-        Squares do not count, because a run can do without them.
-
         Raises OutputError: grids, states and checkpoints need more space than is free.
         """
-        needed = self._needed = _room(self.recipe, model, images=images)
-        if (free := free_space(self.out)) < self.left_to_write(shared=shared):
-            parts = ", ".join(f"{name} {part / 1e9:.2f}" for name, part in needed.items() if part)
-            raise OutputError(
-                f"the run needs {sum(needed.values()) / 1e9:.2f} GB ({parts}), but {self.out} has "
-                f"{free / 1e9:.2f} GB free: free some space, or choose another --out"
-            )
-
-    def left_to_write(self, *, shared: Path) -> int:
-        """Return the size in bytes of the grids, states and checkpoints that are not written yet.
-
-        Call `check_room` before.
-        """
+        needed = _room(self.recipe, model, images=images)
         kept = (self.out / "epochs").glob("*.safetensors")
         checkpoints = filter(Path.exists, (self.best, self.last, *kept))
         written = sum(path.stat().st_size for path in (*self.states(), *checkpoints))
         # Other runs may have grids there too.
         grids = sum(path.stat().st_size for path in (shared / "cache").glob(GRIDS_FILES))
-        needed = sum(self._needed.values()) - min(grids, self._needed["grids"])
-        return max(0, needed - written)
+        written += min(grids, needed["grids"])
+        disk = next(path for path in (self.out, *self.out.parents) if path.exists())
+        if (free := shutil.disk_usage(disk).free) < sum(needed.values()) - written:
+            parts = ", ".join(f"{name} {part / 1e9:.2f}" for name, part in needed.items() if part)
+            raise OutputError(
+                f"the run needs {sum(needed.values()) / 1e9:.2f} GB ({parts}), but {self.out} has "
+                f"{free / 1e9:.2f} GB free: free some space, or choose another --out"
+            )
 
     def begin(self) -> None:
         """Write the recipe. Raises OutputError."""

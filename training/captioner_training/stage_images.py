@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from captioner_training.data.dataset import Augmentation, ImageDataset
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import PixelSource
-from captioner_training.data.squares import SquareSource
 from captioner_training.distributed import Processes
 from captioner_training.recipe import Recipe
 from captioner_training.step import dtype_of
@@ -26,9 +25,7 @@ class StageImages:
     """Provides the training images of a run to its stages.
 
     Attributes:
-        cache: the folder for grids and squares.
-        reserve: returns the bytes on the disk that squares must leave free; called in the main
-            process when a stage begins.
+        cache: the folder for grids.
     """
 
     recipe: Recipe
@@ -36,7 +33,6 @@ class StageImages:
     encoder: Encoder
     cache: Path
     processes: Processes
-    reserve: Callable[[], int] = lambda: 0
 
     def stage(self, number: int) -> ImageSource:
         """Return the images of stage `number`, counted from 0."""
@@ -65,15 +61,8 @@ class StageImages:
             augmentation=Augmentation(flip=stage.flip, crop=stage.crop),
             seed=self.recipe.seed + 1000 * number,
         )
-        workers = self.recipe.data.workers
-        squares = SquareSource.create(
-            dataset,
-            folder=self.cache,
-            reserve=self.reserve,
-            workers=workers,
-            processes=self.processes,
-        )
-        return squares or PixelSource(dataset, workers=workers, device=self.processes.device)
+        workers, device = self.recipe.data.workers, self.processes.device
+        return PixelSource(dataset, workers=workers, device=device)
 
 
 def _resized(transform: TransformConfig, size: int | None) -> TransformConfig:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -183,7 +182,6 @@ class Run:
             encoder=model.encoder,
             cache=shared / "cache",
             processes=processes,
-            reserve=partial(folder.left_to_write, shared=shared),
         )
         has_boxes = recipe.data.scenes is not None
         validation = Validation(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import pickle
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +19,8 @@ from PIL import Image
 from torch import nn
 
 from captioner.checkpoint import Checkpoint
+from captioner.errors import DataError, OutputError
+from captioner.files import writing
 from captioner.vision.transform import Transform
 from captioner_training.data import cache as cache_module
 from captioner_training.data.grids import CachedGrids
@@ -53,15 +61,23 @@ def images(tmp_path: Path) -> list[CaptionedImage]:
     ]
 
 
+@pytest.fixture
+def short_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make cache files of two images each."""
+    monkeypatch.setattr(cache_module, "IMAGES_A_FILE", 2)
+    monkeypatch.setattr(cache_module, "_BATCH", 2)
+
+
 def computed(
-    checkpoint: Checkpoint, images: list[CaptionedImage], cache: Path, dtype: torch.dtype
-) -> torch.Tensor:
+    checkpoint: Checkpoint, images: list[CaptionedImage], cache: Path, dtype: torch.dtype,
+    *, processes: Processes | None = None,
+) -> torch.Tensor:  # fmt: skip
     grids = CachedGrids.compute(
         checkpoint.model.encoder,
         images,
         Transform(checkpoint.transform),
         folder=cache,
-        processes=Processes(device=torch.device("cpu")),
+        processes=processes or Processes(device=torch.device("cpu")),
         dtype=dtype,
         workers=0,
     )
@@ -97,13 +113,11 @@ def test_grids_are_those_of_the_encoder_which_stays_as_it_is(
     assert float((coarse.float() - wanted).square().mean().sqrt()) < 0.1 * spread
 
 
+@pytest.mark.usefixtures("short_files")
 def test_a_picture_replaced_under_its_name_is_encoded_again(
-    tiny_checkpoint: Checkpoint, images: list[CaptionedImage], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    tiny_checkpoint: Checkpoint, images: list[CaptionedImage], tmp_path: Path
+) -> None:
     """Files that are done are taken over; those of other pictures are not."""
-    monkeypatch.setattr(cache_module, "IMAGES_A_FILE", 2)
-    monkeypatch.setattr(cache_module, "_BATCH", 2)
 
     def compute() -> tuple[torch.Tensor, set[str]]:
         grids = computed(tiny_checkpoint, images, tmp_path / "cache", torch.float32)
@@ -137,3 +151,71 @@ def test_other_statistics_of_a_norm_and_another_transform_are_other_caches(
     norms[0].running_mean.add_(1)  # a buffer: no parameter has changed
     after = computed(tiny_checkpoint, images, tmp_path / "cache", torch.float32)
     assert not torch.allclose(before, after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank(Processes):
+    """One of two processes that run one after the other; `sent` is what rank 0 broadcast."""
+
+    world: int = 2
+    sent: list[Any] = field(default_factory=list)
+
+    def broadcast(self, value: Any) -> Any:
+        if self.main:
+            self.sent.append(value)
+            return value
+        return self.sent.pop(0)
+
+    def wait(self) -> None:
+        """Return at once: the other process is not there."""
+
+
+@pytest.mark.usefixtures("short_files")
+def test_each_process_encodes_a_part_of_the_files(
+    tiny_checkpoint: Checkpoint, images: list[CaptionedImage], tmp_path: Path
+) -> None:
+    cpu, sent = torch.device("cpu"), list[Any]()
+    arguments = tiny_checkpoint, images, tmp_path / "cache", torch.float32
+    with pytest.raises(DataError, match="cannot be read"):  # the other process has not begun
+        computed(*arguments, processes=Rank(device=cpu, sent=sent))
+    first = {*(tmp_path / "cache").iterdir()}
+    assert len(first) == 2  # of three
+    found = computed(*arguments, processes=Rank(device=cpu, rank=1, sent=sent))
+    assert len({*(tmp_path / "cache").iterdir()} - first) == 1
+    assert torch.equal(found, computed(*arguments))
+
+
+@contextmanager
+def unwritable(path: Path) -> Iterator[io.BytesIO]:
+    with writing(path):
+        yield io.BytesIO()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.usefixtures("short_files")
+def test_errors_of_photos_and_files_are_explained(
+    tiny_checkpoint: Checkpoint, images: list[CaptionedImage], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    cache, photo = tmp_path / "cache", tmp_path / "photos" / images[3].name
+    arguments = tiny_checkpoint, images, cache, torch.float32
+    whole, times = photo.read_bytes(), photo.stat()
+    photo.write_bytes(whole[:60])
+    with pytest.raises(DataError, match=rf"photo {photo.name} in .* cannot be used"):
+        computed(*arguments)
+    assert len([*cache.iterdir()]) == 1  # no part of the second file
+    photo.write_bytes(whole)
+    os.utime(photo, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module, "replace_file", unwritable)
+        with pytest.raises(OutputError, match="cannot be written: Input/output error"):
+            computed(*arguments)
+    computed(*arguments)
+    last = max(cache.iterdir())
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(DataError, match=rf"{last.name} is truncated: delete it and run"):
+        computed(*arguments)
+    last.unlink()
+    grids = CachedGrids([last], (1, 1, 1))
+    with pytest.raises(DataError, match=rf"{last.name} cannot be read \(No such file"):
+        list(grids.batches([[0]], epoch=0))

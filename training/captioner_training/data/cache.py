@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import math
-import shutil
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
@@ -14,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from captioner.errors import DataError, OutputError
+from captioner.errors import DataError
 from captioner.files import replace_file, writing
 from captioner.vision.transform import Transform
 from captioner_training.data.images import CaptionedImage
@@ -29,16 +27,14 @@ __all__ = [
     "ResidentTensors",
     "cache_key",
     "cache_paths",
-    "free_space",
 ]
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BATCH = 32  # images that are computed at once; a file has whole batches
 IMAGES_A_FILE = 32 * _BATCH  # an interruption loses at most one file
 
 
 class CachedTensors:
-    """One tensor per image, in files.
+    """One float16 tensor per image, in files.
 
     The system keeps the files in memory while there is room. They are read, not mapped, because a
     read error of a mapped file kills the process.
@@ -46,7 +42,6 @@ class CachedTensors:
     Args:
         paths: the files, with IMAGES_A_FILE tensors each; the last may have fewer.
         shape: (N, ...) for N images.
-        dtype: float16 or uint8.
         pinned: whether `batches` yields tensors in pinned memory, for fast copies to a GPU.
     """
 
@@ -55,10 +50,9 @@ class CachedTensors:
         paths: Sequence[Path],
         shape: tuple[int, ...],
         *,
-        dtype: torch.dtype = torch.float16,
         pinned: bool = False,
     ) -> None:
-        self._paths, self.shape, self.dtype, self.pinned = list(paths), shape, dtype, pinned
+        self._paths, self.shape, self.pinned = list(paths), shape, pinned
         self._per_file = IMAGES_A_FILE if len(paths) > 1 else shape[0]
 
     def __len__(self) -> int:
@@ -69,7 +63,7 @@ class CachedTensors:
         return self._read(indices, self._empty(len(indices), pinned=False))
 
     def _empty(self, count: int, *, pinned: bool) -> Tensor:
-        return torch.empty((count, *self.shape[1:]), dtype=self.dtype, pin_memory=pinned)
+        return torch.empty((count, *self.shape[1:]), dtype=torch.float16, pin_memory=pinned)
 
     def _read(self, indices: Sequence[int], tensors: Tensor) -> Tensor:
         """Read into the rows of `tensors`."""
@@ -103,19 +97,13 @@ class CachedTensors:
 
     def resident(self, device: torch.device) -> ResidentTensors | None:
         """Load the tensors into GPU memory; None without a GPU, or if they do not fit."""
-        if not fits_on_gpu(self.dtype.itemsize * math.prod(self.shape), device):
+        if not fits_on_gpu(2 * math.prod(self.shape), device):
             return None
-        tensors = torch.empty(self.shape, dtype=self.dtype, device=device)
+        tensors = torch.empty(self.shape, dtype=torch.float16, device=device)
         for first in range(0, len(self), IMAGES_A_FILE):
             part = self[range(first, min(first + IMAGES_A_FILE, len(self)))]
             tensors[first : first + len(part)] = part.to(device)
         return ResidentTensors(tensors)
-
-    def has_room(self, *, reserve: int) -> bool:
-        """Whether the disk has room for the missing files and `reserve` bytes of other files."""
-        count = min(len(self), len(self._missing()) * self._per_file)
-        size = count * self.dtype.itemsize * math.prod(self.shape[1:])
-        return size == 0 or size + reserve <= free_space(self._paths[0].parent)
 
     def fill(
         self,
@@ -126,8 +114,7 @@ class CachedTensors:
         task: str,
         processes: Processes,
         workers: Workers,
-        optional: bool = False,
-    ) -> bool:
+    ) -> None:
         """Write the missing files. All processes call this together, and each writes some files.
 
         A file gets its name only when it is complete.
@@ -140,36 +127,23 @@ class CachedTensors:
             task: the name of the task, for progress.
             processes: the processes of the run.
             workers: processes that decode images, per process of the run.
-            optional: if the disk or a quota is full, remove the new files.
-
-        Returns whether all files exist; always true if they are not optional.
 
         Raises:
             DataError: an image cannot be read.
-            OutputError: a file cannot be written, for instance because the disk is full. If files
-                are optional, a full disk or quota raises no error.
+            OutputError: a file cannot be written, for instance because the disk is full.
         """
         missing = processes.broadcast(self._missing())
         processes.main_alone(lambda: _make(self._paths[0].parent))
-        mine, full = missing[processes.rank :: processes.world], False
+        mine = missing[processes.rank :: processes.world]
         shares = [images[n * self._per_file : (n + 1) * self._per_file] for n in mine]
         decoded = [*chain.from_iterable(shares)]
-        try:
-            if mine:
-                with show_progress(task, len(decoded), quiet=not processes.main) as count:
-                    loader = split_loader(decoded, transform, workers=workers, batch_size=_BATCH)
-                    batches = iter(convert(loader))
-                    for number, share in zip(mine, shares, strict=True):
-                        self._write(number, islice(batches, -(-len(share) // _BATCH)), count)
-        except OutputError as error:
-            if not optional or getattr(error.__cause__, "errno", None) not in _FULL:
-                raise
-            full = True
-        if any(processes.gather(full)):
-            for number in mine:
-                self._paths[number].unlink(missing_ok=True)
-            return False
-        return True
+        if mine:
+            with show_progress(task, len(decoded), quiet=not processes.main) as count:
+                loader = split_loader(decoded, transform, workers=workers, batch_size=_BATCH)
+                batches = iter(convert(loader))
+                for number, share in zip(mine, shares, strict=True):
+                    self._write(number, islice(batches, -(-len(share) // _BATCH)), count)
+        processes.wait()
 
     def _write(
         self, number: int, batches: Iterable[Tensor], count: Callable[[int], object]
@@ -223,11 +197,6 @@ def cache_paths(
     key = cache_key(images, *settings, weights=weights) if processes.main else ""
     key, count = processes.broadcast(key), -(-len(images) // IMAGES_A_FILE)
     return [folder / pattern.replace("*", f"{key}-{number:05d}") for number in range(count)]
-
-
-def free_space(folder: Path) -> int:
-    """Return the free bytes on the disk of a folder, which need not exist yet."""
-    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
 def _make(folder: Path) -> None:
