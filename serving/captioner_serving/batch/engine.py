@@ -38,7 +38,7 @@ __all__ = ["Engine", "LocalEngine", "Outcome"]
 
 _CPU_BATCH = 32  # larger batches do not fit the caches, smaller ones do not use all matrix units
 _GPU_SHARE = 0.5  # the part of the free memory that a batch may use
-_GPU_LARGEST = 128  # larger batches were slower (docs/gpu.md)
+_GPU_LARGEST = 128  # larger batches were slower (docs/performance.md)
 _CARRIED = 1 << 27  # bytes of photos from compressed archives in a batch
 _ALLOCATIONS = 20_000  # new objects, of about 500 photos, after which garbage is collected
 _FAILING = 8  # a batch has at most this many times its size of photos, including failed ones
