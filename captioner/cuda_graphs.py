@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 __all__ = ["CudaGraphs"]
 
@@ -39,8 +40,8 @@ class CudaGraphs:
 
     The function must not read tensors from the device. Its result must depend only on the key, on
     its arguments, on random numbers of torch's default generator, and on tensors that keep their
-    addresses, such as weights. The result is a tensor or a tuple of results; other values in it
-    must not depend on the arguments.
+    addresses, such as weights. The result may hold tensors in tuples and dictionaries; other values
+    in it must not depend on the arguments.
     """
 
     def __init__(self) -> None:
@@ -135,7 +136,7 @@ class _Graph:
             for ours, given in zip(self._inputs, inputs, strict=True):
                 ours.copy_(given, non_blocking=True)
             self._graph.replay()
-            return _clone(self._results)
+            return tree_map_only(Tensor, Tensor.clone, self._results)
         finally:
             self._done.record(stream)
 
@@ -161,13 +162,3 @@ def _free(device: torch.device, *, cached: bool) -> float:
     if cached:
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free / total
-
-
-def _clone(results: Any) -> Any:
-    """Copy the tensors of a result."""
-    if isinstance(results, Tensor):
-        return results.clone()
-    if not isinstance(results, tuple):
-        return results
-    parts = [_clone(part) for part in results]
-    return results._make(parts) if hasattr(results, "_make") else tuple(parts)

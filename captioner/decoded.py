@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from captioner.alternative import Alternative
 from captioner.caption import Caption, ModelName
-from captioner.generation.hypothesis import Hypothesis
-from captioner.generation.packed import OPTIONAL
+from captioner.generation.beam_search import OPTIONAL, Hypothesis
 from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement, Trust
 from captioner.vision.prepared import PreparedImage

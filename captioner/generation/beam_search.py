@@ -1,170 +1,249 @@
-"""Beam search over a batch of images; each image leaves the batch when it is finished."""
+"""Beam search over a batch of images.
+
+Shapes: B images, K unfinished hypotheses and C finished ones per image, T words, L grid cells.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from captioner.decoders.state import StepDecoder, check_numbers, sync_interval
+from captioner.decoders.state import (
+    State,
+    StepDecoder,
+    StepOutput,
+    check_numbers,
+    log_probabilities,
+    sync_interval,
+)
 from captioner.generation.config import GenerationConfig
-from captioner.generation.constraints import Constraints
-from captioner.generation.hypothesis import Hypothesis
-from captioner.generation.packed import PackedHypotheses
-from captioner.generation.step import BeamStep, Step
-from captioner.generation.trace import Ends, Trace
+from captioner.generation.constraints import Constraints, restrict
+from captioner.vocabulary import END
 
-__all__ = ["beam_search", "whole_search"]
+OPTIONAL = ("attention", "gate", "heads")
+"""The parts of a hypothesis that some decoders do not have."""
 
-_OPEN = 0.75  # finished images are removed when at most this share is unfinished
+Sentences = dict[str, Tensor]
+"""The parts of C sentences of each of B images; see `read_sentences`."""
 
 
-class _Search:
-    """The state of a search: B images with K unfinished hypotheses each, and the finished ones.
+class Hypothesis(NamedTuple):
+    """A finished sentence of T words.
 
-    numbers: (B,), the index of each row's image in the batch.
-    tokens: (B, K), the last words.
-    totals: (B, K), the summed log-probabilities of the words so far, best first.
-    closed: (B,), whether an image is finished.
-    broken: (1,), whether any score was NaN.
-    pool: the best finished hypotheses of each image.
+    Tensors are float32 on the CPU, and may be views of tensors of the whole batch.
+
+    tokens: the words, without <end>.
+    score: the summed log-probability of words and <end>, divided by (their number)^length_penalty.
+        Hypotheses are ranked by it.
+    log_probabilities: (T + 1,), the log-probabilities of the words and <end>.
+    attention: (T, L); None if the decoder has no attention.
+    gate: (T,); None if the decoder has no gate.
+    heads: (T, H, L); None if there is one head.
     """
 
-    def __init__(
-        self,
-        decoder: StepDecoder,
-        features: Tensor,
-        config: GenerationConfig,
-        constraints: Constraints,
-        starts: Tensor,
-    ) -> None:
-        count, device = features.shape[0], features.device
-        self.step, self.config, self.constraints = BeamStep(decoder), config, constraints
-        self.state = decoder.start(features)
-        self.tokens = starts.unsqueeze(1)
-        self.trace = Trace(self.tokens.new_zeros(count, 1, 0))
-        self.totals = torch.zeros(count, 1, device=device)
-        self.closed = torch.zeros(count, dtype=torch.bool, device=device)
-        self.broken = torch.zeros(1, dtype=torch.bool, device=device)
-        self.pool = Ends.empty(count, config.captions, device)
-        self.numbers = torch.arange(count)
-        self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
+    tokens: list[int]
+    score: float
+    log_probabilities: Tensor
+    attention: Tensor | None = None
+    gate: Tensor | None = None
+    heads: Tensor | None = None
 
-    def advance(self, step: int) -> None:
-        """Extend hypotheses of `step` words by one word, or end them."""
-        forbidden = self.constraints.forbidden(self.trace.words)
-        beam = self.config.beam_size
-        extended = self.step(self.tokens, self.totals, forbidden, self.state, beam=beam)
-        self.broken |= torch.isnan(extended.end_logs).any()
-        if step == self.config.maximum_length:
-            extended = extended.end_all(self.totals)
-        self._finish(extended, step)
-        self.tokens, self.totals, self.state = extended.tokens, extended.totals, extended.state
-        self._close()
-        self.trace.add(extended.output, extended.parents, extended.tokens, extended.logs)
+    def copy(self) -> Hypothesis:
+        """Return a copy that does not keep the rest of its batch in memory."""
+        return Hypothesis._make(part.clone() if isinstance(part, Tensor) else part for part in self)
 
-    def _finish(self, extended: Step, step: int) -> None:
-        """Add hypotheses that end after `step` words to the pools.
 
-        The pool of a finished image keeps its scores, because no later score exceeds the bound.
+class Step(NamedTuple):
+    """The result of a step of B images: K' extended hypotheses, and those that end.
+
+    tokens: (B, K'), the new words.
+    parents: (B, K'), the hypotheses that they extend.
+    logs: (B, K'), the log-probabilities of the new words.
+    totals: (B, K'), the summed log-probabilities of all words, best first.
+    ending: (B, K'), the totals, including <end>, of hypotheses that end; -inf for unused entries.
+    ended: (B, K'), the indices of the hypotheses that end.
+    end_logs: (B, K), the log-probability of <end> after each hypothesis.
+    output: the decoder's output for the K hypotheses before the step.
+    state: the decoder's state for the K' hypotheses after the step.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    logs: Tensor
+    totals: Tensor
+    ending: Tensor
+    ended: Tensor
+    end_logs: Tensor
+    output: StepOutput
+    state: State
+
+    def end_all(self, totals: Tensor) -> Step:
+        """End all K hypotheses at the maximum length, given their totals (B, K) before the step."""
+        hypotheses = torch.arange(totals.shape[1], device=totals.device)
+        return self._replace(ending=totals + self.end_logs, ended=hypotheses.expand_as(totals))
+
+
+class BeamStep(nn.Module):
+    """One step of beam search, as a module that `captioner export` can export."""
+
+    def __init__(self, decoder: StepDecoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, tokens: Tensor, totals: Tensor, forbidden: Tensor, state: State, *, beam: int
+    ) -> Step:
+        """Score all successors of K hypotheses per image and keep the K' best.
+
+        Args:
+            tokens: (B, K), the last words.
+            totals: (B, K), the summed log-probabilities of the words so far.
+            forbidden: (B, K, F), the words that each hypothesis must not use next.
+            state: the decoder's state.
+            beam: K'.
         """
-        self.pool = self.pool.best_of(
-            Ends(
-                extended.ending / (step + 1) ** self.config.length_penalty,
-                torch.full_like(extended.ended, step),
-                extended.ended,
-                extended.end_logs.gather(1, extended.ended),
-            )
+        output = self.decoder.step(tokens, state)
+        logs = log_probabilities(output.logits)
+        words = logs.shape[-1]
+        sums = (totals.unsqueeze(-1) + restrict(logs, forbidden)).flatten(1)
+        best, flat = sums.topk(torch.sym_min(2 * beam, sums.shape[1]), dim=1)
+        parents, chosen = flat // words, flat % words
+        ends = chosen == END
+        # A hypothesis ends only if <end> is among the K' best successors.
+        ending, ended = torch.where(ends, best, -torch.inf)[:, :beam], parents[:, :beam]
+        unfinished = best.masked_fill(ends, -torch.inf)
+        kept, alive = unfinished.topk(torch.sym_min(beam, best.shape[1]), dim=1)
+        following, next_tokens = parents.gather(1, alive), chosen.gather(1, alive)
+        return Step(
+            tokens=next_tokens,
+            parents=following,
+            logs=logs.flatten(1).gather(1, following * words + next_tokens),
+            totals=kept,
+            ending=ending,
+            ended=ended,
+            end_logs=logs[..., END],
+            output=output,
+            state=output.state.select(following),
         )
-
-    def _close(self) -> None:
-        """Close images whose unfinished hypotheses cannot enter the pool any more.
-
-        The upper bound of a score assumes that all further words, up to the maximum length, have
-        probability 1.
-        """
-        longest = self.config.maximum_length + 1
-        bound = self.totals[:, 0] / longest**self.config.length_penalty
-        self.closed |= bound <= self.pool.score[:, -1]
-
-    def collect(self) -> bool:
-        """Remove closed images once enough are closed; return whether any is unfinished."""
-        flags = torch.cat([self.closed, self.broken]).cpu()  # one copy from the device
-        check_numbers(bool(flags[-1]))
-        closed = flags[:-1]
-        unfinished = int((~closed).sum())
-        if unfinished > _OPEN * len(closed):
-            return True
-        rows = closed.nonzero().squeeze(1).to(self.closed.device, non_blocking=True)
-        captions = self.pack(rows).read()
-        for number, hypotheses in zip(self.numbers[closed].tolist(), captions, strict=True):
-            self.results[number] = hypotheses
-        if unfinished:
-            left = (~closed).nonzero().squeeze(1)
-            self._keep(left.to(self.closed.device, non_blocking=True))
-            self.numbers = self.numbers[~closed]
-        return unfinished > 0
-
-    def pack(self, rows: Tensor) -> PackedHypotheses:
-        """Return the finished hypotheses of these images, still on the device."""
-        ends = Ends(*(part[rows, : self.config.captions] for part in self.pool))
-        return self.trace.pack(rows, ends)
-
-    def _keep(self, rows: Tensor) -> None:
-        self.tokens, self.totals = self.tokens[rows], self.totals[rows]
-        self.closed, self.pool = self.closed[rows], self.pool.take(rows)
-        self.state, self.trace = self.state.take(rows), self.trace.take(rows)
 
 
 def beam_search(
-    decoder: StepDecoder,
-    features: Tensor,
-    config: GenerationConfig,
-    constraints: Constraints,
-    starts: Tensor,
-) -> list[list[Hypothesis]]:
-    """Keep the K best unfinished hypotheses of each image, and a pool of the best finished ones.
-
-    The pool has `config.captions` places. An image is finished when no unfinished hypothesis can
-    enter its pool. So stopping before the maximum length does not change the captions, and they do
-    not depend on the batch.
-
-    Args:
-        decoder: scores the words.
-        features: (B, L, D), the grids.
-        config: beam size, captions, length penalty.
-        constraints: the constraints on the words, with the maximum length of `config`.
-        starts: (B,), the first token of each image's captions.
-
-    Returns the hypotheses of each image, best first.
-
-    Raises GenerationError: a score is NaN.
-    """
-    search = _Search(decoder, features, config, constraints, starts)
-    interval = sync_interval(features.device)
-    for step in range(config.maximum_length + 1):
-        search.advance(step)
-        is_sync = (step + 1) % interval == 0 or step == config.maximum_length
-        if is_sync and not search.collect():
-            break
-    return search.results
-
-
-def whole_search(
     decoder: StepDecoder,
     features: Tensor,
     starts: Tensor,
     *,
     config: GenerationConfig,
     constraints: Constraints,
-) -> tuple[PackedHypotheses, Tensor]:
-    """Search like `beam_search`, but without reading from the device, for a CUDA graph.
+    checks: bool = True,
+) -> Sentences:
+    """Keep the K best unfinished hypotheses of each image, and its C best finished ones.
 
-    It always takes all steps up to the maximum length. The result is the same.
+    The search ends at the maximum length, or when no unfinished hypothesis can be among the best.
+    So ending early does not change the captions, and they do not depend on the batch.
 
-    Returns the hypotheses, and whether a score is NaN: (1,) bool.
+    Args:
+        decoder: scores the words.
+        features: (B, L, D), the grids.
+        starts: (B,), the first token of each image's captions.
+        config: beam size, captions, length penalty.
+        constraints: the constraints on the words, with the maximum length of `config`.
+        checks: end early. False: take all steps without reading from the device, for a CUDA graph.
+
+    Returns the `config.captions` best sentences, best first; see `read_sentences`.
     """
-    search = _Search(decoder, features, config, constraints, starts)
-    for step in range(config.maximum_length + 1):
-        search.advance(step)
-    rows = torch.arange(len(features), device=features.device)
-    return search.pack(rows), search.broken
+    longest, interval = config.maximum_length, sync_interval(features.device)
+    step, state, tokens = BeamStep(decoder), decoder.start(features), starts.unsqueeze(1)
+    totals = torch.zeros(len(features), 1, device=features.device)
+    unfinished: Sentences = {
+        "tokens": tokens.new_zeros(*tokens.shape, longest),
+        "log_probabilities": totals.new_zeros(*totals.shape, longest + 1),
+    }
+    best: Sentences = {}
+    for length in range(longest + 1):
+        forbidden = constraints.forbidden(unfinished["tokens"][..., :length])
+        new = step(tokens, totals, forbidden, state, beam=config.beam_size)
+        if length == longest:
+            new = new.end_all(totals)
+        _write_output(unfinished, new.output, length, longest=longest)
+        finished = _finish(unfinished, new, length, penalty=config.length_penalty)
+        best = _best_of(best, finished, count=config.captions)
+        if length == longest:
+            break
+        unfinished = _rows(unfinished, new.parents)
+        unfinished["tokens"][..., length] = new.tokens
+        unfinished["log_probabilities"][..., length] = new.logs
+        tokens, totals, state = new.tokens, new.totals, new.state
+        # The bound of all later scores: all further words have probability 1.
+        bound = totals[:, 0] / (longest + 1) ** config.length_penalty
+        is_full = best["score"].shape[1] == config.captions
+        is_check = checks and is_full and (length + 1) % interval == 0
+        if is_check and bool((bound <= best["score"][:, -1]).all()):
+            break
+    return best
+
+
+def _write_output(unfinished: Sentences, output: StepOutput, length: int, *, longest: int) -> None:
+    """Write attention and gate for the word that follows, to each hypothesis that computed them."""
+    for name in OPTIONAL:
+        part = getattr(output, name)
+        if part is not None and length < longest:
+            if name not in unfinished:
+                unfinished[name] = part.new_zeros(*part.shape[:2], longest, *part.shape[2:])
+            unfinished[name][:, :, length] = part
+
+
+def _finish(unfinished: Sentences, step: Step, length: int, *, penalty: float) -> Sentences:
+    """Return the sentences that end after `length` words."""
+    finished = _rows(unfinished, step.ended)
+    end_logs = step.end_logs.gather(1, step.ended)
+    finished["log_probabilities"][..., length] = end_logs
+    finished["length"] = torch.full_like(step.ended, length)
+    finished["score"] = step.ending / (length + 1) ** penalty
+    return finished
+
+
+def _best_of(best: Sentences, finished: Sentences, *, count: int) -> Sentences:
+    """Return the `count` best sentences of both."""
+    if best:
+        finished = {name: torch.cat([best[name], part], 1) for name, part in finished.items()}
+    score = finished["score"]
+    return _rows(finished, score.topk(min(count, score.shape[1]), dim=1).indices)
+
+
+def _rows(sentences: Sentences, rows: Tensor) -> Sentences:
+    """Select the rows (B, C) of the sentences (B, K, ...) of each image."""
+    images = torch.arange(len(rows), device=rows.device).unsqueeze(1)
+    return {name: part[images, rows] for name, part in sentences.items()}
+
+
+def read_sentences(sentences: Sentences) -> list[list[Hypothesis]]:
+    """Copy sentences to the CPU.
+
+    Args:
+        sentences: "score" (B, C), -inf for entries without a sentence; "length" (B, C) in words;
+            "tokens" (B, C, T); "log_probabilities" (B, C, T + 1); and of the optional parts
+            "attention" (B, C, T, L), "gate" (B, C, T) and "heads" (B, C, T, H, L). Values after
+            the length are arbitrary.
+
+    Raises GenerationError: a score is NaN.
+    """
+    parts = {name: part.cpu() for name, part in sentences.items()}
+    # Hypotheses with NaN are first in the beam, so they end as the best ones.
+    check_numbers(bool(parts["score"].isnan().any()))
+    optional = {name: parts[name].float() for name in OPTIONAL if name in parts}
+    lengths, tokens = parts["length"].tolist(), parts["tokens"].tolist()
+    return [
+        [
+            Hypothesis(
+                tokens[image][place][:length],
+                score,
+                parts["log_probabilities"][image, place, : length + 1],
+                **{name: part[image, place, :length] for name, part in optional.items()},
+            )
+            for place, (score, length) in enumerate(zip(scores, lengths[image], strict=True))
+            if score > -torch.inf
+        ]
+        for image, scores in enumerate(parts["score"].tolist())
+    ]

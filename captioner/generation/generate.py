@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from captioner.cuda_graphs import CudaGraphs
-from captioner.decoders.state import StepDecoder, check_numbers
-from captioner.generation.beam_search import beam_search, whole_search
+from captioner.decoders.state import StepDecoder
+from captioner.generation.beam_search import Hypothesis, beam_search, read_sentences
 from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
-from captioner.generation.hypothesis import Hypothesis
-from captioner.generation.roll_out import Sampler, choose_likeliest, roll_out
+from captioner.generation.sampling import (
+    Sampler,
+    choose_likeliest,
+    roll_out,
+    score_sentences,
+)
 from captioner.trust.consensus import Consensus
 from captioner.vocabulary import Vocabulary
-
-__all__ = ["generate"]
 
 _LONGEST = 40  # words; a graph holds all steps up to the maximum length
 
@@ -77,15 +79,15 @@ def generate(
         return [beam[: config.captions] for beam in consensus.choose(features, beams)]
     if config.uses_beam:
         return search(config=config)
-    choose = _sampler(config, features.device) if config.sample else choose_likeliest
-    return roll_out(
+    sentences = roll_out(
         decoder,
         features,
         count=config.captions,
         constraints=constraints,
-        choose=choose,
+        choose=_sampler(config, features.device) if config.sample else choose_likeliest,
         starts=begin,
-    ).read_all(length_penalty=config.length_penalty)
+    )
+    return read_sentences(score_sentences(sentences, length_penalty=config.length_penalty))
 
 
 def _search(
@@ -98,12 +100,12 @@ def _search(
     graphs: CudaGraphs | None,
 ) -> list[list[Hypothesis]]:
     """Run a beam search, on a GPU from a graph if sentences are not too long."""
+    search = partial(beam_search, decoder, config=config, constraints=constraints)
     if graphs is None or not features.is_cuda or config.maximum_length > _LONGEST:
-        return beam_search(decoder, features, config, constraints, starts)
-    whole = partial(whole_search, decoder, config=config, constraints=constraints)
-    packed, broken = graphs((decoder, config), whole, features, starts)
-    check_numbers(bool(broken))
-    return packed.read()
+        return read_sentences(search(features, starts))
+    # Settings that do not change the search share a graph.
+    key = (decoder, replace(config, consensus=True, seed=None, style=""))
+    return read_sentences(graphs(key, partial(search, checks=False), features, starts))
 
 
 def _sampler(config: GenerationConfig, device: torch.device) -> Sampler:

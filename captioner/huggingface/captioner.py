@@ -31,8 +31,8 @@ from captioner.decoded import DecodedBatch
 from captioner.deletion import attended_cells, repeated_cells
 from captioner.device import find_device, find_dtype
 from captioner.errors import ConfigError, GenerationError
+from captioner.generation.beam_search import Hypothesis
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
-from captioner.generation.hypothesis import Hypothesis
 from captioner.huggingface.families import FAMILIES, EncodedImages
 from captioner.huggingface.loading import load_model
 from captioner.huggingface.open_vocabulary import OpenVocabulary

@@ -28,7 +28,7 @@ from captioner.trust.statistics import Statistics
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from captioner.generation.hypothesis import Hypothesis
+    from captioner.generation.beam_search import Hypothesis
 
 __all__ = ["ORDERS", "Consensus", "NGram", "n_grams"]
 

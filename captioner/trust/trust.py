@@ -41,7 +41,7 @@ from captioner.vocabulary import SPECIAL_TOKENS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from captioner.generation.hypothesis import Hypothesis
+    from captioner.generation.beam_search import Hypothesis
 
 __all__ = [
     "DOUBTFUL",

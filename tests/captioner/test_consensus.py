@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from captioner import Captioner
-from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.beam_search import Hypothesis
 from captioner.trust.consensus import Consensus
 from captioner.trust.trust import digest_weights, trust_file
 from tests.conftest import make_consensus, make_trust

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from captioner import Captioner, Word
 from captioner.errors import CheckpointFormatError, UntrustedError
-from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.beam_search import Hypothesis
 from captioner.trust.familiarity import Familiarity, pool
 from captioner.trust.trust import Trust, WordFeatures, digest_weights, trust_file
 from captioner.vocabulary import Vocabulary

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.beam_search import Hypothesis
 from captioner.trust.familiarity import Familiarity, pool
 from captioner.trust.trust import DOUBTFUL, DOUBTFUL_SUBJECT, UNFAMILIAR, Trust
 from tests.conftest import ROOT, make_consensus, make_trust

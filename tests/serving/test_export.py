@@ -345,7 +345,7 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
 
     from captioner.checkpoint import load_checkpoint
     from captioner.decoders.state import State
-    from captioner.generation.step import BeamStep
+    from captioner.generation.beam_search import BeamStep
 
     checkpoint = load_checkpoint(saved_tiny)
     encoder, step = (

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from captioner.device import find_dtype
 from captioner.errors import ConfigError
-from captioner.generation.roll_out import draw
+from captioner.generation.sampling import draw
 from captioner.model import CaptionModel
 from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, Vocabulary

@@ -7,7 +7,7 @@ step.onnx       tokens, totals, forbidden, beam and the state  ->  the fields of
                 that corresponds to the input NAME is called next_NAME
 
 Both accept any number of images (B), hypotheses (K) and forbidden words (F); see
-captioner/generation/step.py.
+captioner/generation/beam_search.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from captioner.checkpoint import Checkpoint
 from captioner.decoders.decoder import Decoder
 from captioner.decoders.state import State
 from captioner.errors import CheckpointError, MissingExtraError
-from captioner.generation.step import BeamStep, Step
+from captioner.generation.beam_search import BeamStep, Step
 from captioner.vision.encoder import prepare_encoder
 from captioner.vision.transform import Transform
 

@@ -16,7 +16,7 @@ from PIL import Image
 from captioner.checkpoint import Checkpoint
 from captioner.deletion import WordEffect
 from captioner.errors import GenerationError
-from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.beam_search import Hypothesis
 from captioner.predictor import Captioner
 from captioner.vision.encoder import Grid
 from captioner.vision.transform import Box

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from captioner.checkpoint import load_checkpoint, read_header
-from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.beam_search import Hypothesis
 from captioner.trust.trust import digest_weights, trust_file
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.captioned import Captioned

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from captioner.errors import DataError
-from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.beam_search import Hypothesis
 from captioner.trust.trust import Judgement
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.captioned import Captioned

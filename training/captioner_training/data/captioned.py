@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.beam_search import Hypothesis
 from captioner_training.data.images import CaptionedImage
 
 __all__ = ["Captioned"]

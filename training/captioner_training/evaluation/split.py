@@ -9,8 +9,8 @@ import torch
 from tqdm import tqdm
 
 from captioner.checkpoint import Checkpoint
+from captioner.generation.beam_search import Hypothesis
 from captioner.generation.generate import generate
-from captioner.generation.hypothesis import Hypothesis
 from captioner.model import CaptionModel
 from captioner.trust.consensus import Consensus
 from captioner.vision.encoder import Grid

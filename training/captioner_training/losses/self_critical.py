@@ -21,7 +21,7 @@ from torch import Tensor
 from captioner.cuda_graphs import CudaGraphs
 from captioner.decoders.decoder import Decoder
 from captioner.generation.constraints import Constraints
-from captioner.generation.roll_out import Sampler, choose_likeliest, roll_out
+from captioner.generation.sampling import Sampler, choose_likeliest, roll_out
 from captioner.vocabulary import END, PAD, UNK, Vocabulary
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Batch
@@ -198,7 +198,7 @@ def sample_captions(
         choose=choose_likeliest if greedy else Sampler(temperature=temperature),
         starts=begin,
         checks=features.device.type == "cpu",
-    ).words
+    )["tokens"]
     ends = words == END
     words = words.masked_fill(ends.cumsum(dim=-1) > ends.long(), PAD)
     if words.shape[-1] > constraints.maximum_length:  # the last position may only have <end>

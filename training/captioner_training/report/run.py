@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from captioner.errors import DataError
 from captioner.files import replace_file
-from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.beam_search import Hypothesis
 from captioner.vision.transform import Transform
 from captioner.vocabulary import join
 from captioner_training.data.captioned import Captioned

@@ -7,12 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from captioner.decoders.state import StepDecoder, check_numbers, log_probabilities, sync_interval
+from captioner.decoders.state import StepDecoder, log_probabilities, sync_interval
+from captioner.generation.beam_search import OPTIONAL, Sentences
 from captioner.generation.constraints import Constraints
-from captioner.generation.trace import Trace
 from captioner.vocabulary import END
-
-__all__ = ["Sampler", "choose_likeliest", "draw", "filter_top", "roll_out"]
 
 
 def roll_out(
@@ -24,43 +22,56 @@ def roll_out(
     choose: Callable[[Tensor], Tensor],
     starts: Tensor,
     checks: bool = True,
-) -> Trace:
+) -> Sentences:
     """Generate `count` hypotheses for each of the grids (B, L, D) until all have ended.
 
     Args:
         decoder: scores the words.
         features: (B, L, D).
-        count: hypotheses per image.
+        count: K, hypotheses per image.
         constraints: the constraints on the words.
         choose: maps log-probabilities (B, K, words), -inf for forbidden words, to words (B, K).
         starts: (B,), the first token of each image's hypotheses.
-        checks: stop once all hypotheses have ended, and refuse NaN. False: take all steps without
-            reading from the device, for a CUDA graph.
+        checks: stop once all hypotheses have ended. False: take all steps without reading from the
+            device, for a CUDA graph.
 
     Returns:
-        The trace. Words after a hypothesis's first <end> are arbitrary.
-
-    Raises GenerationError: a score is NaN.
+        "tokens" and "log_probabilities" (B, K, T), with <end>, and the optional parts of
+        `read_sentences`. Values after a hypothesis's first <end> are arbitrary.
     """
     state = decoder.start(features).expand(count)
     tokens = starts.unsqueeze(1).expand(-1, count)
     ended = torch.zeros_like(tokens, dtype=torch.bool)
-    trace = Trace(tokens.new_zeros(*tokens.shape, 0))
-    interval, broken = sync_interval(features.device), ended.new_zeros(())
+    words = tokens.new_zeros(*tokens.shape, 0)
+    steps: dict[str, list[Tensor]] = {"log_probabilities": []}
+    interval = sync_interval(features.device)
     for step in range(constraints.maximum_length + 1):
         output = decoder.step(tokens, state)
         logs = log_probabilities(output.logits)
-        broken |= torch.isnan(logs[..., END]).any()
-        tokens = choose(constraints.apply(logs, trace.words))
-        trace.add(output, None, tokens, logs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
-        state = output.state
+        tokens, state = choose(constraints.apply(logs, words)), output.state
+        words = torch.cat([words, tokens.unsqueeze(-1)], dim=-1)
+        steps["log_probabilities"].append(logs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
+        for name in OPTIONAL:
+            if (part := getattr(output, name)) is not None:
+                steps.setdefault(name, []).append(part)
         ended |= tokens == END
-        if checks and ((step + 1) % interval == 0 or step == constraints.maximum_length):
-            all_ended, any_nan = torch.stack([ended.all(), broken]).tolist()
-            check_numbers(any_nan)
-            if all_ended:
-                break
-    return trace
+        if checks and (step + 1) % interval == 0 and bool(ended.all()):
+            break
+    return {"tokens": words, **{name: torch.stack(parts, dim=2) for name, parts in steps.items()}}
+
+
+def score_sentences(sentences: Sentences, *, length_penalty: float) -> Sentences:
+    """Add "length" and "score" to the result of `roll_out`.
+
+    The score is the summed log-probability / length^length_penalty, where both include <end>.
+    """
+    is_end = sentences["tokens"] == END
+    length = is_end.int().argmax(dim=-1)
+    totals = sentences["log_probabilities"].cumsum(dim=-1).gather(-1, length.unsqueeze(-1))
+    score = totals.squeeze(-1) / (length + 1) ** length_penalty
+    # Only NaN prevents the <end> at the maximum length.
+    score = score.where(is_end.any(dim=-1), torch.nan)
+    return {**sentences, "length": length, "score": score}
 
 
 def choose_likeliest(logs: Tensor) -> Tensor:
@@ -122,7 +133,7 @@ def draw(
     chosen = torch.searchsorted(
         sums, torch.minimum(chance * total, total.nextafter(-total)), right=True
     )
-    # Sums of NaN give an index beyond the end. They are found by check_numbers, or in the loss.
+    # Sums of NaN give an index beyond the end. They are found in `read_sentences`, or in the loss.
     return chosen.squeeze(-1).clamp(max=sums.shape[-1] - 1)
 
 
