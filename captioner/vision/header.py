@@ -16,11 +16,12 @@ from PIL import ExifTags, Image, ImageFile, features
 from PIL.AvifImagePlugin import AvifImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from captioner import errors
-from captioner.vision.jpeg import JpegReader, check_jpeg
+from captioner.vision.jpeg import read_jpeg
 from captioner.vision.png import read_png
 from captioner.vision.tiff import TiffReader, open_tiff
 
@@ -37,7 +38,7 @@ _GIF_BLOCKS = 10_000  # for each block of a comment Pillow copies all earlier on
 # MPO, from many phones, is a JPEG followed by more pictures. The JPEG reader opens the first, even
 # if the list of the others is damaged.
 _READERS: dict[bytes, type[ImageFile.ImageFile]] = {
-    rb"\xff\xd8\xff": JpegReader,
+    rb"\xff\xd8\xff": JpegImageFile,
     rb"\x89PNG\r\n\x1a\n": PngImageFile,
     rb"RIFF....WEBP": WebPImageFile,
     rb"....ftyp(avif|avis|mif1|msf1)": AvifImageFile,
@@ -51,16 +52,8 @@ _HEIC = rb"....ftyp(hei[cxms]|hev[cxms]|(mif1|msf1)....(....)*hei[cxms])"
 # and readers would copy all values of the EXIF.
 _ISO_METADATA = re.compile(rb"(infe(?:\x02.{7}|\x03.{9}))(?:Exif|mime)", re.DOTALL)
 
-# The first bytes of files that are not photos, and the error for each.
-_STAND_INS = {
-    rb"version https://git-lfs": "is a Git LFS pointer, not the photo: run git lfs pull",
-    rb"(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)*<(!doctype html|html|head|body)\b": (
-        "is an HTML page, not a photo: download the photo itself"
-    ),
-    rb"(bplist00|\s*<\?xml.*<plist).*NSURL": (
-        "is an iCloud placeholder, not the photo: download it in Finder or Files"
-    ),
-}
+_LFS = b"version https://git-lfs"
+_HTML = (b"<!doctype html", b"<html", b"<head", b"<body")
 
 
 def read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.ImageFile:
@@ -98,10 +91,11 @@ def _open(
     reader: type[ImageFile.ImageFile], stream: BinaryIO, name: str, max_pixels: int
 ) -> ImageFile.ImageFile:
     stream.seek(0)
-    if reader is JpegReader:
-        data = stream.read()
-        check_jpeg(data, name)
-        return JpegReader(io.BytesIO(data))
+    if reader is JpegImageFile:
+        pixels, info = read_jpeg(stream.read(), name)
+        image: ImageFile.ImageFile = JpegImageFile(pixels)
+        image.info.update(info)
+        return image
     if reader is PngImageFile:
         pixels, info = read_png(stream.read(), name)
         image = PngImageFile(pixels)
@@ -129,12 +123,26 @@ def _reader(head: bytes, name: str) -> type[ImageFile.ImageFile]:
     for pattern, candidate in _READERS.items():
         if re.match(pattern, head, re.DOTALL):
             return candidate
-    for pattern, reason in _STAND_INS.items():
-        if re.match(pattern, head, re.DOTALL | re.IGNORECASE):
-            raise errors.ImageFormatError(f"{name} {reason}")
+    if reason := _not_a_photo(head):
+        raise errors.ImageFormatError(f"{name} {reason}")
     raise errors.ImageFormatError(
         f"{name} is not a JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF or TIFF image: convert it to one"
     )
+
+
+def _not_a_photo(head: bytes) -> str | None:
+    """Return what a file is that is often stored in place of a photo, and the remedy."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    while text.startswith(b"<!--") and b"-->" in text:
+        text = text.partition(b"-->")[2].lstrip()
+    if text.startswith(_LFS):
+        return "is a Git LFS pointer, not the photo: run git lfs pull"
+    if text.startswith(_HTML):
+        return "is an HTML page, not a photo: download the photo itself"
+    is_plist = text.startswith(b"bplist00") or (text.startswith(b"<?xml") and b"<plist" in text)
+    if is_plist and b"nsurl" in text:
+        return "is an iCloud placeholder, not the photo: download it in Finder or Files"
+    return None
 
 
 def _first_box(head: bytes) -> bytes:

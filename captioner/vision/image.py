@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from PIL import Image, ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner import errors
 from captioner.paths import is_web_address
 from captioner.vision.colour import to_srgb
 from captioner.vision.deep import load_deep
 from captioner.vision.header import check_size, read_header
-from captioner.vision.jpeg import JpegReader, with_end
+from captioner.vision.jpeg import with_end
 from captioner.vision.orientation import orientation, turned
 from captioner.vision.tiff import TiffReader, optional_codec
 
@@ -69,16 +70,17 @@ def open_image(
         with _as_image_error(name):
             check_size(source.size, name, max_pixels)
             source.load()
-            return _picture(source, name)
+            return _picture(source, orientation(source), name)
     with _stream(source, name) as stream, _as_image_error(name):
         image = read_header(stream, name, max_pixels)
         if admit is not None:
             admit(image.width * image.height)
         size = image.size
         loaded = _loaded(image, name, at_least)
-        picture = _picture(loaded, name)
+        upright = 1 if isinstance(image, TiffReader) else orientation(loaded)  # Pillow turned it
+        picture = _picture(loaded, upright, name)
         if at_least is not None:
-            picture.info["size"] = size if picture.size == loaded.size else size[::-1]
+            picture.info["size"] = size[::-1] if upright >= 5 else size
         return picture
 
 
@@ -95,9 +97,11 @@ def _loaded(image: ImageFile.ImageFile, name: str, at_least: int | None) -> Imag
                 f"{name} is a TIFF with {codec} inside, which is not supported: "
                 "convert it to JPEG or PNG"
             ) from error
-        if not isinstance(image, JpegReader) or (whole := with_end(data)) is None:
+        if not isinstance(image, JpegImageFile) or (whole := with_end(data)) is None:
             raise
-        return _loaded(JpegReader(io.BytesIO(whole)), name, at_least)
+        complete = JpegImageFile(io.BytesIO(whole))
+        complete.info.update(image.info)  # its EXIF block is not in the data
+        return _loaded(complete, name, at_least)
     return image
 
 
@@ -107,12 +111,7 @@ def image_bytes(source: FileSource) -> bytes:
         return bytes(source)  # as plain bytes: another process may not have the subclass
     name = source_name(source)
     with _stream(source, name) as stream, _as_image_error(name):
-        data = stream.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        raise errors.ImageTooLargeError(
-            f"{name} has more than {LARGEST_FILE:,} bytes: export it again, smaller"
-        )
-    return data
+        return stream.read(LARGEST_FILE)
 
 
 def source_name(source: FileSource | Image.Image) -> str:
@@ -124,9 +123,23 @@ def source_name(source: FileSource | Image.Image) -> str:
 
 
 def _stream(source: FileSource, name: str) -> BinaryIO:
-    """Open a seekable file; the caller closes it."""
-    if isinstance(source, bytes):
-        return io.BytesIO(source)
+    """Open a seekable file of at most one gigabyte; the caller closes it."""
+    stream = io.BytesIO(source) if isinstance(source, bytes) else _file(source, name)
+    try:
+        if stream.seek(0, io.SEEK_END) > LARGEST_FILE:
+            raise errors.ImageTooLargeError(
+                f"{name} has more than {LARGEST_FILE:,} bytes: export it again, smaller"
+            )
+        stream.seek(0)
+    except (OSError, errors.ImageError) as error:
+        stream.close()
+        if isinstance(error, errors.ImageError):
+            raise
+        raise errors.ImageNotFoundError(f"{name} cannot be read ({error}): try again") from error
+    return stream
+
+
+def _file(source: str | os.PathLike[str], name: str) -> BinaryIO:
     if isinstance(source, str) and is_web_address(source):
         raise errors.ImageNotFoundError(f"{name} is a link, not followed: download it first")
     try:
@@ -182,9 +195,8 @@ def _diagnosis(error: Exception, name: str) -> errors.ImageError:
     return errors.ImageTruncatedError(f"{name} is cut off or damaged: copy or download it again")
 
 
-def _picture(image: Image.Image, name: str) -> Image.Image:
-    """Convert a loaded image to sRGB and turn it upright; returns a new image."""
-    upright = 1 if isinstance(image, TiffReader) else orientation(image)  # TiffReader turned it
+def _picture(image: Image.Image, upright: int, name: str) -> Image.Image:
+    """Convert a loaded image to sRGB and turn it by its EXIF orientation; return a new image."""
     picture = turned(to_srgb(image, name), upright)
     if picture is image:
         picture = image.copy()

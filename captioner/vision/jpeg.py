@@ -1,4 +1,4 @@
-"""JPEG files: read segments, refuse some files before decoding, add a missing end marker."""
+"""JPEG files: drop metadata, refuse some files before decoding, add a missing end marker."""
 
 from __future__ import annotations
 
@@ -6,34 +6,28 @@ import io
 import random
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from PIL import Image, ImageChops
 from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner import errors
 
-__all__ = ["MAX_SCANS", "START_OF_SCAN", "JpegReader", "check_jpeg", "segments", "with_end"]
+__all__ = ["MAX_SCANS", "START_OF_SCAN", "read_jpeg", "segments", "with_end"]
 
 MAX_SCANS = 100
 """The maximum number of scans. A progressive JPEG has about ten; each takes as long as decoding the
 picture once."""
 
-_SEGMENTS = 10_000  # before the pixels; for each one Pillow copies all earlier ones
-
-_RESOURCES = 10_000  # Photoshop writes about 30
+_SEGMENTS = 10_000  # cameras and Photoshop write a few hundred at most
 
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)
 START_OF_SCAN = 0xDA
-_PHOTOSHOP, _END = 0xED, b"\xff\xd9"
+_END = b"\xff\xd9"
+_EXIF = 0xE1
+_KEPT = {0xE0: b"JFIF", 0xE2: b"ICC_PROFILE\0", 0xEE: b"Adobe"}  # by marker
+_NEVER = b"\0" * 13  # longer than any identifier
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-
-
-class JpegReader(JpegImageFile):
-    """Pillow's JPEG reader, but without reading EXIF values for the resolution."""
-
-    def getexif(self) -> Image.Exif:
-        """Return no entries; captioner.vision.orientation reads the block in `info`."""
-        return Image.Exif()
 
 
 def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -49,34 +43,54 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         yield match[1][0], begin, place
 
 
-def check_jpeg(data: bytes, name: str) -> None:
-    """Refuse a JPEG that is too slow to decode, or that Pillow cannot decode.
+def read_jpeg(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
+    """Drop the metadata of a JPEG, for which Pillow's time and memory have no limit.
+
+    Args:
+        data: the file.
+        name: the name of the file in errors.
+
+    Returns:
+        A JPEG without comments and application segments, except JFIF, Adobe and the colour profile;
+        and Pillow's `info` entry `exif` with the first EXIF segment, if there is one.
 
     Raises:
         ImageTooLargeError: too many segments or scans.
         ImageFormatError: the samples do not have 8 bits.
     """
-    resources = 0
+    pieces, info = [data[:2]], dict[str, Any]()
     for number, (marker, begin, end) in enumerate(segments(data)):
+        if number == _SEGMENTS:
+            raise errors.ImageTooLargeError(
+                f"{name} has more than {_SEGMENTS:,} metadata entries: export it again"
+            )
         if marker in _FRAMES and data[begin : begin + 1] not in (b"\x08", b""):
             raise errors.ImageFormatError(
                 f"{name} is a JPEG of {data[begin]} bits per sample, which is not supported: "
                 "convert it to JPEG or PNG"
             )
-        resources += data.count(b"8BIM", begin, end) if marker == _PHOTOSHOP else 0
-        if number > _SEGMENTS or resources > _RESOURCES:
-            raise errors.ImageTooLargeError(
-                f"{name} has more than {_SEGMENTS:,} metadata entries: export it again"
-            )
         if marker == START_OF_SCAN:
+            _check_scans(data, name)
+            pieces.append(data[begin - 4 :])
             break
+        if marker == _EXIF and data[begin : begin + 6] == b"Exif\0\0":
+            info.setdefault("exif", data[begin:end])
+        if marker < 0xE0 or data[begin : begin + 12].startswith(_KEPT.get(marker, _NEVER)):
+            pieces.append(data[begin - 4 : end])
+    return io.BytesIO(b"".join(pieces)), info
+
+
+def _check_scans(data: bytes, name: str) -> None:
+    """Raise ImageTooLargeError if a JPEG has more than MAX_SCANS scans."""
     # These bytes also occur in metadata and after the picture: count exactly only if many.
-    if data.count(b"\xff\xda") > MAX_SCANS:
-        scans = sum(marker == START_OF_SCAN for marker, _, _ in segments(data))
-        if scans > MAX_SCANS:
+    if data.count(b"\xff\xda") <= MAX_SCANS:
+        return
+    scans = 0
+    for number, (marker, _, _) in enumerate(segments(data)):
+        scans += marker == START_OF_SCAN
+        if scans > MAX_SCANS or number == _SEGMENTS:
             raise errors.ImageTooLargeError(
-                f"{name} has its pixels in {scans:,} scans, more than the limit of {MAX_SCANS}: "
-                "export it again"
+                f"{name} has its pixels in more than {MAX_SCANS} scans: export it again"
             )
 
 
@@ -91,7 +105,7 @@ def with_end(data: bytes) -> bytes | None:
         if end > len(data):  # cut inside a segment
             return None
         place = end
-    if b"\xff\xd9" in data[place:] or not _has_all_coefficients(data):
+    if b"\xff\xd9" in data[place:]:
         return None
     noise = random.Random(0)
     padding = [bytes(noise.randrange(1, 255) for _ in range(64)) for _ in range(8)]
@@ -99,24 +113,7 @@ def with_end(data: bytes) -> bytes | None:
     more = b"".join(part + bytes((0xFF, 0xD0 + index)) for index, part in enumerate(padding))
     pictures: list[Image.Image] = []
     for behind in (b"", more):
-        pictures.append(picture := JpegReader(io.BytesIO(data + behind + _END)))
+        pictures.append(picture := JpegImageFile(io.BytesIO(data + behind + _END)))
         picture.load()
     same = ImageChops.difference(*pictures).getbbox(alpha_only=False) is None
     return data + _END if same else None
-
-
-def _has_all_coefficients(data: bytes) -> bool:
-    """Whether the scans hold every coefficient of every component to its last bit."""
-    components: set[int] = set()
-    complete: set[tuple[int, int]] = set()
-    for marker, begin, _ in segments(data):
-        if marker in _FRAMES:
-            count = data[begin + 5]
-            components = {data[begin + 6 + 3 * index] for index in range(count)}
-        elif marker == START_OF_SCAN:
-            count = data[begin]
-            names = [data[begin + 1 + 2 * index] for index in range(count)]
-            first, last, approximation = data[begin + 1 + 2 * count : begin + 4 + 2 * count]
-            if approximation & 15 == 0:
-                complete |= {(name, at) for name in names for at in range(first, last + 1)}
-    return complete >= {(name, at) for name in components for at in range(64)}

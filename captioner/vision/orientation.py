@@ -1,7 +1,8 @@
 """The EXIF orientation of an image: the only metadata that turns a photo.
 
 XMP may have an orientation too, which browsers and photo viewers ignore. Pillow's `getexif` does
-not ignore it, so `getexif` is used only for images without XMP.
+not ignore it, and it reads all values of an EXIF block, which may be gigabytes. So `getexif` is
+used only for images without XMP and EXIF.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from contextlib import suppress
 from PIL import ExifTags, Image
 
 __all__ = ["exif_orientation", "orientation", "turned"]
+
+_LONGEST = 1 << 16  # bytes of a block that are read; one JPEG segment holds as many
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -31,8 +34,7 @@ def exif_orientation(block: bytes) -> int:
     file can have entries with gigabytes of values.
     """
     with suppress(struct.error):
-        while block.startswith(b"Exif\0\0"):
-            block = block[6:]
+        block = block[:_LONGEST].removeprefix(b"Exif\0\0")
         order = "<" if block[:2] == b"II" else ">"
         (place,) = struct.unpack_from(order + "I", block, 4)
         (count,) = struct.unpack_from(order + "H", block, place)
@@ -51,9 +53,10 @@ def orientation(image: Image.Image) -> int:
         image: from one of Pillow's readers, or made in memory with an orientation in `getexif()`.
     """
     block = image.info.get("exif", b"")
-    stored = exif_orientation(block) if isinstance(block, bytes) else 1
-    if stored != 1 or image.info.keys() & {"xmp", "XML:com.adobe.xmp"}:
-        return stored
+    if block and isinstance(block, bytes):
+        return exif_orientation(block)
+    if image.info.keys() & {"xmp", "XML:com.adobe.xmp"}:
+        return 1
     with suppress(Exception):  # metadata may be damaged
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
         return value if value in _TURNS else 1

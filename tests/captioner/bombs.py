@@ -161,7 +161,10 @@ MAKERS = {
     "jpeg, small segments": lambda: jpeg(step=4),
     "jpeg, comments": comments,
     "jpeg, photoshop": photoshop,
+    "jpeg, prefixes": lambda: jpeg(block=b"Exif\0\0" * 100_000),
     "png": png,
+    "png, no turn": lambda: png(data=exif(size=1_000_000, orientation=1)),
+    "png, prefixes": lambda: png(data=b"Exif\0\0" * 200_000),
     "png, empty chunks": lambda: png(chunk=b"teSt", data=b"", times=1_000_000),
     "png, empty pixels": lambda: png(chunk=b"IDAT", data=b"", times=1_000_000),
     "png, text": lambda: png(

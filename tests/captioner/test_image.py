@@ -282,6 +282,15 @@ def test_a_small_decoding_is_turned_and_shows_the_same():
     assert difference(small, whole.resize((150, 200), Image.Resampling.BOX)) < 3
 
 
+def test_the_size_of_a_nearly_square_photo_that_is_turned():
+    """At an eighth, both sides are equal."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(Image.new("RGB", (1600, 1599), RED), "JPEG", exif=exif)
+    picture = open_image(data, at_least=100)
+    assert (picture.size, picture.info["size"]) == ((200, 200), (1599, 1600))
+
+
 # Too large
 
 
@@ -491,6 +500,9 @@ def test_a_file_that_is_too_large_is_not_read_whole(tmp_path, monkeypatch):
     path.write_bytes(bytes(101))
     with pytest.raises(ImageTooLargeError, match=r"photo\.jpg has more than 100 bytes"):
         image_bytes(path)
+    for source in (path, bytes(101)):
+        with pytest.raises(ImageTooLargeError, match="has more than 100 bytes"):
+            open_image(source)
 
 
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no /dev/fd")

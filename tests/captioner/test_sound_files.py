@@ -17,7 +17,7 @@ from PIL import Image, PngImagePlugin
 from captioner.errors import ImageError, ImageFormatError, ImageNotFoundError, ImageTruncatedError
 from captioner.sources import as_source
 from captioner.vision.image import open_image
-from tests.captioner.pictures import draw, encode, png
+from tests.captioner.pictures import draw, encode, png, turned
 
 
 def pixels(source: object) -> np.ndarray:
@@ -53,6 +53,11 @@ def test_a_jpeg_without_its_end_marker_has_all_its_pixels(kind: str) -> None:
     for cut in (data[:-2], data[:-1], data[:-2] + bytes(500)):
         assert (pixels(cut) == pixels(data)).all()
     assert open_image(data[:-2], at_least=20).size == open_image(data, at_least=20).size
+
+
+def test_a_jpeg_without_its_end_marker_is_turned() -> None:
+    data = turned("JPEG", 6)
+    assert (pixels(data[:-2]) == pixels(data)).all() and pixels(data).shape[:2] == (48, 64)
 
 
 @pytest.mark.parametrize("kind", JPEGS)
