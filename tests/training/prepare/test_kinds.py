@@ -137,8 +137,6 @@ def test_subfolders_called_as_splits_are_splits(
         path.with_suffix(".txt").write_text("a scene")
     found = prepared(run_main, tmp_path / "to", "folder", photos)
     assert {split: len(images) for split, images in found.items()} == {"train": 3, "val": 3}
-    message = refused(run_main, tmp_path / "no", "folder", photos, "--val", 0.5, status=2)
-    assert "has a split (train, val from folders): leave out --val" in message
 
 
 def test_csv_rows_of_an_image_belong_together(run_main: Run, photos: Path, tmp_path: Path) -> None:
@@ -270,6 +268,42 @@ def test_shards_of_equal_names_and_keys_are_different_photos(run_main: Run, tmp_
     found = prepared(run_main, tmp_path / "to", "folder", tmp_path / "data", "--val", 0)
     images = [("cc3m/00000.tar/000.jpg", ["a dog"]), ("sbu/00000.tar/000.jpg", ["a cat"])]
     assert found == {"train": images}
+
+
+@pytest.mark.parametrize("splits", [("train", "test"), ("train", "val"), ("a", "b")])
+def test_shards_of_equal_names_in_folders_of_splits_keep_their_photos(
+    run_main: Run, tmp_path: Path, splits: tuple[str, str]
+) -> None:
+    """Each caption stays with the photo beside it, also if the photos are given as files."""
+    photos: dict[str, bytes] = {}
+    for number, split in enumerate(splits):
+        folder = tmp_path / "data" / split
+        folder.mkdir(parents=True)
+        with tarfile.open(folder / "00000.tar", "w") as tar:
+            for key in range(6):
+                caption = f"photo {key} in {split}"
+                photos[caption] = photo(f"{number}-{key}.jpg")
+                for name, data in (
+                    (f"{key}.jpg", photos[caption]), (f"{key}.txt", caption.encode()),
+                ):  # fmt: skip
+                    info = tarfile.TarInfo(name)
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+    for to, paths in (
+        ("folder", [tmp_path / "data"]),
+        ("files", sorted((tmp_path / "data").rglob("*.tar"))),
+    ):
+        found = prepared(
+            run_main, tmp_path / to, "folder", *paths, *(["--val", 0] if splits[0] == "a" else [])
+        )
+        assert {*found} == ({"train"} if splits[0] == "a" else {*splits})
+        stored = {
+            caption: image.store.read(image.name)
+            for split in found
+            for image in read_dataset(tmp_path / to, split=split)
+            for caption in image.captions
+        }
+        assert stored == photos
 
 
 def test_an_encrypted_zip_file_is_a_problem(run_main: Run, tmp_path: Path) -> None:

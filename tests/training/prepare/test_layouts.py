@@ -111,7 +111,7 @@ def test_photos_outside_any_split_are_listed_and_left_out(
     if with_text:  # asked for, it is drawn
         data = read(command, Fractions(val=0, test=0))
         assert splits(data) == {**PUBLISHED, "a cover": "train"}
-        assert data.source["splits"] == "from folders; 1 without one drawn, 100/0/0"
+        assert data.source["splits"] == "from folders; rest drawn, 100/0/0"
 
 
 def test_the_summary_names_drawn_splits(run_main: Run, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_val_is_drawn_from_train_where_it_is_missing(tmp_path: Path) -> None:
     tests = {caption for caption, split in PUBLISHED.items() if split == "test"}
     assert {caption for caption, split in found.items() if split == "test"} == tests
     assert {*found.values()} == {"train", "val", "test"}
-    assert data.source["splits"] == "from folders, val drawn from train"
+    assert data.source["splits"] == "from folders; rest drawn, 80/20/0"
 
 
 def test_splits_are_drawn_anew_where_all_photos_are_in_one(tmp_path: Path) -> None:
@@ -172,20 +172,27 @@ def test_archives_may_be_named_after_their_split(tmp_path: Path) -> None:
     assert splits(data) == PUBLISHED and data.source["splits"] == "from file names"
 
 
-def test_a_part_of_a_split_is_of_that_split(tmp_path: Path) -> None:
-    """Another table is only of a split if there are tables of other splits."""
+def test_a_file_named_after_a_split_is_of_that_split(tmp_path: Path) -> None:
     layouts.write_parquet(tmp_path, lambda _: tmp_path / "train-00000-of-00002.parquet")
     data = read(["parquet", tmp_path / "train-00000-of-00002.parquet"])
     assert data.source["splits"] == "from file names"
     layouts.table_of_names(tmp_path, dict.fromkeys(SPELLINGS, "photos"), "", ".csv")
     table = (tmp_path / "captions.csv").rename(tmp_path / "train.csv")
-    assert read(["csv", table, "--images", tmp_path]).source["splits"] == "drawn, 90/10/0"
+    command: list[object] = ["csv", table, "--images", tmp_path]
+    data = read(command)
+    assert data.source["splits"] == "from file names" and {*splits(data).values()} == {"train"}
+    assert read(command, Fractions()).source["splits"] == "drawn, 90/10/0"
 
 
-def test_a_class_folder_named_train_is_not_a_split(tmp_path: Path) -> None:
+def test_photos_beside_a_folder_named_after_a_split_are_listed(tmp_path: Path) -> None:
+    """Classes named train, bus and car: --val draws from all of them."""
     names = {"train": "train", "val": "bus", "test": "car"}
-    data = read(layouts.sidecars(tmp_path, names, "", ""))
-    assert data.source["splits"] == "drawn, 90/10/0" and len(data.images) == len(ROWS)
+    command = layouts.sidecars(tmp_path, names, "", "")
+    data = read(command)
+    assert "photos outside any split, left out: 9 (bus/12.jpg" in "\n".join(data.problems.notes())
+    assert {*splits(data).values()} == {"train"} and len(data.images) == 12
+    data = read(command, Fractions(val=0.3))
+    assert data.source["splits"] == "drawn, 70/30/0" and len(data.images) == len(ROWS)
 
 
 def _copies(tmp_path: Path, seed: int) -> tuple[Path, list[Any]]:

@@ -46,8 +46,8 @@ def test_one_unreadable_sidecar_hides_nothing(run_main: Run, photos: Path, tmp_p
     assert "note: unused files: 2 .mov, 1 .pdf\n" in said
     said = prepare(run_main, tmp_path / "to", "folder", photos, "--skip-bad", "--val", 0)
     assert "left out: unreadable captions: 1, empty caption: 1" in said
-    assert "note: there is no split val, which training needs: use two or more different" in said
-    with pytest.raises(DataError, match="no split 'val'; it has train: prepare it again with two"):
+    assert "note: there is no split val, which training needs: draw a larger share" in said
+    with pytest.raises(DataError, match="no split 'val'; it has train: draw a larger share"):
         read_dataset(tmp_path / "to", split="val")
     found = captions_of(tmp_path / "to")
     assert found["0.jpg"] == found["1.jpg"] == ("a café",) and len(found) == 6

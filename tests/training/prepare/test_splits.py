@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -13,62 +15,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from captioner import ConfigError
+from captioner_training.data.reading import read_dataset
 from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.locations import equal_images
 from captioner_training.prepare.originals import ImageFiles
 from captioner_training.prepare.selection import select
 from captioner_training.prepare.splits import Fractions
-from tests.properties import FEW, texts
+from tests.launcher import Run
+from tests.properties import FEW
+from tests.training.prepare.conftest import prepare
+from tests.training.prepare.layouts import photo
 
 
-def test_splits_by_hash_are_near_their_share_and_stay() -> None:
-    names = [f"photo-{n}.jpg" for n in range(10_000)]
-    chosen = Fractions(val=0.1, test=0.2).draw(names)
+def test_splits_by_hash_are_near_their_share() -> None:
+    names = [f"photo-{n}.jpg".encode() for n in range(10_000)]
+    chosen = list(map(Fractions(val=0.1, test=0.2).draw, names))
     # Binomial: 1,000 and 2,000 expected, deviations 30 and 40.
     assert 880 < chosen.count("val") < 1120 and 1840 < chosen.count("test") < 2160
     for n in range(50):
-        first = hashlib.sha256(names[n].encode()).hexdigest()[:8]
+        first = hashlib.sha256(names[n]).hexdigest()[:8]
         share = int(first, 16) / 16**8
         assert chosen[n] == ("val" if share < 0.1 else "test" if share < 0.3 else "train")
-    others = dict(zip(names[:6_000], Fractions(val=0.1, test=0.2).draw(names[:6_000]), strict=True))
-    assert all(others.get(name, split) == split for name, split in zip(names, chosen, strict=True))
+    assert {Fractions(val=0).draw(name) for name in names} == {"train"}
 
 
-@pytest.mark.parametrize(
-    ("count", "least"),
-    [(2, 1), (5, 1), (9, 1), (10, 2), (14, 2), (20, 2), (60, 3), (100, 5)],
-)
-def test_small_sets_get_at_least_half_of_their_share(count: int, least: int) -> None:
-    """By the hash alone, 8 photos have no val in 43 of 100 sets."""
-    vals, tests = [], []
-    for series in range(40):
-        names = [f"{series}-{n}.jpg" for n in range(count)]
-        chosen, scored = Fractions().draw(names), Fractions(val=0.0, test=0.1).draw(names)
-        assert "train" in chosen and "val" not in scored
-        vals.append(chosen.count("val"))
-        tests.append(scored.count("test"))
-    assert min(vals) == min(tests) == least
-    # The default test split leaves photos to train on.
-    assert Fractions(val=0.95).draw(list(range(400))).count("train") > 4
-    assert set(Fractions(val=0).draw(list(range(count)))) == {"train"}
-    assert Fractions().draw(["one"]) == ["train"] and Fractions().draw([]) == []
-
-
-@FEW
-@given(
-    keys=st.lists(texts() | st.integers(), max_size=250, unique_by=str),
-    val=st.floats(0, 0.5),
-    test=st.floats(0, 0.4) | st.none(),
-    order=st.randoms(),
-)
-def test_splits_do_not_depend_on_the_order(keys, val, test, order) -> None:
-    fractions = Fractions(val=val, test=test)
-    splits = dict(zip(keys, fractions.draw(keys), strict=True))
-    shuffled = order.sample(keys, len(keys))
-    assert dict(zip(shuffled, fractions.draw(shuffled), strict=True)) == splits
-    assert not keys or "train" in splits.values()
-    if len(keys) > 2:
-        assert ("val" in splits.values()) == (val > 0)
+@pytest.mark.parametrize("fractions", [None, Fractions(val=0.2, test=0.3)])
+def test_adding_a_photo_never_moves_another(tmp_path: Path, fractions: Fractions | None) -> None:
+    for n in range(230):
+        (tmp_path / f"{n:03}.jpg").write_bytes(bytes([n]) * 900)
+    (tmp_path / "copy.jpg").write_bytes(bytes([7]) * 900)
+    names = [*(f"{n:03}.jpg" for n in range(230)), "copy.jpg"]
+    files = ImageFiles([tmp_path])
+    earlier: dict[str, str] = {}
+    for count in (1, 2, 3, 5, 9, 10, 11, 20, 199, 200, 230, 231):
+        images = select(listed(*names[:count]), files, Problems(), fractions=fractions).images
+        splits = {image.file_name: image.split for image in images}
+        assert len(splits) == count and splits.items() >= earlier.items()
+        earlier = splits
+    assert earlier["copy.jpg"] == earlier["007.jpg"]
+    assert {*earlier.values()} == {"train", "val", *(["test"] if fractions else [])}
 
 
 def listed(*names: str, split: str | None = None) -> list[ListedImage]:
@@ -87,13 +72,6 @@ def test_equal_images_are_drawn_together(tmp_path: Path) -> None:
     splits = [image.split for image in found]
     assert splits[:200] == splits[200:] and 80 <= splits.count("val") <= 160
     assert not problems
-    # Where the data have ids, these are drawn by, else the names.
-    for keys in names[:200], [*range(1000, 1200)]:
-        images = [
-            image._replace(id=key) for key, image in zip(keys, listed(*names[:200]), strict=True)
-        ]
-        found = select(images, ImageFiles([tmp_path]), problems).images
-        assert [image.split for image in found] == Fractions().draw(keys)
     # One of them is in val by the data's own word: its copy goes with it.
     own = [*listed("005.jpg", split="validation"), *listed("copy-005.jpg")]
     found = select(own, ImageFiles([tmp_path]), problems).images
@@ -154,8 +132,43 @@ def test_equal_images_are_found_wherever_they_lie(tmp_path: Path) -> None:
     assert groups == [[0, 3, 4, 5], [1], [2]]
 
 
-@pytest.mark.parametrize(("val", "test"), [(0.6, 0.4), (0.3, 0.8), (1.0, None), (-0.1, 0.2)])
-def test_fractions_leave_photos_for_training(val: float, test: float | None) -> None:
+@pytest.mark.parametrize(("val", "test"), [(0.6, 0.4), (0.3, 0.8), (1.0, 0.0), (-0.1, 0.2)])
+def test_fractions_leave_photos_for_training(val: float, test: float) -> None:
     with pytest.raises(ConfigError, match=rf"--val is {val}, --test is {test}; .* sum below 1"):
         Fractions(val=val, test=test)
-    assert Fractions(val=0.6, test=0.39).describe(1000) == "1/60/39"
+    assert str(Fractions(val=0.6, test=0.39)) == "1/60/39"
+
+
+@pytest.mark.parametrize("layout", ["subfolders", "folders", "archives"])
+def test_the_photos_of_the_split_itself_come_first(
+    run_main: Run, tmp_path: Path, layout: str
+) -> None:
+    """Both splits number their photos alike; a photo that only the other has is still found."""
+    photos = {"train": {"1.jpg": "1.jpg", "3.jpg": "3.jpg"}, "val": {"sub/1.jpg": "2.jpg"}}
+    command: list[object] = ["coco-json"]
+    for split, names in photos.items():
+        for name, content in names.items():
+            path = tmp_path / "photos" / split / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(photo(content))
+        if layout == "archives":
+            shutil.make_archive(str(tmp_path / split), "zip", tmp_path / "photos" / split)
+        images = [{"id": n, "file_name": f"{n}.jpg"} for n in (1, 3)]
+        annotations = [{"image_id": n, "caption": f"{n} in {split}"} for n in (1, 3)]
+        content = json.dumps({"images": images, "annotations": annotations})
+        (tmp_path / f"{split}.json").write_text(content)
+        command.append(f"{split}={tmp_path}/{split}.json")
+    places = {
+        "folders": [tmp_path / "photos" / split for split in photos],
+        "archives": [tmp_path / f"{split}.zip" for split in photos],
+    }.get(layout, [tmp_path / "photos"])
+    prepare(run_main, tmp_path / "to", *command, "--images", *places, "--skip-bad")
+    stored = {
+        caption: image.store.read(image.name)
+        for split in photos
+        for image in read_dataset(tmp_path / "to", split=split)
+        for caption in image.captions
+    }
+    assert stored == {
+        "1 in train": photo("1.jpg"), "1 in val": photo("2.jpg"), "3 in val": photo("3.jpg"),
+    }  # fmt: skip

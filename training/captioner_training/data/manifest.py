@@ -164,7 +164,7 @@ class Manifest:
         if split not in self.splits:
             remedy = ""
             if split == "val":
-                remedy = ": prepare it again with two or more different photos, or with --val 0.1"
+                remedy = ": draw a larger share with `captioner prepare` and --val 0.3"
             raise DataError(
                 f"{folder} has no split {split!r}; it has {', '.join(self.splits)}{remedy}"
             )

@@ -168,8 +168,8 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
         raise DataError(f"{name} has no usable image:\n{problems.report()}")
     if "val" not in splits:
         print(
-            "note: there is no split val, which training needs: use two or more different photos, "
-            "or --val 0.1",
+            "note: there is no split val, which training needs: draw a larger share with "
+            "--val 0.3, or add photos",
             file=sys.stderr,
         )
     manifest = Manifest(

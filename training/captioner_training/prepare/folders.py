@@ -14,7 +14,7 @@ from captioner_training.prepare.caption_files import CAPTION_FILES, read_caption
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.listing import ListedImage, Problems, read_text
 from captioner_training.prepare.originals import composed, folded, slashed, walk
-from captioner_training.prepare.splits import splits_of_files
+from captioner_training.prepare.splits import split_of_file
 from captioner_training.prepare.webdataset import has_captions, read_shards
 
 __all__ = ["read_flickr8k", "read_folder"]
@@ -51,7 +51,7 @@ def read_folder(folder: Path, problems: Problems) -> tuple[list[ListedImage], bo
         shards = [path for path in files if path.suffix.lower() == ".tar" and has_captions(path)]
         if shards:
             _note_loose(photos, folder, problems)
-            return read_shards(shards, problems), True
+            return read_shards(shards, folder, problems), True
         if listing := _find_listing(photos, texts, tables, folder):
             images = _read_tables(listing, folder, problems)
             if all(image.location for image in images):
@@ -68,7 +68,7 @@ def _find_listing(
     """Return the tables of captions of a folder that has no captions beside its photos."""
     if parquet := [path for path in tables if path.suffix.lower() == ".parquet"]:
         return parquet
-    named = [path for path in tables if splits_of_files([path])[0]]
+    named = [path for path in tables if split_of_file(path, folder)]
     archives = any(path.suffix.lower() in (".zip", ".tar") for path in folder.iterdir())
     if not (photos or archives):
         return []
@@ -91,7 +91,8 @@ def _note_loose(photos: Sequence[Path], folder: Path, problems: Problems) -> Non
 def _read_tables(tables: Sequence[Path], folder: Path, problems: Problems) -> list[ListedImage]:
     """Read tables. Photo names in a table are relative to the table's folder."""
     listed: list[ListedImage] = []
-    for table, split in zip(tables, splits_of_files(tables), strict=True):
+    for table in tables:
+        split = split_of_file(table, folder)
         below = table.parent.relative_to(folder)
         prefix = (below / table.stem).as_posix()
         try:

@@ -17,7 +17,7 @@ from captioner_training.prepare.folders import read_flickr8k, read_folder
 from captioner_training.prepare.listing import ListedImage, Problems, valid_text
 from captioner_training.prepare.originals import ImageFiles, walk
 from captioner_training.prepare.selection import SourceData, select
-from captioner_training.prepare.splits import Fractions, splits_of_files
+from captioner_training.prepare.splits import Fractions, split_of_file
 from captioner_training.prepare.webdataset import read_shards
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
         fractions: the shares of val and test to draw; None: see select.
 
     Raises:
-        ConfigError: columns are missing, or shares are given for a data set that has splits.
+        ConfigError: columns are missing.
         DataError: a file or the images cannot be read.
     """
     problems = Problems()
@@ -123,7 +123,7 @@ def _folder(request: Request, problems: Problems) -> Listing:
     paths = [expanded(path) for path in request.paths]
     are_archives = all(path.suffix.lower() in (".tar", ".zip") for path in paths)
     if are_archives:
-        images, has_table = read_shards(paths, problems), True
+        images, has_table = read_shards(paths, _top(paths), problems), True
     elif len(paths) == 1:
         images, has_table = read_folder(paths[0], problems)
     else:
@@ -175,7 +175,8 @@ def _caption_files(request: Request, problems: Problems) -> Listing:
     files = cache(lambda: ImageFiles(places))  # built when a name is looked up
     columns = replace(request.columns, is_photo=lambda name: files().has(name))
     images: list[ListedImage] = []
-    for (given, path), named in zip(arguments, splits_of_files(paths), strict=True):
+    for given, path in arguments:
+        named = split_of_file(path, _top(paths))
         split = (given, "the command line") if given else named
         for image in read_caption_file(path, columns, problems, prefix=_prefix(path, paths)):
             if split and (given or not image.split):
@@ -205,12 +206,12 @@ def _split_argument(argument: str) -> tuple[str | None, Path]:
 
 
 def _top(paths: Sequence[Path]) -> Path:
-    return Path(os.path.commonpath([path.resolve().parent for path in paths]))
+    return Path(os.path.commonpath([path.parent.resolve() for path in paths]))
 
 
 def _prefix(path: Path, paths: Sequence[Path]) -> str:
     """Return a file's path relative to the common folder of all files, without its suffix."""
-    return path.resolve().relative_to(_top(paths)).with_suffix("").as_posix()
+    return (path.parent.resolve() / path.name).relative_to(_top(paths)).with_suffix("").as_posix()
 
 
 @dataclass(frozen=True, kw_only=True)

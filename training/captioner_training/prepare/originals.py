@@ -18,7 +18,7 @@ from captioner.errors import DataError
 from captioner.paths import expanded, there_is_no
 from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_training.prepare.locations import Location, read_location
-from captioner_training.prepare.splits import splits_of_files
+from captioner_training.prepare.splits import split_in_folders, split_in_stem, split_named
 
 __all__ = [
     "Found",
@@ -123,26 +123,26 @@ class ImageFiles:
         more = len(places) - _SHOWN
         return ", ".join(places[:_SHOWN]) + (f" and {more} more places" if more > 0 else "")
 
-    def split_of(self, location: Location) -> tuple[str, str] | None:
-        """Return the split that an image's archive or folder is named after, and its origin."""
-        if not location.is_loose:
-            return self._place_splits.get(location.path)
-        parents = map(str, Path(location.path).parents)
-        return next(filter(None, map(self._place_splits.get, parents)), None)
+    def split_of(self, image: Found) -> tuple[str, str] | None:
+        """Return the split that an image's folders, archive or place are named after."""
+        if not image.name.startswith("/") and (split := split_in_folders(image.name)):
+            return split, "folders"
+        path = Path(image.location.path)
+        if not image.location.is_loose:
+            return (split, "file names") if (split := split_in_stem(path.stem)) else None
+        if len(self._folders) > 1:  # the name of one folder of photos may mean anything
+            parents = (folder for folder in self._folders if folder in path.parents)
+            split = next(filter(None, (split_named(folder.name) for folder in parents)), None)
+        return (split, "folders") if split else None
 
-    @cached_property
-    def _place_splits(self) -> dict[str, tuple[str, str] | None]:
-        places = [*self._folders, *self._archives]
-        return dict(zip(map(str, places), splits_of_files(places), strict=True))
-
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str, split: str | None = None) -> Found | None:
         """Return the image with this path, or else the one with the most similar name.
 
         An image whose path differs only in case or by a missing suffix is preferred to an image in
-        another folder with the same base name. Returns None if no image matches, or if several
-        different images match equally well.
+        another folder with the same base name. Images of another split than `split` come last.
+        Returns None if no image matches, or if several different images match equally well.
         """
-        images = self._called(name)
+        images = self._called(name, split)
         locations = [image.location for image in images]
         self._used.update(locations)
         if images and all(_same(locations[0], location) for location in locations[1:]):
@@ -179,30 +179,40 @@ class ImageFiles:
             name for name, place in images if base_name(name)[0] != "." and not is_used(name, place)
         )
 
-    def why_not(self, name: str) -> str:
+    def why_not(self, name: str, split: str | None = None) -> str:
         """Return the reason why an image was not found, in parentheses; "" if unknown."""
         for folder in self._folders:
             path = folder / slashed(name)
             if path.is_file() and not self._is_inside(path):
                 return f" (outside: {os.path.realpath(path)})"
-        images = self._called(name)
+        images = self._called(name, split)
         if len(images) < 2:
             return ""
         return f" (ambiguous: {images[0].location.path}, {images[1].location.path})"
 
-    def _called(self, name: str) -> list[Found]:
+    def _called(self, name: str, split: str | None = None) -> list[Found]:
         name = slashed(name)
+
+        def rank(image: Found) -> int:
+            """Return 0 for an image of `split`, 2 for one of another split, 1 for others."""
+            of_image = self.split_of(image) if split else None
+            return 1 if of_image is None else 0 if of_image[0] == split else 2
+
         # Exact names first, because walking folders is slow.
-        exact = (self._loose(folder / name) for folder in self._folders)
-        if images := [Found(self._below(name), place) for place in exact if place]:
-            return images
-        near = defaultdict[tuple[tuple[bool, ...], bool], list[Found]](list)
+        places = (self._loose(folder / name) for folder in self._folders)
+        exact = [Found(self._below(name), place) for place in places if place]
+        best = min(map(rank, exact), default=2)
+        if best < 2:
+            return [image for image in exact if rank(image) == best]
+        near = defaultdict[tuple[object, ...], list[Found]](list)
         for path, place in self._by_stem.get(stem(base_name(name)), ()):
             location = self._loose(place) if isinstance(place, Path) else place
             distance = _distance(path, name)
             if location and distance is not None:
-                near[distance, not location.is_loose].append(Found(path, location))
-        return near[min(near)] if near else []
+                image = Found(path, location)
+                of_split = rank(image)
+                near[of_split == 2, distance, of_split, not location.is_loose].append(image)
+        return near[min(near)] if near else exact
 
     def _below(self, name: str) -> str:
         """Return an absolute name relative to the folder that contains it."""

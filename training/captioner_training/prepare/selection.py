@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from captioner.errors import ConfigError, DataError
+from captioner.errors import DataError
 from captioner.paths import is_web_address
 from captioner_training.prepare.listing import (
     ListedImage,
@@ -17,14 +17,13 @@ from captioner_training.prepare.listing import (
     has_word,
     valid_text,
 )
-from captioner_training.prepare.locations import Location, equal_images
+from captioner_training.prepare.locations import Location, equal_images, read_location
 from captioner_training.prepare.originals import (
     Found,
     ImageFiles,
     base_name,
     composed,
     folders_of,
-    image_suffix,
     slashed,
 )
 from captioner_training.prepare.splits import (
@@ -97,36 +96,33 @@ def select(
         listed: the images of the data set.
         files: finds their files.
         problems: receives problems and notes.
-        fractions: the shares to draw for images without a split. None: default shares if no image
-            has a split; otherwise images without a split are left out.
+        fractions: the shares to draw from the images in train and those without a split. None:
+            default shares if no image has a split; otherwise images without a split are left out.
 
-    Raises:
-        ConfigError: `fractions` is given, but all images have splits, and no val can be drawn.
-        DataError: the name of a split is invalid.
+    Raises DataError: the name of a split is invalid.
     """
     images = list(_unique(listed, problems))
-    by_name = _find(images, files, problems)
-    images = [_named_by_place(image, by_name.get(image.file_name), files) for image in images]
-    images = _without_vehicles(images, by_name.keys())
-    at = [position for position, image in enumerate(images) if image.file_name in by_name]
-    originals = [by_name[images[position].file_name] for position in at]
-    groups = equal_images([original.location for original in originals])
-    present = [images[position] for position in at]
-    splits, split_from = _assign(present, originals, groups, fractions, problems)
-    outside = {position for position, split in zip(at, splits, strict=True) if split is None}
-    checked = {
-        position: _with_words(image, problems)
-        for position, image in enumerate(images)
-        if position not in outside
-    }
-    selected = [
-        _selected(checked[position], original.location, split)
-        if split is not None and checked[position].captions
-        else None
-        for position, original, split in zip(at, originals, splits, strict=True)
+    found = _find(images, files, problems)
+    images = [
+        _named_by_place(image, place, files) for image, place in zip(images, found, strict=True)
     ]
+    originals = {at: place for at, place in enumerate(found) if place}
+    groups = [
+        [[*originals][index] for index in group]
+        for group in equal_images([original.location for original in originals.values()])
+    ]
+    splits, split_from = _assign(images, originals, groups, fractions, problems)
+    checked = [
+        image if at in originals and splits[at] is None else _with_words(image, problems)
+        for at, image in enumerate(images)
+    ]
+    selected = {
+        at: _selected(checked[at], original.location, split)
+        for at, original in originals.items()
+        if (split := splits[at]) is not None and checked[at].captions
+    }
     _keep_copies_together(selected, groups, problems)
-    return Selection(images=_merge(filter(None, selected)), split_from=split_from)
+    return Selection(images=_merge(selected.values()), split_from=split_from)
 
 
 def _selected(image: ListedImage, location: Location, split: str) -> SelectedImage:
@@ -168,25 +164,12 @@ def _named_by_place(image: ListedImage, found: Found | None, files: ImageFiles) 
     """If an image has no split, look for one in the name of its folder or archive."""
     if image.split or not found:
         return image
-    names = (slashed(image.file_name), found.name)
-    for split in map(split_in_folders, (name for name in names if not name.startswith("/"))):
-        if split:
-            return image._replace(split=split, split_from="folders")
-    if of_place := files.split_of(found.location):
+    name = slashed(image.file_name)
+    if not name.startswith("/") and (split := split_in_folders(name)):
+        return image._replace(split=split, split_from="folders")
+    if of_place := files.split_of(found):
         return image._replace(split=of_place[0], split_from=of_place[1])
     return image
-
-
-def _without_vehicles(images: Sequence[ListedImage], present: Container[str]) -> list[ListedImage]:
-    """Remove splits that are classes: beside folders `bus` and `car`, `train` is a vehicle."""
-    named = {image.split for image in images if image.split_from == "folders" and image.split}
-    outside = [image for image in images if not image.split and image.file_name in present]
-    if named == {"train"} and any(folders_of(image.file_name) for image in outside):
-        return [
-            image._replace(split=None) if image.split_from == "folders" else image
-            for image in images
-        ]
-    return list(images)
 
 
 def _with_words(image: ListedImage, problems: Problems) -> ListedImage:
@@ -203,125 +186,105 @@ def _with_words(image: ListedImage, problems: Problems) -> ListedImage:
     )
 
 
-def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) -> dict[str, Found]:
-    """Find images by name; report missing images and note images found by another name."""
-    rows = {image.file_name: image.row() for image in images}
-    originals = {
-        image.file_name: Found(image.file_name, image.location)
+def _find(
+    images: Sequence[ListedImage], files: ImageFiles, problems: Problems
+) -> list[Found | None]:
+    """Find each image by its name; report missing images and note images of another name."""
+    found = [
+        Found(image.file_name, image.location)
         if image.location
-        else files.find(image.file_name)
+        else files.find(image.file_name, image.split)
         for image in images
-    }
+    ]
     claims = Counter(
         place
         for _, place in {
-            (composed(name), original.location) for name, original in originals.items() if original
+            (composed(image.file_name), original.location)
+            for image, original in zip(images, found, strict=True)
+            if original
         }
     )
-    for name, original in originals.items():
+    reported: set[tuple[str, str | None]] = set()
+    for at, (image, original) in enumerate(zip(images, found, strict=True)):
+        name = image.file_name
         moved = original and folders_of(name) != folders_of(original.name)
         # A match in another folder is a guess. It is dropped if two names match the same image.
         if original and moved and folders_of(name) and claims[original.location] > 1:
-            originals[name] = original = None
+            found[at] = original = None
+        if (name, image.split) in reported:
+            continue
+        reported.add((name, image.split))
         if original is None:
-            problems.add("missing image", name + files.why_not(name), file=name, row=rows[name])
+            example = name + files.why_not(name, image.split)
+            problems.add("missing image", example, file=name, row=image.row())
         elif original.location.is_loose and moved and folders_of(name):  # not noted for archives
             found_as = f"{name} at {original.location.path}"
-            problems.note(_OTHER_NAMES, found_as, file=name, row=rows[name], remedy=_OTHER_REMEDY)
+            problems.note(_OTHER_NAMES, found_as, file=name, row=image.row(), remedy=_OTHER_REMEDY)
         elif composed(base_name(original.name)) != composed(base_name(name)):
             found_as = f"{name} is {original.name}"
-            problems.note(_OTHER_NAMES, found_as, file=name, row=rows[name], remedy=_OTHER_REMEDY)
+            problems.note(_OTHER_NAMES, found_as, file=name, row=image.row(), remedy=_OTHER_REMEDY)
     hint = f"searched {files}"
-    if any(map(is_web_address, originals)):
+    if any(is_web_address(image.file_name) for image in images):
         hint += "; download photos given by URL first"
     problems.explain("missing image", hint)
-    return {name: original for name, original in originals.items() if original}
+    return found
 
 
 def _assign(
     images: Sequence[ListedImage],
-    originals: Sequence[Found],
+    originals: Mapping[int, Found],
     groups: Sequence[Sequence[int]],
     fractions: Fractions | None,
     problems: Problems,
 ) -> tuple[list[str | None], str]:
     """Return the split of each image (None: leave it out), and the origin of the splits."""
     splits: list[str | None] = [image.split for image in images]
-    names = {split for split in splits if split}
-    origins = sorted({image.split_from for image in images if image.split})
+    origins = sorted({images[at].split_from for at in originals if splits[at]})
     split_from = f"from {' and '.join(origins)}"
     for group in groups:
         named = sorted({splits[index] or "" for index in group} - {""}, key=keep_rank)
         for index in group:
             if named and images[index].captions:
                 splits[index] = splits[index] or named[0]
-    drawn = [group for group in groups if not any(splits[index] for index in group)]
-    if fractions and names and not drawn:
-        drawn, fractions, split_from = _drawn_anew(groups, splits, names, fractions, split_from)
-        names = names if len(names) > 1 else set()
-    elif names and drawn and fractions:
-        shares = fractions.describe(len(drawn))
-        split_from += f"; {len(drawn):,} without one drawn, {shares}"
-    if fractions or not names:
-        shares = (fractions or Fractions()).describe(len(drawn))
-        keys = [
-            min((_key(images[index], originals[index]) for index in group), key=str)
-            for group in drawn
-        ]
-        for group, split in zip(drawn, (fractions or Fractions()).draw(keys), strict=True):
+    if fractions or not origins:
+        fractions = fractions or Fractions()
+        pool = [group for group in groups if {splits[index] for index in group} <= {None, "train"}]
+        for group in pool:
+            split = fractions.draw(_content(originals[group[0]]))
             for index in group:
                 splits[index] = split
-        split_from = split_from if names else f"drawn, {shares}"
-    for index in (index for index, split in enumerate(splits) if split is None):
-        name, row = images[index].file_name, images[index].row()
-        problems.note(_OUTSIDE, name, file=name, row=row, remedy=_OUTSIDE_REMEDY)
+        named_too = origins and len(pool) < len(groups)
+        split_from = (
+            f"{split_from}; rest drawn, {fractions}" if named_too else f"drawn, {fractions}"
+        )
+    for at in originals:
+        if splits[at] is None:
+            name, row = images[at].file_name, images[at].row()
+            problems.note(_OUTSIDE, name, file=name, row=row, remedy=_OUTSIDE_REMEDY)
     return splits, split_from
 
 
-def _drawn_anew(
-    groups: Sequence[Sequence[int]],
-    splits: Sequence[str | None],
-    names: Collection[str],
-    fractions: Fractions,
-    split_from: str,
-) -> tuple[list[Sequence[int]], Fractions, str]:
-    """Choose which images to draw the shares from, if every image already has a split.
-
-    If there is only one split, all images are drawn anew. If there are train and test but no val,
-    val is drawn from train.
-    """
-    if len(names) == 1:
-        return list(groups), fractions, ""
-    if "val" in names or "train" not in names:
-        raise ConfigError(
-            f"every image already has a split ({', '.join(sorted(names))} {split_from}): leave out "
-            "--val and --test"
-        )
-    train = [group for group in groups if splits[group[0]] == "train"]
-    return train, replace(fractions, test=0.0), f"{split_from}, val drawn from train"
-
-
-def _key(image: ListedImage, found: Found) -> int | str:
-    """Return the key that decides the drawn split: the id, or else the file name in NFC form."""
-    if image.id != image.file_name:
-        return image.id
-    name = composed(image.file_name)
-    return name if image_suffix(name) else name + image_suffix(found.name)
+def _content(found: Found) -> bytes:
+    """Return the bytes of a photo; if they cannot be read, which is reported later, its name."""
+    try:
+        return read_location(found.location)
+    except OSError:
+        return found.name.encode("utf-8", "surrogateescape")
 
 
 def _keep_copies_together(
-    selected: list[SelectedImage | None], groups: Sequence[Sequence[int]], problems: Problems
+    selected: dict[int, SelectedImage], groups: Sequence[Sequence[int]], problems: Problems
 ) -> None:
     """Leave out copies of a photo in all splits but one, the first by `keep_rank`; note copies."""
     for group in groups:
-        copies = [(index, image) for index in group if (image := selected[index])]
+        copies = [(index, image) for index in group if (image := selected.get(index))]
         if len(copies) < 2:
             continue
         keeper = min((image.split for _, image in copies), key=keep_rank)
         kept = next(image for _, image in copies if image.split == keeper)
         for index, image in copies:
             if image.split != keeper:
-                selected[index] = None
+                del selected[index]
                 example = f"{image.file_name} in {image.split} is {kept.file_name} in {keeper}"
                 kind, remedy = _TWO_SPLITS, _TWO_SPLITS_REMEDY
             elif image.location != kept.location:

@@ -6,12 +6,9 @@ Case does not matter. A year may follow, as in COCO's `val2014`.
 from __future__ import annotations
 
 import hashlib
-import math
-import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from captioner.errors import ConfigError
 
@@ -20,8 +17,9 @@ __all__ = [
     "Fractions",
     "keep_rank",
     "split_in_folders",
+    "split_in_stem",
     "split_named",
-    "splits_of_files",
+    "split_of_file",
 ]
 
 SPLIT_NAMES = {
@@ -39,9 +37,6 @@ SPLIT_NAMES = {
 
 _WITH_YEAR = re.compile(r"([a-z]+)[-_ ]?(?:19|20)\d\d")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
-_HUGGING_FACE_PART = re.compile(r".*-\d+-of-\d+")
-_NUMBERED = (".parquet", ".tar")  # suffixes of files whose name may be just a number
-_FOR_TEST = 200  # least number of images from which test is drawn by default
 
 
 def split_named(name: str) -> str | None:
@@ -64,39 +59,27 @@ def split_in_folders(path: str) -> str | None:
     return next(filter(None, map(split_named, path.split("/")[:-1])), None)
 
 
-def _split_in_stem(stem: str) -> str | None:
-    """Return the only split among the words of a file name, as in Flickr_8k.trainImages.txt."""
+def split_in_stem(stem: str) -> str | None:
+    """Return the only split among the words of a file name, as in captions_train2014.json."""
     splits = {SPLIT_NAMES.get(word.lower()) for word in _WORD.findall(stem)} - {None}
     return splits.pop() if len(splits) == 1 else None
 
 
-def splits_of_files(paths: Sequence[Path]) -> list[tuple[str, str] | None]:
-    """Return the split of each table or archive of a data set, with its origin.
+def split_of_file(path: Path, top: Path) -> tuple[str, str] | None:
+    """Return the split that a table or archive is named after, with its origin.
 
-    The split in a file's name is used if files beside it are named after other splits. Otherwise
-    the folders below the common folder of all files are searched.
+    Its own name comes first, then its folders below `top`. If its name is a number, as in
+    train/0000.parquet, the folder serves as its name.
     """
-    named = [_split_in_stem(path.stem) for path in paths]
-    beside = {
-        _split_in_stem(sibling.stem)
-        for path in paths
-        for sibling in path.parent.glob(f"*{path.suffix}")
-        if sibling.suffix == path.suffix
-    }
-    parents = [path.parent.resolve() for path in paths]
-    top = PurePath(os.path.commonpath(parents)) if parents else PurePath()
-    if not any(path.suffix not in _NUMBERED or path.stem.strip("0123456789") for path in paths):
-        top = top.parent  # train/0000.parquet: the folder serves as the name
-    splits: list[tuple[str, str] | None] = []
-    for path, parent, split in zip(paths, parents, named, strict=True):
-        below = PurePath(parent).relative_to(top) / path.name
-        if split and (beside - {split, None} or _HUGGING_FACE_PART.fullmatch(path.stem)):
-            splits.append((split, "file names"))
-        elif folder := split_in_folders(below.as_posix()):
-            splits.append((folder, "folders"))
-        else:
-            splits.append(None)
-    return splits
+    if split := split_in_stem(path.stem):
+        return split, "file names"
+    # A link keeps its name; its target may be named by a hash.
+    parent = path.parent.resolve()
+    if parent == top.resolve() and path.stem.isdecimal():
+        top = top.resolve().parent
+    below = parent.relative_to(top.resolve()) / path.name
+    folder = split_in_folders(below.as_posix())
+    return (folder, "folders") if folder else None
 
 
 def keep_rank(split: str) -> tuple[int, str]:
@@ -109,58 +92,24 @@ def keep_rank(split: str) -> tuple[int, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Fractions:
-    """The shares of a data set without splits that become val and test.
-
-    test: None means 0.1 for 200 images or more, else 0.
-    """
+    """The shares of photos for training that become val and test instead."""
 
     val: float = 0.1
-    test: float | None = None
+    test: float = 0.0
 
     def __post_init__(self) -> None:
-        test = self.test or 0
-        if not (0 <= self.val < 1 and 0 <= test < 1 and self.val + test < 1):
+        if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
             raise ConfigError(
                 f"--val is {self.val}, --test is {self.test}; they must be fractions from 0 to 1 "
                 "with a sum below 1"
             )
 
-    def test_of(self, count: int) -> float:
-        """Return the fraction of a data set of `count` images that becomes the test split."""
-        if self.test is None:
-            return min(0.1, (1 - self.val) / 2) if count >= _FOR_TEST else 0.0
-        return self.test
-
-    def describe(self, count: int) -> str:
+    def __str__(self) -> str:
         """Return the shares of train, val and test in percent: "80/10/10"."""
-        test = self.test_of(count)
-        shares = (1 - self.val - test, self.val, test)
+        shares = (1 - self.val - self.test, self.val, self.test)
         return "/".join(f"{100 * share:.3g}" for share in shares)
 
-    def draw(self, keys: Sequence[int | str]) -> list[str]:
-        """Draw the split of each image by a hash of its key.
-
-        An image keeps its split when other images are added or removed. Small data sets are an
-        exception, because val and test get at least half of their share, and at least one image, or
-        two if there are ten or more.
-        """
-        test = self.test_of(len(keys))
-        chances = [_chance(key) for key in keys]
-        vals = sum(chance < self.val for chance in chances)
-        tests = sum(chance < self.val + test for chance in chances) - vals
-        vals = max(vals, _least(self.val, len(keys)))
-        scored = vals + max(tests, _least(test, len(keys)))
-        splits = ["train"] * len(keys)
-        order = sorted(range(len(keys)), key=chances.__getitem__)
-        for rank, index in enumerate(order[:-1][:scored]):  # keeps one for train
-            splits[index] = "val" if rank < vals else "test"
-        return splits
-
-
-def _least(fraction: float, count: int) -> int:
-    return max(math.ceil(fraction * count / 2), 2 if count >= 10 else 1) if fraction else 0
-
-
-def _chance(key: int | str) -> float:
-    digest = hashlib.sha256(str(key).encode("utf-8", "surrogateescape")).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
+    def draw(self, content: bytes) -> str:
+        """Draw the split of a photo by a hash of its content, independent of all other photos."""
+        chance = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
+        return "val" if chance < self.val else "test" if chance < self.val + self.test else "train"

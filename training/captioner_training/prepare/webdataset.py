@@ -23,7 +23,7 @@ from captioner_training.prepare.columns import cell_captions
 from captioner_training.prepare.listing import ListedImage, Problems, read_text
 from captioner_training.prepare.locations import Location
 from captioner_training.prepare.originals import image_suffix
-from captioner_training.prepare.splits import splits_of_files
+from captioner_training.prepare.splits import split_of_file
 
 __all__ = ["has_captions", "read_shards"]
 
@@ -53,11 +53,15 @@ def has_captions(path: Path) -> bool:
     return False
 
 
-def read_shards(paths: Sequence[Path], problems: Problems) -> list[ListedImage]:
-    """Read photos and captions from tar and zip files. Raises DataError: a file is damaged."""
+def read_shards(paths: Sequence[Path], top: Path, problems: Problems) -> list[ListedImage]:
+    """Read photos and captions from tar and zip files below the folder `top`.
+
+    Raises DataError: a file is damaged.
+    """
     listed: list[ListedImage] = []
     shards: list[Path] = []  # of each listed image
-    for path, split in zip(paths, splits_of_files(paths), strict=True):
+    for path in paths:
+        split = split_of_file(path, top)
         try:
             samples = _read_samples(path)
         except _DAMAGE as error:
@@ -82,7 +86,7 @@ def read_shards(paths: Sequence[Path], problems: Problems) -> list[ListedImage]:
                 )
             )
             shards.append(path)
-    if len({(image.split, image.id) for image in listed}) < len(listed):
+    if len({image.id for image in listed}) < len(listed):
         return _with_paths(listed, shards)
     return listed
 

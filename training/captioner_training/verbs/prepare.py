@@ -80,11 +80,13 @@ def _add_source(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
         add("--images", nargs="+", default=[], metavar="PLACE",
             help="folders, tar or zip files, or globs of them; default: "
             "the folder of FILE")  # fmt: skip
-    group = parser.add_argument_group("splits to draw for images without a split")
+    group = parser.add_argument_group(
+        "splits to draw from the photos in train and those without a split"
+    )
     add = group.add_argument
-    add("--val", type=float, metavar="FRACTION", help="share of images for val; default: 0.1")
-    add("--test", type=float, metavar="FRACTION",
-        help="share of images for test; default: 0.1 with 200 or more images, else 0")  # fmt: skip
+    add("--val", type=float, metavar="FRACTION",
+        help="share for val; default: 0.1 if no photo has a split")  # fmt: skip
+    add("--test", type=float, metavar="FRACTION", help="share for test; default: 0")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
