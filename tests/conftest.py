@@ -25,6 +25,7 @@ from PIL import Image, ImageDraw
 
 from tests import launcher
 from tests.hub_server import Hub, running_hub
+from tests.processor.sitecustomize import force
 
 if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and needs no torch
     from torch import Tensor
@@ -98,14 +99,29 @@ SLOWEST = (
 )
 
 
+SLOW_LIMIT = 900  # seconds for a slow test; others have the timeout of pyproject.toml
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that makes tests independent of the processor."""
+    parser.addoption(
+        "--precision", choices=("float32", "bfloat16"), default="float32",
+        help="what automatic precision means on the CPU, whatever CPU it is",
+    )  # fmt: skip
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Start the process that forks commands before the workers, because they share it."""
+    force(config.getoption("precision"))
     if config.getoption("numprocesses", default=None):
         launcher.prepare()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slow tests and the files that take longest."""
+    """Limit the time of slow tests; begin with them and the files that take longest."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT))
 
     def place(item: pytest.Item) -> tuple[int, int]:
         test, file = item.name.partition("[")[0], item.path.as_posix()

@@ -36,7 +36,7 @@ from typing import Any
 from tests.mutants import mutate_this_process
 
 ROOT = Path(__file__).resolve().parent.parent
-PATH = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
+PATH = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving", "tests/processor"))
 _FORKED = {"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"}
 # An interpreter reads these once, when it starts.
 _FIXED = ("LANG", "LC_ALL", "LC_CTYPE", "LD_PRELOAD", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")

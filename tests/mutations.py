@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 2
 TIMEOUT = 300  # seconds for the tests of one mistake
 PASSING_TIMEOUT = 3600  # seconds for all tests without a mistake
-OPTIONS = ("-q", "-rfE", "--tb=no", "-p", "no:cacheprovider")
+OPTIONS = ("-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-p", "timeout")
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch._dynamo", "torchvision", "gradio", "nltk", "hypothesis"])
 

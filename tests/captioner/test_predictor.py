@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import io
 import math
 import os
@@ -25,6 +26,7 @@ from captioner import (
     ImageFormatError,
     ImageNotFoundError,
     ImageTooLargeError,
+    device,
 )
 from captioner.ahead import decode_ahead
 from captioner.checkpoint import Checkpoint
@@ -256,6 +258,8 @@ def test_bfloat16_where_the_cpu_has_it(
     cpuinfo: str, dtype: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(cpuinfo)
+    flags = inspect.unwrap(device._cpu_flags)  # tests/processor replaces it
+    monkeypatch.setattr(device, "_cpu_flags", flags)
     monkeypatch.setattr("captioner.device.Path", lambda _: tmp_path / "cpuinfo")
     monkeypatch.setattr("platform.system", lambda: "Linux")
     assert best_dtype(torch.device("cpu")) == (getattr(torch, dtype), reason)

@@ -95,8 +95,7 @@ def test_a_port_in_use_is_reported_before_the_model_is_loaded(
 
 def test_accepted_connections_send_small_answers_at_once() -> None:
     """Without TCP_NODELAY each answer on a kept connection waits 40 ms for the client's ACK."""
-    with _listen("127.0.0.1", 0) as listener:
-        with socket.create_connection(listener.getsockname()):
-            accepted, _ = listener.accept()
-            with accepted:
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
