@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from captioner_training.data import cache
-from captioner_training.data.cache import ResidentTensors
+from captioner_training.data import grids
+from captioner_training.data.grids import ResidentGrids
 from tests import launcher
 from tests.benchmarks import coco_scale, gpu, simulated_coco
 
@@ -38,7 +38,7 @@ def test_an_epoch_of_each_kind(
     *,
     resident: bool,
 ) -> None:
-    for module in (cache, simulated_coco):
+    for module in (grids, simulated_coco):
         monkeypatch.setattr(module, "fits_on_gpu", lambda *_: resident)
     monkeypatch.setattr("sys.argv", [*SMALL, "--simulate-coco", "--recipe", recipe])
     assert gpu.main() == 0
@@ -52,8 +52,8 @@ def test_an_epoch_of_each_kind(
 def test_repeated_grids_take_the_memory_of_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda *_: True)
     few = torch.arange(12, dtype=torch.float16).view(3, 2, 2)
-    images = simulated_coco.repeat(ResidentTensors(few), 7, 3)
-    assert isinstance(images, ResidentTensors)
+    images = simulated_coco.repeat(ResidentGrids(few), 7, 3)
+    assert isinstance(images, ResidentGrids)
     assert images.tensors.equal(few[[0, 1, 2, 0, 1, 2, 0]])
 
 
@@ -62,7 +62,7 @@ def test_images_that_do_not_fit_are_not_repeated(
 ) -> None:
     monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda size, _: size < 7 * 8)
     few = torch.arange(12, dtype=torch.float16).view(3, 2, 2)
-    images = simulated_coco.repeat(ResidentTensors(few), 7, 3)
+    images = simulated_coco.repeat(ResidentGrids(few), 7, 3)
     assert "do not fit" in capsys.readouterr().out
     (batch,) = images.batches([[5]], epoch=0)
     assert batch.equal(few[[2]])

@@ -50,7 +50,7 @@ from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import START, Vocabulary
 from captioner_serving.batch import caption_batch
-from captioner_training.data.dataset import Batch
+from captioner_training.data.batches import Batch
 from captioner_training.distributed import Processes
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.losses.objective import Objective

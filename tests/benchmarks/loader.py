@@ -17,9 +17,8 @@ import torch
 
 from captioner.archives import tar_members
 from captioner.vision.transform import Transform, TransformConfig
-from captioner_training.data.dataset import Augmentation, ImageDataset
 from captioner_training.data.images import CaptionedImage, ImageStore
-from captioner_training.data.loader import PixelSource
+from captioner_training.data.pixels import Augmentation, ImageDataset, PixelSource
 
 BATCH = 64
 

@@ -26,10 +26,10 @@ from captioner.vision.encoder import Encoder
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import ImageSource, StageBatches, stage_sampler
-from captioner_training.data.cache import ResidentTensors
 from captioner_training.data.corpus import Corpus
+from captioner_training.data.grids import ResidentGrids
 from captioner_training.data.images import CaptionedImage, ImageStore
-from captioner_training.data.loader import split_loader
+from captioner_training.data.pixels import split_loader
 from captioner_training.distributed import Processes
 from captioner_training.initialization import build_model, load_encoder
 from captioner_training.losses.table import stage_objectives
@@ -176,8 +176,8 @@ def repeat(source: ImageSource, count: int, distinct: int) -> ImageSource:
 
     Tensors on a GPU are repeated, so they take the memory of all images.
     """
-    tensors = grow(source.tensors, count) if isinstance(source, ResidentTensors) else None
-    return Repeated(source, distinct) if tensors is None else ResidentTensors(tensors)
+    tensors = grow(source.tensors, count) if isinstance(source, ResidentGrids) else None
+    return Repeated(source, distinct) if tensors is None else ResidentGrids(tensors)
 
 
 def grow(rows: Tensor, count: int) -> Tensor | None:

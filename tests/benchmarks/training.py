@@ -38,7 +38,7 @@ from captioner.paths import bundled_checkpoint
 from captioner.vision.encoder import Encoder, EncoderConfig
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import PAD, START, Vocabulary
-from captioner_training.data.dataset import Batch
+from captioner_training.data.batches import Batch
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes

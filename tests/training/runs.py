@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from captioner.checkpoint import Checkpoint
+from captioner_training.data.batches import Batch
 from captioner_training.data.captions import collate
-from captioner_training.data.dataset import Batch
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.evaluation.split import validate

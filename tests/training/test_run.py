@@ -25,7 +25,7 @@ from captioner.checkpoint import load_checkpoint
 from captioner.device import best_dtype
 from captioner.errors import ConfigError, GenerationError
 from captioner.vision.encoder import Encoder
-from captioner_training.data.dataset import Batch
+from captioner_training.data.batches import Batch
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes

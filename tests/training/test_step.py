@@ -19,7 +19,7 @@ from captioner.errors import ConfigError
 from captioner.generation.constraints import Constraints
 from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
-from captioner_training.data.dataset import Batch
+from captioner_training.data.batches import Batch
 from captioner_training.distributed import Processes
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
 from captioner_training.losses.cross_entropy import CrossEntropy

@@ -17,8 +17,7 @@ from captioner.cli import main
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import StageBatches, stage_sampler
-from captioner_training.data.dataset import ImageDataset
-from captioner_training.data.loader import PixelSource
+from captioner_training.data.pixels import ImageDataset, PixelSource
 from captioner_training.data.reading import read_corpus
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes

@@ -24,9 +24,9 @@ from captioner.device import best_dtype
 from captioner.files import writing
 from captioner.terminal import counted
 from captioner.vocabulary import Vocabulary
+from captioner_training.data.batches import Batch
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.corpus import OTHER_LANGUAGE, Corpus, unknown_share
-from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes, exit_silently
 from captioner_training.losses.objective import Objective
 from captioner_training.recipe import Recipe

@@ -9,10 +9,9 @@ from pathlib import Path
 from captioner.vision.encoder import Encoder
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.batches import ImageSource
-from captioner_training.data.dataset import Augmentation, ImageDataset
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.loader import PixelSource
+from captioner_training.data.pixels import Augmentation, ImageDataset, PixelSource
 from captioner_training.distributed import Processes
 from captioner_training.recipe import Recipe
 from captioner_training.step import dtype_of

@@ -23,7 +23,7 @@ from captioner.generation.sampling import draw
 from captioner.model import CaptionModel
 from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, Vocabulary
-from captioner_training.data.dataset import Batch
+from captioner_training.data.batches import Batch
 from captioner_training.distributed import Processes
 from captioner_training.losses.objective import (
     Captions,

@@ -18,12 +18,17 @@ from PIL import Image
 from captioner import DataError
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
-from captioner_training.data import loader as loader_module
+from captioner_training.data import pixels as loader_module
 from captioner_training.data.batches import BucketSampler, StageBatches, stage_sampler
 from captioner_training.data.captions import CaptionTable, collate
-from captioner_training.data.dataset import Augmentation, ImageDataset
 from captioner_training.data.images import CaptionedImage, ImageStore
-from captioner_training.data.loader import PixelSource, Workers, split_loader
+from captioner_training.data.pixels import (
+    Augmentation,
+    ImageDataset,
+    PixelSource,
+    Workers,
+    split_loader,
+)
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.distributed import Processes
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage

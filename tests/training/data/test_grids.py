@@ -22,7 +22,7 @@ from captioner.checkpoint import Checkpoint
 from captioner.errors import DataError, OutputError
 from captioner.files import writing
 from captioner.vision.transform import Transform
-from captioner_training.data import cache as cache_module
+from captioner_training.data import grids as grids_module
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.distributed import Processes
@@ -64,8 +64,8 @@ def images(tmp_path: Path) -> list[CaptionedImage]:
 @pytest.fixture
 def short_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make cache files of two images each."""
-    monkeypatch.setattr(cache_module, "IMAGES_A_FILE", 2)
-    monkeypatch.setattr(cache_module, "_BATCH", 2)
+    monkeypatch.setattr(grids_module, "IMAGES_A_FILE", 2)
+    monkeypatch.setattr(grids_module, "_BATCH", 2)
 
 
 def computed(
@@ -207,7 +207,7 @@ def test_errors_of_photos_and_files_are_explained(
     photo.write_bytes(whole)
     os.utime(photo, ns=(times.st_atime_ns, times.st_mtime_ns))
     with monkeypatch.context() as patch:
-        patch.setattr(cache_module, "replace_file", unwritable)
+        patch.setattr(grids_module, "replace_file", unwritable)
         with pytest.raises(OutputError, match="cannot be written: Input/output error"):
             computed(*arguments)
     computed(*arguments)

@@ -16,7 +16,7 @@ from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, DecoderOutput, build_decoder
 from captioner.generation.constraints import Constraints
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
-from captioner_training.data.dataset import Batch
+from captioner_training.data.batches import Batch
 from captioner_training.losses.cider import CiderD
 from captioner_training.losses.objective import Captions, Counts, TeacherForcedOutput
 from captioner_training.losses.self_critical import (

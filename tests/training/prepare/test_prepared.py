@@ -16,8 +16,8 @@ import pytest
 from captioner import DataError
 from captioner.cli import main
 from captioner.vision.transform import Transform, TransformConfig
-from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.manifest import Manifest
+from captioner_training.data.pixels import ImageDataset
 from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import write_scenes
 from captioner_training.lock import locked

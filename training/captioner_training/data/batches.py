@@ -7,20 +7,30 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from captioner.errors import ConfigError
 from captioner_training.data.captions import CaptionTable
-from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes
 from captioner_training.recipe import Recipe
 
-__all__ = ["BucketSampler", "ImageSource", "StageBatches", "stage_sampler"]
-
 _POOL = 24  # batches sorted together: more batches save padding, fewer are more random
+
+
+class Batch(NamedTuple):
+    """B images with up to K captions of up to T tokens.
+
+    images: pixels (B, 3, S, S) uint8, or grids (B, L, D) float16.
+    tokens: (B, K, T + 1) int64, start token first, padded with <pad>.
+    positions: the positions of the images in the training data.
+    """
+
+    images: Tensor
+    tokens: Tensor
+    positions: Sequence[int]
 
 
 class ImageSource(Protocol):

@@ -1,29 +1,56 @@
-"""Grids of a frozen encoder, computed once and cached as float16."""
+"""Grids of a frozen encoder, computed once as float16: cached in files, or in GPU memory."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+import math
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from captioner.errors import DataError
+from captioner.files import replace_file, writing
 from captioner.vision.encoder import Encoder, prepare_encoder
 from captioner.vision.transform import Transform
-from captioner_training.data.cache import CachedTensors, cache_paths
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.loader import Workers
+from captioner_training.data.pixels import Workers, split_loader
 from captioner_training.distributed import Processes
-
-__all__ = ["GRIDS_FILES", "CachedGrids"]
+from captioner_training.memory import fits_on_gpu
+from captioner_training.progress import show_progress
 
 GRIDS_FILES = "grids-*.f16"
 """Pattern of the names of cache files."""
 
+_BATCH = 32  # images that are computed at once; a file has whole batches
+IMAGES_A_FILE = 32 * _BATCH  # an interruption loses at most one file
 
-class CachedGrids(CachedTensors):
-    """The grids (N, L, D) of N images in files."""
+
+class CachedGrids:
+    """The grids (N, L, D) of N images, float16, in files.
+
+    The system keeps the files in memory while there is room. They are read, not mapped, because a
+    read error of a mapped file kills the process.
+
+    Args:
+        paths: the files, with IMAGES_A_FILE grids each; the last may have fewer.
+        shape: (N, L, D).
+        pinned: whether `batches` yields tensors in pinned memory, for fast copies to a GPU.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        shape: tuple[int, int, int],
+        *,
+        pinned: bool = False,
+    ) -> None:
+        self._paths, self.shape, self.pinned = list(paths), shape, pinned
+        self._per_file = IMAGES_A_FILE if len(paths) > 1 else shape[0]
 
     @classmethod
     def compute(
@@ -46,23 +73,127 @@ class CachedGrids(CachedTensors):
             DataError: an image cannot be read.
             OutputError: the disk is full, or the folder cannot be written.
         """
-
-        def encode(loader: Iterable[Tensor]) -> Iterator[Tensor]:
-            ready = prepare_encoder(copy.deepcopy(encoder), device=processes.device, dtype=dtype)
-            return _encode(ready, loader, transform, processes.device)
-
         side = transform.config.size // encoder.config.stride
-        settings = (encoder.config, transform.config, dtype)
-        weights = encoder.state_dict().values()
+        key = _cache_key(encoder, images, transform, dtype) if processes.main else ""
+        pattern = GRIDS_FILES.replace("*", processes.broadcast(key) + "-{:05d}")
         grids = cls(
-            cache_paths(
-                folder, GRIDS_FILES, images, *settings, processes=processes, weights=weights
-            ),
+            [folder / pattern.format(n) for n in range(-(-len(images) // IMAGES_A_FILE))],
             (len(images), side * side, encoder.channels()),
             pinned=processes.device.type == "cuda",
         )
-        grids.fill(images, transform, encode, task="encoding", processes=processes, workers=workers)
+        missing = processes.broadcast(grids._missing())
+        processes.main_alone(lambda: _make(folder))
+        if mine := missing[processes.rank :: processes.world]:
+            ready = prepare_encoder(copy.deepcopy(encoder), device=processes.device, dtype=dtype)
+            grids._write(mine, ready, images, transform, processes=processes, workers=workers)
+        processes.wait()
         return grids
+
+    def _missing(self) -> list[int]:
+        return [number for number, path in enumerate(self._paths) if not path.exists()]
+
+    def _write(
+        self,
+        files: Sequence[int],
+        encoder: Encoder,
+        images: Sequence[CaptionedImage],
+        transform: Transform,
+        *,
+        processes: Processes,
+        workers: Workers,
+    ) -> None:
+        """Encode the images of some files. A file gets its name only when it is complete."""
+        shares = [images[n * self._per_file : (n + 1) * self._per_file] for n in files]
+        images = [*chain.from_iterable(shares)]
+        loader = split_loader(images, transform, workers=workers, batch_size=_BATCH)
+        grids = _encode(encoder, loader, transform, processes.device)
+        with show_progress("encoding", len(images), quiet=not processes.main) as count:
+            for number, share in zip(files, shares, strict=True):
+                with replace_file(self._paths[number]) as file:
+                    for batch in islice(grids, -(-len(share) // _BATCH)):
+                        file.write(batch.numpy().tobytes())
+                        count(len(batch))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, indices: Sequence[int]) -> Tensor:
+        """Read the grids (B, L, D) of these images. Raises DataError."""
+        return self._read(indices, self._empty(len(indices), pinned=False))
+
+    def _empty(self, count: int, *, pinned: bool) -> Tensor:
+        return torch.empty((count, *self.shape[1:]), dtype=torch.float16, pin_memory=pinned)
+
+    def _read(self, indices: Sequence[int], tensors: Tensor) -> Tensor:
+        """Read into the rows of `tensors`."""
+        for index, row in zip(indices, tensors.numpy(), strict=True):
+            path, place = self._paths[index // self._per_file], index % self._per_file
+            try:
+                with path.open("rb") as file:
+                    file.seek(place * row.nbytes)
+                    if file.readinto(row) != row.nbytes:
+                        raise DataError(
+                            f"{path} is truncated: delete it and run the same command again"
+                        )
+            except OSError as error:
+                raise DataError(
+                    f"{path} cannot be read ({error.strerror}): delete it if it exists, and run "
+                    "the same command again"
+                ) from error
+        return tensors
+
+    def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:  # noqa: ARG002
+        """Yield the grids of each list of positions, reading one list ahead. Raises DataError."""
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            ahead = None
+            for positions in order:
+                empty = self._empty(len(positions), pinned=self.pinned)
+                ready, ahead = ahead, reader.submit(self._read, positions, empty)
+                if ready is not None:
+                    yield ready.result()
+            if ahead is not None:
+                yield ahead.result()
+
+    def resident(self, device: torch.device) -> ResidentGrids | None:
+        """Load the grids into GPU memory; None without a GPU, or if they do not fit."""
+        if not fits_on_gpu(2 * math.prod(self.shape), device):
+            return None
+        tensors = torch.empty(self.shape, dtype=torch.float16, device=device)
+        for first in range(0, len(self), IMAGES_A_FILE):
+            part = self[range(first, min(first + IMAGES_A_FILE, len(self)))]
+            tensors[first : first + len(part)] = part.to(device)
+        return ResidentGrids(tensors)
+
+
+class ResidentGrids:
+    """The grids (N, L, D) of N images in the memory of a device."""
+
+    def __init__(self, tensors: Tensor) -> None:
+        self.tensors = tensors
+
+    def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:  # noqa: ARG002
+        """Yield the grids of each list of positions."""
+        for positions in order:
+            index = torch.tensor(positions).to(self.tensors.device, non_blocking=True)
+            yield self.tensors.index_select(0, index)
+
+
+def _cache_key(
+    encoder: Encoder, images: Sequence[CaptionedImage], transform: Transform, dtype: torch.dtype
+) -> str:
+    """Return a hash of settings, weights and images that changes when an image is replaced."""
+    settings = (encoder.config, transform.config, dtype, IMAGES_A_FILE)
+    digest = hashlib.sha256(repr(settings).encode())
+    for tensor in encoder.state_dict().values():
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    for image in images:
+        digest.update(f"{image.store.mark(image.name)}/{image.name}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _make(folder: Path) -> None:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ from captioner.errors import DataError, ImageError
 from captioner.predictor import Captioner
 from captioner.trust.familiarity import pool
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.loader import split_loader
+from captioner_training.data.pixels import split_loader
 
 __all__ = ["auroc", "measure_familiarity", "pooled_grids"]
 

@@ -14,7 +14,7 @@ from captioner.predictor import Captioner
 from captioner.vision.encoder import Grid
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.loader import split_loader
+from captioner_training.data.pixels import split_loader
 from captioner_training.evaluation.calibration import ForcedTokens
 from captioner_training.evaluation.deletion import EffectMeans
 

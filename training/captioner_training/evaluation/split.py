@@ -16,11 +16,11 @@ from captioner.trust.consensus import Consensus
 from captioner.vision.encoder import Grid
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.cache import CachedTensors
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.captions import starts_of
+from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.loader import Workers, split_loader
+from captioner_training.data.pixels import Workers, split_loader
 from captioner_training.distributed import Processes
 from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.calibration import force_references
@@ -42,7 +42,7 @@ def caption_split(
     autocast: torch.autocast,
     workers: Workers = 2,
     no_bar: bool | None = None,
-    grids: tuple[CachedTensors, Sequence[int]] | None = None,
+    grids: tuple[CachedGrids, Sequence[int]] | None = None,
     after_batch: Callable[[Grid, Sequence[Captioned]], None] | None = None,
     consensus: Consensus | None = None,
 ) -> list[Captioned]:
@@ -107,7 +107,7 @@ def _encoded(
     *,
     autocast: torch.autocast,
     workers: Workers,
-    grids: tuple[CachedTensors, Sequence[int]] | None,
+    grids: tuple[CachedGrids, Sequence[int]] | None,
 ) -> Iterator[Grid]:
     """Yield the grids of images in batches, from the cache if there is one."""
     if grids is not None:
@@ -131,7 +131,7 @@ def validate(
     autocast: torch.autocast,
     processes: Processes,
     boxes: Path | None = None,
-    grids: CachedTensors | None = None,
+    grids: CachedGrids | None = None,
     together: Callable[[], None] | None = None,
 ) -> tuple[dict[str, float], list[Captioned]]:
     """Caption a split in all processes, and return the scores and all captions.

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from captioner.decoders.decoder import Decoder, DecoderOutput
 from captioner.vocabulary import PAD
+from captioner_training.data.batches import Batch
 from captioner_training.data.corpus import Corpus
-from captioner_training.data.dataset import Batch
 from captioner_training.recipe import Recipe
 
 __all__ = ["Captions", "Counts", "Objective", "SamplingObjective", "TeacherForcedOutput"]

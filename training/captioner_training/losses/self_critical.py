@@ -23,8 +23,8 @@ from captioner.decoders.decoder import Decoder
 from captioner.generation.constraints import Constraints
 from captioner.generation.sampling import Sampler, choose_likeliest, roll_out
 from captioner.vocabulary import END, PAD, UNK, Vocabulary
+from captioner_training.data.batches import Batch
 from captioner_training.data.corpus import Corpus
-from captioner_training.data.dataset import Batch
 from captioner_training.losses.cider import CiderD
 from captioner_training.losses.objective import SamplingObjective, TeacherForcedOutput
 from captioner_training.recipe import Recipe, SelfCritical
