@@ -79,12 +79,12 @@ class CaptionFields(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    image_url: str | None = None
-    model: str | None = None
+    image_url: Annotated[str, Field(max_length=8000)] | None = None
+    model: Annotated[str, Field(max_length=1000)] | None = None
     all_models: bool = False
     beam_size: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] | None = None
     captions: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
-    style: str | None = None
+    style: Annotated[str, Field(max_length=100)] | None = None
     attention: bool = False
     check_attention: bool = False
     minimum_trust: Annotated[float, Field(ge=0, le=1)] | None = None

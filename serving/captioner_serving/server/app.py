@@ -89,6 +89,8 @@ class Application:
         log: TextIO | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
+        for captioner in captioners:
+            captioner.check_trust(config.minimum_trust, setting="minimum_trust")
         self.metrics, self._config = Metrics(), config
         self._pool = PhotoPool(captioners[0], config, self.metrics)
         services = [

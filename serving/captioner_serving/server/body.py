@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ __all__ = [
     "decode_photo",
     "parse_object",
     "read_bare",
+    "read_body",
     "read_form",
     "read_json",
     "too_large",
@@ -46,6 +46,11 @@ _MOST_VALUES = 10_000  # commas in JSON; base64 has none
 _LONGEST_FIELD = 1 << 20  # bytes; enough for a record with the attention of all heads
 _SLACK = _LONGEST_FIELD + 16_384  # bytes besides the images: a record, boundaries and headers
 _SLOWEST = 50_000  # bytes per second that a client must send after the body timeout
+
+# The head of a data URL, which some clients send without "data:".
+_SCHEME = re.compile(
+    r"(?:data:)?(?:[\w.+-]{1,40}/[\w.+-]{1,80})?(?:;[\w=-]{1,40}){0,3},", re.ASCII | re.IGNORECASE
+)
 
 _BOUNDARY = re.compile(r"[ \w'()+,./:=?-]{1,70}", re.ASCII)  # RFC 2046
 _LONGEST_TYPE = 500  # characters; a longer one takes long to parse
@@ -197,7 +202,7 @@ async def read_bare(
 
     Errors as for `read_form`.
     """
-    uploads = [Upload(None, await request.body())]
+    uploads = [Upload(None, await read_body(request))]
     return _checked(uploads, dict(request.query_params), fields, max_bytes)
 
 
@@ -208,13 +213,19 @@ async def read_json(
 
     Errors as for `read_form`.
     """
-    values = parse_object(await request.body())
+    values = parse_object(await read_body(request))
     images = values.pop("image", None)
     images = images if isinstance(images, list) else [] if images is None else [images]
     if len(images) > max_files:
         raise RefusedError("upload-too-large", f"send at most {max_files} images in a request")
     files = [Upload(None, decode_photo(image)) for image in images]
+    del images
     return _checked(files, values, fields, max_bytes)
+
+
+async def read_body(request: Request) -> bytes:
+    """Read a body without keeping it, as `Request.body` would until the request is answered."""
+    return b"".join([chunk async for chunk in request.stream()])
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -234,15 +245,20 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def decode_photo(image: object) -> bytes:
-    """Decode a photo from base64 or a data URL.
+    """Decode a photo from base64 or a data URL, with or without line breaks and padding.
 
     Raises RefusedError: it is neither.
     """
-    if isinstance(image, str):
-        with contextlib.suppress(ValueError):
-            coded = image.partition(",")[2] if image.startswith("data:") else image
-            return base64.b64decode(coded, validate=True)
-    raise RefusedError("bad-request", "'image' must be base64 or a data URL")
+    try:
+        if not isinstance(image, str):
+            raise ValueError
+        scheme = _SCHEME.match(image)
+        coded = image[scheme.end() if scheme else 0 :].encode("ascii")
+        coded = coded.translate(None, b" \t\r\n").rstrip(b"=")
+        coded += b"=" * (-len(coded) % 4)
+        return base64.b64decode(coded, validate=True)
+    except ValueError as error:
+        raise RefusedError("bad-request", "'image' must be base64 or a data URL") from error
 
 
 def _checked(

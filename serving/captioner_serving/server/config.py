@@ -51,6 +51,8 @@ class ServerConfig:
     trusted_proxies: tuple[str, ...] = ()  # addresses and networks
     frame_ancestors: tuple[str, ...] = ()  # origins that may embed the page
     allowed_origins: tuple[str, ...] = ()  # origins that may call the API (CORS)
+    # Captions with less trust are errors.
+    minimum_trust: Annotated[float, Interval(ge=0, le=1)] | None = None
     allow_urls: bool = False  # caption photos by URL, from public hosts
     mcp: bool = False  # serve MCP
     mcp_folder: Path | None = None  # photos that MCP clients may name by path

@@ -10,22 +10,24 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
+from pydantic_core import PydanticCustomError
 
 from captioner import __version__
-from captioner.predictor import Captioner
-from captioner_serving.server.api import LINES, services_of
-from captioner_serving.server.problems import RefusedError
+from captioner_serving.server.api import LINES
 from captioner_serving.server.prompt import (
     Answer,
     Message,
+    Photos,
     Prompt,
+    Text,
     answer,
     current_turn,
+    model_names,
     named_service,
     read_fields,
 )
@@ -50,36 +52,38 @@ _DETAILS = {
 }
 
 
+def _check_format(value: object) -> object:
+    if value in (None, "", "json") or isinstance(value, dict):
+        return value
+    raise PydanticCustomError("format", "it should be 'json' or a JSON schema")
+
+
 class Fields(BaseModel):
     """The fields that /api/generate and /api/chat share."""
 
     model: str | None = None
     stream: bool | None = True
-    format: Literal["", "json"] | dict[str, Any] | None = None
+    format: Annotated[Any, AfterValidator(_check_format)] = None
 
-    def to_prompt(self, text: str, images: tuple[str, ...]) -> Prompt:
-        """Return the prompt.
-
-        Raises RefusedError: the format is a JSON schema.
-        """
-        if isinstance(self.format, dict):
-            raise RefusedError("bad-request", "format: JSON schemas are not supported; use 'json'")
-        return Prompt(model=self.model, text=text, images=images, is_json=self.format == "json")
+    def to_prompt(self, images: tuple[bytes | str, ...]) -> Prompt:
+        """Return the prompt."""
+        schema = self.format if isinstance(self.format, dict) else None
+        return Prompt(model=self.model, images=images, is_json=self.format == "json", schema=schema)
 
 
 class GenerateFields(Fields):
     """The fields of POST /api/generate."""
 
-    prompt: str | None = None
-    images: tuple[str, ...] | None = None
+    prompt: Text = ""
+    images: Photos = ()
 
 
 class ChatMessage(BaseModel):
     """A message of POST /api/chat."""
 
-    role: str
-    content: str | None = None
-    images: tuple[str, ...] | None = None
+    role: str = "user"
+    content: Text = ""
+    images: Photos = ()
 
 
 class ChatFields(Fields):
@@ -101,7 +105,7 @@ async def generate(request: Request) -> Response:
     fields = await read_fields(request, GenerateFields)
     if not fields.prompt and not fields.images:
         return _loaded(request, fields, {"response": ""})
-    reply = await answer(request, fields.to_prompt(fields.prompt or "", fields.images or ()))
+    reply = await answer(request, fields.to_prompt(fields.images))
     return _respond(reply, fields, lambda text: {"response": text})
 
 
@@ -111,11 +115,8 @@ async def chat(request: Request) -> Response:
     fields = await read_fields(request, ChatFields)
     if not fields.messages:
         return _loaded(request, fields, _message(""))
-    messages = [
-        Message(role=message.role, text=message.content or "", images=message.images or ())
-        for message in fields.messages
-    ]
-    reply = await answer(request, fields.to_prompt(*current_turn(messages)))
+    messages = [Message(role=item.role, images=item.images) for item in fields.messages]
+    reply = await answer(request, fields.to_prompt(current_turn(messages)))
     return _respond(reply, fields, _message)
 
 
@@ -124,7 +125,7 @@ def _message(text: str) -> dict[str, Any]:
 
 
 def _loaded(request: Request, fields: Fields, content: dict[str, Any]) -> Response:
-    name = named_service(request, fields.model).captioner.name
+    name, _ = named_service(request, fields.model)
     return JSONResponse({**_head(name), **content, "done": True, "done_reason": "load"})
 
 
@@ -137,15 +138,14 @@ def _respond(reply: Answer, fields: Fields, content: Callable[[str], dict[str, A
         "load_duration": 0,
         "prompt_eval_count": 0,
         "prompt_eval_duration": 0,
-        "eval_count": len(reply.pieces),
+        "eval_count": reply.tokens,
         "eval_duration": nanoseconds,
     }
     if fields.stream is False:
         return JSONResponse({**head, **content(reply.text), **end})
 
     async def lines() -> AsyncIterator[str]:
-        for piece in reply.pieces:
-            yield json.dumps({**head, **content(piece), "done": False}) + "\n"
+        yield json.dumps({**head, **content(reply.text), "done": False}) + "\n"
         yield json.dumps({**head, **content(""), **end}) + "\n"
 
     return StreamingResponse(lines(), media_type=LINES)
@@ -162,7 +162,7 @@ def _head(model: str) -> dict[str, str]:
 @router.get("/api/ps")
 async def tags(request: Request) -> dict[str, Any]:
     """List the models, which are all loaded."""
-    return {"models": [_model(service.captioner) for service in services_of(request).values()]}
+    return {"models": [_model(request, name) for name in model_names(request)]}
 
 
 @router.post("/api/show")
@@ -187,13 +187,14 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
-def _model(captioner: Captioner) -> dict[str, Any]:
-    name = f"{captioner.name}:latest"
+def _model(request: Request, name: str) -> dict[str, Any]:
+    version = named_service(request, name)[1].captioner.version
+    name = f"{name}:latest"
     return {
         "name": name,
         "model": name,
         "modified_at": _STARTED,
         "size": 0,
-        "digest": hashlib.sha256(f"{name} {captioner.version}".encode()).hexdigest(),
+        "digest": hashlib.sha256(f"{name} {version}".encode()).hexdigest(),
         "details": _DETAILS,
     }

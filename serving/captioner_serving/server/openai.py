@@ -1,4 +1,4 @@
-"""The protocol of OpenAI: /v1/chat/completions and /v1/models.
+"""The protocol of OpenAI: /v1/chat/completions, /v1/responses and /v1/models.
 
 See https://platform.openai.com/docs/api-reference/chat. Fields for language models, such as
 `temperature` and `tools`, are ignored.
@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
-from captioner_serving.server.api import services_of
-from captioner_serving.server.problems import RefusedError
 from captioner_serving.server.prompt import (
     Answer,
     Message,
+    Photo,
     Prompt,
+    Text,
     answer,
     current_turn,
+    model_names,
     named_service,
     read_fields,
 )
@@ -35,40 +37,59 @@ router = APIRouter(include_in_schema=False)
 _STARTED = int(time.time())
 
 
-class ImageURL(BaseModel):
-    """The photo of a part: a data URL or a URL."""
+def _to_parts(value: object) -> object:
+    """Convert a text or one part to a list of parts."""
+    if isinstance(value, str):
+        value = {"type": "text", "text": value}
+    value = [value] if isinstance(value, dict) else value
+    if isinstance(value, list):
+        return [{"text": part} if isinstance(part, str) else part for part in value]
+    raise PydanticCustomError("parts", "it should be a text or a list of parts")
 
-    url: str
+
+def _to_messages(value: object) -> object:
+    """Convert the input of /v1/responses, a text or a list, to messages."""
+    return [{"content": value}] if isinstance(value, str) else value
 
 
 class Part(BaseModel):
     """A part of a message: text or a photo."""
 
-    type: str
-    text: str = ""
-    image_url: ImageURL | str | None = None
+    text: Text = ""
+    image_url: Photo | None = None
 
 
 class ChatMessage(BaseModel):
     """A message of a chat."""
 
-    role: str
-    content: str | tuple[Part, ...] | None = None
+    role: str = "user"
+    content: Annotated[tuple[Part, ...], BeforeValidator(_to_parts)] = ()
 
     def message(self) -> Message:
         """Convert the message to a `Message` of prompt.py."""
-        if not isinstance(self.content, tuple):
-            return Message(role=self.role, text=self.content or "")
-        text = "\n".join(part.text for part in self.content if part.text)
-        urls = [part.image_url for part in self.content if part.image_url is not None]
-        images = tuple(url.url if isinstance(url, ImageURL) else url for url in urls)
-        return Message(role=self.role, text=text, images=images)
+        images = tuple(part.image_url for part in self.content if part.image_url is not None)
+        return Message(role=self.role, images=images)
+
+
+class Schema(BaseModel):
+    """A JSON schema, with its name."""
+
+    content: dict[str, Any] = Field(default_factory=dict, alias="schema")
 
 
 class ResponseFormat(BaseModel):
-    """The form of the answer."""
+    """The form of the answer; /v1/responses has the schema in `schema`."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: Schema = Schema()
+    content: dict[str, Any] = Field(default_factory=dict, alias="schema")
+
+    def to_prompt(self, model: str | None, messages: Sequence[ChatMessage]) -> Prompt:
+        """Return the prompt of a chat."""
+        schema = (self.content or self.json_schema.content) if self.type == "json_schema" else None
+        images = current_turn([message.message() for message in messages])
+        is_json = self.type == "json_object"
+        return Prompt(model=model, images=images, is_json=is_json, schema=schema)
 
 
 class StreamOptions(BaseModel):
@@ -84,27 +105,14 @@ class Fields(BaseModel):
     messages: tuple[ChatMessage, ...]
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-
-    def to_prompt(self) -> Prompt:
-        """Return the prompt.
-
-        Raises RefusedError: the format is a JSON schema.
-        """
-        form = "text" if self.response_format is None else self.response_format.type
-        if form == "json_schema":
-            raise RefusedError(
-                "bad-request", "response_format: JSON schemas are not supported; use 'json_object'"
-            )
-        text, images = current_turn([message.message() for message in self.messages])
-        return Prompt(model=self.model, text=text, images=images, is_json=form == "json_object")
+    response_format: ResponseFormat = ResponseFormat()
 
 
 @router.post("/v1/chat/completions")
 async def complete(request: Request) -> Response:
     """Answer the last turn of a chat."""
     fields = await read_fields(request, Fields)
-    reply = await answer(request, fields.to_prompt())
+    reply = await answer(request, fields.response_format.to_prompt(fields.model, fields.messages))
     head = {
         "id": f"chatcmpl-{request_info(request.scope).id}",
         "created": int(time.time()),
@@ -121,7 +129,7 @@ async def complete(request: Request) -> Response:
 
 
 async def _events(reply: Answer, head: dict[str, Any], *, with_usage: bool) -> AsyncIterator[str]:
-    """Yield server-sent events: role, words, end, usage."""
+    """Yield server-sent events: role, text, end, usage."""
 
     def event(choices: list[dict[str, Any]], **members: Any) -> str:
         chunk = {**head, "object": "chat.completion.chunk", "choices": choices, **members}
@@ -131,8 +139,7 @@ async def _events(reply: Answer, head: dict[str, Any], *, with_usage: bool) -> A
         return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}]
 
     yield event(choice({"role": "assistant", "content": ""}))
-    for piece in reply.pieces:
-        yield event(choice({"content": piece}))
+    yield event(choice({"content": reply.text}))
     yield event(choice({}, "stop"))
     if with_usage:
         yield event([], usage=_usage(reply))
@@ -140,8 +147,67 @@ async def _events(reply: Answer, head: dict[str, Any], *, with_usage: bool) -> A
 
 
 def _usage(reply: Answer) -> dict[str, int]:
-    count = len(reply.pieces)
-    return {"prompt_tokens": 0, "completion_tokens": count, "total_tokens": count}
+    return {"prompt_tokens": 0, "completion_tokens": reply.tokens, "total_tokens": reply.tokens}
+
+
+# Responses
+
+
+class TextOptions(BaseModel):
+    """The member `text` of POST /v1/responses."""
+
+    format: ResponseFormat = ResponseFormat()
+
+
+class ResponseFields(BaseModel):
+    """The fields of POST /v1/responses."""
+
+    model: str | None = None
+    input: Annotated[tuple[ChatMessage, ...], BeforeValidator(_to_messages)]
+    stream: bool = False
+    text: TextOptions = TextOptions()
+
+
+@router.post("/v1/responses")
+async def respond(request: Request) -> Response:
+    """Answer the last turn of a chat, in the form of OpenAI's newer API."""
+    fields = await read_fields(request, ResponseFields)
+    reply = await answer(request, fields.text.format.to_prompt(fields.model, fields.input))
+    identifier = request_info(request.scope).id
+    part = {"type": "output_text", "text": reply.text, "annotations": []}
+    item = {
+        "id": f"msg_{identifier}", "type": "message", "status": "completed", "role": "assistant",
+        "content": [part],
+    }  # fmt: skip
+    counts = {"input_tokens": 0, "output_tokens": reply.tokens, "total_tokens": reply.tokens}
+    details: dict[str, Any] = {
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 0},
+    }
+    whole = {
+        "id": f"resp_{identifier}", "object": "response", "created_at": int(time.time()),
+        "status": "completed", "model": reply.model, "output": [item], "tools": [],
+        "tool_choice": "auto", "parallel_tool_calls": False, "usage": counts | details,
+    }  # fmt: skip
+    if not fields.stream:
+        return JSONResponse(whole)
+    at = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+    empty = part | {"text": ""}
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": whole | {"status": "in_progress", "output": []}},
+        {"type": "response.output_item.added", "output_index": 0, "item": item | {"content": []}},
+        {"type": "response.content_part.added", **at, "part": empty},
+        {"type": "response.output_text.delta", **at, "delta": reply.text, "logprobs": []},
+        {"type": "response.output_text.done", **at, "text": reply.text, "logprobs": []},
+        {"type": "response.content_part.done", **at, "part": part},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": whole},
+    ]
+    lines = [
+        f"event: {event['type']}\ndata: {json.dumps({**event, 'sequence_number': number})}\n\n"
+        for number, event in enumerate(events)
+    ]
+    return Response("".join(lines), media_type="text/event-stream")
 
 
 # Models
@@ -150,13 +216,13 @@ def _usage(reply: Answer) -> dict[str, int]:
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
     """List the models."""
-    return {"object": "list", "data": [_model(name) for name in services_of(request)]}
+    return {"object": "list", "data": [_model(name) for name in model_names(request)]}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
     """Describe a model."""
-    return _model(named_service(request, name).captioner.name)
+    return _model(named_service(request, name)[0])
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ __all__ = [
     "PROBLEM_TYPE",
     "BusyError",
     "ClosedError",
+    "LowTrustError",
     "MemoryShortError",
     "PhotoFailedError",
     "RefusedError",
@@ -93,6 +94,13 @@ class PhotoFailedError(ImageError):
     title = "The server failed on this image"
 
 
+class LowTrustError(ImageError):
+    """The caption has less trust than the server's minimum."""
+
+    type = "low-trust"
+    title = "The caption is probably wrong"
+
+
 class MemoryShortError(ImageError):
     """There was not enough memory for the photo or request."""
 
@@ -104,6 +112,14 @@ class MemoryShortError(ImageError):
     ) -> None:
         super().__init__(detail)
 
+
+_MOST_REASONS = 5
+_EXPECTED = {
+    "model_type": "it should be an object",
+    "dict_type": "it should be an object",
+    "list_type": "it should be a list",
+    "tuple_type": "it should be a list",
+}
 
 # The status of errors that are not a RefusedError; the first match counts.
 _STATUS: tuple[tuple[type[CaptionerError], int], ...] = (
@@ -126,9 +142,24 @@ def bad_fields(errors: Iterable[Mapping[str, Any]]) -> ConfigError:
     """Return an error that names the fields that pydantic refuses, with their values."""
     reasons = []
     for item in errors:
-        name, value, text = str(item["loc"][-1])[:40], str(item["input"])[:40], str(item["msg"])
-        reasons.append(f"{name} is {value!r}: {text.replace('Input should', 'it should')}")
+        name, kind = ".".join(str(part)[:40] for part in item["loc"][-4:]), str(item["type"])
+        if kind == "missing":
+            reasons.append(f"{name} is missing")
+        elif kind == "string_too_long":
+            limit = item["ctx"]["max_length"]
+            reasons.append(f"{name} has {len(item['input']):,} characters; the limit is {limit:,}")
+        else:
+            text = _EXPECTED.get(kind) or str(item["msg"]).replace("Input should", "it should")
+            reasons.append(f"{name} is {_shown(item['input'])}: {text}")
+        if len(reasons) == _MOST_REASONS:
+            break
     return ConfigError("; ".join(reasons))
+
+
+def _shown(value: object) -> str:
+    """Return the beginning of a value, without Python's names for JSON's types."""
+    names = {dict: "an object", list: "a list", tuple: "a list", type(None): "null"}
+    return names.get(type(value)) or repr(str(value)[:40])
 
 
 def bad_call(errors: Sequence[Mapping[str, Any]]) -> RefusedError:

@@ -1,39 +1,73 @@
 """Answer a prompt with a photo: the common part of the protocols of Ollama and OpenAI.
 
-The model writes captions and cannot follow instructions. The prompt only selects the answer: the
-sentence, or its keywords.
+The model writes captions and cannot follow instructions, so prompts are ignored. A second model
+name answers with keywords.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from captioner.caption import Caption
 from captioner.paths import is_web_address
 from captioner_serving.batch.wording import sentence
 from captioner_serving.decoding.decoded import Readable
 from captioner_serving.server.api import services_of, while_connected
-from captioner_serving.server.body import decode_photo, parse_object, too_large
+from captioner_serving.server.body import decode_photo, parse_object, read_body, too_large
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
 from captioner_serving.server.problems import NO_URLS, RefusedError, bad_fields
 from captioner_serving.server.request import client_of, request_info
 from captioner_serving.server.service import CaptionService
 
-__all__ = ["Answer", "Message", "Prompt", "answer", "current_turn", "named_service", "read_fields"]
+__all__ = [
+    "KEYWORDS",
+    "Answer",
+    "Message",
+    "Photo",
+    "Photos",
+    "Prompt",
+    "Text",
+    "answer",
+    "current_turn",
+    "model_names",
+    "named_service",
+    "read_fields",
+]
 
 Fields = TypeVar("Fields", bound=BaseModel)
 
-_KEYWORDS = re.compile(r"(?<!\bno )(?<!\bwithout )\b(keyword|tag|label)s?\b", re.IGNORECASE)
+KEYWORDS = "captioner-keywords"
+"""The model name that answers with the keywords of the first model."""
+
 _ANY_MODEL = (None, "", "null")  # TagGUI sends "null"
+
+
+def _decode(image: object) -> object:
+    if isinstance(image, dict) and "url" in image:  # OpenAI's image_url
+        image = image["url"]
+    if isinstance(image, str) and is_web_address(image):
+        return image
+    return decode_photo(image)
+
+
+Text = Annotated[str, Field(max_length=20_000)]
+"""A text of a prompt."""
+
+Photo = Annotated[bytes | str, BeforeValidator(_decode)]
+"""A photo, decoded from base64, or its URL."""
+
+Photos = Annotated[
+    tuple[Photo, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+]
+"""The photos of a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +75,11 @@ class Message:
     """A message of a chat.
 
     role: "system", "user", "assistant" or "tool".
-    text: the text.
-    images: the photos, each in base64, as a data URL or a URL.
+    images: the photos, each as bytes or a URL.
     """
 
     role: str
-    text: str = ""
-    images: tuple[str, ...] = ()
+    images: tuple[bytes | str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +87,15 @@ class Prompt:
     """A prompt of a client.
 
     model: the name of the model, from the client.
-    text: the user's text.
-    images: the user's photos, each in base64, as a data URL or a URL.
+    images: the user's photos, each as bytes or a URL.
     is_json: the answer must be a JSON object.
+    schema: the JSON schema of that object, or None.
     """
 
     model: str | None
-    text: str
-    images: Sequence[str]
+    images: Sequence[bytes | str]
     is_json: bool = False
+    schema: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,53 +112,67 @@ class Answer:
     seconds: float
 
     @property
-    def pieces(self) -> list[str]:
-        """The text split into words, for a stream."""
-        return re.findall(r"\s*\S+", self.text) if self.text else []
+    def tokens(self) -> int:
+        """The number of words."""
+        return len(self.text.split())
 
 
 async def read_fields(request: Request, fields: type[Fields]) -> Fields:
-    """Read a JSON body with any Content-Type.
+    """Read a JSON body with any Content-Type; null members of objects count as absent.
 
     Raises RefusedError: the queue is full (checked first), the body is not a JSON object, or a
         field has a wrong type.
     """
     next(iter(services_of(request).values())).require_room(client_of(request.scope))
-    values = parse_object(await request.body())
     try:
-        return fields.model_validate(values)
+        return fields.model_validate(_without_nulls(parse_object(await read_body(request))))
     except ValidationError as error:
         raise RefusedError("bad-request", bad_fields(error.errors()).detail) from None
 
 
-def current_turn(messages: Sequence[Message]) -> tuple[str, tuple[str, ...]]:
-    """Return the text and the photos of the user's last turn.
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(member) for key, member in value.items() if member is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
-    A turn may have several messages, such as one with the photo and one with the text. If it has no
-    photos, those of the last earlier message with photos are returned.
-    """
+
+def current_turn(messages: Sequence[Message]) -> tuple[bytes | str, ...]:
+    """Return the photos of the user's last turn, or else of the last message with photos."""
     last = max(
         (at for at, message in enumerate(messages) if message.role == "assistant"), default=-1
     )
     turn = [message for message in messages[last + 1 :] if message.role == "user"]
-    text = "\n".join(message.text for message in turn)
     images = tuple(image for message in turn for image in message.images)
     earlier = (message.images for message in reversed(messages[: last + 1]) if message.images)
-    return text, images or next(earlier, ())
+    return images or next(earlier, ())
 
 
-def named_service(request: Request, name: str | None) -> CaptionService:
-    """Return the service of a model, by NAME or NAME:latest.
+def model_names(request: Request) -> list[str]:
+    """Return the names of the models, with `KEYWORDS` if the first one has trust."""
+    services = services_of(request)
+    has_trust = next(iter(services.values())).captioner.trust is not None
+    return [*services, *([KEYWORDS] if has_trust else [])]
 
-    Raises RefusedError: there is no such model.
+
+def named_service(request: Request, name: str | None) -> tuple[str, CaptionService]:
+    """Return the name and the service of a model, by NAME or NAME:latest.
+
+    Raises:
+        RefusedError: there is no such model.
+        ConfigError: keywords are requested, and the first model has no trust.
     """
     services = services_of(request)
+    first = next(iter(services.values()))
     if name in _ANY_MODEL:
-        return next(iter(services.values()))
+        return first.captioner.name, first
     for candidate in (name, name.removesuffix(":latest")):
         if candidate in services:
-            return services[candidate]
-    raise RefusedError("no-such-model", f"model {name[:40]!r} not found: use {', '.join(services)}")
+            return candidate, services[candidate]
+        if candidate == KEYWORDS:
+            first.captioner.check_trust(0, setting=KEYWORDS)
+            return candidate, first
+    names = ", ".join(model_names(request))
+    raise RefusedError("no-such-model", f"model {name[:40]!r} not found: use {names}")
 
 
 async def answer(request: Request, prompt: Prompt) -> Answer:
@@ -136,10 +182,10 @@ async def answer(request: Request, prompt: Prompt) -> Answer:
         RefusedError: there is no such model, or not exactly one photo.
         CaptionerError: see CaptionService.caption_one.
     """
-    service = named_service(request, prompt.model)
-    is_keywords = _KEYWORDS.search(prompt.text) is not None
-    if is_keywords:
-        service.captioner.check_trust(0)
+    name, service = named_service(request, prompt.model)
+    lists = _check_schema(prompt.schema) if prompt.schema is not None else {}
+    if any(lists.values()):
+        service.captioner.check_trust(0, setting="a list of keywords")
     photo = _photo(service.config, prompt.images)
     start = time.monotonic()
     work = service.caption_one(
@@ -147,35 +193,61 @@ async def answer(request: Request, prompt: Prompt) -> Answer:
     )
     caption = await while_connected(request, work)
     request_info(request.scope).is_reported = True
-    write = _keywords if is_keywords else _sentence
-    text = write(caption, is_json=prompt.is_json)
-    return Answer(model=service.captioner.name, text=text, seconds=time.monotonic() - start)
+    is_keywords = name == KEYWORDS
+    keywords = caption.keywords()
+    text = ", ".join(keywords) if is_keywords else sentence(caption.text)
+    if lists:
+        filled = {name: keywords if is_list else text for name, is_list in lists.items()}
+        text = json.dumps(filled)
+    elif prompt.is_json:
+        text = json.dumps(
+            {"labels": _labels(caption, keywords)} if is_keywords else {"caption": text}
+        )
+    return Answer(model=name, text=text, seconds=time.monotonic() - start)
 
 
-def _photo(config: ServerConfig, images: Sequence[str]) -> bytes | Readable:
+def _check_schema(schema: dict[str, Any]) -> dict[str, bool]:
+    """Return the properties of a JSON schema, and whether each is a list of keywords.
+
+    Raises RefusedError: it has other properties than one text and one list of texts.
+    """
+    properties = schema.get("properties")
+    lists: dict[str, bool] = {}
+    for name, form in properties.items() if isinstance(properties, dict) else ():
+        form = form if isinstance(form, dict) else {}
+        items = form.get("items")
+        is_list = form.get("type") == "array"
+        is_text = form.get("type") == "string" or (
+            is_list and isinstance(items, dict) and items.get("type") == "string"
+        )
+        if not is_text or "enum" in form or is_list in lists.values():
+            lists = {}
+            break
+        lists[name] = is_list
+    if not lists:
+        raise RefusedError(
+            "bad-request",
+            "the JSON schema cannot be filled: use an object with one text, one list of texts "
+            "(keywords), or both",
+        )
+    return lists
+
+
+def _photo(config: ServerConfig, images: Sequence[bytes | str]) -> bytes | Readable:
     if len(images) != 1:
         count = "no image" if not images else f"{len(images)} images"
         raise RefusedError("bad-request", f"the prompt has {count}; send exactly one")
-    if not is_web_address(images[0]):
-        photo = decode_photo(images[0])
-        if len(photo) > config.max_upload:
-            raise too_large(config.max_upload)
-        return photo
-    if not config.allow_urls:
-        raise RefusedError("forbidden", NO_URLS)
-    return WebPhoto(images[0], config.max_upload)
+    (photo,) = images
+    if isinstance(photo, str):
+        if not config.allow_urls:
+            raise RefusedError("forbidden", NO_URLS)
+        return WebPhoto(photo, config.max_upload)
+    if len(photo) > config.max_upload:
+        raise too_large(config.max_upload)
+    return photo
 
 
-def _sentence(caption: Caption, *, is_json: bool) -> str:
-    text = sentence(caption.text)
-    return json.dumps({"caption": text}) if is_json else text
-
-
-def _keywords(caption: Caption, *, is_json: bool) -> str:
-    """Return the keywords, separated by commas, or as JSON in the form that PhotoPrism expects."""
-    keywords = caption.keywords()
-    if not is_json:
-        return ", ".join(keywords)
+def _labels(caption: Caption, keywords: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the keywords in the form that PhotoPrism expects."""
     trusts = {word.text.lower(): word.trust for word in caption.words}
-    labels = [{"name": name, "confidence": round(trusts[name] or 0, 4)} for name in keywords]
-    return json.dumps({"labels": labels})
+    return [{"name": name, "confidence": round(trusts[name] or 0, 4)} for name in keywords]

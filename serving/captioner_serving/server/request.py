@@ -45,6 +45,7 @@ _ROUTES = [
         "/api/tags": r"/api/(tags|ps)",
         "/api/version": r"/api/version",
         "/v1/chat/completions": r"/v1/chat/completions",
+        "/v1/responses": r"/v1/responses",
         "/v1/models": r"/v1/models(/.+)?",
         "/metrics": r"/metrics",
         "/docs": r"/docs|/openapi\.json|/static-offline-docs/.+",
@@ -64,7 +65,7 @@ _METHODS = {
     **dict.fromkeys(
         (
             *("/api/caption", "/api/effect", "/api/overlay", "/api/sheet", "/api/animation"),
-            *("/api/generate", "/api/chat", "/api/show", "/v1/chat/completions"),
+            *("/api/generate", "/api/chat", "/api/show", "/v1/chat/completions", "/v1/responses"),
             "/gradio_api/mcp",
         ),
         "POST",

@@ -27,6 +27,7 @@ from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.photos import PhotoPool, SharedPhoto
 from captioner_serving.server.problems import (
     ClosedError,
+    LowTrustError,
     MemoryShortError,
     PhotoFailedError,
     RefusedError,
@@ -155,7 +156,9 @@ class CaptionService:
         config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
         start = time.monotonic()
         settings = JobSettings(config, check_attention)
-        results = await self._run(images, settings, client, place)
+        results = [
+            self._checked(result) for result in await self._run(images, settings, client, place)
+        ]
         self._report(results, time.monotonic() - start)
         return results
 
@@ -337,6 +340,20 @@ class CaptionService:
             self.metrics.batch_seconds.observe(time.monotonic() - start)
         self._succeeded = time.monotonic()
         return captions
+
+    def _checked(self, result: Caption | ImageError) -> Caption | ImageError:
+        """Return an error in place of a caption with less trust than the server's minimum."""
+        minimum = self.config.minimum_trust
+        if minimum is None or not isinstance(result, Caption) or result.trust is None:
+            return result
+        if result.trust >= minimum:
+            return result
+        error = LowTrustError(
+            f"the caption has a trust of {result.trust:.2f}; the server's minimum is {minimum:g}: "
+            "describe this photo yourself"
+        )
+        self.metrics.errors.labels(error.type).inc()
+        return error
 
     def _report(self, results: Sequence[Caption | ImageError], seconds: float) -> None:
         captions = sum(isinstance(result, Caption) for result in results)

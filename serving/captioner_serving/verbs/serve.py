@@ -50,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--log", metavar="FILE", help="access log, one JSON line per request; -: standard error")
     add = parser.add_argument_group("limits").add_argument
     add("--max-upload", metavar="SIZE", help="largest request; default: 20MB")
+    add("--minimum-trust", type=float, metavar="P",
+        help="captions with less trust are errors")  # fmt: skip
     add("--max-pixels", type=int, metavar="N",
         help="refuse photos with more pixels; default: 100 million")  # fmt: skip
     add("--max-batch", type=int, metavar="N", help="images per batch; default: 16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ import openai
 import pytest
 
 from captioner.caption import Caption
+from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner, PreparedImage
 from captioner_serving.server import prompt
@@ -29,6 +31,7 @@ from tests.web import hosting
 PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 CODED = base64.b64encode(PHOTO).decode()
 URI = f"data:image/jpeg;base64,{CODED}"
+KEYWORDS = "captioner-keywords"
 ADDRESS = "https://example.org/a.jpg"
 
 
@@ -121,8 +124,7 @@ def test_ollama_gets_the_sentence_whole_or_in_a_stream(
     whole = by_ollama.generate(**asked)
     assert (whole.response, whole.done, whole.done_reason) == (sentence, True, "stop")
     pieces = list(by_ollama.generate(**asked, stream=True))
-    assert len(pieces) > 2 and "".join(piece.response for piece in pieces) == sentence
-    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert [(piece.response, piece.done) for piece in pieces] == [(sentence, False), ("", True)]
     messages = [{"role": "user", "content": "What is this?", "images": [PHOTO]}]
     assert by_ollama.chat("tiny:latest", messages).message.content == sentence
     chunks = list(by_ollama.chat("tiny", messages, stream=True))
@@ -131,7 +133,7 @@ def test_ollama_gets_the_sentence_whole_or_in_a_stream(
     # Without `stream` the answer is one, as of Ollama; durations are in nanoseconds.
     answer = api.post("/api/generate", json={"images": [CODED]})
     lines = [json.loads(line) for line in answer.text.splitlines()]
-    assert len(lines) > 2 and "".join(line["response"] for line in lines) == sentence
+    assert "".join(line["response"] for line in lines) == sentence
     assert 1e5 < lines[-1]["total_duration"] <= 1e9 * answer.elapsed.total_seconds()
 
 
@@ -153,7 +155,7 @@ def test_openai_gets_the_sentence_whole_or_in_a_stream(
     )
     *answered, usage = chunks
     text = [chunk.choices[0].delta.content or "" for chunk in answered]
-    assert len(text) > 3 and "".join(text) == sentence
+    assert "".join(text) == sentence
     assert [chunk.choices[0].finish_reason for chunk in answered[-2:]] == [None, "stop"]
     assert usage.choices == [] and usage.usage == whole.usage
     plain = create(model="tiny", messages=parts("What is this?", URI), stream=True)
@@ -164,38 +166,46 @@ def test_both_list_the_models(
     api: httpx.Client, by_ollama: ollama.Client, by_openai: openai.OpenAI
 ) -> None:
     names = [model.model for model in by_ollama.list().models]
-    assert names == ["tiny:latest", "plain:latest"]
+    assert names == ["tiny:latest", "plain:latest", "captioner-keywords:latest"]
     assert [model.name for model in by_ollama.ps().models] == names
     shown = by_ollama.show("plain")
     assert shown.capabilities is not None and "vision" in shown.capabilities
     for name, status in {"plain": 200, "llava": 404}.items():  # as older clients name it
         assert api.post("/api/show", json={"name": name}).status_code == status
-    assert [model.id for model in by_openai.models.list()] == ["tiny", "plain"]
+    assert [model.id for model in by_openai.models.list()] == ["tiny", "plain", KEYWORDS]
+    assert by_openai.models.retrieve(KEYWORDS).id == KEYWORDS
     assert by_openai.models.retrieve("plain").id == "plain"
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["Give me KEYWORDS for this photo.", "List five tags.", "Return label objects.", "one tag"],
-)
-def test_a_prompt_for_keywords_gives_the_trusted_words(
-    by_ollama: ollama.Client, by_openai: openai.OpenAI, trusted: dict[str, float], text: str
+def test_a_second_model_name_gives_the_trusted_words(
+    by_ollama: ollama.Client, by_openai: openai.OpenAI, trusted: dict[str, float]
 ) -> None:
     wanted = ", ".join(trusted)
-    assert by_ollama.generate("tiny", text, images=[PHOTO]).response == wanted
-    split = [{"role": "user", "content": text}, *parts("", URI)]  # the photo comes after the text
-    for messages in (parts(text, URI), split):
-        chat = by_openai.chat.completions.create(model="tiny", messages=messages)
-        assert chat.choices[0].message.content == wanted
+    for name in (KEYWORDS, f"{KEYWORDS}:latest"):
+        answer = by_ollama.generate(name, "Describe it.", images=[PHOTO])
+        assert (answer.response, answer.model) == (wanted, f"{KEYWORDS}:latest")
+    chat = by_openai.chat.completions.create(model=KEYWORDS, messages=parts("Describe it", URI))
+    assert (chat.choices[0].message.content, chat.model) == (wanted, KEYWORDS)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "Write a caption without tags.", "No labels.", "A vintage labelled stage"]
-)
-def test_any_other_prompt_gives_the_sentence(
+@pytest.mark.parametrize("text", ["", "Give me KEYWORDS.", "List five tags.", "a" * 20_000])
+def test_the_prompt_does_not_change_the_answer(
     by_ollama: ollama.Client, sentence: str, text: str
 ) -> None:
     assert by_ollama.generate("tiny", text, images=[PHOTO]).response == sentence
+
+
+def test_a_prompt_has_at_most_20000_characters(api: httpx.Client) -> None:
+    text = "a" * 20_001
+    for path, body in {
+        "/api/generate": {"prompt": text, "images": [CODED]},
+        "/api/chat": {"messages": [{"content": text, "images": [CODED]}]},
+        "/v1/chat/completions": {"messages": parts(text, URI)},
+        "/v1/responses": {"input": text},
+    }.items():
+        answer = api.post(path, json=body)
+        assert answer.status_code == 400
+        assert "20,001 characters; the limit is 20,000" in message(answer)
 
 
 def test_json_is_an_object(
@@ -208,7 +218,7 @@ def test_json_is_an_object(
         model="tiny", messages=parts("Describe it", URI), response_format={"type": "json_object"}
     )
     assert json.loads(chat.choices[0].message.content or "") == {"caption": sentence}
-    answer = by_ollama.generate("tiny", "labels", images=[PHOTO], format="json")
+    answer = by_ollama.generate(KEYWORDS, "x", images=[PHOTO], format="json")
     labels = [{"name": name, "confidence": trust} for name, trust in trusted.items()]
     assert json.loads(answer.response) == {"labels": labels}
 
@@ -224,7 +234,6 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "no base64": ({"urls": ["photo.jpg"]}, 400, "must be base64"),
     "no photo": ({"urls": ["AAAA"]}, 415, "not a JPEG"),
     "half a photo": ({"urls": [CODED[: len(CODED) // 8 * 4]]}, 422, "cut off or damaged"),
-    "no trust": ({"model": "plain", "text": "keywords"}, 422, "needs a trust file"),
 }
 
 
@@ -287,15 +296,143 @@ def message(answer: httpx.Response) -> str:
     return str(error["message"])
 
 
-def test_a_schema_is_refused(by_ollama: ollama.Client, by_openai: openai.OpenAI) -> None:
-    with pytest.raises(ollama.ResponseError, match="schemas are not supported") as refused:
-        by_ollama.generate("tiny", "x", images=[PHOTO], format={"type": "object"})
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "text": {"alt": {"type": "string"}},
+    "list": {"tags": {"type": "array", "items": {"type": "string"}}},
+}
+REFUSED: list[dict[str, Any]] = [
+    {},
+    {"type": "object"},
+    {"properties": {"a": {"type": "integer"}}},
+    {"properties": {"a": {"type": "string", "enum": ["cat", "dog"]}}},
+    {"properties": {"a": {"type": "string"}, "b": {"type": "string"}}},
+    {"properties": {"a": {"type": "array", "items": {"type": "object"}}}},
+    {"properties": [1]},
+]
+
+
+@pytest.mark.parametrize("kinds", [("text",), ("list",), ("text", "list")])
+def test_a_schema_of_a_text_and_a_list_of_keywords_is_filled(
+    by_ollama: ollama.Client, by_openai: openai.OpenAI,
+    sentence: str, trusted: dict[str, float], kinds: tuple[str, ...],
+) -> None:  # fmt: skip
+    values = {"text": {"alt": sentence}, "list": {"tags": [*trusted]}}
+    properties: dict[str, Any] = {}
+    wanted: dict[str, Any] = {}
+    for kind in kinds:
+        properties |= SCHEMAS[kind]
+        wanted |= values[kind]
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    answer = by_ollama.generate("tiny", "x", images=[PHOTO], format=schema)
+    assert json.loads(answer.response) == wanted
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    chat = by_openai.chat.completions.create(
+        model="tiny", messages=parts("x", URI), response_format=form
+    )
+    assert json.loads(chat.choices[0].message.content or "") == wanted
+    newer: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    reply = by_openai.responses.create(model="tiny", input=responses_input(), text=newer)
+    assert json.loads(reply.output_text) == wanted
+
+
+@pytest.mark.parametrize("schema", REFUSED)
+def test_any_other_schema_is_refused(
+    by_ollama: ollama.Client, by_openai: openai.OpenAI, schema: dict[str, Any]
+) -> None:
+    with pytest.raises(ollama.ResponseError, match="schema cannot be filled") as refused:
+        by_ollama.generate("tiny", "x", images=[PHOTO], format=schema)
     assert refused.value.status_code == 400
-    schema: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
-    with pytest.raises(openai.BadRequestError, match="schemas are not supported"):
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError, match="schema cannot be filled"):
         by_openai.chat.completions.create(
-            model="tiny", messages=parts("x", URI), response_format=schema
+            model="tiny", messages=parts("x", URI), response_format=form
         )
+
+
+def responses_input() -> Any:
+    image = {"type": "input_image", "detail": "auto", "image_url": URI}
+    return [{"role": "user", "content": [{"type": "input_text", "text": "x"}, image]}]
+
+
+def test_the_default_of_newer_openai_packages_is_answered(
+    by_openai: openai.OpenAI, sentence: str
+) -> None:
+    whole = by_openai.responses.create(model="tiny", input=responses_input())
+    assert (whole.output_text, whole.status, whole.model) == (sentence, "completed", "tiny")
+    assert whole.usage is not None and whole.usage.output_tokens == len(sentence.split())
+    with by_openai.responses.stream(model="tiny", input=responses_input()) as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_response().output_text == sentence
+    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+    with pytest.raises(openai.BadRequestError, match="no image"):
+        by_openai.responses.create(model="tiny", input="Hello")
+
+
+BREAKS = "\n".join(CODED[at : at + 76] for at in range(0, len(CODED), 76))
+WAYS = {
+    "line breaks": BREAKS,
+    "carriage returns": BREAKS.replace("\n", "\r\n"),
+    "no padding": CODED.rstrip("="),
+    "no data:": f"image/jpeg;base64,{CODED}",
+    "upper case": f"DATA:IMAGE/JPEG;BASE64,{CODED}",
+    "two parameters": f"data:image/jpeg;charset=utf-8;base64,{CODED}",
+    "no type": f"data:;base64,{BREAKS}\n",
+}
+
+
+@pytest.mark.parametrize("coded", WAYS.values(), ids=WAYS)
+def test_base64_is_read_as_others_write_it(api: httpx.Client, sentence: str, coded: str) -> None:
+    body = {"images": coded, "stream": False, "model": None, "format": None, "prompt": None}
+    assert api.post("/api/generate", json=body).json()["response"] == sentence
+    photo = {"type": "image_url", "image_url": {"url": coded, "detail": None}, "text": None}
+    text = {"type": "text", "text": "hi", "image_url": None}
+    for content in (photo, [text, photo]):
+        asked = {"messages": [{"role": "user", "content": content}], "response_format": None}
+        answer = api.post("/v1/chat/completions", json=asked).json()
+        assert answer["choices"][0]["message"]["content"] == sentence
+    asked = {"messages": [{"content": None, "images": coded}], "stream": False}
+    assert api.post("/api/chat", json=asked).json()["message"]["content"] == sentence
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/chat/completions", {"messages": [{"content": 7}]},
+         "messages.0.content is '7': it should be a text or a list of parts"),
+        ("/v1/chat/completions", {"messages": {}}, "messages is an object: it should be a list"),
+        ("/v1/chat/completions", {"messages": [[]]}, "messages.0 is a list: it should be an obj"),
+        ("/v1/chat/completions", {}, "messages is missing"),
+        ("/api/chat", {"messages": [{"content": ["x"]}]}, "messages.0.content is a list: it"),
+        ("/api/generate", {"format": "xml"}, "format is 'xml': it should be 'json' or a JSON"),
+        ("/api/generate", {"images": {"a": 1}}, "images is an object: it should be a list"),
+    ],
+)  # fmt: skip
+def test_sentences_have_no_types_of_python(
+    api: httpx.Client, path: str, body: dict[str, Any], said: str
+) -> None:
+    answer = api.post(path, json=body)
+    assert answer.status_code == 400
+    assert said in message(answer)
+    assert not re.search(r"tuple|dict|instance|\bstr\b|None", message(answer))
+
+
+def test_a_caption_below_the_minimum_trust_is_an_error(model: Model) -> None:
+    strict = ServerConfig(minimum_trust=1.0)
+    with serving(model, strict) as url, httpx.Client(base_url=url, timeout=300) as client:
+        own = client.post("/api/caption", files={"image": PHOTO})
+        assert own.status_code == 422 and own.json()["type"] == "low-trust"
+        for path, body in {
+            "/api/generate": {"images": [CODED]},
+            "/v1/chat/completions": {"messages": parts("x", URI)},
+        }.items():
+            answer = client.post(path, json=body)
+            assert answer.status_code == 422
+            assert "the server's minimum is 1: describe" in message(answer)
+    with serving(model, ServerConfig(minimum_trust=0.0)) as url:
+        assert httpx.post(f"{url}/api/caption", files={"image": PHOTO}, timeout=300).is_success
+    plain = Captioner(make_tiny(), device="cpu")
+    with pytest.raises(ConfigError, match="needs a trust file"), serving(plain, strict):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -369,6 +506,7 @@ def test_photoprism(api: httpx.Client, sentence: str, trusted: dict[str, float])
     }
     assert api.post("/api/generate", json=asked).json()["response"] == sentence
     labels = {
+        "model": "captioner-keywords:latest",
         "system": "You are a PhotoPrism vision model. Output concise JSON that matches the schema.",
         "prompt": "Analyze the image and return label objects with name, confidence (0-1), and "
         "topicality (0-1).",
@@ -422,7 +560,7 @@ def test_llm_vision(api: httpx.Client, sentence: str) -> None:
 def test_open_webui(api: httpx.Client, sentence: str) -> None:
     """It checks the version, lists models, and sends the whole chat with each question."""
     assert api.get("/api/version").json()["version"]
-    (name, _) = [model["model"] for model in api.get("/api/tags").json()["models"]]
+    (name, *_) = [model["model"] for model in api.get("/api/tags").json()["models"]]
     other = base64.b64encode((SAMPLES / "rocket.jpg").read_bytes()).decode()
     chat = [
         {"role": "user", "content": "what?", "images": [other]},
@@ -438,7 +576,11 @@ def test_open_webui(api: httpx.Client, sentence: str) -> None:
         assert answer.headers["content-type"] == "application/x-ndjson"
         lines = [json.loads(line) for line in answer.iter_lines()]
     assert "".join(line["message"]["content"] for line in lines) == sentence
-    assert [model["id"] for model in api.get("/v1/models").json()["data"]] == ["tiny", "plain"]
+    assert [model["id"] for model in api.get("/v1/models").json()["data"]] == [
+        "tiny",
+        "plain",
+        KEYWORDS,
+    ]
 
 
 def test_taggui(api: httpx.Client, sentence: str) -> None:
