@@ -16,6 +16,7 @@ __all__ = [
     "checkpoint_file",
     "did_you_mean",
     "expanded",
+    "is_system_folder",
     "is_web_address",
     "sample_photos",
     "there_is_no",
@@ -23,6 +24,12 @@ __all__ = [
 
 HUGGING_FACE = "hf:"
 """The prefix of checkpoint names that are Hugging Face models."""
+
+# Thumbnails, snapshots and deleted files of Synology, QNAP and Windows, in lower case.
+_SYSTEM_FOLDERS = {
+    *("@eadir", "#recycle", "#snapshot", "@recycle", "@__thumb", "@recently-snapshot"),
+    *("$recycle.bin", "system volume information"),
+}
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -63,6 +70,16 @@ def checkpoint_file(path: str | os.PathLike[str]) -> Path:
             "out"
         )
     return download_checkpoint(name)
+
+
+def is_system_folder(name: str) -> bool:
+    """Whether a folder of this name has thumbnails or deleted files, not photos of its owner.
+
+    >>> is_system_folder("@eaDir"), is_system_folder(".Trash-1000"), is_system_folder("Holidays")
+    (True, True, False)
+    """
+    lower = name.lower()
+    return lower in _SYSTEM_FOLDERS or lower.startswith(".trash")
 
 
 def is_web_address(name: str) -> bool:

@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="allow URLs of private addresses")  # fmt: skip
     add("--no-recursive", action="store_false", dest="recursive",
         help="skip subfolders")  # fmt: skip
+    add("--exclude", action="append", default=[], metavar="PATTERN",
+        help="skip photos or folders of this name: '*_small.jpg'")  # fmt: skip
     add("--shard", metavar="I/N", help="caption the I-th of N parts")
     add("--retry-errors", action="store_true", help="retry failed photos")
     add("--restart", action="store_true", help="delete earlier results and start again")

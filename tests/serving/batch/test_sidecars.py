@@ -279,3 +279,19 @@ def test_a_sidecar_that_is_a_pipe_does_not_block(
         f"{folder}/p001.txt cannot be read: Is a directory",
         f"{folder}/p002.txt has 1,099,511,627,776 bytes, too many for a sidecar",
     ]
+
+
+@pytest.mark.parametrize("raw", [b"II*\0 a raw file", b"\0\0\0\x18ftypcrx "])
+@pytest.mark.parametrize("suffix", [".NEF", ".dng", ".CR3"])
+def test_the_sidecar_of_a_raw_photo_is_not_changed(
+    write: Write, photos: Photos, suffix: str, raw: bytes
+) -> None:
+    photo = photos(1) / "p000.jpg"
+    photo.with_suffix(suffix).write_bytes(raw)
+    photo.with_suffix(".xmp").write_text(LIGHTROOM)
+    for existing in ("skip", "overwrite"):
+        assert write(photo, kind="xmp", existing=existing) == []
+    assert photo.with_suffix(".xmp").read_text() == LIGHTROOM
+    assert "Photo 0." in photo.with_suffix(".jpg.xmp").read_text()
+    write(photo)
+    assert photo.with_suffix(".txt").read_text() == "photo 0\n"  # raw photos have no texts

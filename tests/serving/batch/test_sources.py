@@ -256,3 +256,60 @@ def test_one_missing_photo_of_several_is_only_an_error_of_its_own(tree: Path) ->
     Inputs(sources=("none.jpg",), lists=("notes.txt",)).check()
     with pytest.raises(DataError, match=r"there is no file none\.jpg"):
         Inputs(sources=("none.jpg", "none.tar")).check()
+
+
+def test_thumbnails_and_deleted_files_are_counted_not_captioned(tmp_path: Path) -> None:
+    skipped = ("@eaDir/p.jpg/THUMB_M.jpg", "@eaDir/p.jpg/THUMB_XL.jpg", "#recycle/d.jpg")
+    skipped = (*skipped, "$RECYCLE.BIN/$R1.jpg", ".Trash-1000/files/e.jpg")
+    for name in ("p.jpg", "b/p.jpg", *skipped):
+        path = tmp_path / "nas" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    with tarfile.open(tmp_path / "nas.tar", "w") as tar:
+        tar.add(tmp_path / "nas", "nas")
+    sources = ("nas", "nas/*", "nas/**/*.jpg", "nas.tar")
+    for source in sources:
+        left_out = LeftOut()
+        photos = list(Inputs(sources=(f"{tmp_path}/{source}",)).photos(left_out))
+        assert sorted(Path(photo.name).parent.name for photo in photos) == ["b", "nas"]
+        assert "folders of thumbnails or deleted files: 2 @eaDir" in str(left_out), source
+        assert "1 #recycle, 1 $RECYCLE.BIN" in str(left_out)
+    inside = f"{tmp_path}/nas/@eaDir"  # named by the user
+    assert len(names(inside)) == 2
+    assert names(lists=(_list(tmp_path, f"{inside}/p.jpg/THUMB_M.jpg"),))
+
+
+def _list(folder: Path, *lines: str) -> str:
+    (folder / "names.txt").write_text("\n".join(lines))
+    return str(folder / "names.txt")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left"),
+    [
+        ("*.jpeg", ["a.PNG", "b.jpg", "photo[1].jpg", "z.tiff", "sub/deep/d.webp"]),
+        ("deep", ["a.PNG", "b.jpg", "photo[1].jpg", "z.tiff", "sub/c.jpeg"]),
+        ("./sub/*", ["a.PNG", "b.jpg", "photo[1].jpg", "z.tiff"]),
+    ],
+)
+def test_excluded_photos_are_counted(tree: Path, pattern: str, left: list[str]) -> None:
+    left_out = LeftOut()
+    photos = Inputs(sources=(".",), exclude=(pattern,)).photos(left_out)
+    assert [os.path.relpath(photo.name) for photo in photos] == left
+    assert str(left_out).splitlines()[1] == f"skipped, --exclude: {6 - len(left)} {pattern}"
+    listed = _list(tree, "sub/c.jpeg", "b.jpg")
+    assert names(lists=(listed,), exclude=("sub",)) == ["b.jpg"]
+
+
+def test_all_kinds_of_skipped_files_are_counted(tmp_path: Path) -> None:
+    for number in range(10):
+        (tmp_path / f"x.k{number}").touch()
+    left_out = LeftOut()
+    assert not list(Inputs(sources=(str(tmp_path),)).photos(left_out))
+    counts = ", ".join(f"1 .k{number}" for number in range(10))
+    assert str(left_out) == f"skipped, not images: {counts}"
+    for number in range(10, 32):
+        (tmp_path / f"x.k{number}").touch()
+    left_out = LeftOut()
+    assert not list(Inputs(sources=(str(tmp_path),)).photos(left_out))
+    assert str(left_out).endswith(", 12 of 12 other kinds")

@@ -287,3 +287,15 @@ def test_wrong_paths_say_what_is_there(run_main: Run, photos: Path, tmp_path: Pa
     said = prepare(run_main, tmp_path / "to", "csv", photos, status=1)
     assert f"{photos} is a folder: name a file in it" in said
     assert not (tmp_path / "to").exists()
+
+
+def test_thumbnails_and_deleted_photos_are_noted_and_not_prepared(
+    run_main: Run, photos: Path, tmp_path: Path
+) -> None:
+    for name in ("@eaDir", "#recycle", "$RECYCLE.BIN"):
+        (photos / name).mkdir()
+        Image.new("RGB", (32, 24), "red").save(photos / name / "0.jpg")
+        (photos / name / "0.txt").write_text("a deleted photo")
+    said = prepare(run_main, tmp_path / "to", "folder", photos)
+    assert "skipped, photos in folders of thumbnails or deleted files: 3 (" in said
+    assert sorted(captions_of(tmp_path / "to")) == [f"{n}.jpg" for n in range(8)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import filecmp
+import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from captioner.errors import ConfigError, DataError
+from captioner.paths import is_system_folder
 from captioner.tables import split_lines
 from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_training.prepare.caption_files import CAPTION_FILES, read_caption_file
@@ -42,6 +44,7 @@ def read_folder(folder: Path, problems: Problems) -> tuple[list[ListedImage], bo
     files = list(walk(folder))
     if not files:
         raise DataError(f"{folder} is empty")
+    _note_system_folders(folder, problems)
     photos = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
     tables = [path for path in files if path.suffix.lower() in CAPTION_FILES]
     if metadata := [path for path in tables if path.stem.lower() == "metadata"]:
@@ -60,6 +63,16 @@ def read_folder(folder: Path, problems: Problems) -> tuple[list[ListedImage], bo
     if not photos:
         raise DataError(f"{folder} has no photos; it has {_count_suffixes(files, ())}")
     return _read_sidecars(photos, texts, files, folder, problems), False
+
+
+def _note_system_folders(folder: Path, problems: Problems) -> None:
+    """Note the photos in folders of thumbnails and deleted files, which `walk` skips."""
+    for parent, _, names in os.walk(folder):
+        place = Path(parent).relative_to(folder)
+        for name in sorted(names) if any(map(is_system_folder, place.parts)) else ():
+            if name.lower().endswith(IMAGE_SUFFIXES):
+                path = (place / name).as_posix()
+                problems.note("skipped, photos in folders of thumbnails or deleted files", path)
 
 
 def _find_listing(

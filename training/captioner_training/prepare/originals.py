@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from captioner.archives import tar_members
 from captioner.errors import DataError
-from captioner.paths import expanded, there_is_no
+from captioner.paths import expanded, is_system_folder, there_is_no
 from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_training.prepare.locations import Location, read_location
 from captioner_training.prepare.splits import split_in_folders, split_in_stem, split_named
@@ -252,7 +252,7 @@ class ImageFiles:
 def _images(folder: Path, top: Path) -> Iterator[tuple[str, Path]]:
     """Yield the images below `top` by their paths relative to `folder`."""
     for parent, folders, files in os.walk(top):  # skips unreadable folders
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(n for n in folders if not (n.startswith(".") or is_system_folder(n)))
         above = Path(parent).relative_to(folder)
         for name in filter(image_suffix, files):
             yield (above / name).as_posix(), Path(parent, name)
@@ -304,7 +304,9 @@ def _members(archive: Path) -> Iterator[Found]:
 
 
 def walk(folder: Path, *, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
-    """Yield the files of a folder and its subfolders, sorted by name, without hidden ones.
+    """Yield the files of a folder and its subfolders, sorted by name.
+
+    Hidden files and folders, and system folders of a NAS or trash, are skipped.
 
     Links to a parent folder are skipped; `above` has the device and inode of the parents.
 
@@ -322,7 +324,7 @@ def walk(folder: Path, *, above: frozenset[tuple[int, int]] = frozenset()) -> It
     if (identity := (status.st_dev, status.st_ino)) in above:
         return
     for entry in entries:
-        if entry.name.startswith("."):
+        if entry.name.startswith(".") or is_system_folder(entry.name):
             continue
         if entry.is_dir():
             yield from walk(entry, above=above | {identity})

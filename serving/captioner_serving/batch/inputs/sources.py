@@ -6,12 +6,13 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from captioner.errors import CaptionerError, ConfigError, DataError
-from captioner.paths import is_web_address, there_is_no
+from captioner.paths import is_system_folder, is_web_address, there_is_no
 from captioner.tables import TABLES
 from captioner.terminal import in_a_line
 from captioner.vision.header import IMAGE_SUFFIXES
@@ -38,17 +39,22 @@ _SCHEMES = ("http", "https", "s3", "gs")
 _SIDECARS = (".txt", ".caption", ".json", ".xmp")
 _STARS = re.compile(r"(?:^|(?<=/))\*\*(?:/|$)")
 _NAMED = 10  # links in the summary
+_KINDS = 20  # suffixes and folders in the summary
 
 
 class LeftOut:
-    """Counts skipped entries of folders: files that are not images, and symbolic links to folders.
+    """Counts skipped entries of folders.
 
-    Sidecars, backups of exiftool, and `ignored` files are not counted.
+    These are files that are not images, symbolic links to folders, photos in folders of thumbnails
+    and deleted files, and excluded photos. Sidecars, backups of exiftool, and `ignored` files are
+    not counted.
     """
 
     def __init__(self, ignored: Iterable[str | os.PathLike[str]] = ()) -> None:
         self._ignored = {os.path.realpath(path) for path in ignored}
         self._counts: Counter[str] = Counter()
+        self._system: Counter[str] = Counter()
+        self._excluded: Counter[str] = Counter()
         self._links: set[str] = set()
 
     def add_files(self, folder: str, names: Iterable[str], images: Iterable[str]) -> None:
@@ -66,12 +72,38 @@ class LeftOut:
         """Count a symbolic link to a folder."""
         self._links.add(os.path.normpath(folder))
 
+    def add_system_folder(self, folder: str) -> None:
+        """Count the images in a folder of thumbnails or deleted files."""
+        name = os.path.basename(folder)
+        self._system[name] += sum(
+            file.lower().endswith(IMAGE_SUFFIXES)
+            for _, _, files in os.walk(folder)
+            for file in files
+        )
+
+    def skips(self, photo: str, source: str, patterns: Sequence[str]) -> bool:
+        """Return whether a photo is excluded or in a system folder below its source; count it."""
+        *folders, _ = parts = photo.split("/")
+        system = (part for part in folders if is_system_folder(part) and part not in source)
+        if (folder := next(system, None)) is not None:
+            self._system[folder] += 1
+            return True
+        for pattern in patterns:
+            if fnmatchcase(photo, pattern) or any(fnmatchcase(part, pattern) for part in parts):
+                self._excluded[pattern] += 1
+                return True
+        return False
+
     def __str__(self) -> str:
-        """Return one line for the files and one for the links."""
+        """Return a line for each kind of skipped entries."""
         lines = []
         if self._counts:
-            counts = ", ".join(f"{n:,} {suffix}" for suffix, n in self._counts.most_common(8))
-            lines.append(f"skipped, not images: {counts}")
+            lines.append(f"skipped, not images: {_most_common(self._counts)}")
+        if self._system:
+            counts = _most_common(self._system)
+            lines.append(f"skipped, photos in folders of thumbnails or deleted files: {counts}")
+        if self._excluded:
+            lines.append(f"skipped, --exclude: {_most_common(self._excluded)}")
         if self._links:
             number = len(self._links)
             more = f" and {number - _NAMED:,} more" if number > _NAMED else ""
@@ -79,6 +111,14 @@ class LeftOut:
             names = ", ".join(map(in_a_line, sorted(self._links)[:_NAMED]))
             lines.append(f"skipped {number:,} {noun}; add them as inputs: {names}{more}")
         return "\n".join(lines)
+
+
+def _most_common(counts: Counter[str]) -> str:
+    named = [f"{number:,} {in_a_line(name)}" for name, number in counts.most_common(_KINDS)]
+    if len(counts) > len(named):
+        rest = counts.total() - sum(number for _, number in counts.most_common(_KINDS))
+        named.append(f"{rest:,} of {len(counts) - len(named):,} other kinds")
+    return ", ".join(named)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +132,8 @@ class Inputs:
     root: the base folder of relative paths in lists and tables; None: the current one.
     null: NUL, not a line break, ends each name in a list (find -print0).
     recursive: search subfolders.
+    exclude: patterns of photos to skip, such as "*_small.jpg"; each is compared with the whole
+        name, with the file name, and with the name of each folder in it.
     schemes: URL schemes that are allowed in lists and tables, besides http, https, s3 and gs.
     allow_private: allow URLs of private addresses. Otherwise only `sources` may contain such a URL,
         and no URL may redirect to another private host.
@@ -103,6 +145,7 @@ class Inputs:
     root: str | None = None
     null: bool = False
     recursive: bool = True
+    exclude: tuple[str, ...] = ()
     schemes: tuple[str, ...] = ()
     allow_private: bool = False
 
@@ -173,22 +216,32 @@ class Inputs:
         """
         left_out = left_out or LeftOut()
         for source in self.sources:
-            if source == "-":
-                yield from self._listed("-")
-            elif is_url(source):
-                yield from self._at_url(source)
-            elif _is_table(source):
-                yield from self._of_names(self._in_table(source))
-            elif os.path.lexists(source) or not glob.has_magic(source):
-                yield from self._at(source, left_out, search=True)
-            else:
-                for path in _matches(source, left_out):
-                    if os.path.islink(path) and os.path.isdir(path):
-                        left_out.add_link(path)
-                    else:  # ** already matches the files in folders
-                        yield from self._at(path, left_out, search="**" not in source)
+            is_list = source == "-" or (_is_table(source) and not is_url(source))
+            for photo in self._of_source(source, left_out):
+                below = photo.name if is_list else source
+                if not left_out.skips(photo.name, below, self.exclude):
+                    yield photo
         for path in self.lists:
-            yield from self._listed(path)
+            for photo in self._listed(path):
+                if not left_out.skips(photo.name, photo.name, self.exclude):
+                    yield photo
+
+    def _of_source(self, source: str, left_out: LeftOut) -> Iterator[Photo]:
+        """Yield the photos of one source, including those that `LeftOut.skips`."""
+        if source == "-":
+            yield from self._listed("-")
+        elif is_url(source):
+            yield from self._at_url(source)
+        elif _is_table(source):
+            yield from self._of_names(self._in_table(source))
+        elif os.path.lexists(source) or not glob.has_magic(source):
+            yield from self._at(source, left_out, search=True)
+        else:
+            for path in _matches(source, left_out):
+                if os.path.islink(path) and os.path.isdir(path):
+                    left_out.add_link(path)
+                else:  # ** already matches the files in folders
+                    yield from self._at(path, left_out, search="**" not in source)
 
     def _at(self, path: str, left_out: LeftOut, *, search: bool) -> Iterator[Photo]:
         """Yield the photos at a path."""
@@ -302,14 +355,18 @@ def _walk(
 ) -> Iterator[tuple[str, list[str], str | None]]:
     """Yield each folder with its sorted files, or with the reason why it cannot be listed.
 
-    Hidden files and folders are skipped; symbolic links to folders are not followed.
+    Hidden files and folders, and system folders, are skipped. Symbolic links to folders are not
+    followed.
     """
     problems: list[OSError] = []
     for here, folders, files in os.walk(folder, onerror=problems.append):
         while problems:
             problem = problems.pop(0)
             yield str(problem.filename), [], problem.strerror
-        folders[:] = sorted(name for name in folders if recursive and not name.startswith("."))
+        folders[:] = sorted(folders) if recursive else []
+        for name in filter(is_system_folder, folders):
+            left_out.add_system_folder(os.path.join(here, name))
+        folders[:] = [n for n in folders if not (n.startswith(".") or is_system_folder(n))]
         for path in (os.path.join(here, name) for name in folders):
             if os.path.islink(path):
                 left_out.add_link(path)

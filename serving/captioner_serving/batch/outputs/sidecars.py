@@ -28,6 +28,12 @@ __all__ = ["SidecarWriter", "find_photo", "is_fatal"]
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 _LARGEST = 1 << 26  # bytes; a sidecar is read into memory
 _SIDECARS = (".txt", ".caption", ".json", ".xmp")
+# Suffixes of raw photos, whose settings are in photo.xmp.
+_RAW = (
+    *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".iiq", ".kdc"),
+    *(".mef", ".mos", ".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl"),
+    *(".sr2", ".srf", ".srw", ".x3f"),
+)
 # The first bytes of JPEG, PNG, WebP, GIF, BMP, AVIF and HEIF, but not of raw formats.
 _PHOTO = re.compile(
     rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|GIF8|BM|....ftyp(avi|hei|hev|mif1|msf1)", re.DOTALL
@@ -41,7 +47,7 @@ class SidecarWriter:
     caption. photo.xmp contains the caption and the keywords.
 
     An existing photo.jpg.xmp (the name that darktable uses) is updated. Photos that share a stem
-    (photo.jpg, photo.png) have sidecars with longer names, such as photo.jpg.txt.
+    (photo.jpg, photo.png, or photo.nef) have sidecars with longer names, such as photo.jpg.txt.
 
     Attributes:
         kept: the number of existing sidecars that were not changed.
@@ -87,7 +93,7 @@ class SidecarWriter:
         if self._folder.path != folder:
             self._folder = _Folder(folder)
         stem, suffix = os.path.splitext(photo)
-        if suffix and self._folder.has_sibling(name):
+        if suffix and self._folder.has_sibling(name, raw=kind == "xmp"):
             self.renamed += 1
             return f"{photo}.{kind}"
         return f"{stem}.{kind}"
@@ -161,14 +167,14 @@ class _Folder:
                 self._by_stem[stem].append(name)
         self._by_stem = {stem: names for stem, names in self._by_stem.items() if len(names) > 1}
 
-    def has_sibling(self, name: str) -> bool:
-        """Return whether another photo would have a sidecar of the same name."""
+    def has_sibling(self, name: str, *, raw: bool) -> bool:
+        """Return whether another photo, or with `raw` a raw photo, would have the same sidecar."""
         stem = os.path.splitext(name)[0]
         siblings = {*self._by_stem.get(stem, ()), *self._names.intersection((stem,))}
         siblings.discard(f"{name}_original")  # a backup of exiftool
         photo = os.path.join(self.path, name)
         return any(
-            _is_photo(path) and not _is_same(path, photo)
+            ((raw and path.lower().endswith(_RAW)) or _is_photo(path)) and not _is_same(path, photo)
             for path in (os.path.join(self.path, sibling) for sibling in siblings - {name})
         )
 
