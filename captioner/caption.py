@@ -89,7 +89,13 @@ class Caption:
         return f"Caption({self.text!r}, score={self.score:.2f}{image})"
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks; without pictures if the photo cannot be opened."""
+        """Return HTML for notebooks; without pictures if the photo cannot be opened.
+
+        The photo of a caption from a record is not opened: the record may name any file or address.
+        """
+        if self.size is None:
+            remedy = "call contact_sheet(photo=...) to open the photo of a record"
+            return f"<p>{escape(str(self))}</p><p>No picture: {remedy}</p>"
         try:
             photo, panels = self._open_photo(None), self.panels()
         except (ImageError, ConfigError) as error:

@@ -72,19 +72,19 @@ class Checkpoint:
         """Write the checkpoint into an existing folder.
 
         Matrices are stored in `dtype`. Vectors (BatchNorm statistics, biases) stay float32, because
-        some would overflow in float16.
+        some would overflow in float16. Integers stay integers.
 
         Raises OutputError: the file cannot be written.
         """
         tensors = {
-            name: tensor.to(dtype if tensor.ndim > 1 else tensor.dtype).cpu().contiguous()
+            name: tensor.to(dtype if _is_matrix(tensor) else tensor.dtype).cpu().contiguous()
             for name, tensor in self.model.state_dict().items()
         }
         with replace_file(path) as file:
             file.write(save(tensors, metadata={HEADER_KEY: json.dumps(self._header())}))
 
     def fingerprint(self) -> str:
-        """Return a digest of weights, vocabulary and transform, independent of the dtype."""
+        """Return a digest of weights, vocabulary and transform."""
         settings = repr((self.vocabulary.words, self.transform))
         return digest_tensors(settings, self.model.state_dict().values())
 
@@ -105,8 +105,13 @@ class Checkpoint:
         }
 
 
+def _is_matrix(tensor: Tensor) -> bool:
+    """Whether a tensor is stored in half precision."""
+    return tensor.is_floating_point() and tensor.ndim > 1
+
+
 def digest_tensors(settings: str, tensors: Iterable[Tensor]) -> str:
-    """Return a digest of settings and weights, which does not depend on their dtype."""
+    """Return a digest of settings and of weights rounded to bfloat16."""
     digest = hashlib.sha256(settings.encode())
     for tensor in tensors:
         digest.update(tensor.bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())

@@ -114,6 +114,8 @@ class Word:
         record: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
         if self.trust is not None:
             record["trust"] = round(self.trust, 4)
+        if self.doubtful:  # a word's trust does not show whether it is the subject
+            record["doubtful"] = True
         if self.gate is not None:
             record["gate"] = round(self.gate, 4)
         if self.effect is not None:
@@ -137,7 +139,7 @@ def read_word(read: WordRecord) -> Word:
         text=read.word,
         probability=read.probability,
         trust=read.trust,
-        subject=read.doubtful is True,  # only records of the server have the field
+        subject=read.doubtful is True,
         gate=read.gate,
         effect=read.effect,
     )

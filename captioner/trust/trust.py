@@ -285,6 +285,9 @@ class Trust(Statistics):
                 if header["weights"] != digest():
                     return None
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            for name, array in tensors.items():
+                if not np.isfinite(array).all():
+                    raise ValueError(f"{name} has values that are not finite")
             trust = cls(
                 familiarity=_read_part(tensors, "familiarity", Familiarity),
                 word_features=_read_part(tensors, "sight", WordFeatures),

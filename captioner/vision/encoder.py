@@ -168,13 +168,25 @@ class _SkipNormal(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _EmptyOnMeta(_SkipNormal):
+    """Allocates no weights: torch.empty, from which layers make theirs, uses the meta device."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.empty:
+            kwargs = (kwargs or {}) | {"device": "meta"}
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 def without_weights(make: Callable[[], _Module]) -> _Module:
-    """Build a module on the meta device if possible, which takes almost no time and memory."""
+    """Build a module without allocating its weights; its buffers may be allocated."""
     try:
         with torch.device("meta"), _SkipNormal():
             return make()
     except RuntimeError:  # a few networks compute with tensors in their constructor
-        return make()
+        with _EmptyOnMeta():
+            return make()
 
 
 def prepare_encoder(encoder: Encoder, *, device: torch.device, dtype: torch.dtype) -> Encoder:

@@ -467,3 +467,25 @@ def test_a_caption_survives_its_record(caption: Caption) -> None:
     line = json_line(caption.record(attention=True))
     assert Caption.from_record(json.loads(line)) == caption
     assert json_line(Caption.from_record(json.loads(line)).record(attention=True)) == line
+
+
+def test_a_doubtful_first_noun_survives_a_record(caption: Caption) -> None:
+    first = replace(caption.words[0], trust=0.7, subject=True)
+    doubtful = replace(caption, words=(first, *caption.words[1:]))
+    record = json.loads(json.dumps(doubtful.record()))
+    assert [word.doubtful for word in Caption.from_record(record).words] == [
+        word.doubtful for word in doubtful.words
+    ]
+    assert Caption.from_record(record).words[0].doubtful
+
+
+def test_a_notebook_does_not_open_what_a_record_names(
+    caption: Caption, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (60, 40)).save(path := tmp_path / "photo.png")
+    record = {**caption.record(attention=True), "image": str(path)}
+    read = Caption.from_record(record)
+    monkeypatch.setattr("captioner.caption.as_source", lambda source: pytest.fail(str(source)))
+    assert "<img" not in read._repr_html_() and read.text in read._repr_html_()
+    monkeypatch.undo()
+    assert read.contact_sheet().size  # on request it does

@@ -26,6 +26,7 @@ from captioner import (
     OutputError,
 )
 from captioner.checkpoint import Checkpoint, load_checkpoint, read_header
+from captioner.vision.encoder import without_weights
 from captioner.vocabulary import Vocabulary
 from tests.conftest import rewrite_header
 
@@ -317,3 +318,26 @@ def test_the_fingerprint_differs_with_the_transform_and_the_order_of_words(
     )
     same = [other.fingerprint() == tiny_checkpoint.fingerprint() for other in others]
     assert same == [False, False, True]
+
+
+def test_integers_are_not_stored_in_half_precision(
+    tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    stage = tiny_checkpoint.model.encoder.stages[0]
+    indices = torch.arange(70_000).reshape(2, -1)  # beyond float16
+    stage.register_buffer("indices", indices)  # as in maxvit_t
+    tiny_checkpoint.save(path := tmp_path / "model.safetensors")
+    name = next(key for key in tiny_checkpoint.model.state_dict() if key.endswith(".indices"))
+    assert header_of(path)[name]["dtype"] == "I64"
+
+
+def test_a_module_that_computes_in_its_constructor_allocates_no_weights() -> None:
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+            self.layer = torch.nn.Linear(2**20, 2**20)  # 4 TB
+            self.register_buffer("rates", torch.tensor(rates))
+
+    network = without_weights(Network)
+    assert network.layer.weight.is_meta and network.rates.tolist() == [0, 0.5, 1]

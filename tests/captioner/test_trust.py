@@ -165,6 +165,11 @@ def test_a_trust_file_belongs_to_one_checkpoint(tiny_file: Path) -> None:
                 if name != "sight.kinds" or other.ndim > 1:
                     with pytest.raises(CheckpointFormatError, match="remove it, or write it"):
                         Trust.beside(tiny_file)
+    for name in ("word", "caption", "sight.shares", "familiarity.quantiles"):
+        for value in (np.nan, np.inf):
+            save_arrays({**parts, name: np.full_like(parts[name], value)}, path, metadata=metadata)
+            with pytest.raises(CheckpointFormatError, match=f"{name} has values that are not"):
+                Trust.beside(tiny_file)
     for other in (parts["sight.kinds"] + 1, parts["sight.kinds"] - 1):
         save_arrays({**parts, "sight.kinds": other}, path, metadata=metadata)
         with pytest.raises(CheckpointFormatError, match="some words have an unknown kind"):

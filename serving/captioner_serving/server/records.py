@@ -83,8 +83,8 @@ def served_record(
 ) -> dict[str, Any]:
     """Return the record of a caption, with marks for doubt.
 
-    Doubtful words have `doubtful`, sentences that may be wrong have `doubt`, and captions of photos
-    unlike the training data have `unfamiliar`.
+    Sentences that may be wrong have `doubt`, and captions of photos unlike the training data have
+    `unfamiliar`.
 
     Args:
         caption: the caption.
@@ -95,12 +95,8 @@ def served_record(
     """
     record = caption.record(attention=attention, minimum_trust=minimum_trust) | {"image": name}
     for number, sentence_record in enumerate((record, *record["alternatives"])):
-        sentence = caption.choose(number)
-        for word, word_record in zip(sentence.words, sentence_record["words"], strict=True):
-            if word.doubtful:
-                word_record["doubtful"] = True
-        if sentence.doubt:
-            sentence_record["doubt"] = sentence.doubt
+        if doubt := caption.choose(number).doubt:
+            sentence_record["doubt"] = doubt
     if caption.unfamiliar:
         record["unfamiliar"] = True
     if preview is not None:
