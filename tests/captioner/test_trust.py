@@ -237,6 +237,8 @@ def test_captioner_trust_adds_trust_to_records(run_main: Run, tiny_file: Path) -
     said, sure = record["caption"], max(0, record["trust"] - 0.001)
     assert 0 <= record.pop("familiarity") <= 1 and 0 <= record.pop("trust") <= 1
     trusts = [word.pop("trust", None) for word in record["words"]]
+    marks = [word.pop("doubtful", False) for word in record["words"]]
+    assert all(trust < 0.75 for trust, mark in zip(trusts, marks, strict=True) if mark)
     named = [word["word"] not in ("a", "in", "the") for word in record["words"]]
     assert [trust is not None for trust in trusts] == named and record == before
     captioner = Captioner.from_pretrained(tiny_file, device="cpu")

@@ -149,7 +149,8 @@ def near(one: Any, other: Any) -> None:
 
     caption.py computes no trust.
     """
-    one = {key: value for key, value in one.items() if key not in ("trust", "familiarity")}
+    unknown = ("trust", "familiarity", "doubtful")
+    one = {key: value for key, value in one.items() if key not in unknown}
     assert one.keys() == other.keys()
     for key, value in one.items():
         if key in ("words", "alternatives"):
