@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import hashlib
 import inspect
@@ -11,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -57,16 +55,12 @@ class Mutant:
         return f"{self.file.relative_to(ROOT)}:{source}:{self.number}"
 
 
-def choose(row: Row, sample: int, *, cases: bool = False) -> list[Mutant]:
-    """Draw mutants of a row, always the same; those of a smaller sample are among them.
-
-    With `cases`, they are those of `case_mutants`.
-    """
-    python = case_mutants if cases else python_mutants
+def choose(row: Row, sample: int) -> list[Mutant]:
+    """Draw mutants of a row, always the same; those of a smaller sample are among them."""
     every = [
         mutant
         for file in row.files()
-        for mutant in (python if file.suffix == ".py" else script_mutants)(file)
+        for mutant in (python_mutants if file.suffix == ".py" else script_mutants)(file)
     ]
     random.Random(0).shuffle(every)
     chosen: list[Mutant] = []
@@ -102,32 +96,6 @@ def python_mutants(file: Path) -> Iterator[Mutant]:
 
         change = " -> ".join(" ".join(code(node).split()) for node in (old, new))
         yield Mutant(file=file, number=number, change=change, text=text)
-
-
-def case_mutants(file: Path) -> Iterator[Mutant]:
-    """Give mutants that lack one of several cases, as in `kind in (3, 4)` -> `kind in (3,)`."""
-    source = file.read_bytes()  # the positions of nodes count bytes
-    lines = source.splitlines(keepends=True)
-    starts = [sum(map(len, lines[:number])) for number in range(len(lines))]
-    number = 0
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[values]):
-                pass
-            case ast.Call(func=ast.Attribute(attr="startswith" | "endswith"), args=[values]):
-                pass
-            case _:
-                continue
-        if not isinstance(values, ast.Tuple | ast.Set | ast.List):
-            continue
-        start = starts[values.lineno - 1] + values.col_offset
-        end = starts[values.end_lineno - 1] + values.end_col_offset  # type: ignore[operator]
-        for at in range(len(values.elts)):
-            left = ast.Tuple([*values.elts[:at], *values.elts[at + 1 :]], ast.Load())
-            text = (source[:start] + ast.unparse(left).encode() + source[end:]).decode()
-            change = f"line {node.lineno}: {source[start:end].decode()} -> {ast.unparse(left)}"
-            yield Mutant(file=file, number=-1 - number, change=change, text=partial(str, text))
-            number += 1
 
 
 def paired_codes(mutant: Mutant) -> dict[CodeType, CodeType]:

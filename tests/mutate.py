@@ -1,12 +1,11 @@
 """Mutation testing: change the code by rules, one change at a time, and count what tests notice.
 
     make mutate MODULE=captioner/attention SAMPLE=40
-    python tests/mutate.py captioner/attention --sample 40 [--cases] [--again] [--scores]
+    python tests/mutate.py captioner/attention --sample 40 [--again] [--scores]
 
 tests/mutate.yaml says which tests run for which module; tests of 20 seconds and more do not. Python
-functions are changed by mutmut's operators, or with --cases by leaving out one of several cases
-(`kind in (3, 4)`). Scripts of the page are changed by the rules of tests/mutants.py. Mutants are
-drawn with a fixed seed. Results are kept in .mutate/results.jsonl: the next call resumes, --again
+functions are changed by mutmut's operators, scripts of the page by the rules of tests/mutants.py.
+Mutants are drawn with a fixed seed. Results are kept in .mutate/results.jsonl: the next call resumes, --again
 repeats what survived. No file is changed: tests are collected once, and each mutant is a fork in
 which the functions have the mutant's code, also in commands that it starts, or in which the browser
 is given the mutant's script.
@@ -227,7 +226,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("module", nargs="*", help="the beginning of modules' paths; default: all")
     parser.add_argument("--sample", type=int, default=40, help="mutants a module (default 40)")
-    parser.add_argument("--cases", action="store_true", help="leave out one of several cases")
     parser.add_argument("--again", action="store_true", help="repeat what survived")
     parser.add_argument("--scores", action="store_true", help="print known results, run nothing")
     options = parser.parse_args()
@@ -236,7 +234,7 @@ def main() -> None:
     for row in (Row(**entry) for entry in table):
         if options.module and not any(row.module.startswith(part) for part in options.module):
             continue
-        mutants = choose(row, options.sample, cases=options.cases)
+        mutants = choose(row, options.sample)
         known = read_results(again=options.again)
         left = [mutant for mutant in mutants if mutant.key() not in known]
         if left and not options.scores:

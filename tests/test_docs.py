@@ -16,7 +16,6 @@ from captioner.cli import main
 from captioner.errors import CaptionerError
 from captioner_serving.server import problems
 from captioner_serving.server.app import Application
-from tests.draw_page import digest_page, drawn_digest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "assets" / "MODEL_CARD.md"]
@@ -43,10 +42,6 @@ def test_examples_in_docstrings_are_true() -> None:
                 assert result.failed == 0, name
                 attempted += result.attempted
     assert attempted > 20
-
-
-def test_the_picture_of_the_page_is_of_the_page_as_it_is() -> None:
-    assert drawn_digest() == digest_page(), "draw it again: python -m tests.draw_page"
 
 
 def _kinds(root: type[CaptionerError]) -> Iterator[type[CaptionerError]]:

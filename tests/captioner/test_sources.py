@@ -280,3 +280,19 @@ def test_a_closed_image_says_that_it_is_closed(
         open_image.load()
     if suffix != "gif":  # which keeps its file for the next frame
         assert captioner.caption(open_image).text  # its pixels are there
+
+
+def test_arrays_tensors_and_open_images_have_the_colours_of_the_file(
+    captioner: Captioner, tmp_path: Path
+) -> None:
+    values = np.zeros((60, 90, 3), np.uint8)
+    values[:, :40] = (255, 20, 0)
+    values[30:, 40:] = (250, 160, 10)
+    path = tmp_path / "red.png"
+    Image.fromarray(values).save(path)
+    expected = captioner.caption(path).score
+    swapped = captioner.caption(np.ascontiguousarray(values[..., ::-1])).score
+    assert abs(swapped - expected) > 1e-3  # the model sees a difference
+    tensor = torch.from_numpy(values).permute(2, 0, 1)
+    for source in (values, tensor, tensor / 255, Image.fromarray(values), Image.open(path)):
+        assert captioner.caption(source).score == pytest.approx(expected, abs=1e-4)
