@@ -5,10 +5,10 @@
 
 tests/mutate.yaml says which tests run for which module; tests of 20 seconds and more do not. Python
 functions are changed by mutmut's operators, scripts of the page by the rules of tests/mutants.py.
-Mutants are drawn with a fixed seed. Results are kept in .mutate/results.jsonl: the next call resumes, --again
-repeats what survived. No file is changed: tests are collected once, and each mutant is a fork in
-which the functions have the mutant's code, also in commands that it starts, or in which the browser
-is given the mutant's script.
+Mutants are drawn with a fixed seed. Results are kept in .mutate/results.jsonl: the next call
+resumes, --again repeats what survived. No file is changed: tests are collected once, and each
+mutant is a fork in which the functions have the mutant's code, also in commands that it starts,
+or in which the browser is given the mutant's script.
 """
 
 from __future__ import annotations
