@@ -150,10 +150,10 @@ def test_images_that_are_damaged_or_missing_are_reported_together(
     assert "COCO_val2014_000000000203.jpg cannot be read: Bad CRC-32" in result.stderr
     assert "COCO_val2014_000000000205.jpg is cut off or damaged" in result.stderr
     assert not (to / "manifest.json").exists() and not list(to.glob("*.tar"))
-    result = prepare(run_main, to, url, "--skip-bad", "--keep-downloads")
+    result = prepare(run_main, to, url, "--skip-bad")
     assert result.returncode == 0, result.stderr
     assert "reusing 13 of 13 images of an earlier run" in result.stderr
-    assert len(list((to / ".prepare" / "downloads").iterdir())) == 4
+    assert not (to / ".prepare").exists()
     manifest = Manifest.load(to)
     assert manifest.skipped == {"missing image": 1, "corrupt image": 2}
     assert {split: found.images for split, found in manifest.splits.items()} == {

@@ -148,7 +148,7 @@ def books(photos: Path) -> Path:
     return photos
 
 
-@pytest.mark.parametrize("kind", ["csv", "flickr8k", "folder", "zip"])
+@pytest.mark.parametrize("kind", ["csv", "folder", "zip"])
 @pytest.mark.parametrize("listed", [str, by_macos])
 def test_names_that_look_the_same_are_the_same(
     run_main: Run, books: Path, tmp_path: Path, kind: str, listed: Callable[[str], str]
@@ -160,12 +160,6 @@ def test_names_that_look_the_same_are_the_same(
     if kind == "csv":
         table.write_text("image,caption\n" + "".join(f"{each},a\n" for each in names))
         arguments[0] = "csv"
-    elif kind == "flickr8k":
-        texts = "".join(f"Bück {n}.jpg#0\ta\n" for n in range(8))
-        (books / "Flickr8k.token.txt").write_text(texts)
-        for split, part in (("train", names[:6]), ("dev", names[6:])):
-            (books / f"Flickr_8k.{split}Images.txt").write_text("\n".join(part))
-        arguments = [kind, books]
     elif kind == "folder":
         for n in range(8):
             (books / f"Bück {n}.txt").rename(books / listed(f"Bück {n}.txt"))
@@ -178,18 +172,6 @@ def test_names_that_look_the_same_are_the_same(
     said = prepare(run_main, tmp_path / "to", *arguments)
     assert len(captions_of(tmp_path / "to")) == 8
     assert not [line for line in said.splitlines() if line.startswith("note: images")]
-
-
-def test_photos_outside_the_splits_of_flickr8k_are_counted(
-    run_main: Run, books: Path, tmp_path: Path
-) -> None:
-    names = [f"Bück {n}.jpg" for n in range(8)]
-    (books / "Flickr8k.token.txt").write_text("".join(f"{name}#0\ta\n" for name in names))
-    (books / "Flickr_8k.trainImages.txt").write_text("\n".join(names[:4]))
-    (books / "Flickr_8k.devImages.txt").write_text("\n".join(names[4:6]))
-    said = prepare(run_main, tmp_path / "to", "flickr8k", books)
-    assert "note: 2 images outside the splits were left out\n" in said
-    assert set(captions_of(tmp_path / "to")) == set(names[:6])
 
 
 def test_a_photo_that_is_named_in_several_ways_keeps_its_captions(

@@ -250,7 +250,7 @@ def test_help_of_each_kind_is_short_and_imports_no_torch() -> None:
         "    try: main(['prepare', kind, '--help'])\n"
         "    except SystemExit: print('torch' in sys.modules, file=sys.stderr)"
     )
-    kinds = ("coco", "folder", "csv", "jsonl", "coco-json", "flickr8k", "parquet")
+    kinds = ("coco", "folder", "csv", "jsonl", "coco-json", "parquet")
     result = subprocess.run(
         [sys.executable, "-c", script, *kinds],
         capture_output=True, text=True, env=launcher.environment(),

@@ -16,7 +16,7 @@ import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -123,13 +123,9 @@ def find_finished(
     )
 
 
-def clear(work: Path, *, keep: str | None = None) -> None:
-    """Remove DIR/.prepare, except the entry named `keep`."""
-    with suppress(OSError):
-        for path in list(work.iterdir()):
-            if path.name != keep:
-                path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
-        work.rmdir()  # fails if an entry is kept
+def clear(work: Path) -> None:
+    """Remove DIR/.prepare."""
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def assemble(data: SourceData, options: Options, work: Path) -> Manifest:

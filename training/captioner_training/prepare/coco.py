@@ -88,10 +88,8 @@ def remote_files(
     return files
 
 
-def prepare_coco(
-    options: Options, *, year: int, karpathy: bool, mirror: str | None, keep_downloads: bool
-) -> Manifest:
-    """Download and prepare COCO; delete the downloads unless `keep_downloads` is set.
+def prepare_coco(options: Options, *, year: int, karpathy: bool, mirror: str | None) -> Manifest:
+    """Download and prepare COCO; delete the downloads.
 
     Raises:
         DownloadError: a file cannot be downloaded, or is not the published one.
@@ -103,7 +101,7 @@ def prepare_coco(
         if (manifest := find_finished(options, source=source)) is None:
             paths = _fetch(work / "downloads", source, mirror, options)
             manifest = assemble(_read(paths, source), options, work)
-        clear(work, keep="downloads" if keep_downloads else None)
+        clear(work)
     return manifest
 
 

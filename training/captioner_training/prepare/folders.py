@@ -1,10 +1,9 @@
-"""Read folders: captions beside photos, tables, shards, and Flickr8k."""
+"""Read folders: captions beside photos, tables, and shards."""
 
 from __future__ import annotations
 
-import filecmp
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,20 +14,14 @@ from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_training.prepare.caption_files import CAPTION_FILES, read_caption_file
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.listing import ListedImage, Problems, read_text
-from captioner_training.prepare.originals import composed, folded, slashed, walk
+from captioner_training.prepare.originals import folded, slashed, walk
 from captioner_training.prepare.splits import split_of_file
 from captioner_training.prepare.webdataset import has_captions, read_shards
 
-__all__ = ["read_flickr8k", "read_folder"]
+__all__ = ["read_folder"]
 
 _SIDECARS = (".txt", ".caption")
 _NO_CAPTIONS = ("readme", "license", "licence", "credits", "notice")  # names of other texts
-_LISTS = {
-    "train": "flickr_8k.trainimages.txt",
-    "val": "flickr_8k.devimages.txt",
-    "test": "flickr_8k.testimages.txt",
-}
-_FLICKR8K = ("dataset_flickr8k.json", "flickr8k.token.txt", "captions.txt")
 
 
 def read_folder(folder: Path, problems: Problems) -> tuple[list[ListedImage], bool]:
@@ -187,61 +180,3 @@ def _captions(texts: list[Path], folder: Path, problems: Problems) -> tuple[str,
             # An empty file is an empty caption.
             captions += [line for line in split_lines(text) if line.strip()] or [""]
     return tuple(captions) if readable else None
-
-
-def read_flickr8k(folder: Path, problems: Problems) -> tuple[list[ListedImage], list[Path]]:
-    """Read Flickr8k as distributed; return its images, and the folders and archives of photos.
-
-    Captions are read from dataset_flickr8k.json (Karpathy), Flickr8k.token.txt (original) or
-    captions.txt (Kaggle). Splits are read from dataset_flickr8k.json, or else from
-    Flickr_8k.trainImages.txt, Flickr_8k.devImages.txt and Flickr_8k.testImages.txt.
-
-    Raises DataError: the captions or the images are missing.
-    """
-    files = list(walk(folder))
-    annotations = _find_annotations(folder, files)
-    places = {path.parent for path in files if path.suffix.lower() in IMAGE_SUFFIXES}
-    places |= {path for path in files if path.name.lower().endswith(("dataset.zip", ".tar"))}
-    if not places:
-        raise DataError(f"{folder} has no images: put Flickr8k's folder or zip file there")
-    captions_file = next((annotations[name] for name in _FLICKR8K if name in annotations), None)
-    if captions_file is None:
-        raise DataError(f"{folder} has none of {', '.join(_FLICKR8K)}")
-    listed = read_caption_file(captions_file, Columns(), problems)
-    lists = {split: annotations[name] for split, name in _LISTS.items() if name in annotations}
-    if lists and not any(image.split for image in listed):
-        listed = _split_by_lists(listed, lists, problems)
-    return listed, sorted(places)
-
-
-def _split_by_lists(
-    listed: Sequence[ListedImage], lists: dict[str, Path], problems: Problems
-) -> list[ListedImage]:
-    captions = defaultdict[str, tuple[str, ...]](tuple)
-    captions |= {composed(image.file_name): image.captions for image in listed}
-    split = [
-        ListedImage(name, name, captions[name], split, "Flickr_8k.*Images.txt")
-        for split, path in lists.items()
-        for name in map(str.strip, composed(read_text(path, problems, name=str(path))).splitlines())
-        if name
-    ]
-    if left_out := len(captions.keys() - {image.file_name for image in split}):
-        problems.note(f"{left_out:,} images outside the splits were left out")
-    return split
-
-
-def _find_annotations(folder: Path, files: Sequence[Path]) -> dict[str, Path]:
-    """Return the files of captions and splits by their names in lower case.
-
-    Raises DataError: two files have the same name and different content.
-    """
-    annotations: dict[str, Path] = {}
-    for path in files:
-        if (name := path.name.lower()) in (*_FLICKR8K, *_LISTS.values()):
-            first = annotations.setdefault(name, path)
-            if first != path and not filecmp.cmp(first, path, shallow=False):
-                raise DataError(
-                    f"{folder} has two different {path.name}, {first} and {path}: name the folder "
-                    "of the right one"
-                )
-    return annotations

@@ -13,7 +13,7 @@ from captioner.errors import ConfigError, DataError
 from captioner.paths import expanded
 from captioner_training.prepare.caption_files import read_caption_file
 from captioner_training.prepare.columns import Columns
-from captioner_training.prepare.folders import read_flickr8k, read_folder
+from captioner_training.prepare.folders import read_folder
 from captioner_training.prepare.listing import ListedImage, Problems, valid_text
 from captioner_training.prepare.originals import ImageFiles, walk
 from captioner_training.prepare.selection import SourceData, select
@@ -27,7 +27,6 @@ __all__ = ["KINDS", "Kind", "Request", "read_source"]
 
 _SAMPLE = 1000  # images whose captions decide the language
 _COPIES_HINT = "if a folder has several copies of the data set, name the folder of one copy"
-_FLICKR8K_LICENCE = "Flickr8k: research use; the photos belong to their authors on Flickr"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,6 @@ class Listing:
     source: dict[str, Any]  # kind and options, for the manifest
     has_table: bool = True  # a table names the images, so links must not lead out of the places
     missing_hint: str = "add places with --images"
-    licence: str | None = None
 
 
 Reader = Callable[[Request, Problems], Listing]
@@ -84,7 +82,6 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
         images=selection.images,
         problems=problems,
         source={"kind": kind, **listing.source, "splits": selection.split_from},
-        licence=listing.licence,
     )
 
 
@@ -147,20 +144,6 @@ def _source(request: Request, paths: Sequence[Path]) -> dict[str, Any]:
 
 def _are_embedded(images: Sequence[ListedImage]) -> bool:
     return bool(images) and all(image.location for image in images)
-
-
-def _flickr8k(request: Request, problems: Problems) -> Listing:
-    path = expanded(request.paths[0])
-    images, places = read_flickr8k(path, problems)
-    return Listing(
-        name="flickr8k",
-        images=images,
-        places=places,
-        source=_source(request, [path]),
-        has_table=False,
-        missing_hint=_COPIES_HINT,
-        licence=_FLICKR8K_LICENCE,
-    )
 
 
 def _caption_files(request: Request, problems: Problems) -> Listing:
@@ -289,15 +272,6 @@ KINDS: Final = {
         read=_caption_files,
         metavar="[SPLIT=]FILE",
         help="json files in COCO's or Karpathy's format",
-    ),
-    "flickr8k": Kind(
-        summary="Flickr8k as it is distributed",
-        examples=("flickr8k downloads --to ~/flickr8k",),
-        read=_flickr8k,
-        metavar="FOLDER",
-        help="folder with the images (or their zip file) and one of: dataset_flickr8k.json; "
-        "Flickr8k.token.txt with Flickr_8k.*Images.txt; Kaggle's captions.txt",
-        has_images=False,
     ),
 }
 """Kinds by name, as in `captioner prepare KIND`."""

@@ -62,7 +62,6 @@ def _add_coco(parser: argparse.ArgumentParser) -> None:
         help="karpathy (default): 113,287, 5,000 and 5,000 images, as in most papers; official: "
         "COCO's own train and val")  # fmt: skip
     add("--mirror", metavar="URL", help="download the files from this address instead")
-    add("--keep-downloads", action="store_true", help="keep the downloaded zip files")
 
 
 def _add_source(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
@@ -126,7 +125,6 @@ def run(arguments: argparse.Namespace) -> int:
             year=arguments.year,
             karpathy=arguments.split == "karpathy",
             mirror=arguments.mirror,
-            keep_downloads=arguments.keep_downloads,
         )
     else:
         manifest = _prepare_source(arguments, options)
