@@ -16,7 +16,6 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
-from captioner.vision.colour import depth_limit
 from captioner.vision.image import FileSource, source_name
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ _READ_TIMEOUT, _TOTAL_TIMEOUT = 15.0, 60.0  # limits of a download, in seconds
 
 _ACCEPTED = (
     "an image is a path, an http or https address, bytes, a binary file, a PIL image, "
-    "a numpy array of shape (height, width), (height, width, 3) or (height, width, 4), "
+    "a numpy array of shape (height, width), (height, width, 3 or 4) or (3 or 4, height, width), "
     "or a torch tensor of shape (1, 3 or 4, height, width)"
 )
 _RANGES = "integers run from 0 to 255, uint16 to 65535, floats from 0 to 1"
@@ -71,16 +70,20 @@ def split_batch(images: Any) -> Any:
     """Split an array of four dimensions into a list of images; anything else is returned as is.
 
     A torch tensor is (N, channels, height, width). A numpy array may also be (N, height, width,
-    channels).
+    channels); its images are returned as they are.
     """
     if getattr(images, "ndim", None) != 4:
         return images
     if _is_tensor(images):
         return list(images)
-    batch = np.asarray(images)
-    if batch.shape[3] not in (1, 3, 4) and batch.shape[1] in (1, 3, 4):
-        batch = batch.transpose(0, 2, 3, 1)
-    return list(batch)
+    return list(np.asarray(images))
+
+
+def _channels_last(values: Any) -> Any:
+    """Transpose an array (channels, height, width) if its last axis cannot be the channels."""
+    if values.ndim == 3 and values.shape[2] not in (1, 3, 4) and values.shape[0] in (1, 3, 4):
+        return values.transpose(1, 2, 0)
+    return values
 
 
 def _is_tensor(image: object) -> bool:
@@ -104,8 +107,9 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
     """Convert an image of any kind to one that `open_image` can open repeatedly.
 
     File objects and bytearrays are copied. The channels of an array are red, green, blue and
-    optionally opacity, or only grey. numpy arrays are (height, width, channels), torch tensors
-    (channels, height, width). Integers are 0 to 255 (uint16 up to 65535), floats 0 to 1.
+    optionally opacity, or only grey. numpy arrays are (height, width, channels) or
+    (channels, height, width), torch tensors (channels, height, width). Integers are 0 to 255
+    (uint16 to 65535), floats 0 to 1.
 
     Args:
         image: any of the kinds in ImageSource.
@@ -119,7 +123,7 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
         return _from_tensor(image)
     # numpy.str_ has __array__ too.
     if hasattr(image, "__array__") and not isinstance(image, str):
-        return _from_array(np.asarray(image), "array", tuple(np.shape(image)))
+        return _from_array(_channels_last(np.asarray(image)), "array", tuple(np.shape(image)))
     if isinstance(image, str) and image[:5].lower() == "data:":
         raise ImageNotFoundError("a data: URI is not a path: decode its base64 and pass the bytes")
     if isinstance(image, str) and follow_links:
@@ -140,7 +144,10 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
         if isinstance(image, io.BytesIO):
             return image.getvalue()[image.tell() :]
         if callable(read := getattr(image, "read", None)):
+            place = image.tell() if _is_seekable(image) else None
             data = read()
+            if place is not None:
+                image.seek(place)  # the same file may be passed again
             if isinstance(data, bytes):
                 return data
             raise ImageTypeError(f"the file gave {type(data).__name__}: open it with 'rb'")
@@ -149,6 +156,11 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
             f"the image file cannot be read ({error}): caption it before it is closed"
         ) from error
     raise ImageTypeError(f"{type(image).__name__} is not an image: {_ACCEPTED}")
+
+
+def _is_seekable(file: Any) -> bool:
+    seekable = getattr(file, "seekable", None)
+    return bool(callable(seekable) and seekable())
 
 
 def _expanded(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -211,8 +223,8 @@ def _from_array(values: Any, kind: str, shape: tuple[int, ...]) -> Image.Image:
         raise ImageTypeError(f"{name} does not hold numbers: {_RANGES}")
     low, high = values.min(), values.max()
     most = 1 if values.dtype.kind == "f" else 255
-    if values.dtype == np.uint16:
-        most = depth_limit(high)
+    if values.dtype.kind == "u" and values.dtype.itemsize == 2:  # in any byte order
+        most = 65535
     if not (low >= 0 and high <= most):  # false for NaN too
         raise ImageTypeError(f"{name} runs from {low} to {high}: {_RANGES}")
     pixels = (values if most == 255 else (values * (255 / most)).round()).astype("uint8")

@@ -12,7 +12,7 @@ from PIL import Image, ImageCms
 
 from captioner import errors
 
-__all__ = ["depth_limit", "to_srgb"]
+__all__ = ["to_srgb"]
 
 _SPACES = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}  # the profile's colour space, by mode
 _STEP = 51  # between the levels that are compared to find sRGB profiles
@@ -80,15 +80,6 @@ def _is_identity(transform: ImageCms.ImageCmsTransform) -> bool:
     return all(abs(a - b) <= 1 for a, b in zip(colours, after.tobytes(), strict=True))
 
 
-def depth_limit(high: float) -> int:
-    """Return the white level of integer pixels whose maximum is `high`.
-
-    It is the largest value of 8, 10, 12, 14 or 16 bits. Cameras and scanners store 10 to 14 bits in
-    16-bit pixels without scaling them.
-    """
-    return next((1 << bits) - 1 for bits in (8, 10, 12, 14, 16) if high < 1 << bits)
-
-
 def _grey(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | None]:
     """Convert a grey image of 16 or 32 bits to 8 bits.
 
@@ -99,7 +90,15 @@ def _grey(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | Non
     low, high = cast(tuple[float, float], deep.getextrema())
     if not (math.isfinite(low) and math.isfinite(high)):
         raise errors.ImageFormatError(f"{name} has NaN or infinite pixels: convert it to 8 bits")
-    if deep.mode == "F" or low < 0 or high > 65535:
+    if deep.mode == "F":
+        if low < 0 or high > 255:
+            raise errors.ImageFormatError(
+                f"{name} has pixels from {low:g} to {high:g}; floats run from 0 to 1 or from 0 to "
+                "255: scale them"
+            )
+        scale = 255.0 if high <= 1 else 1.0
+        return deep.point(lambda value: value * scale + 0.5).convert("L"), None
+    if low < 0 or high > 65535:
         scale = 255 / (high - low) if high > low else 0.0
         offset = 0.5 - low * scale
         return deep.convert("F").point(lambda value: value * scale + offset).convert("L"), None
@@ -114,8 +113,10 @@ def _grey(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | Non
 
 def _white(image: Image.Image, high: float) -> int:
     """Return the white level of grey integers."""
+    if image.mode == "I" and high <= 255:  # Pillow's 32-bit mode, often made from 8 bits
+        return 255
     bits = getattr(image, "tag_v2", {}).get(258)  # TIFF's BitsPerSample
-    return 4095 if bits == (12,) else depth_limit(high)
+    return 4095 if bits == (12,) else 65535
 
 
 def _is_unused(image: Image.Image) -> bool:

@@ -22,7 +22,6 @@ from PIL.JpegImagePlugin import JpegImageFile
 from captioner import errors
 from captioner.paths import is_web_address
 from captioner.vision.colour import to_srgb
-from captioner.vision.deep import load_deep
 from captioner.vision.header import check_size, read_header
 from captioner.vision.jpeg import with_end
 from captioner.vision.orientation import orientation, turned
@@ -90,7 +89,7 @@ def _loaded(image: ImageFile.ImageFile, name: str, at_least: int | None) -> Imag
     try:
         if at_least is not None:
             image.draft(None, (at_least, at_least))
-        load_deep(image)
+        image.load()
     except OSError as error:
         if isinstance(image, TiffReader) and (codec := optional_codec(image)):
             raise errors.ImageFormatError(

@@ -155,15 +155,20 @@ def test_wide_integers_of_8_bits_and_of_any_range():
         assert [pixel[0] for pixel in colours(open_image(image))] == [0, 128, 255]
 
 
-def test_floats_are_spread_from_least_to_greatest():
+def test_floats_run_to_1_or_to_255():
     image = Image.new("F", (3, 1))
-    image.putdata([-0.5, 0.0, 0.5])
-    assert [pixel[0] for pixel in colours(open_image(encode(image, "TIFF")))] == [0, 128, 255]
-    image.putdata([0.5, 0.5, 0.5])
-    assert len(set(colours(open_image(image)))) == 1
-    image.putdata([float("inf"), 0.0, 1.0])
-    with pytest.raises(ImageFormatError, match="8 bit"):
-        open_image(image)
+    for levels in ([0.0, 0.25, 0.5], [0.0, 64.0, 127.5]):
+        image.putdata(levels)
+        for source in (image, encode(image, "TIFF")):
+            assert [pixel[0] for pixel in colours(open_image(source))] == [0, 64, 128]
+    for levels, remedy in (
+        ([-0.5, 0.0, 0.5], "from -0.5 to 0.5; .*scale them"),
+        ([0.0, 1.0, 1000.0], "from 0 to 1000; .*scale them"),
+        ([float("inf"), 0.0, 1.0], "8 bit"),
+    ):
+        image.putdata(levels)
+        with pytest.raises(ImageFormatError, match=remedy):
+            open_image(image)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "YCbCr", "LAB", "CMYK"])

@@ -42,6 +42,8 @@ def pixels(source: Any) -> list[Any]:
         COLORS,  # int64
         COLORS / 255,
         (COLORS * 257).astype("uint16"),
+        (COLORS * 257).astype(">u2"),
+        np.ascontiguousarray(COLORS.repeat(3, axis=1)[:, ::3].transpose(2, 0, 1)),
         (COLORS / 255).astype("float32"),
         np.asfortranarray(COLORS.astype("uint8")),
         torch.from_numpy(COLORS).permute(2, 0, 1),
@@ -70,9 +72,9 @@ def test_grey_arrays_are_pictures(grey: Any) -> None:
     ("image", "error", "said"),
     [
         (
-            np.zeros((3, 20, 30)),
+            np.zeros((5, 20, 30)),
             ImageTypeError,
-            r"array of shape \(3, 20, 30\).*\(height, width, 3",
+            r"array of shape \(5, 20, 30\).*\(height, width, 3",
         ),
         (
             torch.zeros(20, 30, 3),
@@ -103,7 +105,7 @@ def test_a_file_object_is_read_from_its_position(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"a header" + b"photo")
     with (tmp_path / "file").open("rb") as file:
         file.seek(8)
-        assert as_source(file) == b"photo" and not file.closed
+        assert as_source(file) == as_source(file) == b"photo" and not file.closed
     (memory := io.BytesIO(b"a header" + b"photo")).seek(8)
     assert as_source(memory) == b"photo"
     assert as_source(memoryview(b"photo")) == b"photo" and not is_many(memoryview(b"photo"))
@@ -125,13 +127,13 @@ def test_a_batch_is_its_images(batch: Any) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_the_channels_of_a_batch_come_first_or_last(channels: int) -> None:
+def test_the_channels_of_an_array_come_first_or_last(channels: int) -> None:
     """With as many rows as channels are allowed, the last axis decides."""
-    for rows in (5, 3):
-        batch = np.zeros((2, rows, 7, channels), dtype="uint8")
-        assert [image.shape for image in split_batch(batch)] == [(rows, 7, channels)] * 2
-    first = np.zeros((2, channels, 5, 7), dtype="uint8")
-    assert [image.shape for image in split_batch(first)] == [(5, 7, channels)] * 2
+    for shape in ((5, 7, channels), (3, 7, channels), (channels, 5, 7)):
+        array = np.zeros(shape, dtype="uint8")
+        size = shape[:2] if shape[2] == channels else shape[1:]
+        for image in (array, *split_batch(np.stack([array, array]))):
+            assert open_image(as_source(image)).size == size[::-1]
 
 
 def test_an_empty_batch_has_no_captions(captioner: Captioner) -> None:
