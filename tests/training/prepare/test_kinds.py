@@ -167,7 +167,7 @@ def test_csv_with_unusual_columns_and_delimiter(
     )  # fmt: skip
     assert found == {"val": [("a/0.jpg", ["one", "two", "three"])]}
     for options, message in (
-        (("--delimiter", "|"), "the columns subject, c1, c2, fold: name the column of captions"),
+        (("--delimiter", "|"), "the columns subject, c1, c2, fold: name the column of photos"),
         (("--image-column", "image"), "there is no column 'image'"),
         (("--delimiter", "ab"), "must be one character"),
     ):
@@ -221,7 +221,7 @@ def test_parquet_is_a_table_too(run_main: Run, photos: Path, tmp_path: Path) -> 
         "bytes": [(photos / name).read_bytes() for name in ("a/0.jpg", "b/3.jpg")],
     }
     for kind, names in ("paths", ["a/0.jpg", "b/3.jpg"]), ("bytes", ["bytes/0.jpg", "bytes/1.jpg"]):
-        table = pyarrow.table({"picture": cells[kind], "text": ["one", "two"]})
+        table = pyarrow.table({"image": cells[kind], "text": ["one", "two"]})
         parquet.write_table(table, tmp_path / f"{kind}.parquet")
         command = ("parquet", tmp_path / f"{kind}.parquet", "--images", photos, "--val", 0)
         found = prepared(run_main, tmp_path / f"to {kind}", *command)

@@ -39,7 +39,6 @@ def names(photos: Path) -> list[str]:
 def test_a_semicolon_export_with_a_title_and_columns_in_german(
     run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
-    # Beside it a detail that few have, a notice that all have, a remark that is longer but rare.
     rows = [
         ["Sammlung Altstadt; Export", "März", "2026", ""],
         ["Nr", "Detail", "Datei", "Rechte", "Titel", "Beschreibung", "Vermerk"],
@@ -51,14 +50,13 @@ def test_a_semicolon_export_with_a_title_and_columns_in_german(
     with table.open("w", encoding="cp1252", newline="") as file:
         file.write("sep=;\n")
         csv.writer(file, delimiter=";").writerows(rows)
-    said = prepare(run_main, tmp_path / "to", "csv", table, "--images", photos, "--val", 0)
+    columns = ("--image-column", "Datei", "--caption-column", "Beschreibung")
+    said = prepare(
+        run_main, tmp_path / "to", "csv", table, "--images", photos, "--val", 0, *columns
+    )
     assert captions_of(tmp_path / "to") == {
         name: (text,) for name, text in zip(names(photos), SENTENCES, strict=True)
     }
-    assert (
-        "note: using the columns Datei for photos and Beschreibung for captions; "
-        "--image-column and --caption-column change that\n"
-    ) in said
     assert "note: lines above the header, skipped: 1\n" in said
     assert "read as Windows-1252" in said
     assert not (tmp_path / "to" / "problems.csv").exists()
@@ -79,8 +77,10 @@ def test_a_workbook_whose_numbers_name_the_photos(
         sheet.append([n + 17, 1900 + n, text, f"{text} im Winter"])
     book.save(tmp_path / "Liste.xlsx")
     prepare(
-        run_main, tmp_path / "to", "xlsx", tmp_path / "Liste.xlsx", "--images", photos, "--val", 0
-    )
+        run_main, tmp_path / "to", "xlsx", tmp_path / "Liste.xlsx", "--images", photos, "--val", 0,
+        "--image-column", column,
+        "--caption-column", "Beschreibung 1", "--caption-column", "Beschreibung 2",
+    )  # fmt: skip
     assert captions_of(tmp_path / "to") == {
         str(n + 17): (text, f"{text} im Winter") for n, text in enumerate(SENTENCES)
     }
@@ -117,7 +117,8 @@ def test_hugging_face_s_photos_inside_of_parquet(
             pyarrow.table(rows), tmp_path / f"{split}-00000-of-00001.parquet", row_group_size=sizes
         )
     tables = [tmp_path / f"{split}-00000-of-00001.parquet" for split in ("train", "test")]
-    prepare(run_main, tmp_path / "to", "parquet", *tables)
+    columns = ("--caption-column", "légende")
+    prepare(run_main, tmp_path / "to", "parquet", *tables, *columns)
     manifest = Manifest.load(tmp_path / "to")
     assert {name: split.images for name, split in manifest.splits.items()} == {
         "train": 3, "test": 1,
@@ -128,7 +129,7 @@ def test_hugging_face_s_photos_inside_of_parquet(
     assert [one.store.read(one.name) for one in stored] == [one.read_bytes() for one in files[:3]]
     assert [one.captions for one in stored] == [(text,) for text in SENTENCES[:3]]
     other = tables[0].rename(tmp_path / "photos.pq")
-    prepare(run_main, tmp_path / "more", "parquet", other)
+    prepare(run_main, tmp_path / "more", "parquet", other, *columns)
     assert sum(one.images for one in Manifest.load(tmp_path / "more").splits.values()) == 3
 
 
@@ -175,7 +176,7 @@ def test_everything_that_was_left_out_stands_in_one_file(
     long, longest = (" ".join(["lang"] * count) for count in (23, 22))
     table = tmp_path / "Liste.csv"
     lines = [
-        "Datei;Text", f"{whole};{SENTENCES[0]}", f"{cut};{SENTENCES[1]}", f"{copy};", ";verloren",
+        "Image;Text", f"{whole};{SENTENCES[0]}", f"{cut};{SENTENCES[1]}", f"{copy};", ";verloren",
         f"Kopie.jpg;{long}", "fort.jpg;nirgends zu finden", f"{other};{SENTENCES[2]}",
         f"{whole};...", f"{other};{longest}", f"{other};{long}",
     ]  # fmt: skip
@@ -214,7 +215,7 @@ def test_photos_without_a_row_are_looked_for_where_the_others_lie(
 ) -> None:
     table = tmp_path / "Liste.csv"
     rows = [f"Fotos/{name};{text}" for name, text in zip(names(photos), SENTENCES, strict=True)]
-    table.write_text("\n".join(["Datei;Text", *rows]))
+    table.write_text("\n".join(["Image;Text", *rows]))
     (tmp_path / "Urlaub").mkdir()
     for name in ("Fotos/ohne Zeile.jpg", "Urlaub/privat.jpg"):
         Image.new("RGB", (32, 24), "white").save(tmp_path / name)

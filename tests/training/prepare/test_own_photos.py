@@ -220,7 +220,7 @@ def test_a_table_fetches_no_photo_from_elsewhere(
     (photos / "album").symlink_to(private)
     names = [f"{private}/secret 0.jpg", "../private/secret 1.jpg", "link.jpg", "album/secret 3.jpg"]
     names += [f"{photos}/4.jpg", "../photos/5.jpg", "6.jpg"]
-    table = tmp_path / "table"
+    table = tmp_path / "table.jsonl"
     table.write_text("\n".join(json.dumps({"image": one, "caption": "a"}) for one in names))
     command = ("jsonl", table, "--images", photos)
     said = prepare(run_main, tmp_path / "no", *command, status=1)

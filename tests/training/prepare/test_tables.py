@@ -56,13 +56,12 @@ def test_too_many_cells_elsewhere_are_named(tmp_path: Path, problems: Problems) 
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-def test_headers_may_be_missing_or_below_the_separator(
+def test_the_separator_is_detected_or_given(
     tmp_path: Path, problems: Problems, separator: str
 ) -> None:
     rows = f"1.jpg{separator}a dog; a cat, both\n2.JPG{separator}b\n"
     wanted = {"1.jpg": ("a dog; a cat, both",), "2.JPG": ("b",)}
     assert read(tmp_path, f"Image{separator}Caption\n{rows}", problems) == wanted
-    assert read(tmp_path, rows, problems, image="1", captions=("2",)) == wanted
     excel = f"sep={separator}\nDatei{separator}Text\n{rows}"  # as Excel writes and reads it
     assert read(tmp_path, excel, problems, image="Datei") == wanted
     if separator == "\t":  # as people type it
@@ -72,39 +71,48 @@ def test_headers_may_be_missing_or_below_the_separator(
     assert not problems and not problems.notes()
 
 
-def test_columns_of_a_table_without_a_header_are_numbered(
-    tmp_path: Path, problems: Problems
+def test_a_table_without_a_header_is_refused(tmp_path: Path, problems: Problems) -> None:
+    with pytest.raises(DataError, match=r"t\.csv has no header: add a first line, such as image,"):
+        read(tmp_path, "a.jpg,a dog runs\nb.jpg,a cat sits\n", problems)
+    with pytest.raises(DataError, match=r"t\.csv contains JSON: rename it to t\.json"):
+        read(tmp_path, '{"image": "a.jpg", "caption": "a dog"}', problems)
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "message"),
+    [
+        ("Datei,caption\n1.jpg,a dog runs\n", {}, "the columns Datei, caption: name the column of "
+            "photos with --image-column"),
+        ("image,Titel\n1.jpg,a dog runs fast\n", {}, "the columns image, Titel: name the column of "
+            "captions with --caption-column"),
+        ("image,caption\n", {"captions": ("Captoin",)},
+            r"no column 'Captoin', did you mean caption\?"),
+    ],
+)  # fmt: skip
+def test_columns_of_other_names_are_asked_for(
+    tmp_path: Path, problems: Problems, table: str, columns: dict[str, object], message: str
 ) -> None:
-    table = "7,train,a.jpg,a dog runs\n8,val,b.jpg,a cat, black, sits\n"
-    for columns in ({}, {"image": "3"}, {"image": "3", "captions": ("4",), "split": "2"}):
-        captions = read(tmp_path, table, problems, **columns)
-        assert captions == {"a.jpg": ("a dog runs",), "b.jpg": ("a cat, black, sits",)}
-    assert "using the columns 3 for photos and 4 for captions; " in problems.notes()[0]
-    with pytest.raises(ConfigError, match=r"the columns 1, 2: name the column of captions"):
-        read(tmp_path, "7,a.jpg\n8,b.jpg\n", problems)
-    with pytest.raises(ConfigError, match=r"no column 'Captoin', did you mean caption\?"):
-        read(tmp_path, "image,caption\n", problems, captions=("Captoin",))
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, table, problems, **columns)
 
 
-def test_columns_are_found_in_chinese(tmp_path: Path, problems: Problems) -> None:
-    table = "图片,地点,描述\n1.jpg,北京公园,一只狗在草地上奔跑\n2.jpg,上海车站,两个孩子在雪里玩耍\n"
-    assert read(tmp_path, table, problems) == {
-        "1.jpg": ("一只狗在草地上奔跑",), "2.jpg": ("两个孩子在雪里玩耍",),
-    }  # fmt: skip
-    assert "using the columns 图片 for photos and 描述 for captions; " in problems.notes()[0]
+def test_the_header_is_the_row_of_the_named_columns(tmp_path: Path, problems: Problems) -> None:
+    table = "图库,2026\n图片,描述\n1.jpg,一只狗在草地上奔跑\n"
+    found = read(tmp_path, table, problems, image="图片", captions=("描述",))
+    assert found == {"1.jpg": ("一只狗在草地上奔跑",)}
+    assert problems.notes() == ["lines above the header, skipped: 1"]
 
 
 @pytest.mark.parametrize(
     ("column", "cells", "splits"),
     [
-        ("part", ("Train", "dev"), ("Train", "dev")),
-        ("Subset", ("test", "test"), ("test", "test")),
-        ("place", ("test", "test"), (None, None)),  # one word in every row may mean anything
-        ("place", ("train", "bus"), (None, None)),
-        ("split", ("1st", "2nd"), ("1st", "2nd")),  # by its name
+        ("Subset", ("Train", "dev"), ("Train", "dev")),
+        ("set", ("winter", "test"), (None, None)),
+        ("part", ("train", "test"), (None, None)),
+        ("split", ("1st", "2nd"), ("1st", "2nd")),
     ],
 )
-def test_a_column_of_split_names_is_found(
+def test_a_column_of_splits_is_found_by_its_name(
     tmp_path: Path, problems: Problems, column: str,
     cells: tuple[str, str], splits: tuple[str | None, ...],
 ) -> None:  # fmt: skip
@@ -190,7 +198,7 @@ def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problem
 
 def test_columns_of_one_name_are_all_read(tmp_path: Path, problems: Problems) -> None:
     table = "Bild;Text;Text\n1.jpg;ein Hund im Schnee;ein Tier im Winter\n"
-    captions = read(tmp_path, table, problems)
+    captions = read(tmp_path, table, problems, image="Bild")
     assert captions == {"1.jpg": ("ein Hund im Schnee", "ein Tier im Winter")}
 
 
@@ -227,8 +235,6 @@ KARPATHY = {
                 {"tokens": text.split(" ")} for text in SENTENCES]}]})),
         ("results.token", "".join(f"1.jpg#{n}\t{text}\n" for n, text in enumerate(SENTENCES))),
         ("quoted.txt", "".join(f'1.jpg#{n} | "{text}"\n' for n, text in enumerate(SENTENCES))),
-        ("meta_cap.json", json.dumps({"1.jpg": {"caption": SENTENCES, "tags": "dog, grass"}})),
-        ("by-photo.json", json.dumps({"1.jpg": SENTENCES})),
         ("hf.jsonl", json.dumps({"file_name": "1.jpg", "sentences": [{"raw": text, "sentid": n}
             for n, text in enumerate(SENTENCES)]})),
         ("annotations.csv", f'raw,sentids,split,filename,img_id\n"{list(SENTENCES)!s}",'
@@ -249,15 +255,6 @@ def test_formats_that_published_data_sets_have(
         assert not problems
 
 
-def test_tags_are_captions_where_kohya_s_metadata_has_no_other(
-    tmp_path: Path, problems: Problems
-) -> None:
-    content = {"C:\\photos\\1": {"tags": "1girl, solo", "train_resolution": [512, 512]}}
-    assert read(tmp_path, json.dumps(content), problems, "meta_lat.json") == {
-        "C:\\photos\\1": ("1girl, solo",)
-    }
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -267,8 +264,8 @@ def test_tags_are_captions_where_kohya_s_metadata_has_no_other(
         ),
         ({"images": [], "annotations": 3}, "annotations is not a list of objects"),
         ({"images": [{"file_name": "1.jpg"}], "annotations": []}, "there is no 'id'"),
-        ({"a": 1, "b": 2}, "no objects that name photos and captions"),
-        (7, "no JSON objects that name photos and captions"),
+        ({"1.jpg": {"caption": "a dog", "tags": "dog"}}, "no list of objects such as {.image"),
+        (7, "not in COCO's or Karpathy's format, and has no list of objects"),
     ],
 )
 def test_json_of_another_format_is_named(

@@ -7,7 +7,6 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def read_caption_file(
         prefix: folder to put before the names of photos stored in Parquet; "": the file's stem.
 
     Raises:
-        ConfigError: a named column is missing, or no column has photos or captions.
+        ConfigError: a given column is missing, or no column has photos or captions.
         DataError: the file cannot be read, or has no table.
         MissingExtraError: the extra that reads workbooks or Parquet is not installed.
     """
@@ -57,8 +56,10 @@ def read_caption_file(
         raise DataError(f"{path} is not a table: convert it to CSV, JSON Lines or a workbook")
     if suffix not in WORKBOOKS:
         text = read_text(path, problems, name=str(path))
-        if suffix in JSON_TABLES or _is_json(text):
+        if suffix in JSON_TABLES:
             return _read_json(text, path, columns, problems)
+        if text.lstrip().startswith("{"):
+            raise DataError(f"{path} contains JSON: rename it to {path.stem}.json")
     separator = columns.delimiter and _TABS.get(columns.delimiter, columns.delimiter)
     if separator is not None and len(separator) != 1:
         raise ConfigError(f"--delimiter is {separator!r}; it must be one character")
@@ -103,31 +104,34 @@ def _under_header(
 ) -> tuple[Columns, Rows]:
     """Return the columns and the rows below the header. Title lines above the header are skipped.
 
-    If the first row already names a photo, there is no header, and columns are called 1, 2, ...
+    Files whose lines begin with NAME#NUMBER, as in Flickr8k.token.txt, have no header.
     """
     rows = sheet.rows
     if not rows:
         raise DataError(f"{path} is empty")
-    if all(_NUMBERED.fullmatch(row.cells[0].strip()) for row in rows):
-        rows = [Row(row.number, [row.cells[0].rpartition("#")[0], *row.cells[1:]]) for row in rows]
-        columns = columns if columns.named() else replace(columns, image="1", captions=("2",))
-    top = _header_at(rows, columns.named())
-    if top:
-        problems.note(f"lines above the header, skipped: {top}")
-    if any(image_suffix(cell.strip()) for cell in rows[top].cells):
-        width = min(len(row.cells) for row in rows[top:])
-        header, body = [str(number + 1) for number in range(width)], rows[top:]
+    if not columns.named() and all(_NUMBERED.fullmatch(row.cells[0].strip()) for row in rows):
+        header = ["image", "caption"]
+        body = [Row(row.number, [row.cells[0].rpartition("#")[0], *row.cells[1:]]) for row in rows]
     else:
+        top = next((at for at, row in enumerate(rows[:_TOP]) if columns.are_in(_cells(row))), 0)
+        if top:
+            problems.note(f"lines above the header, skipped: {top}")
         header, body = unique_names(rows[top].cells), rows[top + 1 :]
+        if any(map(image_suffix, header)):
+            raise DataError(f"{path} has no header: add a first line, such as image,caption")
     named = [
         (f"{sheet.unit} {row.number}", dict(zip(header, cells, strict=True)))
         for row in body
         for cells in [sheet.fit(row.cells, len(header))]
     ]
-    columns = columns.find(list(filter(None, header)), [row for _, row in named], path, problems)
+    columns = columns.find(list(filter(None, header)), [row for _, row in named], path)
     if sheet.separator and columns.captions != (header[-1],):
         named = list(_checked_width(body, named, len(header), sheet, problems))
     return columns, named
+
+
+def _cells(row: Row) -> list[str]:
+    return [cell.strip() for cell in row.cells]
 
 
 def _checked_width(
@@ -151,30 +155,6 @@ def _checked_width(
             yield place, cells
 
 
-def _header_at(rows: Sequence[Row], named: Sequence[str]) -> int:
-    """Return the index of the header: the row with the named columns, or the widest at the top.
-
-    If a row names a photo, only the rows above it are searched.
-    """
-    filled = [sum(bool(cell.strip()) for cell in row.cells) for row in rows[:_TOP]]
-    for at, row in enumerate(rows[:_TOP]):
-        if named and {*named} <= {cell.strip() for cell in row.cells}:
-            return at
-        if any(image_suffix(cell.strip()) for cell in row.cells):
-            return max(range(at), key=lambda above: (filled[above], above), default=0)
-    return filled.index(max(filled))
-
-
-def _is_json(text: str) -> bool:
-    if text.lstrip()[:1] not in ("{", "["):
-        return False
-    try:
-        json.JSONDecoder().raw_decode(text.lstrip())
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> list[ListedImage]:
     try:
         content: Any = json.loads(text)
@@ -190,11 +170,15 @@ def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> l
             return coco_images(content, problems, name=str(path))
         if isinstance(images := content.get("images"), list):
             return _karpathy_images(images, path)
-        if not IMAGE_NAMES & {name.lower() for name in content}:
-            return _by_photo(content, path)
-        content = [content]
+        if {*columns.named()} <= {*content} and (
+            columns.named() or IMAGE_NAMES & {name.lower() for name in content}
+        ):
+            content = [content]
     if not isinstance(content, list):
-        raise DataError(f"{path} has no JSON objects that name photos and captions")
+        raise DataError(
+            f"{path} is not in COCO's or Karpathy's format, and has no list of objects such as "
+            '{"image": "1.jpg", "caption": "a dog"}'
+        )
     rows = [(f"item {number}", row) for number, row in enumerate(content, 1)]
     return _read_objects(rows, path, columns, problems)
 
@@ -221,19 +205,7 @@ def _read_objects(
         if not isinstance(row, dict):
             problems.add("incomplete row", f"{place} is not a JSON object", row=place)
     names = list(dict.fromkeys(name for _, row in rows for name in row))
-    return _group(columns.find(names, [row for _, row in rows], path, problems), rows, problems)
-
-
-def _by_photo(content: Mapping[str, Any], path: Path) -> list[ListedImage]:
-    """Read a JSON object that maps photo names to captions, such as kohya's metadata."""
-    listed = [
-        ListedImage(id=name, file_name=name, captions=tuple(cell_captions(value)), rows=(name,))
-        for name, value in content.items()
-        if isinstance(value, str | list | dict)
-    ]
-    if not any(image.captions for image in listed):
-        raise DataError(f"{path} has no objects that name photos and captions")
-    return listed
+    return _group(columns.find(names, [row for _, row in rows], path), rows, problems)
 
 
 def _karpathy_images(images: Sequence[Any], path: Path) -> list[ListedImage]:
@@ -287,7 +259,7 @@ def _read_parquet(
     with open_parquet(path) as file:
         names = file.schema_arrow.names
         first = next(file.iter_batches(batch_size=_BATCH), None)
-        columns = columns.find(names, [] if first is None else first.to_pylist(), path, problems)
+        columns = columns.find(names, [] if first is None else first.to_pylist(), path)
         return _group(columns, _parquet_rows(file, path, columns, prefix), problems)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -155,13 +154,13 @@ def _caption_files(request: Request, problems: Problems) -> Listing:
     ]
     paths = [path for _, path in arguments]
     places: Sequence[str | Path] = request.images or list({path.parent: None for path in paths})
-    files = cache(lambda: ImageFiles(places))  # built when a name is looked up
-    columns = replace(request.columns, is_photo=lambda name: files().has(name))
     images: list[ListedImage] = []
     for given, path in arguments:
         named = split_of_file(path, _top(paths))
         split = (given, "the command line") if given else named
-        for image in read_caption_file(path, columns, problems, prefix=_prefix(path, paths)):
+        for image in read_caption_file(
+            path, request.columns, problems, prefix=_prefix(path, paths)
+        ):
             if split and (given or not image.split):
                 image = image._replace(split=split[0], split_from=split[1])
             images.append(image)
@@ -233,7 +232,7 @@ KINDS: Final = {
         several=True,
         read=_caption_files,
         has_columns=True,
-        help="text tables, with or without a header",
+        help="text tables with a header, and .token files",
     ),
     "xlsx": Kind(
         summary="the first sheet of a workbook, one row per caption",

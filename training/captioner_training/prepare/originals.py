@@ -149,10 +149,6 @@ class ImageFiles:
             return images[0]
         return None
 
-    def has(self, name: str) -> bool:
-        """Whether at least one image has this name."""
-        return bool(self._called(name))
-
     def unused(self) -> list[str]:
         """Return the names of images that `find` has not returned, sorted.
 

@@ -70,11 +70,11 @@ def _add_source(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     if name == "csv":
         add("--delimiter", metavar="CHAR", help="default: detected")
     if kind.has_columns:
-        add("--image-column", metavar="NAME", help="column of file names; default: detected")
+        add("--image-column", metavar="NAME", help="column of file names; default: by its name")
         add("--caption-column", metavar="NAME", action="append", default=[],
             help="column of captions or of lists of captions; may be repeated; "
-            "default: detected")  # fmt: skip
-        add("--split-column", metavar="NAME", help="default: detected, if there is one")
+            "default: by its name")  # fmt: skip
+        add("--split-column", metavar="NAME", help="default: by its name, if there is one")
     if kind.has_images:
         add("--images", nargs="+", default=[], metavar="PLACE",
             help="folders, tar or zip files, or globs of them; default: "
