@@ -29,6 +29,7 @@ from captioner.predictor import Captioner
 from captioner.terminal import counted
 from captioner.vision.transform import Box
 from captioner_serving.batch.config import BatchConfig
+from captioner_serving.batch.inputs.links import link_environment
 from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
 from captioner_serving.decoding.decoded import Decoded
 from captioner_serving.decoding.reader import Reader
@@ -114,7 +115,8 @@ class LocalEngine(Closing):
             captioner.transform.config,
             max_pixels=config.max_pixels or captioner.max_pixels,
             workers=self.workers,
-            environment=os.environ,  # has credentials for URLs, which these processes read
+            fetching=self.workers,
+            environment=link_environment(),
         )
         # Otherwise garbage collections would visit all objects of torch and of the model, and
         # records that are not written yet, again and again.

@@ -64,7 +64,7 @@ class Reader(Closing):
         budget: the pixels that each kind of processes may decode at once; a larger photo is decoded
             alone. None: twice `max_pixels`.
         nice: the priority of the workers, 0 to 19.
-        environment: variables that the processes need to read photos; they inherit almost none.
+        environment: variables that the `fetching` processes need; others inherit almost none.
 
     Raises ConfigError: `max_pixels` is below 1, or `seconds` not above 0.
     """
@@ -104,15 +104,20 @@ class Reader(Closing):
         with _starting:
             # A fork has none of its parent's threads.
             if self._running[0] != os.getpid():
-                counts = ((self._workers, self._nice), (self._quick, 0), (self._fetching, 0))
-                lanes = [self._lane(count, nice) for count, nice in counts]
+                lanes = [
+                    self._lane(self._workers, self._nice, {}),
+                    self._lane(self._quick, 0, {}),
+                    self._lane(self._fetching, 0, self._environment),
+                ]
                 self._running = os.getpid(), lanes
                 weakref.finalize(self, _close, *self._running)
             return self._running[1]
 
-    def _lane(self, count: int, nice: int) -> FairThreads[DecodeProcess]:
+    def _lane(
+        self, count: int, nice: int, environment: Mapping[str, str]
+    ) -> FairThreads[DecodeProcess]:
         limits = Limits(max_pixels=self._max_pixels, seconds=self._seconds, nice=nice)
-        budget, environment = Budget(self._budget), self._environment
+        budget = Budget(self._budget)
         return FairThreads(
             [DecodeProcess(limits, budget=budget, environment=environment) for _ in range(count)],
             name="decoding",
@@ -217,7 +222,10 @@ class Reader(Closing):
         if self._closed:
             raise closed_error()
         output = Square(self._transform)
-        return self._lanes()[0].submit(lambda process: process.decode_together(group, output))
+        lane, _, fetching = self._lanes()
+        if self._fetching and hasattr(group[0], "url"):  # which is alone
+            lane = fetching
+        return lane.submit(lambda process: process.decode_together(group, output))
 
     def picture(self, photo: Readable) -> Image.Image:
         """Open a whole photo.

@@ -28,6 +28,7 @@ from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.decoding.reader import Reader
 from tests.launcher import Run
+from tests.process_tree import children
 from tests.serving.batch.conftest import Photos, draw
 from tests.serving.batch.test_sources import make_tar, names
 from tests.web import Handler, hosting
@@ -74,20 +75,30 @@ def test_photos_at_urls_are_captioned(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Secret(Photo):
-    """A photo that cannot be read without a variable of the environment."""
+class Secret(RemotePhoto):
+    """A photo whose error shows the environment of the process that reads it."""
 
     def read(self) -> bytes:
-        raise ImageNotFoundError(os.environ.get("AWS_SECRET_ACCESS_KEY", "there is none"))
+        raise ImageNotFoundError(json.dumps(dict(os.environ)))
 
 
-def test_credentials_reach_the_processes_that_read_urls(
-    tiny: Captioner, monkeypatch: pytest.MonkeyPatch
+def test_credentials_reach_only_the_processes_that_read_urls(
+    tiny: Captioner, photos: Photos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mine")
+    names = ("AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "https_proxy", "PASSWORD")
+    for name in names:
+        monkeypatch.setenv(name, "mine")
+    local: list[Photo] = [PhotoFile(name="p.jpg", file=str(photos(1) / "p000.jpg"))]
+    before = set(children(os.getpid()))
     with LocalEngine(tiny, tiny.generation, BatchConfig(workers=1)) as engine:
-        ((outcome,),) = engine.run(iter([Secret(name="a.jpg")]))
-    assert outcome.record["error"]["detail"] == "mine"
+        ((outcome,),) = engine.run(iter(local))
+        assert outcome.caption is not None
+        (process,) = set(children(os.getpid())) - before
+        found = Path(f"/proc/{process}/environ").read_bytes()
+        assert b"PYTHONPATH=" in found and b"mine" not in found
+        ((outcome,),) = engine.run(iter([Secret(name="a.jpg", url="s3://bucket/a.jpg")]))
+    passed = json.loads(outcome.record["error"]["detail"])
+    assert [passed.get(name) for name in names] == ["mine", "mine", "mine", None]
 
 
 def test_options_of_inputs_reach_the_run(

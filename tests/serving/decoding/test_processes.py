@@ -269,11 +269,10 @@ def test_a_process_has_no_torch_and_nothing_of_ours_in_its_environment(
     before = set(children(os.getpid()))
     monkeypatch.setenv("CAPTIONER_AUTH", "me:secret")
     monkeypatch.setenv("LANG", "C.UTF-8")
-    with Reader(SMALL, workers=1, environment={"REGION": "here"}) as reader:
+    with Reader(SMALL, workers=1, environment={"TOKEN": "for URLs"}) as reader:
         found = json.loads(error_of(reader.submit(Act("", b"environment"))))
         (process,) = set(children(os.getpid())) - before
         assert "torch" not in Path(f"/proc/{process}/maps").read_text()
-    assert found.pop("REGION") == "here"
     assert found.keys() <= {
         *("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PYTHONPATH", "MALLOC_ARENA_MAX")
     }

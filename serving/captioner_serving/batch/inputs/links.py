@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ __all__ = [
     "RemotePhoto",
     "file_system",
     "is_url",
+    "link_environment",
     "open_link",
     "reason_of",
 ]
@@ -42,6 +44,12 @@ AddressPolicy = Literal["public", "same-host", "any"]
 _TRIES = 3
 _SECONDS = 120.0  # time limit of a request, and of each megabyte of an archive
 _PIECE = 1 << 20  # bytes
+# The environment variables that file systems need: credentials, proxies, certificates and folders.
+_VARIABLES = re.compile(
+    r"(AWS|AZURE|GOOGLE|FSSPEC|HF)_.*|(https?|ftp|all|no)_proxy|SSL_CERT_(FILE|DIR)"
+    r"|(REQUESTS|CURL)_CA_BUNDLE|HOME|USERPROFILE|APPDATA|LOCALAPPDATA",
+    re.IGNORECASE,
+)
 _STALLED = "no data for {:g} s"
 
 
@@ -110,6 +118,11 @@ def open_link(url: str, policy: AddressPolicy) -> Iterator[LinkStream]:
 def is_url(name: str) -> bool:
     """Return whether a name is a URL, not a path."""
     return re.match(r"[a-z][a-z0-9+.-]*://", name, re.IGNORECASE) is not None
+
+
+def link_environment() -> dict[str, str]:
+    """Return the environment variables that reading URLs needs."""
+    return {name: value for name, value in os.environ.items() if _VARIABLES.fullmatch(name)}
 
 
 def file_system(url: str) -> tuple[AbstractFileSystem, Any]:
