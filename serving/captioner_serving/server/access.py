@@ -26,6 +26,7 @@ __all__ = [
     "AUTH_VARIABLE",
     "Access",
     "Credentials",
+    "TrustedHosts",
     "is_exposed",
     "read_credentials",
     "read_tokens",
@@ -112,6 +113,32 @@ def _read(path: str, option: str) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError(f"{option} {path} cannot be read: {reason}") from error
+
+
+class TrustedHosts:
+    """Middleware that refuses requests with an unknown Host header; see ServerConfig.names."""
+
+    def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
+        self.app = app
+        self._names = [name.lower() for name in names]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 400."""
+        if scope["type"] == "http" and "*" not in self._names:
+            host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
+            if not any(host == name or _is_below(host, name) for name in self._names):
+                shown = host[:100]
+                detail = (
+                    f"the host name {shown!r} is not one of this server's: start it with "
+                    "--allowed-host NAME to accept it"
+                )
+                return await problem(RefusedError("bad-request", detail))(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+
+def _is_below(host: str, pattern: str) -> bool:
+    """Return whether a host matches a pattern such as *.example.org."""
+    return pattern.startswith("*.") and host.endswith(pattern[1:])
 
 
 class Access:

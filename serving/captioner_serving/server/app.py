@@ -1,6 +1,6 @@
 """The ASGI application: middleware, the API, and the page.
 
-    RequestLimits -> AccessLog -> TrustedHostMiddleware -> CORSMiddleware -> Access -> BodyLimits
+    RequestLimits -> AccessLog -> TrustedHosts -> CORSMiddleware -> Access -> BodyLimits
                                                                                 |
                                     FastAPI: /api, /metrics, /docs, /page/... <-'
                                        `-> GradioGuard -> Gradio: /
@@ -26,7 +26,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
@@ -38,7 +37,7 @@ from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner_serving.server import api as captions
 from captioner_serving.server import ollama, openai, pictures
-from captioner_serving.server.access import Access, Credentials
+from captioner_serving.server.access import Access, Credentials, TrustedHosts
 from captioner_serving.server.assistant import add_assistant_function
 from captioner_serving.server.body import BodyLimits
 from captioner_serving.server.config import ServerConfig
@@ -119,7 +118,7 @@ class Application:
         access = Access(
             BodyLimits(api, config, self.metrics), credentials, tokens, config.allowed_origins
         )
-        trusted = TrustedHostMiddleware(self._with_cors(access), config.names, www_redirect=False)
+        trusted = TrustedHosts(self._with_cors(access), config.names)
         self.asgi: ASGIApp = RequestLimits(
             AccessLog(trusted, self.metrics, log, say),
             root_path=config.root_path,

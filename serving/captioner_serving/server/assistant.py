@@ -97,6 +97,8 @@ def limit_to_function(blocks: gr.Blocks, config: ServerConfig) -> None:
     server = blocks.mcp_server_obj
     if server is None:
         raise ConfigError(f"--mcp does not work with this version of Gradio: {blocks.mcp_error}")
+    # The package's own limit is 4 MiB; BodyLimits has already checked the request.
+    server.manager.asgi_app.max_body_size = 2 * config.max_upload + 2_000_000
     endpoints = server.tool_to_endpoint
     server.tool_to_endpoint = {tool: at for tool, at in endpoints.items() if at == f"/{_NAME}"}
     handlers = server.mcp_server.request_handlers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from captioner_serving.server.request import request_info
 __all__ = [
     "BodyLimits",
     "Upload",
+    "boundary_of",
     "decode_photo",
     "parse_object",
     "read_bare",
@@ -41,10 +43,20 @@ __all__ = [
 
 Fields = TypeVar("Fields", bound=BaseModel)
 
+_ROUTES = {
+    None: "the page is at /, the API at /api/caption, its documentation at /docs",
+    "ollama": "of Ollama's routes this server has /api/generate, /api/chat, /api/show, /api/tags, "
+    "/api/ps and /api/version",
+    "openai": "of OpenAI's routes this server has /v1/chat/completions, /v1/responses and "
+    "/v1/models",
+}
+"""Details of 404 by protocol."""
+
 _MOST_FIELDS = 16
 _MOST_VALUES = 10_000  # commas in JSON; base64 has none
 _LONGEST_FIELD = 1 << 20  # bytes; enough for a record with the attention of all heads
 _SLACK = _LONGEST_FIELD + 16_384  # bytes besides the images: a record, boundaries and headers
+_MOST_DRAINED = 4  # times the largest upload; larger refused bodies are not read
 _SLOWEST = 50_000  # bytes per second that a client must send after the body timeout
 
 # The head of a data URL, which some clients send without "data:".
@@ -84,6 +96,8 @@ class BodyLimits:
         try:
             self._check_head(scope)
         except RefusedError as refusal:
+            if refusal.kind == "upload-too-large":
+                await self._drain(scope, receive)
             return await problem(refusal)(scope, receive, send)
         body = _Body(started=asyncio.get_running_loop().time())
 
@@ -101,10 +115,7 @@ class BodyLimits:
         length = headers.get("content-length", "")
         info = request_info(scope)
         if info.route is None:
-            raise RefusedError(
-                "no-such-route",
-                "the page is at /, the API at /api/caption, its documentation at /docs",
-            )
+            raise RefusedError("no-such-route", _ROUTES[info.protocol])
         if info.method is not None and scope["method"] != info.method:
             detail = f"send a {info.method} request; /docs has the documentation"
             raise RefusedError("wrong-method", detail, {"Allow": info.method})
@@ -114,6 +125,20 @@ class BodyLimits:
             raise RefusedError("bad-request", detail, {"Connection": "close"})
         if length.isdecimal() and int(length) > self._config.max_upload + _SLACK:
             raise too_large(self._config.max_upload)
+
+    async def _drain(self, scope: Scope, receive: Receive) -> None:
+        """Read a refused body of moderate size, because many clients first send all of it.
+
+        Otherwise the connection is reset, and they do not see the answer.
+        """
+        headers = Headers(scope=scope)
+        limit = _MOST_DRAINED * self._config.max_upload
+        if "expect" in headers or int(headers["content-length"]) > limit:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.body_timeout):
+                while (await receive()).get("more_body", False):
+                    pass
 
     async def _next(self, body: _Body, receive: Receive) -> Message:
         """Receive the next part of a body.
@@ -174,7 +199,7 @@ async def read_form(
             f"the body is {kind.split(';')[0] or 'without a type'}: send multipart/form-data with "
             "a part 'image' for each image",
         )
-    plain = f'multipart/form-data; boundary="{_boundary(kind)}"'
+    plain = f'multipart/form-data; boundary="{boundary_of(kind)}"'
     headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
     headers.append((b"content-type", plain.encode("latin-1")))
     request = Request({**request.scope, "headers": headers}, request.receive)
@@ -276,7 +301,7 @@ def _checked(
         raise bad_fields(error.errors()) from None
 
 
-def _boundary(kind: str) -> str:
+def boundary_of(kind: str) -> str:
     """Return the boundary in a multipart Content-Type.
 
     Only the boundary is used: with a charset chosen by the client, decoding could take hours.

@@ -65,7 +65,7 @@ class ServerConfig:
 
     @property
     def names(self) -> list[str]:
-        """Accepted Host headers, for Starlette's TrustedHostMiddleware.
+        """Accepted Host headers, for TrustedHosts.
 
         Refusing other names prevents DNS rebinding, in which a web site points its own name at a
         local server.

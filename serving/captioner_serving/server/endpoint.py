@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from captioner.errors import CaptionerError
 from captioner_serving.server.api import CaptionFields
 from captioner_serving.server.assistant import limit_to_function
-from captioner_serving.server.body import parse_object
+from captioner_serving.server.body import boundary_of, parse_object
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.page import page_head, put_preview
-from captioner_serving.server.problems import RefusedError, bad_fields
+from captioner_serving.server.problems import BusyError, RefusedError, bad_fields
 from captioner_serving.server.request import client_key, client_of, request_info
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.uploads import Results, Uploads
@@ -35,6 +36,7 @@ from captioner_serving.server.uploads import Results, Uploads
 __all__ = ["GradioGuard", "add_endpoint", "mount"]
 
 _NAME = "caption"
+_MOST_HEARTBEATS = 16  # open streams of a client
 _LONGEST_CALL = 16_000  # bytes; a call contains only numbers and paths
 
 
@@ -151,6 +153,7 @@ class GradioGuard:
     ) -> None:
         self.app = app
         self._uploads, self._root_path = uploads, config.root_path
+        self._heartbeats = Counter[str]()  # open streams by client
         self._results = Results(blocks, limit=4 * config.queue)
         (endpoint,) = [function for function in blocks.fns.values() if function.api_name == _NAME]
         self._function, self._values = endpoint._id, len(endpoint.inputs)
@@ -179,6 +182,14 @@ class GradioGuard:
                 if not isinstance(session, str):
                     raise RefusedError("bad-request", "session_hash is missing: use gradio_client")
                 self._results.admit(session, client)
+        elif route == "/gradio_api/heartbeat":
+            if self._heartbeats[client] >= _MOST_HEARTBEATS:
+                raise BusyError(5, "too many streams are open")
+            self._heartbeats[client] += 1
+            try:
+                return await self.app(scope, receive, send)
+            finally:
+                self._heartbeats -= Counter([client])
         elif route == "/gradio_api/queue":
             with self._results.reading(Request(scope).query_params.get("session_hash", "")):
                 return await self.app(scope, receive, send)
@@ -193,13 +204,20 @@ class GradioGuard:
 
     def _counted(self, receive: Receive, scope: Scope, client: str) -> Receive:
         length = Headers(scope=scope).get("content-length", "")
+        mark = b"--" + boundary_of(Headers(scope=scope).get("content-type", "")).encode("latin-1")
         upload = self._uploads.begin(client, int(length) if length.isdecimal() else 0)
-        size = 0
+        size = marks = 0
+        rest = b""  # the end of the last chunk, where a boundary may begin
 
         async def counted() -> Message:
-            nonlocal size
+            nonlocal size, marks, rest
             message = await receive()
-            size += len(message.get("body", b""))
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            marks += (rest + chunk).count(mark)
+            rest = (rest + chunk)[1 - len(mark) :]
+            if marks > 2:  # before and after one file
+                raise RefusedError("upload-too-large", "upload one file per request")
             self._uploads.grow(upload, size)
             return message
 

@@ -81,7 +81,7 @@ _METHODS = {
 }
 
 _OLLAMA = re.compile(
-    r"/api/(generate|chat|show|tags|ps|version|pull|push|create|copy|delete|embed|embeddings)"
+    r"/api/(generate|chat|show|tags|ps|version|pull|push|create|copy|delete|embed|embeddings|blobs/.+)"
 )
 
 # Gradio needs inline scripts and eval. Other hosts are not allowed for anything.

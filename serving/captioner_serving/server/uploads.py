@@ -81,14 +81,18 @@ class Uploads:
             return False
 
     def sweep(self) -> None:
-        """Delete old files, including those of aborted uploads, which Gradio does not delete."""
+        """Delete old files and empty folders; Gradio leaves those of aborted uploads."""
         oldest, now = time.time() - self._ttl, time.monotonic()
-        for folder, _, names in os.walk(self.folder):
+        for folder, _, names in os.walk(self.folder, topdown=False):
+            is_old = os.lstat(folder).st_ctime < oldest
             for name in names:
                 path = Path(folder, name)
                 with suppress(OSError):  # already deleted
                     if path.lstat().st_ctime < oldest:
                         path.unlink()
+            if is_old and Path(folder) != self.folder:
+                with suppress(OSError):  # not empty
+                    Path(folder).rmdir()
         self._uploads = {
             upload for upload in self._uploads if now - upload.written < self._ttl + self.interval
         }

@@ -200,6 +200,23 @@ def test_the_schema_has_what_is_on_and_the_version_is_the_product_s(
         assert schema["properties"].keys() == names and schema.get("required") == required
 
 
+def test_an_assistant_may_send_a_photo_of_several_megabytes(saved_tiny: Path) -> None:
+    """The mcp package's own limit of a request is 4 MiB."""
+    coded = base64.b64encode(PHOTO + bytes(4_000_000)).decode()
+
+    async def ask(url: str) -> Any:
+        async with (
+            streamable_http_client(f"{url}/gradio_api/mcp/", terminate_on_close=False) as streams,
+            mcp.ClientSession(*streams[:2]) as session,
+        ):
+            await session.initialize()
+            return await session.call_tool("describe_image", {"image": coded})
+
+    with serving(Captioner.from_pretrained(saved_tiny), ServerConfig(mcp=True)) as url:
+        answer = run_async(ask(url))
+    assert not answer.isError and answer.content[0].text.startswith("Caption: ")
+
+
 def test_mcp_is_off_by_default(api: httpx.Client) -> None:
     for path in ("/gradio_api/mcp", "/gradio_api/mcp/", "/gradio_api/mcp/sse"):
         assert api.post(path, json={}).status_code in (404, 405), path

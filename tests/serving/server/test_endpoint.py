@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import io
 import json
 import re
@@ -9,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -16,6 +19,7 @@ from PIL import Image
 
 from captioner import Captioner
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.uploads import Uploads
 from tests.conftest import ROOT, make_tiny, make_trust
 from tests.node import install, run_module
 from tests.serving.server.conftest import SAMPLES, Server
@@ -212,6 +216,44 @@ def test_a_call_of_anything_but_the_function_is_refused(
 def test_the_limit_of_uploads_applies_to_gradio(api: httpx.Client) -> None:
     answer = api.post("/gradio_api/upload", files={"files": ("x.jpg", bytes(22_000_000))})
     assert answer.status_code == 413 and answer.json()["type"] == "upload-too-large"
+
+
+def test_a_request_uploads_one_file(api: httpx.Client, server: Server) -> None:
+    before = server.uploads()
+    files = [("files", (f"{number}.jpg", b"x")) for number in range(999)]
+    answer = api.post("/gradio_api/upload", files=files)
+    assert answer.status_code == 413 and "one file per request" in answer.json()["detail"]
+    assert server.uploads() == before
+
+
+def test_the_folder_of_an_upload_is_deleted_with_it(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path, capacity=1_000_000, ttl=-10)  # everything is old
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "photo.jpg").write_bytes(b"x")
+    uploads.sweep()
+    assert tmp_path.is_dir() and not [*tmp_path.iterdir()]
+
+
+def test_a_client_has_at_most_16_heartbeats(trusting: httpx.Client) -> None:
+    with contextlib.ExitStack() as stack:
+        path = "/gradio_api/heartbeat/x"
+        streams = [stack.enter_context(trusting.stream("GET", path)) for _ in range(17)]
+        assert [stream.status_code for stream in streams] == [200] * 16 + [503]
+
+
+def test_a_client_that_first_sends_all_reads_why_its_upload_is_too_large(server: Server) -> None:
+    where = urlsplit(server.url)
+    connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=300)
+    with contextlib.closing(connection):
+        connection.request("POST", "/api/caption", bytes(40_000_000))
+        answer = connection.getresponse()
+        assert answer.status == 413 and b"the limit of a request is 20 MB" in answer.read()
+
+
+def test_an_unknown_host_gets_a_sentence(api: httpx.Client) -> None:
+    for path, member in {"/": "detail", "/api/tags": "error"}.items():
+        answer = api.get(path, headers={"Host": "evil.example:80"})
+        assert answer.status_code == 400 and "--allowed-host" in answer.json()[member]
 
 
 @pytest.mark.slow

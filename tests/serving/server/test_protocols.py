@@ -460,10 +460,11 @@ def test_a_failure_of_the_server_is_an_error_of_the_protocol(
 
 
 def test_unknown_paths_and_methods_are_errors_of_the_protocol(api: httpx.Client) -> None:
-    for path in ("/v1/embeddings", "/api/pull", "/api/embed"):
+    for path in ("/v1/embeddings", "/api/pull", "/api/embed", "/api/blobs/x"):
         answer = api.post(path, json={"model": "tiny"})
         assert answer.status_code == 404
-        assert "/api/caption" in message(answer)
+        known = "/v1/chat/completions" if path.startswith("/v1/") else "/api/generate"
+        assert known in message(answer)
     for path in ("/v1/chat/completions", "/api/chat"):
         answer = api.get(path)
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
