@@ -91,7 +91,7 @@ def test_no_file_of_the_name_of_an_upload_is_opened_or_written(server: Server, n
 
 BODIES: dict[str, tuple[bytes, dict[str, str], int]] = {
     "no multipart": (PHOTO, {"Content-Type": "text/plain"}, 415),
-    "JSON": (b'{"image": "/etc/passwd"}', {"Content-Type": "application/json"}, 400),
+    "JSON": (b'{"image": "/etc/passwd"}', {"Content-Type": "application/json"}, 415),
     "no content type": (b"x", {}, 415),
     "no boundary": (b"x", {"Content-Type": "multipart/form-data"}, 400),
     "no end": (part(PHOTO)[:-200], MULTIPART, 400),
