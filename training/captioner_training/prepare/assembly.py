@@ -152,7 +152,7 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
     if problems and not options.skip_bad:
         raise DataError(
             f"the data set {name} has problems, and nothing was prepared:\n{problems.report()}\n"
-            f"{table} lists all of them with remedies. Correct them and run the same command "
+            f"{table} lists all of them. Correct them and run the same command "
             "again, or leave them out with --skip-bad"
         )
     if table is not None:

@@ -111,7 +111,6 @@ def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
                 problems.note(
                     f"captions longer than {most} words", f"{image.file_name} has {words}",
                     file=image.file_name, row=image.row(at),
-                    remedy="training cuts it: shorten it, or raise --data.maximum_length",
                 )  # fmt: skip
 
 

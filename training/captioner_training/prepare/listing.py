@@ -57,20 +57,6 @@ class _Problem(NamedTuple):
     row: str
 
 
-# The column `remedy` of problems.csv.
-_REMEDIES = {
-    "missing image": "add the photo, or correct its name in the row",
-    "corrupt image": "copy or download the photo again, or remove it",
-    "image without caption": "write a caption, or remove the photo",
-    "empty caption": "write the caption, or delete the row",
-    "incomplete row": "add the name of the photo, or delete the row",
-    "caption that is not text": "write it as text",
-    "caption of an unknown image": "add the photo, or delete the caption",
-    "unreadable captions": "save the file again as UTF-8",
-    "duplicate id": "give each photo a different id",
-}
-
-
 class Problems:
     """The problems and notes of a data set, by kind. Problems stop the preparation."""
 
@@ -95,18 +81,13 @@ class Problems:
         """Add a remedy for a kind of problem."""
         self._hints[kind] = f"{self._hints[kind]}; {hint}" if kind in self._hints else hint
 
-    def note(
-        self, kind: str, example: str = "", *, file: str = "", row: str = "", remedy: str = ""
-    ) -> None:
-        """Add a note. If it has a `file`, problems.csv lists it with its `remedy`."""
+    def note(self, kind: str, example: str = "", *, file: str = "", row: str = "") -> None:
+        """Add a note. If it has a `file`, problems.csv lists it."""
         self._notes.setdefault(kind, []).append(_Problem(example, file, row))
-        if remedy:
-            self._hints[kind] = remedy
 
     def note_unlisted(self, photo: str) -> None:
         """Note a photo that the data set does not list."""
-        remedy = "add a row for it, or ignore this"
-        self.note("photos without a row", photo, file=photo, remedy=remedy)
+        self.note("photos without a row", photo, file=photo)
 
     def notes(self) -> list[str]:
         """Return one line per kind of note."""
@@ -133,7 +114,6 @@ class Problems:
                 problem.row,
                 problem.file,
                 kind if problem.example in ("", problem.file) else f"{kind}: {problem.example}",
-                _REMEDIES.get(kind) or self._hints.get(kind, ""),
             )
             for kind, problems in (*self._problems.items(), *self._notes.items())
             for problem in problems
@@ -145,7 +125,7 @@ class Problems:
             return None
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
-        table.writerow(["row", "file", "problem", "remedy"])
+        table.writerow(["row", "file", "problem"])
         table.writerows([_harmless(cell) for cell in row] for row in rows)
         with replace_file(path) as file:  # spreadsheets recognize UTF-8 by the BOM
             file.write(codecs.BOM_UTF8 + text.getvalue().encode("utf-8", "backslashreplace"))

@@ -36,13 +36,9 @@ from captioner_training.prepare.splits import (
 __all__ = ["SelectedImage", "Selection", "SourceData", "select"]
 
 _OTHER_NAMES = "images found by another name"
-_OTHER_REMEDY = "check that it is the right photo; it is used"
 _COPIES = "copies of another photo"
-_COPIES_REMEDY = "none needed: both are used, in the same split"
 _TWO_SPLITS = "copies in two splits, left out of one"
-_TWO_SPLITS_REMEDY = "none needed: it stays in test, or else in val"
 _OUTSIDE = "photos outside any split, left out"
-_OUTSIDE_REMEDY = "add its split, or draw one with --val and --test"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,10 +215,10 @@ def _find(
             problems.add("missing image", example, file=name, row=image.row())
         elif original.location.is_loose and moved and folders_of(name):  # not noted for archives
             found_as = f"{name} at {original.location.path}"
-            problems.note(_OTHER_NAMES, found_as, file=name, row=image.row(), remedy=_OTHER_REMEDY)
+            problems.note(_OTHER_NAMES, found_as, file=name, row=image.row())
         elif composed(base_name(original.name)) != composed(base_name(name)):
             found_as = f"{name} is {original.name}"
-            problems.note(_OTHER_NAMES, found_as, file=name, row=image.row(), remedy=_OTHER_REMEDY)
+            problems.note(_OTHER_NAMES, found_as, file=name, row=image.row())
     hint = f"searched {files}"
     if any(is_web_address(image.file_name) for image in images):
         hint += "; download photos given by URL first"
@@ -260,7 +256,7 @@ def _assign(
     for at in originals:
         if splits[at] is None:
             name, row = images[at].file_name, images[at].row()
-            problems.note(_OUTSIDE, name, file=name, row=row, remedy=_OUTSIDE_REMEDY)
+            problems.note(_OUTSIDE, name, file=name, row=row)
     return splits, split_from
 
 
@@ -286,13 +282,13 @@ def _keep_copies_together(
             if image.split != keeper:
                 del selected[index]
                 example = f"{image.file_name} in {image.split} is {kept.file_name} in {keeper}"
-                kind, remedy = _TWO_SPLITS, _TWO_SPLITS_REMEDY
+                kind = _TWO_SPLITS
             elif image.location != kept.location:
                 example = f"{image.file_name} is {kept.file_name}"
-                kind, remedy = _COPIES, _COPIES_REMEDY
+                kind = _COPIES
             else:
                 continue
-            problems.note(kind, example, file=image.file_name, row=image.row, remedy=remedy)
+            problems.note(kind, example, file=image.file_name, row=image.row)
 
 
 def _merge(images: Iterable[SelectedImage]) -> list[SelectedImage]:
