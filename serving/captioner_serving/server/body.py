@@ -10,7 +10,8 @@ import asyncio
 import base64
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,15 +34,16 @@ __all__ = [
     "Upload",
     "boundary_of",
     "decode_photo",
+    "parse_body",
     "parse_object",
     "read_bare",
-    "read_body",
     "read_form",
     "read_json",
     "too_large",
 ]
 
 Fields = TypeVar("Fields", bound=BaseModel)
+Parsed = TypeVar("Parsed")
 
 _ROUTES = {
     None: "the page is at /, the API at /api/caption, its documentation at /docs",
@@ -66,6 +68,9 @@ _SCHEME = re.compile(
 
 _BOUNDARY = re.compile(r"[ \w'()+,./:=?-]{1,70}", re.ASCII)  # RFC 2046
 _LONGEST_TYPE = 500  # characters; a longer one takes long to parse
+
+# Parsing 20 MB takes 0.1 s and copies of it, so few bodies are parsed at a time, in threads.
+_PARSERS = ThreadPoolExecutor(2, "parse")
 
 # Keep files in memory: the request is limited, and Starlette would write them to disk.
 MultiPartParser.spool_max_size = 1 << 62
@@ -227,7 +232,7 @@ async def read_bare(
 
     Errors as for `read_form`.
     """
-    uploads = [Upload(None, await read_body(request))]
+    uploads = [Upload(None, b"".join([chunk async for chunk in request.stream()]))]
     return _checked(uploads, dict(request.query_params), fields, max_bytes)
 
 
@@ -238,19 +243,37 @@ async def read_json(
 
     Errors as for `read_form`.
     """
-    values = parse_object(await read_body(request))
-    images = values.pop("image", None)
-    images = images if isinstance(images, list) else [] if images is None else [images]
-    if len(images) > max_files:
-        raise RefusedError("upload-too-large", f"send at most {max_files} images in a request")
-    files = [Upload(None, decode_photo(image)) for image in images]
-    del images
-    return _checked(files, values, fields, max_bytes)
+
+    def parse(body: bytes) -> tuple[list[Upload], Fields]:
+        values = parse_object(body)
+        del body
+        images = values.pop("image", None)
+        images = images if isinstance(images, list) else [] if images is None else [images]
+        if len(images) > max_files:
+            raise RefusedError("upload-too-large", f"send at most {max_files} images in a request")
+        images.reverse()
+        files = []
+        while images:
+            files.append(Upload(None, decode_photo(images.pop())))
+        return _checked(files, values, fields, max_bytes)
+
+    return await parse_body(request, parse)
 
 
-async def read_body(request: Request) -> bytes:
-    """Read a body without keeping it, as `Request.body` would until the request is answered."""
-    return b"".join([chunk async for chunk in request.stream()])
+async def parse_body(request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
+    """Read a body and parse it in a thread, which keeps the event loop free.
+
+    Only `parse` has a reference to the body, so it can free it.
+    """
+    chunks = [chunk async for chunk in request.stream()]
+    work = asyncio.get_running_loop().run_in_executor(_PARSERS, lambda: parse(_joined(chunks)))
+    return await work
+
+
+def _joined(chunks: list[bytes]) -> bytes:
+    body = b"".join(chunks)
+    chunks.clear()
+    return body
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from captioner.paths import is_web_address
 from captioner_serving.batch.wording import sentence
 from captioner_serving.decoding.decoded import Readable
 from captioner_serving.server.api import services_of, while_connected
-from captioner_serving.server.body import decode_photo, parse_object, read_body, too_large
+from captioner_serving.server.body import decode_photo, parse_body, parse_object, too_large
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
 from captioner_serving.server.problems import NO_URLS, RefusedError, bad_fields
@@ -125,7 +125,9 @@ async def read_fields(request: Request, fields: type[Fields]) -> Fields:
     """
     next(iter(services_of(request).values())).require_room(client_of(request.scope))
     try:
-        return fields.model_validate(_without_nulls(parse_object(await read_body(request))))
+        return await parse_body(
+            request, lambda body: fields.model_validate(_without_nulls(parse_object(body)))
+        )
     except ValidationError as error:
         raise RefusedError("bad-request", bad_fields(error.errors()).detail) from None
 
