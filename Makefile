@@ -4,7 +4,7 @@
 #              or java are skipped where these are missing
 # make check   ruff, mypy, and the slow tests: kills, signals, overload, the page
 # make mutations   breaks the product on purpose, again and again: a test must notice every time
-# make mutate MODULE=captioner/attention   changes a module by mutmut's rules and counts what tests
+# make mutate MODULE=captioner/model   changes a module by mutmut's rules and counts what tests
 #              notice (SAMPLE=40 mutants a module; tests/mutate.py)
 # make clean   removes the environment and what the demo wrote
 

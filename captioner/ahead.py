@@ -9,7 +9,7 @@ from itertools import islice
 from math import gcd
 from typing import TypeVar
 
-from captioner.device import cores
+from captioner.inference.device import cores
 
 __all__ = ["decode_ahead"]
 

@@ -21,7 +21,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from captioner.decoders.config import DecoderConfig
 from captioner.errors import (
     CheckpointFormatError,
     CheckpointMismatchError,
@@ -31,9 +30,10 @@ from captioner.errors import (
 )
 from captioner.files import HEADER_KEY, replace_file
 from captioner.generation.config import GenerationConfig
-from captioner.model import CaptionModel, ModelConfig
+from captioner.model.config import DecoderConfig
+from captioner.model.encoder import EncoderConfig, without_weights
+from captioner.model.model import CaptionModel, ModelConfig
 from captioner.paths import HUGGING_FACE, checkpoint_file
-from captioner.vision.encoder import EncoderConfig, without_weights
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Vocabulary, is_printable
 

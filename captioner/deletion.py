@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captioner.decoders.state import (
+from captioner.model.state import (
     State,
     StepDecoder,
     StepOutput,

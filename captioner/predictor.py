@@ -20,10 +20,8 @@ from PIL import Image
 from captioner.ahead import decode_ahead
 from captioner.caption import Caption, ModelName
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.cuda_graphs import CudaGraphs
 from captioner.decoded import DecodedBatch
 from captioner.deletion import sentence_effects
-from captioner.device import find_device, find_dtype
 from captioner.errors import (
     CheckpointFormatError,
     ConfigError,
@@ -34,12 +32,14 @@ from captioner.errors import (
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.hub import push_files, repository_name, with_revision
-from captioner.model import prepare_model
+from captioner.inference.cuda_graphs import CudaGraphs
+from captioner.inference.device import find_device, find_dtype
+from captioner.model.encoder import Grid
+from captioner.model.model import prepare_model
 from captioner.model_card import ModelCard
 from captioner.paths import HUGGING_FACE, bundled_checkpoint, checkpoint_file
 from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
 from captioner.trust.trust import Trust, digest_weights
-from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS, FileSource, open_image, source_name
 from captioner.vision.prepared import PreparedImage
 from captioner.vision.transform import Transform
@@ -59,7 +59,7 @@ class Captioner:
 
     Args:
         checkpoint: the model (which is copied), its vocabulary and its transform.
-        device: see captioner.device.
+        device: see captioner.inference.device.
         dtype: the dtype of weights and arithmetic: "auto" (bfloat16 if the hardware supports it),
             "float32", "bfloat16", or a torch.dtype. Softmaxes are always computed in float32.
         max_pixels: the largest photo, in width times height.

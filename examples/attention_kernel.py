@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.attention import average, masked_softmax
+from captioner.model.attention import average, masked_softmax
 
 try:
     from matplotlib.figure import Figure

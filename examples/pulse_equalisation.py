@@ -25,8 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.attention import Attention, masked_softmax
-from captioner.attention.positions import Positions, sine
+from captioner.model.attention import Attention, masked_softmax
+from captioner.model.positions import Positions, sine
 
 try:
     from matplotlib.figure import Figure

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.attention.attention import Attention, causal
-from captioner.attention.positions import Positions
+from captioner.model.attention import Attention, causal
+from captioner.model.positions import Positions
 
 try:
     from matplotlib.figure import Figure

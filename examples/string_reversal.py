@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.attention.attention import Attention
+from captioner.model.attention import Attention
 
 try:
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from captioner.attention.positions import binary, sine
+from captioner.model.positions import binary, sine
 
 try:
     from matplotlib.figure import Figure

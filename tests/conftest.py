@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and 
 
     from captioner import Captioner
     from captioner.checkpoint import Checkpoint
-    from captioner.model import CaptionModel
+    from captioner.model.model import CaptionModel
     from captioner.trust.consensus import Consensus
     from captioner.trust.trust import Trust
     from captioner.vision.transform import TransformConfig
@@ -256,9 +256,9 @@ def _tiny() -> tuple[Checkpoint, Tensor]:
     import torch
 
     from captioner.checkpoint import Checkpoint
-    from captioner.decoders.config import DecoderConfig
-    from captioner.model import CaptionModel, ModelConfig
-    from captioner.vision.encoder import EncoderConfig
+    from captioner.model.config import DecoderConfig
+    from captioner.model.encoder import EncoderConfig
+    from captioner.model.model import CaptionModel, ModelConfig
     from captioner.vision.transform import TransformConfig
     from captioner.vocabulary import Vocabulary
 
@@ -336,8 +336,8 @@ def make_heads(score: str, heads: int) -> Checkpoint:
     """Make the tiny model with another attention, whose heads differ, and sentences of 3 words."""
     import torch
 
-    from captioner.decoders.config import DecoderConfig
-    from captioner.model import CaptionModel, ModelConfig
+    from captioner.model.config import DecoderConfig
+    from captioner.model.model import CaptionModel, ModelConfig
 
     tiny = make_tiny()
     decoder = DecoderConfig(

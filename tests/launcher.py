@@ -46,7 +46,7 @@ _PRELOADED = (
     "captioner_training.train",
     "captioner_serving.batch.run",
     "captioner_serving.server.app",
-    "captioner.decoders.lstm",
+    "captioner.model.lstm",
     "captioner_training.evaluation.measures",
     "torch._dynamo",  # imported by optimizers; takes three seconds
     "nltk",  # imported by scores; takes more than a second
@@ -322,7 +322,7 @@ def _warm_up() -> None:
     import gradio.blocks
     import torch
 
-    from captioner.vision.encoder import Encoder, EncoderConfig
+    from captioner.model.encoder import Encoder, EncoderConfig
 
     with torch.random.fork_rng(devices=[]):
         Encoder(EncoderConfig(name="mobilenet_v3_small"))

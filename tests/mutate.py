@@ -1,7 +1,7 @@
 """Mutation testing: change the code by rules, one change at a time, and count what tests notice.
 
-    make mutate MODULE=captioner/attention SAMPLE=40
-    python tests/mutate.py captioner/attention --sample 40 [--again] [--scores]
+    make mutate MODULE=captioner/model SAMPLE=40
+    python tests/mutate.py captioner/model --sample 40 [--again] [--scores]
 
 tests/mutate.yaml says which tests run for which module; tests of 20 seconds and more do not. Python
 functions are changed by mutmut's operators, scripts of the page by the rules of tests/mutants.py.

@@ -90,9 +90,9 @@ def make_spot_checkpoint(mode: Mode = "crop") -> Checkpoint:
     import torch
 
     from captioner.checkpoint import Checkpoint
-    from captioner.decoders.config import DecoderConfig
-    from captioner.model import CaptionModel, ModelConfig
-    from captioner.vision.encoder import EncoderConfig
+    from captioner.model.config import DecoderConfig
+    from captioner.model.encoder import EncoderConfig
+    from captioner.model.model import CaptionModel, ModelConfig
     from captioner.vision.transform import TransformConfig
     from captioner.vocabulary import Vocabulary
 

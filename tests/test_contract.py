@@ -24,11 +24,11 @@ from PIL import Image
 
 from captioner import Captioner, ConfigError
 from captioner.checkpoint import Checkpoint
-from captioner.decoders.config import DecoderConfig
 from captioner.generation.config import GenerationConfig
-from captioner.model import CaptionModel, ModelConfig
+from captioner.model.config import DecoderConfig
+from captioner.model.encoder import EncoderConfig
+from captioner.model.model import CaptionModel, ModelConfig
 from captioner.trust.trust import digest_weights, trust_file
-from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import END, Vocabulary
 from tests.conftest import make_trust

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioner.decoders.state import (
+from captioner.generation.config import GenerationConfig
+from captioner.generation.constraints import Constraints, restrict
+from captioner.model.state import (
     State,
     StepDecoder,
     StepOutput,
@@ -18,8 +20,6 @@ from captioner.decoders.state import (
     log_probabilities,
     sync_interval,
 )
-from captioner.generation.config import GenerationConfig
-from captioner.generation.constraints import Constraints, restrict
 from captioner.vocabulary import END
 
 OPTIONAL = ("attention", "gate", "heads")

@@ -12,8 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from captioner.cuda_graphs import CudaGraphs
-from captioner.decoders.state import StepDecoder
 from captioner.generation.beam_search import Hypothesis, beam_search, read_sentences
 from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
@@ -23,6 +21,8 @@ from captioner.generation.sampling import (
     roll_out,
     score_sentences,
 )
+from captioner.inference.cuda_graphs import CudaGraphs
+from captioner.model.state import StepDecoder
 from captioner.trust.consensus import Consensus
 from captioner.vocabulary import Vocabulary
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from captioner.decoders.state import StepDecoder, log_probabilities, sync_interval
 from captioner.generation.beam_search import OPTIONAL, Sentences
 from captioner.generation.constraints import Constraints
+from captioner.model.state import StepDecoder, log_probabilities, sync_interval
 from captioner.vocabulary import END
 
 

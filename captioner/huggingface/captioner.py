@@ -26,19 +26,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from captioner.checkpoint import digest_tensors
-from captioner.cuda_graphs import CudaGraphs
 from captioner.decoded import DecodedBatch
 from captioner.deletion import attended_cells, repeated_cells
-from captioner.device import find_device, find_dtype
 from captioner.errors import ConfigError, GenerationError
 from captioner.generation.beam_search import Hypothesis
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner.huggingface.families import FAMILIES, EncodedImages
 from captioner.huggingface.loading import load_model
 from captioner.huggingface.open_vocabulary import OpenVocabulary
+from captioner.inference.cuda_graphs import CudaGraphs
+from captioner.inference.device import find_device, find_dtype
+from captioner.model.encoder import Grid
 from captioner.predictor import Captioner
 from captioner.trust.trust import Trust, trust_file
-from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS
 from captioner.vision.transform import Transform
 

@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.device import add_machine_arguments
 from captioner.drawing.overlay import COLORS, DEFAULT_COLORS
 from captioner.drawing.planning import make_folders, plan_pictures
 from captioner.drawing.saving import save_animation, save_image
 from captioner.drawing.showing import open_picture, show_in_terminal
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFoundError
 from captioner.generation.config import MAX_BEAM_SIZE
+from captioner.inference.device import add_machine_arguments
 from captioner.paths import bundled_checkpoint, checkpoint_file, is_web_address
 from captioner.terminal import add_keywords, in_a_line, json_line, probability
 from captioner.vision.image import MAX_PIXELS

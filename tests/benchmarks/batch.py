@@ -31,13 +31,13 @@ from statistics import median
 
 import numpy as np
 import torch
+from captioner.inference.device import best_dtype, cores
 from PIL import Image
 
 from captioner import Captioner
 from captioner.checkpoint import load_checkpoint
-from captioner.device import best_dtype, cores
 from captioner.generation.generate import generate
-from captioner.model import CaptionModel
+from captioner.model.model import CaptionModel
 from captioner.paths import bundled_checkpoint
 from captioner.vision.image import open_image
 from captioner.vision.prepared import PreparedImage

@@ -40,13 +40,13 @@ from PIL import Image
 from torch import Tensor
 
 from captioner import Captioner
-from captioner.cuda_graphs import CudaGraphs
-from captioner.decoders.config import DecoderConfig
-from captioner.device import find_device
 from captioner.errors import DeviceError
 from captioner.generation.generate import generate
-from captioner.model import CaptionModel, ModelConfig
-from captioner.vision.encoder import EncoderConfig
+from captioner.inference.cuda_graphs import CudaGraphs
+from captioner.inference.device import find_device
+from captioner.model.config import DecoderConfig
+from captioner.model.encoder import EncoderConfig
+from captioner.model.model import CaptionModel, ModelConfig
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import START, Vocabulary
 from captioner_serving.batch import caption_batch

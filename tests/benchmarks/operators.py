@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from captioner.checkpoint import Checkpoint
-from captioner.model import CaptionModel
+from captioner.model.model import CaptionModel
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.losses.objective import Objective
 from captioner_training.losses.self_critical import SelfCriticalCaptions

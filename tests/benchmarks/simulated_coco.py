@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from captioner.vision.encoder import Encoder
+from captioner.model.encoder import Encoder
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import ImageSource, StageBatches, stage_sampler

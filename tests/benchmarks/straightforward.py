@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from captioner.attention.scores import AdditiveScore
-from captioner.decoders.lstm import LSTMDecoder
+from captioner.model.lstm import LSTMDecoder
+from captioner.model.scores import AdditiveScore
 from captioner.vocabulary import END, PAD, START, UNK
 
 

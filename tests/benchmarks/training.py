@@ -32,10 +32,10 @@ import torch
 from torch import Tensor, nn
 
 from captioner.checkpoint import load_checkpoint
-from captioner.decoders.config import DecoderConfig
-from captioner.model import CaptionModel, ModelConfig
+from captioner.model.config import DecoderConfig
+from captioner.model.encoder import Encoder, EncoderConfig
+from captioner.model.model import CaptionModel, ModelConfig
 from captioner.paths import bundled_checkpoint
-from captioner.vision.encoder import Encoder, EncoderConfig
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import PAD, START, Vocabulary
 from captioner_training.data.batches import Batch

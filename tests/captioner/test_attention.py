@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from captioner import ConfigError
-from captioner.attention.attention import Attention, causal, full, local, masked_softmax
-from captioner.attention.positions import POSITIONS, Positions, grid_places
-from captioner.attention.scores import SCORES, AdditiveScore, ProductScore
+from captioner.model.attention import Attention, causal, full, local, masked_softmax
+from captioner.model.positions import POSITIONS, Positions, grid_places
+from captioner.model.scores import SCORES, AdditiveScore, ProductScore
 
 SIZES = {"query_dim": 8, "key_dim": 8, "attention_dim": 12}
 

@@ -26,7 +26,7 @@ from captioner import (
     OutputError,
 )
 from captioner.checkpoint import Checkpoint, load_checkpoint, read_header
-from captioner.vision.encoder import without_weights
+from captioner.model.encoder import without_weights
 from captioner.vocabulary import Vocabulary
 from tests.conftest import rewrite_header
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from captioner import Captioner, cuda_graphs
+from captioner import Captioner
 from captioner.checkpoint import Checkpoint
-from captioner.cuda_graphs import CudaGraphs
+from captioner.inference import cuda_graphs
+from captioner.inference.cuda_graphs import CudaGraphs
 
 
 class FakeGraph:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioner.decoders.state import State, StepOutput
 from captioner.deletion import (
     attended_cells,
     random_cells,
     repeated_cells,
     word_effects,
 )
+from captioner.model.state import State, StepOutput
 from captioner.vocabulary import START
 
 SEEN = 4.0  # what the first of four cells adds to the logit of word 5; the other cells hold 0

@@ -14,13 +14,13 @@ import torchvision
 from torch import nn
 
 from captioner import Captioner, CheckpointNotFoundError, ConfigError, MissingExtraError
+from captioner.backbones import convolutions
+from captioner.backbones.convolutions import SameConv2d, fold_batch_norm, fuse_silu
+from captioner.backbones.networks import FAMILIES, NETWORKS, encoder_names
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.model import CaptionModel
+from captioner.model.encoder import Encoder, EncoderConfig
+from captioner.model.model import CaptionModel
 from captioner.paths import bundled_checkpoint
-from captioner.vision import convolutions
-from captioner.vision.backbones import FAMILIES, NETWORKS, encoder_names
-from captioner.vision.convolutions import SameConv2d, fold_batch_norm, fuse_silu
-from captioner.vision.encoder import Encoder, EncoderConfig
 from captioner.vision.transform import TransformConfig
 
 # One of each way to cut that no other test takes, and the stride that it has.

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from captioner import ConfigError, GenerationConfig, GenerationError
-from captioner.decoders.state import State, StepOutput
 from captioner.generation.beam_search import Hypothesis, beam_search, read_sentences
 from captioner.generation.constraints import Constraints
 from captioner.generation.generate import generate
 from captioner.generation.sampling import draw, filter_top
+from captioner.model.state import State, StepOutput
 from captioner.vocabulary import END, PAD, START, UNK, Tokenizer, Vocabulary
 
 VOCABULARY = 7  # three words: 4, 5 and 6

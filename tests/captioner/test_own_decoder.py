@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from captioner import Captioner, ConfigError, GenerationConfig
 from captioner.checkpoint import Checkpoint
-from captioner.decoders.config import DECODERS, DecoderConfig
-from captioner.decoders.decoder import DecoderOutput, WordDecoder
-from captioner.decoders.state import State, StepOutput
-from captioner.model import CaptionModel, ModelConfig
-from captioner.vision.encoder import EncoderConfig
+from captioner.model.config import DECODERS, DecoderConfig
+from captioner.model.decoder import DecoderOutput, WordDecoder
+from captioner.model.encoder import EncoderConfig
+from captioner.model.model import CaptionModel, ModelConfig
+from captioner.model.state import State, StepOutput
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import START, Vocabulary
 from captioner_training.recipe import Stage

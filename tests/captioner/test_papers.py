@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.attention.attention import Attention
-from captioner.attention.scores import build_score
-from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import Decoder, build_decoder
-from captioner.decoders.layers import Layer
+from captioner.model.attention import Attention
+from captioner.model.config import DecoderConfig
+from captioner.model.decoder import Decoder, build_decoder
+from captioner.model.layers import Layer
+from captioner.model.scores import build_score
 
 B, K, T, L, D, WORDS = 2, 3, 5, 9, 10, 11
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)

@@ -30,7 +30,7 @@ from captioner import (
 )
 from captioner.ahead import decode_ahead
 from captioner.checkpoint import Checkpoint
-from captioner.device import best_dtype
+from captioner.inference.device import best_dtype
 from captioner.vision.image import open_image
 from tests.conftest import ROOT
 
@@ -260,7 +260,7 @@ def test_bfloat16_where_the_cpu_has_it(
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     flags = inspect.unwrap(device._cpu_flags)  # tests/processor replaces it
     monkeypatch.setattr(device, "_cpu_flags", flags)
-    monkeypatch.setattr("captioner.device.Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr("captioner.inference.device.Path", lambda _: tmp_path / "cpuinfo")
     monkeypatch.setattr("platform.system", lambda: "Linux")
     assert best_dtype(torch.device("cpu")) == (getattr(torch, dtype), reason)
 

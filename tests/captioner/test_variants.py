@@ -15,15 +15,15 @@ import torch
 from safetensors import safe_open
 
 from captioner import Captioner, ConfigError
-from captioner.attention.positions import POSITIONS
-from captioner.attention.scores import SCORES
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import Decoder, build_decoder
-from captioner.decoders.packed import PackedLinear, can_pack
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
-from captioner.model import CaptionModel, ModelConfig
+from captioner.inference.packed import PackedLinear, can_pack
+from captioner.model.config import DecoderConfig
+from captioner.model.decoder import Decoder, build_decoder
+from captioner.model.model import CaptionModel, ModelConfig
+from captioner.model.positions import POSITIONS
+from captioner.model.scores import SCORES
 from captioner.vocabulary import END, START
 from tests.conftest import make_tiny, rewrite_header
 

@@ -14,7 +14,7 @@ FLAGS = {"float32": frozenset[str](), "bfloat16": frozenset({"amx_bf16"})}
 
 def force(precision: str) -> None:
     """Make "auto" mean `precision` in this process and in those that it starts."""
-    from captioner import device
+    from captioner.inference import device
 
     @functools.wraps(device._cpu_flags)  # a test of the function itself unwraps it
     def flags() -> set[str]:

@@ -28,8 +28,8 @@ from PIL import Image, ImageCms
 
 from captioner import Captioner, OutputError
 from captioner.cli import main
-from captioner.decoders.config import DecoderConfig
-from captioner.model import CaptionModel, ModelConfig
+from captioner.model.config import DecoderConfig
+from captioner.model.model import CaptionModel, ModelConfig
 from captioner.trust.trust import digest_weights, trust_file
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_serving.export.folder import new_folder
@@ -345,8 +345,8 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
     import onnxruntime
 
     from captioner.checkpoint import load_checkpoint
-    from captioner.decoders.state import State
     from captioner.generation.beam_search import BeamStep
+    from captioner.model.state import State
 
     checkpoint = load_checkpoint(saved_tiny)
     encoder, step = (

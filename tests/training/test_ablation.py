@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from captioner.decoders.config import DecoderConfig
-from captioner.device import best_dtype
 from captioner.errors import CheckpointError, ConfigError
+from captioner.inference.device import best_dtype
+from captioner.model.config import DecoderConfig
 from captioner_training import ablation as ablation_module
 from captioner_training.ablation import (
     VARIANTS,

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from captioner import GenerationConfig
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.decoders.config import DecoderConfig
-from captioner.model import CaptionModel, ModelConfig
-from captioner.vision.encoder import EncoderConfig
+from captioner.model.config import DecoderConfig
+from captioner.model.encoder import EncoderConfig
+from captioner.model.model import CaptionModel, ModelConfig
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Vocabulary
 from captioner_training.distributed import Processes

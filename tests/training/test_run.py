@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from captioner.attention.scores import SCORES, ScaledDotScore, ScoreFunction
 from captioner.checkpoint import load_checkpoint
-from captioner.device import best_dtype
 from captioner.errors import ConfigError, GenerationError
-from captioner.vision.encoder import Encoder
+from captioner.inference.device import best_dtype
+from captioner.model.encoder import Encoder
+from captioner.model.scores import SCORES, ScaledDotScore, ScoreFunction
 from captioner_training.data.batches import Batch
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes

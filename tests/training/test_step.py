@@ -14,9 +14,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from captioner.checkpoint import Checkpoint
-from captioner.decoders.decoder import DecoderOutput
 from captioner.errors import ConfigError
 from captioner.generation.constraints import Constraints
+from captioner.model.decoder import DecoderOutput
 from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
 from captioner_training.data.batches import Batch

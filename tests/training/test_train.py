@@ -19,7 +19,7 @@ from torchvision.ops import StochasticDepth
 
 from captioner import ConfigError
 from captioner.checkpoint import load_checkpoint
-from captioner.decoders.config import DECODERS
+from captioner.model.config import DECODERS
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.scenes import write_scenes
 from captioner_training.initialization import build_model, load_encoder, load_origin

@@ -15,14 +15,14 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from captioner.attention.positions import POSITIONS
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import build_decoder
-from captioner.device import best_dtype
 from captioner.errors import ConfigError
 from captioner.files import replace_file
-from captioner.vision.encoder import Encoder
+from captioner.inference.device import best_dtype
+from captioner.model.config import DecoderConfig
+from captioner.model.decoder import build_decoder
+from captioner.model.encoder import Encoder
+from captioner.model.positions import POSITIONS
 from captioner.vision.transform import Transform
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.reading import read_corpus

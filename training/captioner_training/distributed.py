@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from captioner.device import find_device
 from captioner.errors import CaptionerError, ConfigError, DeviceError
+from captioner.inference.device import find_device
 
 __all__ = ["Processes", "exit_silently", "start_processes"]
 

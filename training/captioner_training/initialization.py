@@ -17,9 +17,9 @@ from captioner.errors import (
     CheckpointNotFoundError,
     ConfigError,
 )
-from captioner.model import CaptionModel, ModelConfig
+from captioner.model.encoder import Encoder
+from captioner.model.model import CaptionModel, ModelConfig
 from captioner.paths import checkpoint_file, there_is_no
-from captioner.vision.encoder import Encoder
 from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
 

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from captioner.checkpoint import Checkpoint
 from captioner.closing import Closing
-from captioner.device import best_dtype
 from captioner.files import writing
+from captioner.inference.device import best_dtype
 from captioner.terminal import counted
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import Batch

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from captioner.model import CaptionModel
+from captioner.model.model import CaptionModel
 from captioner_training.recipe import Recipe, Stage
 
 __all__ = ["AveragedWeights", "build_optimizer", "build_scheduler", "warmup_cosine"]

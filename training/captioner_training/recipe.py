@@ -15,12 +15,12 @@ from annotated_types import Ge, Interval, MinLen
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from captioner.decoders.config import DecoderConfig
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig, Length
+from captioner.model.config import DecoderConfig
+from captioner.model.encoder import EncoderConfig
 from captioner.paths import expanded
 from captioner.vision.bounds import Fraction, NotNegative, Positive, PositiveFloat, Share
-from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Tokenizer, is_printable, tokenize
 

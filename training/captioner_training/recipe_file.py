@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from captioner.attention.scores import SCORES, ScoreFunction
 from captioner.errors import ConfigError
+from captioner.model.scores import SCORES, ScoreFunction
 from captioner.paths import did_you_mean
 from captioner_training.plugins import import_class
 from captioner_training.recipe import Recipe

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from captioner.vision.encoder import Encoder
+from captioner.model.encoder import Encoder
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.batches import ImageSource
 from captioner_training.data.grids import CachedGrids

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from captioner.errors import GenerationError
-from captioner.model import CaptionModel
+from captioner.model.model import CaptionModel
 from captioner_training.distributed import Processes
 from captioner_training.optimizer import AveragedWeights, build_optimizer, build_scheduler
 from captioner_training.recipe import Recipe

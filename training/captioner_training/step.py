@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from captioner.device import find_dtype
 from captioner.errors import ConfigError
 from captioner.generation.sampling import draw
-from captioner.model import CaptionModel
+from captioner.inference.device import find_dtype
+from captioner.model.model import CaptionModel
 from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.batches import Batch

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from captioner.checkpoint import Checkpoint
-from captioner.device import best_dtype
-from captioner.model import CaptionModel
+from captioner.inference.device import best_dtype
+from captioner.model.model import CaptionModel
 from captioner_training.data.batches import StageBatches, stage_sampler
 from captioner_training.data.captions import CaptionTable
 from captioner_training.data.corpus import Corpus

@@ -22,9 +22,9 @@ from PIL import Image
 
 from captioner.caption import Caption
 from captioner.closing import Closing
-from captioner.device import cores
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
+from captioner.inference.device import cores
 from captioner.predictor import Captioner
 from captioner.terminal import counted
 from captioner.vision.transform import Box

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from captioner.checkpoint import Checkpoint
-from captioner.decoders.decoder import Decoder
-from captioner.decoders.state import State
 from captioner.errors import CheckpointError, MissingExtraError
 from captioner.generation.beam_search import BeamStep, Step
-from captioner.vision.encoder import prepare_encoder
+from captioner.model.decoder import Decoder
+from captioner.model.encoder import prepare_encoder
+from captioner.model.state import State
 from captioner.vision.transform import Transform
 
 __all__ = ["Graphs", "export_graphs"]

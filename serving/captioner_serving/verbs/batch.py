@@ -8,8 +8,8 @@ import sys
 from functools import partial
 from typing import NoReturn
 
-from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
+from captioner.inference.device import add_machine_arguments
 from captioner.terminal import add_keywords, json_line, probability
 from captioner_serving.verbs.texts import (
     add_sidecars,

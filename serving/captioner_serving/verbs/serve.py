@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
 from captioner.files import writing
+from captioner.inference.device import add_machine_arguments
 from captioner.paths import expanded
 from captioner_serving.verbs.texts import given_fields
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import DecoderOutput, build_decoder
+from captioner.model.config import DecoderConfig
+from captioner.model.decoder import DecoderOutput, build_decoder
 from captioner.vocabulary import END, PAD, START
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
 from captioner_training.losses.objective import Captions, Counts, TeacherForcedOutput

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import Decoder, DecoderOutput, build_decoder
 from captioner.generation.constraints import Constraints
+from captioner.model.config import DecoderConfig
+from captioner.model.decoder import Decoder, DecoderOutput, build_decoder
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
 from captioner_training.data.batches import Batch
 from captioner_training.losses.cider import CiderD

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from captioner.device import cores
 from captioner.errors import CaptionerError
+from captioner.inference.device import cores
 from captioner.vision.transform import Transform
 from captioner_training.data.images import CaptionedImage
 from captioner_training.interrupts import SIGNALS

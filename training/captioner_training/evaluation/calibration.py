@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn import functional as F
 
-from captioner.decoders.decoder import Decoder
-from captioner.vision.encoder import Grid
+from captioner.model.decoder import Decoder
+from captioner.model.encoder import Grid
 from captioner.vocabulary import PAD, Vocabulary
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.captions import collate, encode_captions, starts_of

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from captioner.decoders.state import StepDecoder
 from captioner.deletion import WordEffect, random_cells, word_effects
 from captioner.errors import DataError
-from captioner.vision.encoder import Grid
+from captioner.model.encoder import Grid
+from captioner.model.state import StepDecoder
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.captions import starts_of

@@ -10,8 +10,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from captioner.generation.config import GenerationConfig
+from captioner.model.encoder import Grid
 from captioner.predictor import Captioner
-from captioner.vision.encoder import Grid
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.pixels import split_loader

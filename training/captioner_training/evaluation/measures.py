@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from captioner.errors import CaptionerError
+from captioner.model.encoder import Grid
 from captioner.predictor import Captioner
 from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement
-from captioner.vision.encoder import Grid
 from captioner.vocabulary import SPECIAL_TOKENS
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage

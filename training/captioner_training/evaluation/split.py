@@ -11,9 +11,9 @@ from tqdm import tqdm
 from captioner.checkpoint import Checkpoint
 from captioner.generation.beam_search import Hypothesis
 from captioner.generation.generate import generate
-from captioner.model import CaptionModel
+from captioner.model.encoder import Grid
+from captioner.model.model import CaptionModel
 from captioner.trust.consensus import Consensus
-from captioner.vision.encoder import Grid
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.captioned import Captioned

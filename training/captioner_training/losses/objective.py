@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from captioner.decoders.decoder import Decoder, DecoderOutput
+from captioner.model.decoder import Decoder, DecoderOutput
 from captioner.vocabulary import PAD
 from captioner_training.data.batches import Batch
 from captioner_training.data.corpus import Corpus

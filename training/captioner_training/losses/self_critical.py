@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from captioner.cuda_graphs import CudaGraphs
-from captioner.decoders.decoder import Decoder
 from captioner.generation.constraints import Constraints
 from captioner.generation.sampling import Sampler, choose_likeliest, roll_out
+from captioner.inference.cuda_graphs import CudaGraphs
+from captioner.model.decoder import Decoder
 from captioner.vocabulary import END, PAD, UNK, Vocabulary
 from captioner_training.data.batches import Batch
 from captioner_training.data.corpus import Corpus

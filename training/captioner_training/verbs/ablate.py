@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from captioner.device import add_machine_arguments
+from captioner.inference.device import add_machine_arguments
 from captioner.paths import expanded
 
 HELP = "Train every variant of attention with one recipe and compare them in a table."

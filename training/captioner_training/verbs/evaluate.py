@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
+from captioner.inference.device import add_machine_arguments
 from captioner.paths import HUGGING_FACE, checkpoint_file, expanded
 from captioner.terminal import printable
 

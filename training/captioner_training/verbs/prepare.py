@@ -103,7 +103,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the data set and print its folder."""
-    from captioner.device import cores
+    from captioner.inference.device import cores
     from captioner.terminal import counted, printable
     from captioner_training.data.manifest import ImageFormat
     from captioner_training.prepare.assembly import Options

@@ -6,8 +6,8 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
+from captioner.inference.device import add_machine_arguments
 from captioner.paths import expanded
 from captioner_training.recipes import recipe_text, shipped_recipes
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError, DataError
 from captioner.hub import is_hub_name
+from captioner.inference.device import add_machine_arguments
 from captioner.paths import expanded
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from captioner.backbones.convolutions import convolutions, halve_stride
+from captioner.backbones.efficientnet_v2 import efficientnet_v2_b0
 from captioner.errors import CheckpointNotFoundError, ConfigError, MissingExtraError
 from captioner.paths import did_you_mean
-from captioner.vision.convolutions import convolutions, halve_stride
-from captioner.vision.efficientnet_v2 import efficientnet_v2_b0
 
 __all__ = [
     "FAMILIES",

@@ -10,16 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.attention import average_folded, fold, maps
-from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import (
+from captioner.model.attention import average_folded, fold, maps
+from captioner.model.config import DecoderConfig
+from captioner.model.decoder import (
     DecoderOutput,
     FusedLayers,
     RecurrentDecoder,
     advance,
     fuse_layers,
 )
-from captioner.decoders.state import State, StepOutput
+from captioner.model.state import State, StepOutput
 
 __all__ = ["TopDownDecoder"]
 

@@ -9,17 +9,17 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from annotated_types import Interval
 
-from captioner.attention.positions import POSITIONS
-from captioner.attention.scores import SCORES, build_score, check_heads
 from captioner.errors import ConfigError
+from captioner.model.positions import POSITIONS
+from captioner.model.scores import SCORES, build_score, check_heads
 from captioner.vision.bounds import EXPLAINED, Fraction, OneOf, Width, check_bounds
 
 __all__ = ["DECODERS", "DecoderConfig"]
 
 DECODERS = {
-    "lstm": "captioner.decoders.lstm:LSTMDecoder",
-    "top_down": "captioner.decoders.top_down:TopDownDecoder",
-    "transformer": "captioner.decoders.transformer:TransformerDecoder",
+    "lstm": "captioner.model.lstm:LSTMDecoder",
+    "top_down": "captioner.model.top_down:TopDownDecoder",
+    "transformer": "captioner.model.transformer:TransformerDecoder",
 }
 """The class of each `DecoderConfig.kind`, as MODULE:CLASS; see docs/design.md for adding one."""
 
@@ -39,7 +39,7 @@ class DecoderConfig:
     kind: Annotated[str, OneOf(DECODERS)] = "lstm"
     """A name in DECODERS."""
     score: Annotated[str, OneOf(SCORES)] = "additive"
-    """The score function of the attention; see captioner.attention.scores."""
+    """The score function of the attention; see captioner.model.scores."""
     heads: Width = 1
     """The number of attention heads; each gets a part of attention_dim and value_dim."""
     query: Literal["previous", "current"] = "previous"
@@ -47,7 +47,7 @@ class DecoderConfig:
     (Luong et al. 2015)."""
     positions: Annotated[str, OneOf(POSITIONS)] = "none"
     """Positional encodings of cells, and of a transformer's words; see
-    captioner.attention.positions."""
+    captioner.model.positions."""
     scaled_positions: bool = True
     """Whether the encodings are scaled to the features. Older checkpoints have False."""
     encoder_layers: Annotated[int, Interval(ge=0, le=100)] = 0

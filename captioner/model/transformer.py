@@ -12,12 +12,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.attention import Attention, ProjectedGrid, causal, maps
-from captioner.attention.positions import GRID_SIDE, Positions
-from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import DecoderOutput, WordDecoder
-from captioner.decoders.layers import Layer, grid_layers, project_back
-from captioner.decoders.state import State, StepOutput
+from captioner.model.attention import Attention, ProjectedGrid, causal, maps
+from captioner.model.config import DecoderConfig
+from captioner.model.decoder import DecoderOutput, WordDecoder
+from captioner.model.layers import Layer, grid_layers, project_back
+from captioner.model.positions import GRID_SIDE, Positions
+from captioner.model.state import State, StepOutput
 
 __all__ = ["TransformerDecoder"]
 

@@ -7,10 +7,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.attention import Attention, attend_fused
-from captioner.attention.positions import GRID_SIDE, Positions
-from captioner.attention.scores import ProductScore
-from captioner.decoders.config import DecoderConfig
+from captioner.model.attention import Attention, attend_fused
+from captioner.model.config import DecoderConfig
+from captioner.model.positions import GRID_SIDE, Positions
+from captioner.model.scores import ProductScore
 
 __all__ = ["GridLayers", "Layer", "SelfAttention", "grid_layers", "project_back"]
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.attention.scores import SCORES, ProductScore, build_score, check_heads, split_heads
 from captioner.errors import ConfigError
+from captioner.model.scores import SCORES, ProductScore, build_score, check_heads, split_heads
 
 __all__ = [
     "Attention",
@@ -130,7 +130,7 @@ class Attention(nn.Module):
     """Attention with any score function and number of heads.
 
     Args:
-        score: a name in captioner.attention.scores.SCORES.
+        score: a name in captioner.model.scores.SCORES.
         query_dim: Q, the size of a query.
         key_dim: D, the size of a key.
         attention_dim: A, the size of projected queries and keys, if the score projects.

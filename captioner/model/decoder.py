@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.attention.attention import Attention
-from captioner.attention.positions import GRID_SIDE, Positions
-from captioner.decoders.config import DECODERS, DecoderConfig
-from captioner.decoders.layers import grid_layers
-from captioner.decoders.packed import PackedLinear, pack_linear
-from captioner.decoders.state import State, StepOutput
+from captioner.inference.packed import PackedLinear, pack_linear
+from captioner.model.attention import Attention
+from captioner.model.config import DECODERS, DecoderConfig
+from captioner.model.layers import grid_layers
+from captioner.model.positions import GRID_SIDE, Positions
+from captioner.model.state import State, StepOutput
 
 __all__ = [
     "Decoder",
@@ -58,7 +58,7 @@ class DecoderOutput(NamedTuple):
 class Decoder(nn.Module, ABC):
     """Scores the next word of a caption, given a grid and the words so far.
 
-    Subclasses are listed in captioner.decoders.config.DECODERS. Their constructors take `config`,
+    Subclasses are listed in captioner.model.config.DECODERS. Their constructors take `config`,
     `grid_dim` and `vocabulary_size`.
     """
 

@@ -1,7 +1,7 @@
 """The encoder: a network that turns an image into a grid of features (Xu et al. 2015, 3.1.1).
 
 The network has no pooling and no classifier, so each cell of the grid describes one place of the
-image. captioner.vision.backbones lists the networks.
+image. captioner.backbones.networks lists the networks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from annotated_types import Ge
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from captioner.backbones.convolutions import fold_batch_norm, fuse_silu
+from captioner.backbones.networks import build_stages, check_name, no_stage
 from captioner.errors import ConfigError
-from captioner.vision.backbones import build_stages, check_name, no_stage
 from captioner.vision.bounds import EXPLAINED, Positive, check_bounds
-from captioner.vision.convolutions import fold_batch_norm, fuse_silu
 
 __all__ = ["Encoder", "EncoderConfig", "Grid", "prepare_encoder", "without_weights"]
 
@@ -37,7 +37,7 @@ class EncoderConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
 
     name: str = "resnet101"
-    """The name of the network; see captioner.vision.backbones."""
+    """The name of the network; see captioner.backbones.networks."""
     stride: Positive = 32
     """Pixels per cell: 32 for most networks; 16 gives four times the cells."""
     last_stage: Annotated[int, Ge(0)] | None = None

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import DecoderOutput, build_decoder
-from captioner.decoders.packed import can_pack
-from captioner.vision.encoder import Encoder, EncoderConfig, Grid, prepare_encoder
+from captioner.inference.packed import can_pack
+from captioner.model.config import DecoderConfig
+from captioner.model.decoder import DecoderOutput, build_decoder
+from captioner.model.encoder import Encoder, EncoderConfig, Grid, prepare_encoder
 
 __all__ = ["CaptionModel", "ModelConfig", "prepare_model"]
 

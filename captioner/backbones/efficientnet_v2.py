@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioner.vision.convolutions import SameConv2d
+from captioner.backbones.convolutions import SameConv2d
 
 __all__ = ["StochasticDepth", "efficientnet_v2_b0"]
 

@@ -1,1 +1,0 @@
-"""Soft attention over the grid: scores, heads, masks and positions."""
