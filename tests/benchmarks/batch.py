@@ -31,12 +31,12 @@ from statistics import median
 
 import numpy as np
 import torch
-from captioner.inference.device import best_dtype, cores
 from PIL import Image
 
 from captioner import Captioner
 from captioner.checkpoint import load_checkpoint
 from captioner.generation.generate import generate
+from captioner.inference.device import best_dtype, cores
 from captioner.model.model import CaptionModel
 from captioner.paths import bundled_checkpoint
 from captioner.vision.image import open_image
