@@ -26,10 +26,10 @@ from captioner import (
     ImageFormatError,
     ImageNotFoundError,
     ImageTooLargeError,
-    device,
 )
 from captioner.ahead import decode_ahead
 from captioner.checkpoint import Checkpoint
+from captioner.inference import device
 from captioner.inference.device import best_dtype
 from captioner.vision.image import open_image
 from tests.conftest import ROOT
