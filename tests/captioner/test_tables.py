@@ -43,7 +43,9 @@ def test_cells_may_be_longer_than_the_limit_of_the_csv_module(tmp_path: Path) ->
     assert read_table(tmp_path / "t.csv", name="t.csv")["note"].tolist() == [long.strip(), "x"]
 
 
-@pytest.mark.parametrize("second", ["www.site.com, open", "see 2.jpg, 3.jpg", "x\u2028y", '""quoted""'])
+@pytest.mark.parametrize(
+    "second", ["www.site.com, open", "see 2.jpg, 3.jpg", "x\u2028y", '""quoted""']
+)
 def test_a_quoted_caption_of_two_lines_is_one_row(second: str) -> None:
     text = f'image,caption\n1.jpg,"a shop\n{second}"\n2.jpg,a dog\n'
     expected = list(csv.reader(io.StringIO(text, newline="")))[1:]

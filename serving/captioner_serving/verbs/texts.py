@@ -60,7 +60,7 @@ def add_wording(group: argparse._ArgumentGroup) -> None:
     )
     add("--prefix", default="", metavar="TEXT", help="text before each caption")
     add("--plain", action="store_true",
-        help="no capital letter or full stop in XMP, CSV and embedded texts")  # fmt: skip
+        help="no capital letter or full stop in written texts")  # fmt: skip
     add("--replace", action="append", default=[], metavar="OLD=NEW", help="replace whole words")
 
 
