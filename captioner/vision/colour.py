@@ -11,6 +11,7 @@ from typing import cast
 from PIL import Image, ImageCms
 
 from captioner import errors
+from captioner.vision.nclx import from_nclx
 
 __all__ = ["to_srgb"]
 
@@ -45,6 +46,8 @@ def to_srgb(image: Image.Image, name: str) -> Image.Image:
 def _apply_profile(plain: Image.Image, source: Image.Image) -> Image.Image | None:
     """Convert to sRGB by the profile of `source`; None if there is nothing to convert."""
     profile = source.info.get("icc_profile")
+    if not profile and plain.mode == "RGB" and (numbers := source.info.get("nclx")):
+        return from_nclx(plain, *numbers)
     if not profile or plain.mode not in _SPACES:
         return None
     transform = _transform(bytes(profile), plain.mode)

@@ -22,6 +22,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from captioner import errors
 from captioner.vision.jpeg import read_jpeg
+from captioner.vision.nclx import read_nclx
 from captioner.vision.png import read_png
 from captioner.vision.tiff import TiffReader, open_tiff
 
@@ -104,7 +105,10 @@ def _open(
     if reader is TiffReader:
         return open_tiff(stream, name, max_pixels)
     if reader.format in ("AVIF", "HEIF"):
-        return reader(io.BytesIO(_ISO_METADATA.sub(rb"\1skip", stream.read())))
+        data = stream.read()
+        image = reader(io.BytesIO(_ISO_METADATA.sub(rb"\1skip", data)))
+        image.info["nclx"] = read_nclx(data)
+        return image
     if reader is GifImageFile:
         # Pillow allocates and measures a GIF's frame while it reads the header.
         for limit in (max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels):

@@ -1,0 +1,91 @@
+"""Colours that AVIF and HEIC files describe by numbers (ITU-T H.273) instead of a profile."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+__all__ = ["from_nclx", "read_nclx"]
+
+_HEAD = 1 << 16  # bytes of the file that are searched
+_WHITE = 203.0  # nits of the reference white (ITU-R BT.2408)
+_PQ, _HLG = 16, 18
+_SRGB = (0.64, 0.33, 0.30, 0.60, 0.15, 0.06)
+_PRIMARIES = {  # x and y of red, green and blue; their white is D65
+    1: _SRGB,
+    9: (0.708, 0.292, 0.170, 0.797, 0.131, 0.046),  # BT.2020
+    12: (0.680, 0.320, 0.265, 0.690, 0.150, 0.060),  # Display P3
+}
+_ROWS = 1 << 18  # pixels that are converted at once
+_Floats = NDArray[np.float32]
+
+
+def read_nclx(data: bytes) -> tuple[int, int] | None:
+    """Return the numbers of the primaries and the transfer function.
+
+    None: the file has none, has an ICC profile, which wins, or is like sRGB.
+    """
+    box: bytes | None = data[:_HEAD]
+    for kind, skipped in ((b"meta", 4), (b"iprp", 0), (b"ipco", 0)):
+        box = next((body[skipped:] for name, body in _boxes(box or b"") if name == kind), None)
+    colours = [body for name, body in _boxes(box or b"") if name == b"colr"]
+    if any(body[:4] in (b"prof", b"rICC") for body in colours):
+        return None
+    for body in colours:
+        if body[:4] == b"nclx" and len(body) >= 8:
+            primaries, transfer = int.from_bytes(body[4:6]), int.from_bytes(body[6:8])
+            is_deep = transfer in (_PQ, _HLG)
+            return (primaries, transfer) if is_deep or primaries in (9, 12) else None
+    return None
+
+
+def _boxes(data: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the kinds and contents of the boxes in a part of a file."""
+    boxes, place = [], 0
+    while place + 8 <= len(data):
+        length = int.from_bytes(data[place : place + 4])
+        if length < 8:
+            break
+        boxes.append((data[place + 4 : place + 8], data[place + 8 : place + length]))
+        place += length
+    return boxes
+
+
+def from_nclx(image: Image.Image, primaries: int, transfer: int) -> Image.Image:
+    """Convert an RGB image to sRGB; light above the reference white is clipped."""
+    levels = _linear(np.linspace(0, 1, 256, dtype=np.float32), transfer)
+    chosen = _PRIMARIES.get(primaries, _SRGB)
+    matrix = (np.linalg.inv(_to_xyz(_SRGB)) @ _to_xyz(chosen)).T.astype(np.float32)
+    pixels = np.array(image).reshape(-1, 3)
+    for start in range(0, len(pixels), _ROWS):
+        light = levels[pixels[start : start + _ROWS]]
+        if transfer == _HLG:  # BT.2100's OOTF of a display of 1,000 nits
+            luminance = light @ np.array([0.2627, 0.6780, 0.0593], dtype=np.float32)
+            light = light * (luminance[:, None] ** 0.2) * (1000 / _WHITE)
+        light = np.clip(light @ matrix, 0, 1)
+        shown = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+        pixels[start : start + _ROWS] = shown * 255 + 0.5
+    return Image.fromarray(pixels.reshape(image.height, image.width, 3))
+
+
+def _linear(signal: _Floats, transfer: int) -> _Floats:
+    """Return the light of a signal; with PQ and sRGB, 1 is the reference white."""
+    if transfer == _PQ:  # SMPTE ST 2084
+        root = signal.astype(np.float64) ** (32 / 2523)  # 1 / m2
+        light = np.maximum(root - 0.8359375, 0) / (18.8515625 - 18.6875 * root)
+        return (light ** (16384 / 2610) * (10_000 / _WHITE)).astype(np.float32)
+    if transfer == _HLG:  # BT.2100
+        high = (np.exp((signal - 0.55991073) / 0.17883277) + 0.28466892) / 12
+        return np.where(signal <= 0.5, signal**2 / 3, high).astype(np.float32)
+    high = ((signal + 0.055) / 1.055) ** 2.4
+    return np.where(signal <= 0.04045, signal / 12.92, high).astype(np.float32)
+
+
+def _to_xyz(primaries: tuple[float, ...]) -> NDArray[np.float64]:
+    """Return the matrix from linear RGB to XYZ."""
+    x, y = np.array(primaries).reshape(3, 2).T
+    columns = np.stack([x / y, np.ones(3), (1 - x - y) / y])
+    white = np.array([0.3127 / 0.3290, 1, (1 - 0.3127 - 0.3290) / 0.3290])
+    result: NDArray[np.float64] = columns * np.linalg.solve(columns, white)
+    return result
