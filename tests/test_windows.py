@@ -65,6 +65,26 @@ assert main(["serve", "--port", str(port), "--checkpoint", MODEL]) == 0
 """
 
 
+def windows_environment(**more: str) -> dict[str, str]:
+    given = environment(PYTHONIOENCODING="cp1252", PYTHONWARNINGS="", **more)
+    given["PYTHONPATH"] = os.pathsep.join((str(ROOT / "tests/windows"), given["PYTHONPATH"]))
+    return given
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_precision_of_the_tests_holds_on_windows_too(precision: str) -> None:
+    script = (
+        "import torch\nfrom captioner import device, files\n"
+        "print(device.find_dtype('auto', torch.device('cpu')), files.os.name)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=windows_environment(CAPTIONER_TESTS_PRECISION=precision),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (f"torch.{precision} nt\n", "")
+
+
 def run_as_on_windows(script: str, folder: Path, model: Path) -> str:
     """Run Python with the modules of tests/windows in a folder with three photos."""
     photos = folder / "photos"
@@ -72,8 +92,7 @@ def run_as_on_windows(script: str, folder: Path, model: Path) -> str:
     for number in range(2):
         draw(number).save(photos / f"图 {number}.jpg")
     (photos / "bad.jpg").write_bytes(b"no photo")
-    given = environment(PYTHONIOENCODING="cp1252", PYTHONWARNINGS="")
-    given["PYTHONPATH"] = os.pathsep.join((str(ROOT / "tests/windows"), given["PYTHONPATH"]))
+    given = windows_environment()
     script = f"from PIL import Image\nMODEL = {str(model)!r}\n{script}"
     done = subprocess.run(
         [sys.executable, "-c", script],

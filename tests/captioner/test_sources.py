@@ -296,5 +296,8 @@ def test_arrays_tensors_and_open_images_have_the_colours_of_the_file(
     swapped = captioner.caption(np.ascontiguousarray(values[..., ::-1])).score
     assert abs(swapped - expected) > 1e-3  # the model sees a difference
     tensor = torch.from_numpy(values).permute(2, 0, 1)
-    for source in (values, tensor, tensor / 255, Image.fromarray(values), Image.open(path)):
-        assert captioner.caption(source).score == pytest.approx(expected, abs=1e-4)
+    sources = [values, tensor, tensor / 255, Image.fromarray(values), Image.open(path)]
+    scores = [captioner.caption(source).score for source in sources]
+    scores += [caption.score for caption in captioner.caption(sources)]
+    scores += [caption.score for caption in captioner.caption_iter(sources, batch_size=2)]
+    assert scores == pytest.approx([expected] * 15, abs=1e-4)

@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 from captioner import DataError
-from captioner.tables import read_lines, read_table
+from captioner.tables import read_json_rows, read_lines, read_table
 
 ROWS = [["image", "Ünïcode text"], ["1.jpg", "a café – open; really, yes"], ["2.jpg", "b | c"]]
 
@@ -134,3 +134,13 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
         read_lines(tmp_path / "lst.txt", name="lst.txt")
     with pytest.raises(DataError, match="is a folder"):
         read_table(tmp_path, name=str(tmp_path))
+
+
+def test_only_a_line_feed_separates_lines_of_json(tmp_path: Path) -> None:
+    """JSON strings may contain U+2028, U+0085 and other characters of `str.splitlines`."""
+    texts = ["one\u2028two", "one\u2029two", "one\x85two", "last"]
+    content = "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts).encode()
+    (tmp_path / "t.jsonl").write_bytes(content)
+    for source in (tmp_path / "t.jsonl", content):
+        assert read_table(source, name="t.jsonl")["text"].tolist() == texts
+        assert [row for row, _ in read_json_rows(source, name="t.jsonl")] == [1, 2, 3, 4]

@@ -105,3 +105,6 @@ os.open = open_no_folder
 os.unlink, os.remove = refuse_open_files(os.unlink), refuse_open_files(os.remove)
 os.replace, os.rename = refuse_open_files(os.replace), refuse_open_files(os.rename)
 subprocess.Popen.__init__ = start  # type: ignore[method-assign]
+
+# An interpreter runs the first sitecustomize of its path, which is this one.
+real_import("tests.processor.sitecustomize")
