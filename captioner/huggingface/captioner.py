@@ -92,10 +92,14 @@ class HuggingFaceCaptioner(Captioner):
         loaded = load_model(name)
         self.name, self.version, self.source = loaded.name, loaded.version, loaded.source
         self.tokenizer, self.transform = loaded.tokenizer, Transform(loaded.transform)
-        self.model: Any = loaded.model.requires_grad_(False).eval().to(self.device, self.dtype)
+        self.model: Any = loaded.model.requires_grad_(False).eval()
         self.family = FAMILIES[type(self.model).__name__]
         self.encoder = attrgetter(self.family.encoder)(self.model)
         self.model.set_submodule(self.family.encoder, EncodedImages(self.encoder.config))
+        if self.dtype == torch.float16:  # rounding to it changes the digest
+            _ = self.fingerprint
+        for part in (self.encoder, self.model):
+            part.to(self.device, self.dtype)
         self.start, end = self.family.special(self.model)
         self.ends = np.atleast_1d(end).tolist()
         if decoder := getattr(self.model, "decoder", None):
@@ -126,7 +130,7 @@ class HuggingFaceCaptioner(Captioner):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of weights and transform."""
+        """A digest of weights and transform, which does not depend on the dtype."""
         tensors = (*self.encoder.state_dict().values(), *self.model.state_dict().values())
         return digest_tensors(repr(self.transform.config), tensors)
 

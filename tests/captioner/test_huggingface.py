@@ -308,6 +308,15 @@ def test_the_fingerprint_differs_with_the_image_encoder_and_the_transform(
     assert len({model.fingerprint for model in (captioner, encoder, transform)}) == 3
 
 
+def test_the_fingerprint_does_not_depend_on_the_dtype(folders: dict[str, Path]) -> None:
+    for folder in folders.values():
+        models = [
+            HuggingFaceCaptioner(str(folder), device="cpu", dtype=dtype)
+            for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        ]
+        assert len({model.fingerprint for model in models}) == 1
+
+
 def test_words_are_scored_in_lower_case_and_without_punctuation() -> None:
     vocabulary = OpenVocabulary()
     tokens = vocabulary.encode(["A", "(Dog's)", "ball."])
