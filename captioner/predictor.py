@@ -363,19 +363,43 @@ class Captioner:
         batch_size: int | None = None,
         **settings: Any,
     ) -> Iterator[Caption | ImageError]:
-        """Yield the captions of images in order, while threads decode the next batch.
+        """Return an iterator over the captions in order, while threads decode the next batch.
 
         `images` may be endless: at most two batches are in memory. Arguments and exceptions as for
         `caption`. With errors="raise", the captions of all images before the faulty one are
         yielded first.
         """
-        if settings:
-            config = (config or self.generation).changed(**settings)
+        if config is not None and not isinstance(config, GenerationConfig):
+            raise ConfigError(
+                f"config is of type {type(config).__name__}; pass a GenerationConfig, or settings "
+                "such as beam_size=3"
+            )
+        config = (config or self.generation).changed(**settings)
+        self.vocabulary.style(config.style)
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; it must be at least 1")
         self.check_trust(minimum_trust)
+        return self._results(
+            images,
+            config,
+            is_strict=errors == "raise",
+            check_attention=check_attention,
+            minimum_trust=minimum_trust,
+            batch_size=batch_size,
+        )
+
+    def _results(
+        self,
+        images: ImageSource | Iterable[ImageSource],
+        config: GenerationConfig,
+        *,
+        is_strict: bool,
+        check_attention: bool,
+        minimum_trust: float | None,
+        batch_size: int | None,
+    ) -> Iterator[Caption | ImageError]:
         sources = split_batch(images)
         if several := is_many(sources):
             size = batch_size or self.batch_size
@@ -392,7 +416,7 @@ class Captioner:
                         if isinstance(image, ImageError)
                         else _check_trusted(next(made), minimum_trust)
                     )
-                    if isinstance(result, ImageError) and (errors == "raise" or not several):
+                    if isinstance(result, ImageError) and (is_strict or not several):
                         raise result
                     yield result
 

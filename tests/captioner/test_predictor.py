@@ -167,6 +167,24 @@ def test_an_iterator_reads_two_batches_ahead_at_most(captioner: Captioner, photo
     assert "decoding" not in {thread.name.partition("_")[0] for thread in threading.enumerate()}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (({"beam_size": 3},), "config is of type dict; pass a GenerationConfig"),
+        ((GenerationConfig(style="rude"),), "rude"),
+    ],
+)
+def test_settings_are_checked_before_the_first_caption(
+    captioner: Captioner, photo: Path, arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        captioner.caption(photo, *arguments)
+    with pytest.raises(ConfigError, match=message):
+        captioner.caption_iter([photo], *arguments)
+    with pytest.raises(ConfigError, match="batch_size is 0"):
+        captioner.caption_iter([photo], batch_size=0)
+
+
 def test_errors_of_an_iterator_follow_the_captions_before_them(
     captioner: Captioner, photo: Path, tmp_path: Path
 ) -> None:
