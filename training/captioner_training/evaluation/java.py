@@ -26,6 +26,8 @@ _METEOR = "meteor/meteor-1.5.jar"
 # Columns of METEOR's statistics.
 _TEST_LENGTH, _REFERENCE_LENGTH, _CHUNKS, _TEST_MATCHES, _REFERENCE_MATCHES = 0, 1, 20, 21, 22
 _SECONDS = 1800  # timeout
+# METEOR prints and reads numbers in the format of the locale.
+_OPTIONS = ("-Dfile.encoding=UTF-8", "-Duser.language=en", "-Duser.country=US")
 
 
 def check_java() -> None:
@@ -64,11 +66,7 @@ def meteor_table(references: Sequence[Sequence[Words]], captions: Sequence[Words
     for texts, caption in zip(references, captions, strict=True):
         parts = (" ".join(words).replace("|||", " ") for words in (*texts, caption))
         requests.append(" ||| ".join(["SCORE", *parts]))
-    answers = _meteor(requests, count=len(requests))
-    try:
-        rows = np.array([[float(number) for number in line.split()] for line in answers])
-    except ValueError as error:
-        raise DataError(f"METEOR returned an invalid line: {error}") from error
+    rows = _numbers(_meteor(requests, count=len(requests)))
     # When METEOR sums statistics, a caption that equals its reference has no chunk.
     equal = rows[:, _CHUNKS] == 1
     equal &= rows[:, _TEST_LENGTH] == rows[:, _REFERENCE_LENGTH]
@@ -83,8 +81,16 @@ def _meteor_of_sums(sums: Floats) -> Floats:
     flat = sums.reshape(-1, sums.shape[-1])
     requests = [" ||| ".join(["EVAL", " ".join(map(str, row))]) for row in flat]
     # METEOR prints the score of the segment and then the same score for the whole.
-    scores = [float(line) for line in _meteor(requests, count=2 * len(requests))[::2]]
-    return 100 * np.array(scores).reshape(sums.shape[:-1])
+    scores = _numbers(_meteor(requests, count=2 * len(requests))[::2])
+    return 100 * scores.reshape(sums.shape[:-1])
+
+
+def _numbers(lines: Sequence[str]) -> Floats:
+    """Return the numbers of lines as rows. Raises DataError."""
+    try:
+        return np.array([[float(number) for number in line.split()] for line in lines])
+    except ValueError as error:
+        raise DataError(f"METEOR returned an invalid line: {error}") from error
 
 
 def _meteor(lines: Sequence[str], *, count: int) -> list[str]:
@@ -107,7 +113,7 @@ def _run(arguments: Sequence[str], lines: Sequence[str], *, count: int) -> list[
     name = Path(next(argument for argument in arguments if argument.endswith(".jar"))).name
     try:
         result = subprocess.run(
-            ["java", "-Dfile.encoding=UTF-8", *arguments],
+            ["java", *_OPTIONS, *arguments],
             input="".join(f"{line}\n" for line in lines).encode(),
             capture_output=True,
             timeout=_SECONDS,
