@@ -135,7 +135,7 @@ def _reader(head: bytes, name: str) -> type[ImageFile.ImageFile]:
 
 
 def _not_a_photo(head: bytes) -> str | None:
-    """Return what a file is that is often stored in place of a photo, and the remedy."""
+    """Return what a known stand-in of a photo is and its remedy; None for other files."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     while text.startswith(b"<!--") and b"-->" in text:
         text = text.partition(b"-->")[2].lstrip()

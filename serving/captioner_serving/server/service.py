@@ -342,7 +342,7 @@ class CaptionService:
         return captions
 
     def _checked(self, result: Caption | ImageError) -> Caption | ImageError:
-        """Return an error in place of a caption with less trust than the server's minimum."""
+        """Return the result, or an error if its trust is below the server's minimum."""
         minimum = self.config.minimum_trust
         if minimum is None or not isinstance(result, Caption) or result.trust is None:
             return result

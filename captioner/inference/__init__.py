@@ -1,0 +1,1 @@
+"""The same numbers, faster: devices, CUDA graphs and packed layers."""
