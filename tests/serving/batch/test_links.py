@@ -87,7 +87,7 @@ def test_credentials_reach_only_the_processes_that_read_urls(
 ) -> None:
     names = ("AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "https_proxy", "PASSWORD")
     for name in names:
-        monkeypatch.setenv(name, "mine")
+        monkeypatch.setenv(name, "a secret of the user")
     local: list[Photo] = [PhotoFile(name="p.jpg", file=str(photos(1) / "p000.jpg"))]
     before = set(children(os.getpid()))
     with LocalEngine(tiny, tiny.generation, BatchConfig(workers=1)) as engine:
@@ -95,10 +95,10 @@ def test_credentials_reach_only_the_processes_that_read_urls(
         assert outcome.caption is not None
         (process,) = set(children(os.getpid())) - before
         found = Path(f"/proc/{process}/environ").read_bytes()
-        assert b"PYTHONPATH=" in found and b"mine" not in found
+        assert b"PATH=" in found and b"a secret of the user" not in found
         ((outcome,),) = engine.run(iter([Secret(name="a.jpg", url="s3://bucket/a.jpg")]))
     passed = json.loads(outcome.record["error"]["detail"])
-    assert [passed.get(name) for name in names] == ["mine", "mine", "mine", None]
+    assert [passed.get(name) for name in names] == ["a secret of the user"] * 3 + [None]
 
 
 def test_options_of_inputs_reach_the_run(
