@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from captioner.inference.device import cores
 
-__all__ = ["decode_ahead"]
-
 _MOST_THREADS = 8  # each may hold a photo of `max_pixels`
 
 Image = TypeVar("Image")

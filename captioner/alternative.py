@@ -8,8 +8,6 @@ from typing import Any
 from captioner.vision.transform import Box
 from captioner.word import Word
 
-__all__ = ["Alternative"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:

@@ -13,8 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-__all__ = ["BoundedTarInfo", "open_zip", "tar_members", "walk_tar"]
-
 _LARGEST_HEADER = 1 << 20  # bytes; tarfile reads extended headers into memory
 _HEADERS = (
     tarfile.XHDTYPE,

@@ -8,8 +8,6 @@ import threading
 
 import httpx
 
-__all__ = ["CertificatesError", "tls_context"]
-
 
 class CertificatesError(httpx.ConnectError):
     """The certificates cannot be loaded."""

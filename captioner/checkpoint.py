@@ -37,15 +37,6 @@ from captioner.paths import HUGGING_FACE, checkpoint_file
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Vocabulary, is_printable
 
-__all__ = [
-    "FORMAT_VERSION",
-    "Checkpoint",
-    "copy_checkpoint",
-    "digest_tensors",
-    "load_checkpoint",
-    "read_header",
-]
-
 FORMAT_VERSION = 1
 """Incremented when older code would misread a new file."""
 

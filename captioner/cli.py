@@ -24,8 +24,6 @@ from captioner import __version__
 from captioner.errors import CaptionerError, ConfigError
 from captioner.terminal import printable
 
-__all__ = ["VERBS", "Verb", "main"]
-
 
 class Verb(NamedTuple):
     """A verb: its module and its line in `captioner --help`."""

@@ -20,8 +20,6 @@ from captioner.vision.prepared import PreparedImage
 from captioner.vocabulary import Vocabulary
 from captioner.word import Word
 
-__all__ = ["DecodedBatch"]
-
 
 class DecodedBatch(NamedTuple):
     """The sentences of B images.

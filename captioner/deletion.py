@@ -28,16 +28,6 @@ from captioner.model.state import (
     log_probabilities,
 )
 
-__all__ = [
-    "Draws",
-    "WordEffect",
-    "attended_cells",
-    "random_cells",
-    "repeated_cells",
-    "sentence_effects",
-    "word_effects",
-]
-
 _SHARE = 0.5  # the share of a word's attention in the deleted cells
 _DRAWS = 8  # sets of random cells per word
 _ROWS = 64  # changed grids in a batch, which limits the memory

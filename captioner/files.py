@@ -19,21 +19,6 @@ from typing import BinaryIO
 
 from captioner.errors import ConfigError, OutputError
 
-__all__ = [
-    "HEADER_KEY",
-    "IS_WINDOWS",
-    "copy_stat",
-    "digest",
-    "file_digest",
-    "identity",
-    "is_inside",
-    "new_part",
-    "refuse_input",
-    "replace_file",
-    "sync_folder",
-    "writing",
-]
-
 IS_WINDOWS = os.name == "nt"
 
 HEADER_KEY = "captioner"

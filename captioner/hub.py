@@ -17,19 +17,6 @@ from urllib.parse import urlsplit
 
 from captioner.errors import CheckpointError, CheckpointNotFoundError, ConfigError, OutputError
 
-__all__ = [
-    "CARD",
-    "CHECKPOINT",
-    "TRUST",
-    "download_checkpoint",
-    "download_files",
-    "explain_access",
-    "is_hub_name",
-    "push_files",
-    "repository_name",
-    "with_revision",
-]
-
 CHECKPOINT = "captioner.safetensors"
 TRUST = "captioner.trust.safetensors"
 CARD = "README.md"

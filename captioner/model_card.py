@@ -13,8 +13,6 @@ from captioner.terminal import counted, in_a_line
 if TYPE_CHECKING:  # it imports torch
     from captioner.checkpoint import Checkpoint
 
-__all__ = ["ModelCard", "Scores"]
-
 _TASK = "image-to-text"
 
 

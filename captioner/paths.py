@@ -10,18 +10,6 @@ from pathlib import Path
 from captioner.errors import CheckpointNotFoundError, ConfigError
 from captioner.hub import CHECKPOINT, download_checkpoint, is_hub_name
 
-__all__ = [
-    "HUGGING_FACE",
-    "bundled_checkpoint",
-    "checkpoint_file",
-    "did_you_mean",
-    "expanded",
-    "is_system_folder",
-    "is_web_address",
-    "sample_photos",
-    "there_is_no",
-]
-
 HUGGING_FACE = "hf:"
 """The prefix of checkpoint names that are Hugging Face models."""
 

@@ -44,8 +44,6 @@ from captioner.vision.image import MAX_PIXELS, FileSource, open_image, source_na
 from captioner.vision.prepared import PreparedImage
 from captioner.vision.transform import Transform
 
-__all__ = ["Captioner"]
-
 _CPU_BATCH, _GPU_BATCH = 16, 128
 _SHARED = Lock()
 

@@ -18,15 +18,6 @@ from pydantic import (
 
 from captioner.errors import ConfigError
 
-__all__ = [
-    "AttentionRecord",
-    "CaptionRecord",
-    "ModelRecord",
-    "SentenceRecord",
-    "WordRecord",
-    "read_record",
-]
-
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Side = Annotated[int, Field(ge=1, le=64)]
 _Far = Annotated[float, Field(ge=-1e3, le=1e3)]  # edges of a box, effects in nats

@@ -21,8 +21,6 @@ from captioner.vision.image import FileSource, source_name
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ImageSource", "NamedBytes", "as_source", "image_name", "is_many", "split_batch"]
-
 _LARGEST = 64 * 2**20  # maximum size of a download, in bytes
 _READ_TIMEOUT, _TOTAL_TIMEOUT = 15.0, 60.0  # limits of a download, in seconds
 

@@ -25,23 +25,6 @@ from captioner.paths import there_is_no
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = [
-    "TABLES",
-    "WORKBOOKS",
-    "Sheet",
-    "Source",
-    "decode_text",
-    "read_bytes",
-    "read_json",
-    "read_json_rows",
-    "read_lines",
-    "read_sheet",
-    "read_table",
-    "read_text",
-    "split_lines",
-    "unique_names",
-]
-
 Content = bytes | bytearray | memoryview
 Source = str | os.PathLike[str] | Content
 """A path, or the content of a file."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from captioner.trust.keywords import KEYWORD_TRUST
 
-__all__ = ["add_keywords", "counted", "in_a_line", "json_line", "printable", "probability"]
-
 # Control characters except line breaks, and marks that change the direction of writing.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 # Lone surrogates (of file names that are not UTF-8), control characters, marks that change the

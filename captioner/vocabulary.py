@@ -14,20 +14,6 @@ from captioner.errors import ConfigError
 if TYPE_CHECKING:
     from nltk.tokenize import TreebankWordTokenizer
 
-__all__ = [
-    "END",
-    "PAD",
-    "SPECIAL_TOKENS",
-    "START",
-    "UNK",
-    "Tokenizer",
-    "Vocabulary",
-    "has_no_spaces",
-    "is_printable",
-    "join",
-    "tokenize",
-]
-
 Tokenizer = Literal["words", "unicode", "characters"]
 """words: Treebank's rules, for English. unicode: words by Unicode's rules (UAX 29), for languages
 with spaces between words. characters: like unicode, but each character of a script without spaces

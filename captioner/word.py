@@ -15,8 +15,6 @@ from captioner.record import WordRecord
 from captioner.trust.trust import DOUBTFUL, DOUBTFUL_SUBJECT
 from captioner.vision.transform import Box
 
-__all__ = ["Word", "read_word"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Word:

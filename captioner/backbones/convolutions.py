@@ -17,8 +17,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from captioner.errors import ConfigError
 
-__all__ = ["SameConv2d", "can_fuse", "convolutions", "fold_batch_norm", "fuse_silu", "halve_stride"]
-
 _OPERATION = "_convolution_pointwise"  # oneDNN's fused operation
 
 

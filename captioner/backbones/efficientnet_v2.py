@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from captioner.backbones.convolutions import SameConv2d
 
-__all__ = ["StochasticDepth", "efficientnet_v2_b0"]
-
 _EPSILON = 1e-3  # of BatchNorm, as in Keras
 _DROPPED = 0.1  # drop rate of the last block; half the usual rate, because fine-tuning is short
 

@@ -30,17 +30,6 @@ from captioner.backbones.efficientnet_v2 import efficientnet_v2_b0
 from captioner.errors import CheckpointNotFoundError, ConfigError, MissingExtraError
 from captioner.paths import did_you_mean
 
-__all__ = [
-    "FAMILIES",
-    "NETWORKS",
-    "Family",
-    "Stages",
-    "build_stages",
-    "check_name",
-    "encoder_names",
-    "no_stage",
-]
-
 _TIMM: Final = "timm/"
 
 

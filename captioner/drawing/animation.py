@@ -11,8 +11,6 @@ from captioner.drawing.lettering import PAPER, Text
 from captioner.drawing.overlay import WHOLE, OverlayOptions, Panel, fit, overlay
 from captioner.vision.transform import Box
 
-__all__ = ["animation"]
-
 _Size = tuple[int, int]
 
 _WORD = 800  # milliseconds per frame

@@ -14,8 +14,6 @@ from captioner.drawing.overlay import (
     used_colors,
 )
 
-__all__ = ["drawing_constants"]
-
 
 def drawing_constants() -> dict[str, Any]:
     """Return the constants of captioner.drawing.overlay; palettes have six hex digits per level."""

@@ -10,19 +10,6 @@ from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = [
-    "HAIRLINE",
-    "INK",
-    "MUTED",
-    "PAPER",
-    "Text",
-    "dashed_rectangle",
-    "font_of",
-    "label",
-    "percentage",
-    "shorten",
-]
-
 PAPER, HAIRLINE, _FAINT, MUTED, INK = "#ffffff", "#e3e5e9", "#b4bac4", "#69707d", "#1c2027"
 _ACCENT = "#c2410c"  # from the warm end of the default scale; 5:1 against the paper
 

@@ -19,8 +19,6 @@ from captioner.drawing.lettering import percentage
 from captioner.drawing.overlay import FULL_HEAT, WHOLE, Panel, fit, overlay
 from captioner.vision.transform import Box
 
-__all__ = ["notebook_sheet"]
-
 _SIDE = 440  # pixels of the photo's longer side
 _SMALL = 104  # pixels of the longer side of a word's picture
 

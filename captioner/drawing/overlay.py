@@ -31,28 +31,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "COLORS",
-    "DEFAULT_COLORS",
-    "DEFAULT_STRENGTH",
-    "FIRST_COLOR",
-    "FULL_HEAT",
-    "LAST_COLOR",
-    "OPACITY_GAIN",
-    "TEXTURE",
-    "WHOLE",
-    "OverlayOptions",
-    "Panel",
-    "Weights",
-    "attention_density",
-    "attention_map",
-    "blend",
-    "color_scale",
-    "fit",
-    "overlay",
-    "used_colors",
-]
-
 FULL_HEAT = 8.0
 """The weight of full heat, as a multiple of the even share."""
 

@@ -12,8 +12,6 @@ from captioner.errors import ConfigError, OutputError
 from captioner.files import identity, writing
 from captioner.paths import is_web_address
 
-__all__ = ["make_folders", "plan_pictures"]
-
 
 def plan_pictures(
     patterns: Mapping[str, str], photos: Sequence[str], *, inputs: Iterable[str | os.PathLike[str]]

@@ -14,14 +14,6 @@ from PIL import Image
 from captioner.errors import OutputError
 from captioner.files import replace_file
 
-__all__ = [
-    "check_suffix",
-    "encode_animation",
-    "encode_image",
-    "save_animation",
-    "save_image",
-]
-
 _JPEG = {"format": "JPEG", "quality": 92, "subsampling": 0}
 _STILL: dict[str, dict[str, Any]] = {
     ".png": {"format": "PNG"},

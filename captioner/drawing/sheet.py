@@ -32,8 +32,6 @@ from captioner.drawing.overlay import (
 )
 from captioner.vision.transform import Box
 
-__all__ = ["contact_sheet"]
-
 _Size = tuple[int, int]
 
 

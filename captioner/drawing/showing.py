@@ -10,8 +10,6 @@ from PIL import Image
 
 from captioner.errors import MissingExtraError, OutputError
 
-__all__ = ["open_picture", "show_in_terminal"]
-
 
 def open_picture(path: str | PathLike[str]) -> None:
     """Open a picture in the default viewer. Raises OutputError: there is no viewer."""

@@ -13,8 +13,6 @@ from annotated_types import Ge, Gt, Interval
 from captioner.errors import ConfigError
 from captioner.vision.bounds import EXPLAINED, Positive, check_bounds
 
-__all__ = ["MAX_BEAM_SIZE", "GenerationConfig", "Length"]
-
 MAX_BEAM_SIZE = 20
 """The widest beam; wider ones cost time and memory and find no better sentences."""
 

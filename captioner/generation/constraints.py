@@ -9,8 +9,6 @@ from torch import Tensor
 
 from captioner.vocabulary import END, PAD, START, UNK
 
-__all__ = ["Constraints", "restrict"]
-
 
 class Constraints:
     """Constraints on the next word of hypotheses.

@@ -8,9 +8,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-__all__ = ["FAMILIES", "EncodedImages", "Family"]
-
-
 _Read = tuple[Tensor, Sequence[Tensor]]
 
 

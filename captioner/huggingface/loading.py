@@ -20,8 +20,6 @@ from captioner.huggingface.families import FAMILIES
 from captioner.paths import HUGGING_FACE, expanded
 from captioner.vision.transform import BicubicTransformConfig, TransformConfig
 
-__all__ = ["LoadedModel", "load_model"]
-
 _CONFIG = "config.json"
 _FILES = ("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors")
 _RESAMPLING = {2: TransformConfig, 3: BicubicTransformConfig}  # by Pillow's numbers

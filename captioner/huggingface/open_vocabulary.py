@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from captioner.vocabulary import Vocabulary, is_printable
 
-__all__ = ["OpenVocabulary"]
-
 _PUNCTUATION = ".,;:!?\"'()"
 
 

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["CudaGraphs"]
-
 _MOST_GRAPHS = 64  # each keeps the memory of one call
 _MOST_CALLERS = 1000  # remembered first calls
 _FREE = 0.25  # the share of the GPU's memory that must be free for a new graph

@@ -13,8 +13,6 @@ from captioner.errors import ConfigError, DeviceError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["add_machine_arguments", "best_dtype", "cores", "find_device", "find_dtype"]
-
 _DTYPES = ("float32", "bfloat16")
 
 # Flags in /proc/cpuinfo of x86 with AMX, and of ARM. Without them bfloat16 is slower than float32,

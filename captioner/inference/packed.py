@@ -11,8 +11,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PackedLinear", "can_pack", "pack_linear"]
-
 _PACK, _MULTIPLY = "_reorder_linear_weight", "_linear_pointwise"  # operations of oneDNN
 _ROWS = 5  # rows that the packed layout is optimised for; other numbers work too
 

@@ -24,20 +24,6 @@ from torch.nn import functional as F
 from captioner.errors import ConfigError
 from captioner.model.scores import SCORES, ProductScore, build_score, check_heads, split_heads
 
-__all__ = [
-    "Attention",
-    "ProjectedGrid",
-    "attend_fused",
-    "average",
-    "average_folded",
-    "causal",
-    "fold",
-    "full",
-    "local",
-    "maps",
-    "masked_softmax",
-]
-
 
 class ProjectedGrid(NamedTuple):
     """Projected keys (B, L, A) and values (B, L, V) of B images."""

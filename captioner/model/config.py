@@ -14,8 +14,6 @@ from captioner.model.positions import POSITIONS
 from captioner.model.scores import SCORES, build_score, check_heads
 from captioner.vision.bounds import EXPLAINED, Fraction, OneOf, Width, check_bounds
 
-__all__ = ["DECODERS", "DecoderConfig"]
-
 DECODERS = {
     "lstm": "captioner.model.lstm:LSTMDecoder",
     "top_down": "captioner.model.top_down:TopDownDecoder",

@@ -25,17 +25,6 @@ from captioner.model.layers import grid_layers
 from captioner.model.positions import GRID_SIDE, Positions
 from captioner.model.state import State, StepOutput
 
-__all__ = [
-    "Decoder",
-    "DecoderOutput",
-    "FusedLayers",
-    "RecurrentDecoder",
-    "WordDecoder",
-    "advance",
-    "build_decoder",
-    "fuse_layers",
-]
-
 FusedLayers = Callable[[Tensor], list[Tensor]]
 """Applies several layers to the same input (B, K, n)."""
 

@@ -20,8 +20,6 @@ from captioner.backbones.networks import build_stages, check_name, no_stage
 from captioner.errors import ConfigError
 from captioner.vision.bounds import EXPLAINED, Positive, check_bounds
 
-__all__ = ["Encoder", "EncoderConfig", "Grid", "prepare_encoder", "without_weights"]
-
 _COORDINATE_LIMIT = 3.0  # x and y are in -3 to 3, like most features
 # The attribute with the probability of stochastic depth, by class name.
 _STOCHASTIC_DEPTH = {"StochasticDepth": "p", "DropPath": "drop_prob"}

@@ -12,8 +12,6 @@ from captioner.model.config import DecoderConfig
 from captioner.model.positions import GRID_SIDE, Positions
 from captioner.model.scores import ProductScore
 
-__all__ = ["GridLayers", "Layer", "SelfAttention", "grid_layers", "project_back"]
-
 
 class SelfAttention(Attention):
     """Multi-head scaled dot-product attention of a sequence over itself.

@@ -22,8 +22,6 @@ from captioner.model.decoder import (
 )
 from captioner.model.state import State, StepOutput
 
-__all__ = ["LSTMDecoder"]
-
 
 class LSTMDecoder(RecurrentDecoder):
     """An attention LSTM with a deep output layer.

@@ -12,8 +12,6 @@ from captioner.model.config import DecoderConfig
 from captioner.model.decoder import DecoderOutput, build_decoder
 from captioner.model.encoder import Encoder, EncoderConfig, Grid, prepare_encoder
 
-__all__ = ["CaptionModel", "ModelConfig", "prepare_model"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:

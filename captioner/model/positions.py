@@ -19,16 +19,6 @@ from torch.nn import functional as F
 
 from captioner.errors import ConfigError
 
-__all__ = [
-    "GRID_SIDE",
-    "POSITIONS",
-    "Positions",
-    "binary",
-    "grid_places",
-    "sine",
-    "word_places",
-]
-
 POSITIONS = ("none", "sine", "learned", "binary")
 """The names of the encodings in a decoder's configuration."""
 

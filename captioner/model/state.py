@@ -16,15 +16,6 @@ from torch import Tensor
 
 from captioner.errors import GenerationError
 
-__all__ = [
-    "State",
-    "StepDecoder",
-    "StepOutput",
-    "check_numbers",
-    "log_probabilities",
-    "sync_interval",
-]
-
 
 class State(NamedTuple):
     """The state of B images with K hypotheses each.

@@ -21,8 +21,6 @@ from captioner.model.decoder import (
 )
 from captioner.model.state import State, StepOutput
 
-__all__ = ["TopDownDecoder"]
-
 
 class _Step(NamedTuple):
     """A step's language state h2_t (B, K, n), attention weights (B, K, H, L) and new state."""

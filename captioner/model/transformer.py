@@ -19,8 +19,6 @@ from captioner.model.layers import Layer, grid_layers, project_back
 from captioner.model.positions import GRID_SIDE, Positions
 from captioner.model.state import State, StepOutput
 
-__all__ = ["TransformerDecoder"]
-
 _WORDS = 512  # positions of a caption; 9 bits
 
 

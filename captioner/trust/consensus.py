@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from captioner.generation.beam_search import Hypothesis
 
-__all__ = ["ORDERS", "Consensus", "NGram", "n_grams"]
-
 ORDERS = (1, 2)
 """The n of the n-grams. Longer n-grams are too rare to help."""
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from captioner.word import Word
 
-__all__ = ["doubt_of"]
-
 
 def doubt_of(words: Sequence[Word], alternatives: Iterable[Sequence[Word]]) -> str | None:
     """Return the warning for an untrusted caption; None if none of its words is doubtful.

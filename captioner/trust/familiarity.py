@@ -25,8 +25,6 @@ from captioner.trust.statistics import Statistics
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["UNFAMILIAR", "Familiarity", "pool"]
-
 UNFAMILIAR = 0.01
 """Photos with less familiarity count as unlike the training photos. So does one in a hundred
 ordinary photos."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["KEYWORD_TRUST", "choose_keywords"]
-
 KEYWORD_TRUST = 0.55
 """The default minimum trust of a keyword. Words with less trust are marked as doubtful."""
 

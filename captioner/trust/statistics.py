@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Statistics"]
-
 
 class Statistics:
     """Base class of dataclasses of numpy arrays."""

@@ -43,19 +43,6 @@ if TYPE_CHECKING:
 
     from captioner.generation.beam_search import Hypothesis
 
-__all__ = [
-    "DOUBTFUL",
-    "DOUBTFUL_CAPTION",
-    "DOUBTFUL_SUBJECT",
-    "Assessment",
-    "Judgement",
-    "Trust",
-    "WordFeatures",
-    "digest_weights",
-    "trust_file",
-    "word_clues",
-]
-
 DOUBTFUL = 0.55
 """Words with less trust are marked as doubtful (docs/results.md#trust)."""
 DOUBTFUL_SUBJECT = 0.75

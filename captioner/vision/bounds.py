@@ -20,18 +20,6 @@ from captioner.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = [
-    "EXPLAINED",
-    "Fraction",
-    "NotNegative",
-    "OneOf",
-    "Positive",
-    "PositiveFloat",
-    "Share",
-    "Width",
-    "check_bounds",
-]
-
 Positive = Annotated[int, Ge(1)]
 Width = Annotated[int, Interval(ge=1, le=65_536)]  # of a layer
 PositiveFloat = Annotated[float, Gt(0)]

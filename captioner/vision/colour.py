@@ -13,8 +13,6 @@ from PIL import Image, ImageCms
 from captioner import errors
 from captioner.vision.nclx import from_nclx
 
-__all__ = ["to_srgb"]
-
 _SPACES = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}  # the profile's colour space, by mode
 _STEP = 51  # between the levels that are compared to find sRGB profiles
 

@@ -26,8 +26,6 @@ from captioner.vision.nclx import read_nclx
 from captioner.vision.png import read_png
 from captioner.vision.tiff import TiffReader, open_tiff
 
-__all__ = ["IMAGE_SUFFIXES", "check_size", "read_header"]
-
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp",
     ".gif", ".tif", ".tiff",

@@ -27,8 +27,6 @@ from captioner.vision.jpeg import with_end
 from captioner.vision.orientation import orientation, turned
 from captioner.vision.tiff import TiffReader, optional_codec
 
-__all__ = ["LARGEST_FILE", "MAX_PIXELS", "FileSource", "image_bytes", "open_image", "source_name"]
-
 FileSource = str | os.PathLike[str] | bytes
 """A path, or the bytes of a file."""
 

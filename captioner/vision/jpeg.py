@@ -13,8 +13,6 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner import errors
 
-__all__ = ["MAX_SCANS", "START_OF_SCAN", "read_jpeg", "segments", "with_end"]
-
 MAX_SCANS = 100
 """The maximum number of scans. A progressive JPEG has about ten; each takes as long as decoding the
 picture once."""

@@ -6,8 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-__all__ = ["from_nclx", "read_nclx"]
-
 _HEAD = 1 << 16  # bytes of the file that are searched
 _WHITE = 203.0  # nits of the reference white (ITU-R BT.2408)
 _PQ, _HLG = 16, 18

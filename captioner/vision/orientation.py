@@ -12,8 +12,6 @@ from contextlib import suppress
 
 from PIL import ExifTags, Image
 
-__all__ = ["exif_orientation", "orientation", "turned"]
-
 _LONGEST = 1 << 16  # bytes of a block that are read; one JPEG segment holds as many
 
 _TURNS = {

@@ -14,8 +14,6 @@ from typing import Any
 
 from captioner import errors
 
-__all__ = ["read_png"]
-
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHUNKS = 100_000  # encoders write at least 8 kB per chunk
 _PROFILE = 1 << 24  # bytes of a colour profile; the largest in use have 3 MB

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from captioner.vision.transform import Box
 
-__all__ = ["PreparedImage"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedImage:

@@ -11,8 +11,6 @@ from PIL.TiffImagePlugin import COMPRESSION_INFO, TiffImageFile
 
 from captioner import errors
 
-__all__ = ["TiffReader", "open_tiff", "optional_codec"]
-
 _COMPRESSION, _TILE_WIDTH, _TILE_LENGTH = 259, 322, 323
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4,
           16: 8, 17: 8, 18: 8}  # fmt: skip

@@ -19,8 +19,6 @@ from captioner.vision.bounds import EXPLAINED, PositiveFloat, check_bounds
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LARGEST_SIDE", "BicubicTransformConfig", "Box", "Mode", "Transform", "TransformConfig"]
-
 Mode = Literal["crop", "pad", "squash"]
 
 # Large photos are first reduced by an integer factor to at least this many times the target size,

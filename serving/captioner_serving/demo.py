@@ -28,8 +28,6 @@ from captioner_serving.server.access import Credentials
 from captioner_serving.server.app import Application
 from captioner_serving.server.config import ServerConfig
 
-__all__ = ["Demo"]
-
 _SHARE_HOSTS = "*.gradio.live"
 _NOTEBOOKS = ("http://localhost:*", "http://127.0.0.1:*")
 _COLAB = ("https://colab.research.google.com", "https://*.googleusercontent.com")

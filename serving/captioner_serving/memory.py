@@ -8,8 +8,6 @@ import torch
 
 from captioner_serving.decoding.process import ProcessesKilledError
 
-__all__ = ["is_out_of_memory"]
-
 _EXCEPTIONS = (MemoryError, torch.OutOfMemoryError, ProcessesKilledError)
 # torch's allocators for the CPU and MPS raise a plain RuntimeError.
 _MESSAGES = ("can't allocate memory", "out of memory")

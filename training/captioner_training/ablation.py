@@ -34,15 +34,6 @@ from captioner_training.evaluation.split import caption_split, scene_pointing
 from captioner_training.recipe import Recipe
 from captioner_training.run_folder import plain, read_json, write_json
 
-__all__ = [
-    "VARIANTS",
-    "Ablation",
-    "count_parameters",
-    "decoder_variants",
-    "equal_transformer",
-    "table_text",
-]
-
 _SCORES = ("none", "additive", "multiplicative", "dot", "scaled_dot")
 _QUERIES: tuple[Literal["previous", "current"], ...] = ("previous", "current")
 VARIANTS = (

@@ -18,8 +18,6 @@ from torch.nn import functional as F
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.errors import CheckpointFormatError, CheckpointMismatchError, ConfigError
 
-__all__ = ["average_checkpoints"]
-
 # Least cosine of the decoders' matrices. It is near 1 for runs from the same weights, else near 0.
 _RELATED = 0.5
 

@@ -44,8 +44,6 @@ from captioner_training.report.numbers import part_of
 from captioner_training.report.run import write_run
 from captioner_training.run_folder import read_json, write_json
 
-__all__ = ["conclude", "write_trust"]
-
 T = TypeVar("T")
 
 _MOST_PHOTOS = 20_000  # largest number of training photos to fit trust on

@@ -19,8 +19,6 @@ from torch.distributed.rendezvous import rendezvous
 from captioner.errors import CaptionerError, ConfigError, DeviceError
 from captioner.inference.device import find_device
 
-__all__ = ["Processes", "exit_silently", "start_processes"]
-
 Value = TypeVar("Value")
 
 _POLL_INTERVAL = 0.05  # seconds

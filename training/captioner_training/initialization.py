@@ -23,8 +23,6 @@ from captioner.paths import checkpoint_file, there_is_no
 from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
 
-__all__ = ["build_model", "load_encoder", "load_origin"]
-
 
 def load_origin(recipe: Recipe) -> Checkpoint | None:
     """Read the checkpoint that a recipe starts from (`weights`), or return None.

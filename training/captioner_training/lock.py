@@ -11,8 +11,6 @@ from filelock import FileLock, Timeout
 from captioner.errors import OutputError
 from captioner.files import writing
 
-__all__ = ["locked"]
-
 
 @contextmanager
 def locked(file: Path, *, verb: str, folder: Path) -> Iterator[None]:

@@ -33,8 +33,6 @@ from captioner_training.recipe import Recipe
 from captioner_training.state import Progress, StageState, TrainState, diverged
 from captioner_training.trackers import Tracker, scalars
 
-__all__ = ["Clock", "Log", "report_photos"]
-
 T = TypeVar("T")
 
 _REPORTED = 10  # validation photos in a run's report, at most

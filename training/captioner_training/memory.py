@@ -9,8 +9,6 @@ import torch
 
 from captioner.errors import DataError, DeviceError
 
-__all__ = ["fits_on_gpu", "memory_errors"]
-
 _SHARE = 0.6  # share of a GPU's free memory that training data may use
 
 

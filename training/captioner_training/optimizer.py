@@ -16,8 +16,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from captioner.model.model import CaptionModel
 from captioner_training.recipe import Recipe, Stage
 
-__all__ = ["AveragedWeights", "build_optimizer", "build_scheduler", "warmup_cosine"]
-
 
 def build_optimizer(model: CaptionModel, recipe: Recipe, stage: Stage) -> AdamW:
     """Return AdamW for the trained parameters of a stage.

@@ -9,8 +9,6 @@ from typing import Any
 
 from captioner.errors import ConfigError
 
-__all__ = ["import_class"]
-
 
 def import_class(path: str, base: type, *, field: str) -> Any:
     """Import a class of an installed module or of a file in the current folder.

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-__all__ = ["show_progress"]
-
 _INTERVAL = 10.0  # seconds between two lines
 
 

@@ -24,18 +24,6 @@ from captioner.vision.bounds import Fraction, NotNegative, Positive, PositiveFlo
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Tokenizer, is_printable, tokenize
 
-__all__ = [
-    "ANY_STYLE",
-    "LONG_STAGE",
-    "DataConfig",
-    "Recipe",
-    "ScenesConfig",
-    "SelfCritical",
-    "Source",
-    "Stage",
-    "resolve",
-]
-
 LONG_STAGE = 2000
 """Steps from which a stage is long enough for compiling and for the tuning of cuDNN."""
 

@@ -17,8 +17,6 @@ from captioner_training.plugins import import_class
 from captioner_training.recipe import Recipe
 from captioner_training.recipes import recipe_path, recipe_text
 
-__all__ = ["fields_text", "load_recipe"]
-
 _WIDTH = 96  # columns of a field's description
 
 

@@ -22,8 +22,6 @@ from captioner_training.data.grids import GRIDS_FILES
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress
 
-__all__ = ["RunFolder", "plain", "read_json", "write_json"]
-
 _FORMAT = 5
 _SHOWN = 5  # differences named in a message
 # A resumed run may change these fields: they do not affect the results.

@@ -16,8 +16,6 @@ from captioner_training.distributed import Processes
 from captioner_training.recipe import Recipe
 from captioner_training.step import dtype_of
 
-__all__ = ["StageImages"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StageImages:

@@ -15,8 +15,6 @@ from captioner_training.distributed import Processes
 from captioner_training.optimizer import AveragedWeights, build_optimizer, build_scheduler
 from captioner_training.recipe import Recipe
 
-__all__ = ["Progress", "StageState", "TrainState", "diverged"]
-
 _ROUNDING = 1e-5  # nats per token: smaller differences of cross-entropy are rounding errors
 
 

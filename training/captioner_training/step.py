@@ -35,8 +35,6 @@ from captioner_training.losses.objective import (
 from captioner_training.recipe import Recipe
 from captioner_training.state import StageState
 
-__all__ = ["CaptionLoss", "TrainStep", "autocast_of", "dtype_of"]
-
 
 def dtype_of(recipe: Recipe, device: torch.device) -> torch.dtype:
     """Return the dtype of autocast; trained weights are float32."""

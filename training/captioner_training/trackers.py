@@ -10,8 +10,6 @@ from typing import Any, Literal, Protocol
 from captioner.errors import ConfigError
 from captioner.files import writing
 
-__all__ = ["Tracker", "open_tracker", "scalars"]
-
 
 class Tracker(Protocol):
     """Receives the scalars of a run's log."""

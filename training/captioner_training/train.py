@@ -45,8 +45,6 @@ from captioner_training.step import TrainStep
 from captioner_training.trackers import Tracker
 from captioner_training.validation import Validate, Validation
 
-__all__ = ["train"]
-
 
 def train(
     recipe: Recipe,

@@ -17,9 +17,6 @@ from captioner_training.recipe import Recipe
 from captioner_training.state import diverged
 from captioner_training.step import autocast_of
 
-__all__ = ["Validate", "Validation"]
-
-
 Scored = tuple[dict[str, float], list[Captioned]]
 """Scores by name, including CIDEr and cross_entropy, and the captions."""
 

@@ -23,8 +23,6 @@ from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import LocalEngine, Outcome
 from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
 
-__all__ = ["CaptionActor", "RayEngine", "check_ray"]
-
 _WINDOW = 64  # batches per actor that are submitted together; actors wait between two windows
 _CARRIED = 1 << 29  # bytes of photos from compressed archives that are submitted together
 _BATCH = 32

@@ -14,8 +14,6 @@ from captioner.generation.config import GenerationConfig
 from captioner.vision.bounds import Positive, Share, check_bounds
 from captioner_serving.batch.wording import Existing, Wording
 
-__all__ = ["BatchConfig", "Existing", "Maps", "Shard", "Sidecar"]
-
 Sidecar = Literal["txt", "caption", "json", "xmp"]
 Maps = Literal["overlay", "sheet"]
 

@@ -35,8 +35,6 @@ from captioner_serving.decoding.decoded import Decoded
 from captioner_serving.decoding.reader import Reader
 from captioner_serving.memory import is_out_of_memory
 
-__all__ = ["Engine", "LocalEngine", "Outcome"]
-
 _CPU_BATCH = 32  # larger batches do not fit the caches, smaller ones do not use all matrix units
 _GPU_SHARE = 0.5  # the part of the free memory that a batch may use
 _GPU_LARGEST = 128  # larger batches were slower (docs/performance.md)

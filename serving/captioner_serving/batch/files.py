@@ -14,16 +14,6 @@ from captioner.closing import Closing
 from captioner.errors import ConfigError, OutputError
 from captioner.files import digest
 
-__all__ = [
-    "RunFiles",
-    "RunLock",
-    "check_free",
-    "resumable",
-    "size_of",
-    "with_remedy",
-    "write_all",
-]
-
 _REMEDY = "Finished photos are kept: fix the cause, then run the same command to resume"
 
 

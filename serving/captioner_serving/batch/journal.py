@@ -32,8 +32,6 @@ from captioner_serving.batch.outputs.review import sort_review
 from captioner_serving.batch.outputs.written import WrittenFiles
 from captioner_serving.batch.state import RunState
 
-__all__ = ["ERRORS", "RECORDS", "REVIEW", "Journal"]
-
 RECORDS, ERRORS, REVIEW = range(3)
 """Indexes of the JSON Lines files."""
 

@@ -16,8 +16,6 @@ from captioner.terminal import in_a_line, printable
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
 
-__all__ = ["ProgressBar", "duration"]
-
 _LINE_SECONDS = 60.0
 
 

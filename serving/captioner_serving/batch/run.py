@@ -33,8 +33,6 @@ from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
 from captioner_serving.batch.outputs.written import write_unlogged
 from captioner_serving.batch.progress import duration
 
-__all__ = ["BatchRun", "caption_batch"]
-
 _NAMED = 10  # photos named in the summary
 _COMMIT_SECONDS = 1.0  # between commits; a crash loses this much work
 

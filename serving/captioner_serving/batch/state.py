@@ -13,8 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 from captioner.errors import ConfigError, OutputError
 from captioner.files import replace_file
 
-__all__ = ["RunState"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:

@@ -13,8 +13,6 @@ from typing import Any, Literal
 
 from captioner.errors import ConfigError
 
-__all__ = ["CONTROL", "Existing", "Wording", "combine", "combine_keywords", "has_word", "sentence"]
-
 Existing = Literal["skip", "overwrite", "prepend", "append"]
 """How an existing text is combined with a new one."""
 

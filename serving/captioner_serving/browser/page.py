@@ -8,8 +8,6 @@ from pathlib import Path
 
 from captioner_serving.server.parts import STATIC, with_parts
 
-__all__ = ["add_page"]
-
 _STATIC = Path(__file__).parent / "static"
 _SHARED = (
     "heat.js",

@@ -28,8 +28,6 @@ from PIL import AvifImagePlugin
 from captioner.files import IS_WINDOWS
 from captioner_serving.decoding.decoded import decode
 
-__all__ = ["READY", "Limits", "Line", "StoppedError", "connect", "serve"]
-
 READY = b"ready"
 """The first message of a child."""
 

@@ -16,17 +16,6 @@ from captioner.vision.image import MAX_PIXELS, open_image
 from captioner.vision.prepared import PreparedImage
 from captioner.vision.transform import Box, Transform, TransformConfig
 
-__all__ = [
-    "Decoded",
-    "EncodedPhoto",
-    "Output",
-    "Readable",
-    "Square",
-    "Whole",
-    "decode",
-    "shrink",
-]
-
 _KINDS: dict[object, type[errors.CaptionerError]] = {
     kind.type: kind for kind in (getattr(errors, name) for name in errors.__all__)
 }

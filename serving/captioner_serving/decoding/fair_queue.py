@@ -19,8 +19,6 @@ from typing import Any, Generic, TypeVar
 
 from captioner.closing import Closing
 
-__all__ = ["Budget", "FairQueue", "FairThreads"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -6,8 +6,6 @@ import struct
 
 from captioner.vision.jpeg import START_OF_SCAN, segments
 
-__all__ = ["is_ordinary"]
-
 _PIXELS = 30_000_000  # phones write 12 to 24 million
 _SEGMENTS = 1000  # segments before the pixels; cameras write a few
 _BYTES = 4_000_000  # bytes before the pixels; a colour profile has 1 to 3 MB

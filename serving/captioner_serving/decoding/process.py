@@ -35,8 +35,6 @@ from captioner_serving.decoding.child import READY, Limits, Line, StoppedError
 from captioner_serving.decoding.decoded import Decoded, Output, Readable, Square
 from captioner_serving.decoding.fair_queue import Budget
 
-__all__ = ["DecodeProcess", "ProcessesKilledError", "closed_error"]
-
 _START_SECONDS = 60.0
 _POLL = 0.2  # seconds
 _LARGEST_FILE = 1 << 26  # bytes of an encoded result

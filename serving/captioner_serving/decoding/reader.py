@@ -33,8 +33,6 @@ from captioner_serving.decoding.fair_queue import Budget, FairThreads
 from captioner_serving.decoding.ordinary import is_ordinary
 from captioner_serving.decoding.process import DecodeProcess, closed_error
 
-__all__ = ["SECONDS", "Reader"]
-
 SECONDS = 120.0
 """The default time limit of a photo."""
 

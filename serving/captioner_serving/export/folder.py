@@ -29,8 +29,6 @@ from captioner_serving.export.graphs import Graphs, export_graphs
 from captioner_serving.export.readme import write_readme
 from captioner_serving.server.parts import limits_of
 
-__all__ = ["new_folder", "write_folder"]
-
 _APP = Path(__file__).parent / "app" / "caption.py"
 
 _LICENCES = {"bundled": "weights for research only, like their data (Flickr8k); program MIT"}

@@ -32,8 +32,6 @@ from captioner.model.encoder import prepare_encoder
 from captioner.model.state import State
 from captioner.vision.transform import Transform
 
-__all__ = ["Graphs", "export_graphs"]
-
 _FIELDS = tuple(name for name in Step._fields if name not in ("output", "state"))
 _OPTIONAL = ("attention", "gate", "heads")
 _IMAGES, _HYPOTHESES, _WORDS, _BEAM = 2, 3, 4, 5  # sizes of the example input

@@ -17,8 +17,6 @@ from captioner.errors import OutputError
 from captioner.paths import sample_photos
 from captioner.predictor import Captioner
 
-__all__ = ["check_parity"]
-
 _NEAR = 1e-4  # the largest difference of attention weights, which sum to 1
 _SCENES = 6
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["write_readme"]
-
 _TEXT = """# {name} {version}, exported from Captioner
 
 Captions photos and shows, for every word, where the model looked. It needs neither PyTorch nor

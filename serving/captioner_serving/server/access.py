@@ -22,16 +22,6 @@ from captioner.errors import ConfigError
 from captioner_serving.server.problems import RefusedError, problem
 from captioner_serving.server.request import request_info
 
-__all__ = [
-    "AUTH_VARIABLE",
-    "Access",
-    "Credentials",
-    "TrustedHosts",
-    "is_exposed",
-    "read_credentials",
-    "read_tokens",
-]
-
 AUTH_VARIABLE = "CAPTIONER_AUTH"
 """The environment variable that may hold USER:PASSWORD in place of a file."""
 

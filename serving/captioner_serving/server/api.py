@@ -35,15 +35,6 @@ from captioner_serving.server.records import needs_preview, read_posted, served_
 from captioner_serving.server.request import client_of, request_info
 from captioner_serving.server.service import CaptionService
 
-__all__ = [
-    "RecordFields",
-    "Service",
-    "read_with_record",
-    "router",
-    "services_of",
-    "while_connected",
-]
-
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=BaseModel)
 Posted = TypeVar("Posted", bound="RecordFields")

@@ -54,8 +54,6 @@ from captioner_serving.server.request import RequestLimits
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.uploads import Uploads
 
-__all__ = ["Application"]
-
 _GRADIO = {"GRADIO_ANALYTICS_MAX_EVENTS": "100", "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000"}
 
 _DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.

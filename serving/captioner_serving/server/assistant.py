@@ -32,8 +32,6 @@ from captioner_serving.server.problems import NO_URLS, RefusedError
 from captioner_serving.server.request import client_key
 from captioner_serving.server.service import CaptionService
 
-__all__ = ["add_assistant_function", "check_installed", "describe", "limit_to_function", "place_of"]
-
 _NAME = "describe_image"
 _ANSWERED = ("InitializeRequest", "PingRequest", "ListToolsRequest", "CallToolRequest")
 _PLACES = (

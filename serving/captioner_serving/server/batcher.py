@@ -24,8 +24,6 @@ from captioner.vision.prepared import PreparedImage
 from captioner_serving.decoding.fair_queue import FairQueue
 from captioner_serving.server.problems import BusyError, ClosedError
 
-__all__ = ["Batcher", "JobSettings", "Place"]
-
 # Limits of the wait, as shares of the last batch's time (at most _LONGEST seconds). _GATHER: the
 # whole wait. _PAUSE: the wait without a request that comes or ends, if no image is being decoded.
 _GATHER, _PAUSE, _LONGEST = 1 / 3, 1 / 16, 1.5

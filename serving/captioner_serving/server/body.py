@@ -29,19 +29,6 @@ from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError, RefusedError, bad_fields, problem
 from captioner_serving.server.request import request_info
 
-__all__ = [
-    "BodyLimits",
-    "Upload",
-    "boundary_of",
-    "decode_photo",
-    "parse_body",
-    "parse_object",
-    "read_bare",
-    "read_form",
-    "read_json",
-    "too_large",
-]
-
 Fields = TypeVar("Fields", bound=BaseModel)
 Parsed = TypeVar("Parsed")
 

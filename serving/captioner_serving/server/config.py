@@ -17,8 +17,6 @@ from captioner.vision.bounds import Positive, check_bounds
 from captioner.vision.image import MAX_PIXELS
 from captioner_serving.server.request import parse_address
 
-__all__ = ["ServerConfig", "parse_size"]
-
 # ASCII only, because browsers send international names as xn--...
 _NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII | re.IGNORECASE)
 _ORIGIN = re.compile(r"https?://(\*\.)?[\w.-]+(:(\d+|\*))?", re.ASCII)

@@ -9,18 +9,6 @@ from pydantic import BaseModel
 from captioner_serving.server.problems import PROBLEM_TYPE
 from captioner_serving.server.records import FailedRecord, ServedRecord
 
-__all__ = [
-    "PHOTO",
-    "PROBLEMS",
-    "Health",
-    "Problem",
-    "Records",
-    "caption_body",
-    "describe",
-    "form",
-    "picture",
-]
-
 
 class Problem(BaseModel):
     """An error (RFC 9457)."""

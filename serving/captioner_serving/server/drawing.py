@@ -20,8 +20,6 @@ from captioner.drawing.sheet import contact_sheet
 from captioner.vision.transform import Box
 from captioner_serving.decoding.decoded import shrink
 
-__all__ = ["Drawing", "Preview"]
-
 _LONGEST_SIDE = 2400
 """Pixels of the longer side of a drawn photo."""
 

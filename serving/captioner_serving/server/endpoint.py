@@ -33,8 +33,6 @@ from captioner_serving.server.request import client_key, client_of, request_info
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.uploads import Results, Uploads
 
-__all__ = ["GradioGuard", "add_endpoint", "mount"]
-
 _NAME = "caption"
 _MOST_HEARTBEATS = 16  # open streams of a client
 _LONGEST_CALL = 16_000  # bytes; a call contains only numbers and paths

@@ -19,8 +19,6 @@ from captioner_serving.batch.inputs.networks import (
     stream_url,
 )
 
-__all__ = ["WebPhoto"]
-
 _SECONDS = 15.0  # for a step, such as connecting; the decoding pool limits the total time
 _LARGEST_PORT = 65_535
 

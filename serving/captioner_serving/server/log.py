@@ -29,8 +29,6 @@ from captioner_serving.server.problems import (
 )
 from captioner_serving.server.request import request_info
 
-__all__ = ["AccessLog"]
-
 _GONE, _ = PROBLEMS["client-gone"]
 _LOGGER = logging.getLogger("captioner.server")
 

@@ -14,8 +14,6 @@ from prometheus_client import (
     generate_latest,
 )
 
-__all__ = ["Metrics"]
-
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 

@@ -32,8 +32,6 @@ from captioner_serving.server.prompt import (
     read_fields,
 )
 
-__all__ = ["router"]
-
 router = APIRouter(include_in_schema=False)
 
 

@@ -30,8 +30,6 @@ from captioner_serving.server.prompt import (
 )
 from captioner_serving.server.request import request_info
 
-__all__ = ["router"]
-
 router = APIRouter(include_in_schema=False)
 
 _STARTED = int(time.time())

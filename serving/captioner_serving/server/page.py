@@ -25,8 +25,6 @@ from captioner.vision.image import open_image
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.parts import limits_of, read_static, with_parts
 
-__all__ = ["PREVIEW", "SENTENCES", "add_page", "draw_preview", "page_head", "put_preview"]
-
 SENTENCES = 3
 """The number of sentences that the page shows for the sample."""
 

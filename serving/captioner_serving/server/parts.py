@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["STATIC", "limits_of", "read_static", "with_parts"]
-
 STATIC = Path(__file__).parent / "static"
 """The folder of the files at page/static."""
 

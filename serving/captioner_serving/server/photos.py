@@ -17,8 +17,6 @@ from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.drawing import Preview
 from captioner_serving.server.metrics import Metrics
 
-__all__ = ["LONGEST_PREVIEW", "PhotoPool", "SharedPhoto"]
-
 LONGEST_PREVIEW = 1440
 """Pixels of a preview's longer side: sharp at 720 points on a high-density screen."""
 

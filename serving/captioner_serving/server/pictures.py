@@ -19,8 +19,6 @@ from captioner_serving.server.drawing import Drawing
 from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
 
-__all__ = ["router"]
-
 router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartition("/")[2])
 
 

@@ -11,23 +11,6 @@ from starlette.responses import JSONResponse
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageFormatError
 from captioner_serving.server.request import current_request
 
-__all__ = [
-    "NO_URLS",
-    "PROBLEMS",
-    "PROBLEM_TYPE",
-    "BusyError",
-    "ClosedError",
-    "LowTrustError",
-    "MemoryShortError",
-    "PhotoFailedError",
-    "RefusedError",
-    "bad_call",
-    "bad_fields",
-    "http_problem",
-    "internal_error",
-    "problem",
-]
-
 PROBLEM_TYPE = "application/problem+json"
 """The media type of errors."""
 

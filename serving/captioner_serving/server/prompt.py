@@ -27,21 +27,6 @@ from captioner_serving.server.problems import NO_URLS, RefusedError, bad_fields
 from captioner_serving.server.request import client_of, request_info
 from captioner_serving.server.service import CaptionService
 
-__all__ = [
-    "KEYWORDS",
-    "Answer",
-    "Message",
-    "Photo",
-    "Photos",
-    "Prompt",
-    "Text",
-    "answer",
-    "current_turn",
-    "model_names",
-    "named_service",
-    "read_fields",
-]
-
 Fields = TypeVar("Fields", bound=BaseModel)
 
 KEYWORDS = "captioner-keywords"

@@ -13,14 +13,6 @@ from captioner.errors import ConfigError
 from captioner.record import CaptionRecord, SentenceRecord, WordRecord
 from captioner_serving.server.problems import RefusedError
 
-__all__ = [
-    "FailedRecord",
-    "ServedRecord",
-    "needs_preview",
-    "read_posted",
-    "served_record",
-]
-
 
 class ServedWord(WordRecord):
     """A word; `doubtful` if it is probably wrong."""

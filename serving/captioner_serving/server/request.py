@@ -17,17 +17,6 @@ from typing import Any, Literal
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = [
-    "RequestInfo",
-    "RequestLimits",
-    "client_key",
-    "client_of",
-    "current_request",
-    "find_route",
-    "parse_address",
-    "request_info",
-]
-
 # Names of routes for logs and metrics. Clients must not be able to add names.
 _ROUTES = [
     (name, re.compile(path, re.DOTALL))

@@ -33,8 +33,6 @@ from captioner_serving.server.problems import (
     RefusedError,
 )
 
-__all__ = ["CaptionService", "check_sentence"]
-
 _LOGGER = logging.getLogger("captioner.server")
 # Limits of the health check, in seconds: the age of a caption that shows that the model works, the
 # time of a running batch, and the time of a test caption.

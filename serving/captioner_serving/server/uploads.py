@@ -14,8 +14,6 @@ import gradio as gr
 
 from captioner_serving.server.problems import BusyError, RefusedError
 
-__all__ = ["Results", "Uploads"]
-
 _SWEEP = 30.0  # seconds between sweeps of old uploads
 _LEAST = 16_384  # bytes; smaller uploads count as much, which limits the number of uploads
 _UNREAD = 60.0  # seconds after which a result without a reader is dropped

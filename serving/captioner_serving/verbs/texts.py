@@ -11,14 +11,6 @@ from captioner.errors import ConfigError
 if TYPE_CHECKING:
     from captioner_serving.batch.wording import Wording
 
-__all__ = [
-    "add_sidecars",
-    "add_wording",
-    "given_fields",
-    "is_worded",
-    "read_wording",
-]
-
 
 def add_sidecars(group: argparse._ArgumentGroup) -> None:
     """Add the options for sidecars."""

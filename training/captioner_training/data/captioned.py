@@ -9,8 +9,6 @@ from torch import Tensor
 from captioner.generation.beam_search import Hypothesis
 from captioner_training.data.images import CaptionedImage
 
-__all__ = ["Captioned"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Captioned:

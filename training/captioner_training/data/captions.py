@@ -11,8 +11,6 @@ from torch import Tensor
 from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.images import CaptionedImage
 
-__all__ = ["CaptionTable", "collate", "encode_captions", "starts_of"]
-
 Captions = Sequence[Sequence[int]]
 
 

@@ -11,8 +11,6 @@ from typing import Any
 from captioner.errors import DataError
 from captioner.paths import there_is_no
 
-__all__ = ["CocoImage", "parse_captions", "read_captions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CocoImage:

@@ -15,8 +15,6 @@ from captioner_training.data.captions import CaptionTable, encode_captions, star
 from captioner_training.data.images import CaptionedImage
 from captioner_training.recipe import ANY_STYLE, DataConfig
 
-__all__ = ["OTHER_LANGUAGE", "Corpus", "new_word_nats", "unknown_share"]
-
 OTHER_LANGUAGE = 0.5
 """Captions with a larger share of unknown words are taken for another language."""
 

@@ -17,8 +17,6 @@ from captioner.errors import DataError, ImageError
 from captioner.paths import expanded, there_is_no
 from captioner.vision.image import open_image
 
-__all__ = ["CaptionedImage", "ImageStore", "Member"]
-
 _OPEN_FILES = 128  # tar files that a process keeps open
 _BEGINNING = 4096  # bytes to compare if two images have the same name and size
 

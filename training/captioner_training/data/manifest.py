@@ -20,19 +20,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from captioner.errors import DataError
 from captioner.files import file_digest
 
-__all__ = [
-    "MANIFEST",
-    "WORK",
-    "ImageFormat",
-    "IndexRow",
-    "Manifest",
-    "ShardFile",
-    "Split",
-    "StoredFile",
-    "is_prepared",
-    "is_unfinished",
-]
-
 MANIFEST = "manifest.json"
 WORK = ".prepare"  # folder of `captioner prepare` until the data set is complete
 

@@ -27,8 +27,6 @@ from captioner_training.data.scenes import write_scenes
 from captioner_training.progress import show_progress
 from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, resolve
 
-__all__ = ["read_coco", "read_corpus", "read_dataset", "read_test"]
-
 Words = Callable[[str], list[str]]
 
 _DRY_VALIDATION = 50  # validation images of a dry run

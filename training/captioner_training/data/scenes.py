@@ -23,17 +23,6 @@ from PIL import Image, ImageDraw
 
 from captioner.files import replace_file, writing
 
-__all__ = [
-    "COLORS",
-    "RELATIONS",
-    "SHAPES",
-    "Scene",
-    "SceneObject",
-    "draw_scene",
-    "scene_seed",
-    "write_scenes",
-]
-
 Point = tuple[float, float]
 
 

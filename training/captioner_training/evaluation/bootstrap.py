@@ -13,16 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "Estimate",
-    "Floats",
-    "Table",
-    "estimate",
-    "mean_table",
-    "ranking_table",
-    "summary",
-]
-
 Floats = NDArray[np.float64]
 
 _RESAMPLES = 1000

@@ -22,8 +22,6 @@ from captioner.errors import DataError
 from captioner.tables import read_json
 from captioner.vision.transform import Box, Transform
 
-__all__ = ["BoxedObject", "Boxes", "box_coverage", "check_boxes", "read_boxes"]
-
 
 class BoxedObject(NamedTuple):
     """An object of a photo.

@@ -30,8 +30,6 @@ from captioner_training.data.captions import collate, encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import Floats, Table, mean_table, summary
 
-__all__ = ["Calibration", "ForcedTokens", "force_references", "reliability"]
-
 _BINS = 10
 
 

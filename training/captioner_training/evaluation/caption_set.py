@@ -24,8 +24,6 @@ from captioner_training.evaluation.scores import (
     token_name,
 )
 
-__all__ = ["CaptionSet", "Parts"]
-
 Words = Sequence[str]
 Parts = dict[str, Callable[[], object]]
 """Functions that compute the parts of a report, by the part's name."""

@@ -14,8 +14,6 @@ from captioner.vocabulary import UNK, Vocabulary
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.ridge import Ridge, fewest_photos
 
-__all__ = ["FEWEST_FOR_CONSENSUS", "fit_consensus"]
-
 References = Sequence[Sequence[Sequence[int]]]
 """The references of each photo as token ids."""
 

@@ -16,16 +16,6 @@ from nltk.stem.snowball import SnowballStemmer
 
 from captioner_training.evaluation.hallucination import mentions, named_categories, words_of
 
-__all__ = [
-    "FUNCTION_WORDS",
-    "count_nouns",
-    "is_claim",
-    "right_words",
-    "stem",
-    "stems_of",
-    "synonyms",
-]
-
 _FUNCTION = """
 a an the this that these those its his her their it he she they them who which what there
 of in on at to from by with without for as into onto over under near through up down out off

@@ -18,8 +18,6 @@ from captioner_training.data.captions import starts_of
 from captioner_training.evaluation.bootstrap import mean_table, summary
 from captioner_training.evaluation.content import FUNCTION_WORDS
 
-__all__ = ["DeletionTest", "EffectMeans", "summarize_content", "summarize_effects"]
-
 _SHUT_GATE = 0.1  # below it a word depends on the sentence rather than on the grid
 _BATCH = 25  # images; memory holds 19 copies of their grids per word
 _MEASURES = ("effect", "deletion", "random_deletion", "insertion", "random_insertion")

@@ -15,8 +15,6 @@ from captioner.trust.familiarity import pool
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.pixels import split_loader
 
-__all__ = ["auroc", "measure_familiarity", "pooled_grids"]
-
 _BATCH = 32
 
 

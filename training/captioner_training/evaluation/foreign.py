@@ -21,8 +21,6 @@ from captioner_training.evaluation.deletion import EffectMeans
 if TYPE_CHECKING:
     from captioner.huggingface.captioner import HuggingFaceCaptioner
 
-__all__ = ["caption_foreign", "force_foreign"]
-
 _BATCH = 16
 
 

@@ -10,8 +10,6 @@ import numpy as np
 from captioner.terminal import counted
 from captioner_training.evaluation.bootstrap import mean_table, summary
 
-__all__ = ["describe_gain", "measure_gain"]
-
 
 def measure_gain(
     after: Sequence[float], before: Sequence[float] | None, *, split: str

@@ -20,17 +20,6 @@ from captioner_training.evaluation.bootstrap import mean_table, summary
 from captioner_training.evaluation.boxes import BoxedObject, Boxes, box_coverage
 from captioner_training.evaluation.hallucination import mentions
 
-__all__ = [
-    "category_grounding",
-    "center_weighted_attention",
-    "mass_in_boxes",
-    "object_grounding",
-    "person_grounding",
-    "points_at",
-    "uniform_attention",
-    "word_distance",
-]
-
 
 def word_distance(attention: Tensor) -> float:
     """Return how much the attention (words, rows, columns) moves in a caption, 0 to 1.

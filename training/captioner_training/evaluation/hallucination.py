@@ -12,8 +12,6 @@ import yaml
 
 from captioner_training.evaluation.bootstrap import mean_table, summary
 
-__all__ = ["Mention", "hallucination", "mentions", "named_categories", "words_of"]
-
 Words = Sequence[str]
 
 

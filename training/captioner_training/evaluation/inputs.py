@@ -32,8 +32,6 @@ from captioner_training.evaluation.predictions import (
 )
 from captioner_training.evaluation.report import read_report
 
-__all__ = ["EvaluationInputs", "compared_with", "is_report", "read_inputs"]
-
 T = TypeVar("T")
 
 

@@ -17,8 +17,6 @@ import numpy as np
 from captioner.errors import DataError, MissingExtraError
 from captioner_training.evaluation.bootstrap import Floats, Table
 
-__all__ = ["check_java", "meteor_table", "tokenize_ptb"]
-
 Words = Sequence[str]
 
 _TOKENIZER = "tokenizer/stanford-corenlp-3.4.1.jar"

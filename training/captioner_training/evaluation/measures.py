@@ -37,8 +37,6 @@ from captioner_training.evaluation.trust import measure_trust
 if TYPE_CHECKING:
     from captioner.huggingface.captioner import HuggingFaceCaptioner
 
-__all__ = ["CaptionedSplit"]
-
 
 class CaptionedSplit:
     """A split captioned by a checkpoint. Each photo is opened and encoded once for all measures.

@@ -16,17 +16,6 @@ from captioner.terminal import json_line
 from captioner_training.data.coco import read_captions
 from captioner_training.data.images import CaptionedImage
 
-__all__ = [
-    "Predictions",
-    "Target",
-    "check_replaceable",
-    "read_predictions",
-    "read_targets",
-    "read_whole_split",
-    "targets",
-    "write_predictions",
-]
-
 _TAIL_NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
 
 

@@ -17,18 +17,6 @@ from captioner.terminal import printable
 from captioner_training.evaluation.bootstrap import Table, mean_table, summary
 from captioner_training.evaluation.predictions import Target
 
-__all__ = [
-    "ImageRow",
-    "as_json",
-    "beside",
-    "check_comparable",
-    "compare_reports",
-    "describe_data",
-    "hash_split",
-    "measure_parts",
-    "read_report",
-]
-
 _NOT_COMPARED = ("per_image", "comparisons", "comparison")  # the last one is from 0.1
 
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from captioner_training.evaluation.bootstrap import Floats
 
-__all__ = ["Ridge", "fewest_photos"]
-
 _LEAST_SHARE = 600  # one in this many photos
 _LEAST_PHOTOS = 5
 

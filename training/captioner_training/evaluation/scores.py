@@ -23,18 +23,6 @@ from captioner_training.evaluation.grounding import word_distance
 from captioner_training.evaluation.java import meteor_table, tokenize_ptb
 from captioner_training.losses.cider import CiderD
 
-__all__ = [
-    "Tables",
-    "bleu_tables",
-    "common_words",
-    "human_tables",
-    "model_facts",
-    "official_scores",
-    "score_split",
-    "score_tables",
-    "token_name",
-]
-
 Words = Sequence[str]
 References = Sequence[Sequence[Words]]
 """The tokenized references of each image."""

@@ -28,8 +28,6 @@ from captioner_training.evaluation.grounding import points_at
 from captioner_training.evaluation.scores import score_split
 from captioner_training.recipe import DataConfig
 
-__all__ = ["BATCH", "caption_split", "scene_pointing", "validate"]
-
 BATCH = 50
 """Images captioned at once."""
 

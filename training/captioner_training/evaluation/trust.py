@@ -43,16 +43,6 @@ from captioner_training.evaluation.content import (
 from captioner_training.evaluation.hallucination import mentions, named_categories
 from captioner_training.evaluation.ridge import Ridge, fewest_photos
 
-__all__ = [
-    "FEWEST_PHOTOS",
-    "fit_logistic",
-    "fit_trust",
-    "fit_word_features",
-    "measure_marks",
-    "measure_trust",
-    "review_curve",
-]
-
 FEWEST_PHOTOS = 100
 """Least number of training photos, and of held-out photos, for fitting."""
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from captioner_training.losses.objective import Objective, TeacherForcedOutput
 
-__all__ = ["AttentionEntropy", "DoublyStochastic"]
-
 
 def _by_head(forced: TeacherForcedOutput) -> Tensor | None:
     """Return the attention of each head, (B, K, T, H, L); None without attention."""

@@ -15,8 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["CiderD", "Words"]
-
 Words = Sequence[str]
 
 _ORDERS = (1, 2, 3, 4)

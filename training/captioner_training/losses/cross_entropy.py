@@ -11,8 +11,6 @@ from captioner_training.data.corpus import Corpus
 from captioner_training.losses.objective import Objective, TeacherForcedOutput
 from captioner_training.recipe import Recipe
 
-__all__ = ["CrossEntropy"]
-
 
 class CrossEntropy(Objective):
     """Cross-entropy; `label_smoothing` is the share of probability spread over all words."""

@@ -20,8 +20,6 @@ from captioner_training.data.batches import Batch
 from captioner_training.data.corpus import Corpus
 from captioner_training.recipe import Recipe
 
-__all__ = ["Captions", "Counts", "Objective", "SamplingObjective", "TeacherForcedOutput"]
-
 _CHUNK = 512  # targets whose logits are computed at once on a CPU
 
 

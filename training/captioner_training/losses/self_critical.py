@@ -29,8 +29,6 @@ from captioner_training.losses.cider import CiderD
 from captioner_training.losses.objective import SamplingObjective, TeacherForcedOutput
 from captioner_training.recipe import Recipe, SelfCritical
 
-__all__ = ["SelfCriticalCaptions", "advantages", "sample_captions"]
-
 _END = "<end>"  # counts as a word in rewards; otherwise the model learns to stop too early
 
 

@@ -12,8 +12,6 @@ from captioner_training.losses.objective import Objective, SamplingObjective
 from captioner_training.plugins import import_class
 from captioner_training.recipe import Recipe, Stage
 
-__all__ = ["objective_classes", "stage_objectives"]
-
 _LOSSES = "captioner_training.losses"
 # The classes behind the fields of a stage.
 _FIELDS = {

@@ -50,8 +50,6 @@ from captioner_training.prepare.shards import (
     write_shard,
 )
 
-__all__ = ["Options", "assemble", "claimed", "clear", "find_finished"]
-
 _ORDER = {"train": 0, "val": 1, "test": 2}
 
 

@@ -18,8 +18,6 @@ from captioner_training.prepare.listing import ListedImage, Problems, read_text
 from captioner_training.prepare.locations import Location, open_parquet
 from captioner_training.prepare.originals import Found, image_suffix
 
-__all__ = ["CAPTION_FILES", "coco_images", "read_caption_file"]
-
 CAPTION_FILES = (".csv", ".tsv", ".token", *JSON_TABLES, *WORKBOOKS, ".parquet")
 """Suffixes of files that list photos and their captions."""
 

@@ -23,8 +23,6 @@ from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.originals import ImageFiles
 from captioner_training.prepare.selection import SourceData, select
 
-__all__ = ["prepare_coco", "remote_files"]
-
 _HOST: Final = "http://images.cocodataset.org"  # its https has a wrong certificate
 _KARPATHY: Final = "https://cs.stanford.edu/people/karpathy/deepimagesent"
 _KARPATHY_FILE: Final = "caption_datasets.zip"

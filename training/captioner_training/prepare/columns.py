@@ -14,8 +14,6 @@ from captioner.errors import ConfigError
 from captioner.paths import did_you_mean
 from captioner_training.prepare.splits import split_named
 
-__all__ = ["IMAGE_NAMES", "Columns", "cell_captions"]
-
 # Usual names of columns, in lower case, the most common first.
 _IMAGE = (
     "image", "file_name", "filename", "image_path", "filepath", "path", "image_name", "image_file",

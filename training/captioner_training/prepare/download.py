@@ -15,8 +15,6 @@ from captioner.certificates import CertificatesError, tls_context
 from captioner.errors import DownloadError
 from captioner.files import writing
 
-__all__ = ["fetch", "fetch_text", "remote_size"]
-
 _RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 60.0  # seconds between two attempts
 

@@ -18,8 +18,6 @@ from captioner_training.prepare.originals import folded, slashed, walk
 from captioner_training.prepare.splits import split_of_file
 from captioner_training.prepare.webdataset import has_captions, read_shards
 
-__all__ = ["read_folder"]
-
 _SIDECARS = (".txt", ".caption")
 _NO_CAPTIONS = ("readme", "license", "licence", "credits", "notice")  # names of other texts
 

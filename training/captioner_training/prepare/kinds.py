@@ -22,8 +22,6 @@ from captioner_training.prepare.webdataset import read_shards
 if TYPE_CHECKING:
     from captioner.vocabulary import Tokenizer
 
-__all__ = ["KINDS", "Kind", "Request", "read_source"]
-
 _SAMPLE = 1000  # images whose captions decide the language
 _COPIES_HINT = "if a folder has several copies of the data set, name the folder of one copy"
 

@@ -14,16 +14,6 @@ from captioner.files import replace_file
 from captioner.tables import Source, decode_text, read_bytes
 from captioner_training.prepare.locations import Location
 
-__all__ = [
-    "PROBLEMS_FILE",
-    "ListedImage",
-    "Problems",
-    "clean_caption",
-    "has_word",
-    "read_text",
-    "valid_text",
-]
-
 PROBLEMS_FILE = "problems.csv"
 """File beside the manifest that lists everything that was left out or should be checked."""
 

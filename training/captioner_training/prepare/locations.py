@@ -18,8 +18,6 @@ from captioner.errors import DataError, MissingExtraError
 from captioner.paths import there_is_no
 from captioner.vision.image import LARGEST_FILE
 
-__all__ = ["Location", "equal_images", "open_parquet", "read_location"]
-
 _SAMPLE = 4096  # bytes from the middle that are compared first
 
 

@@ -20,18 +20,6 @@ from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_training.prepare.locations import Location, read_location
 from captioner_training.prepare.splits import split_in_folders, split_in_stem, split_named
 
-__all__ = [
-    "Found",
-    "ImageFiles",
-    "base_name",
-    "composed",
-    "folded",
-    "folders_of",
-    "image_suffix",
-    "slashed",
-    "walk",
-]
-
 _ARCHIVES = (".tar", ".zip")
 _SHOWN = 5  # places in a message
 

@@ -33,8 +33,6 @@ from captioner_training.prepare.splits import (
     split_named,
 )
 
-__all__ = ["SelectedImage", "Selection", "SourceData", "select"]
-
 _OTHER_NAMES = "images found by another name"
 _COPIES = "copies of another photo"
 _TWO_SPLITS = "copies in two splits, left out of one"

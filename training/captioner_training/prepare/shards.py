@@ -36,15 +36,6 @@ from captioner_training.data.manifest import ImageFormat, IndexRow, ShardFile
 from captioner_training.prepare.locations import read_location
 from captioner_training.prepare.selection import SelectedImage
 
-__all__ = [
-    "Plan",
-    "Record",
-    "is_written",
-    "read_shard_record",
-    "resize_all",
-    "write_shard",
-]
-
 _CHUNK = 16  # images per task
 
 

@@ -12,16 +12,6 @@ from pathlib import Path
 
 from captioner.errors import ConfigError
 
-__all__ = [
-    "SPLIT_NAMES",
-    "Fractions",
-    "keep_rank",
-    "split_in_folders",
-    "split_in_stem",
-    "split_named",
-    "split_of_file",
-]
-
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",

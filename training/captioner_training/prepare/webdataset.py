@@ -25,8 +25,6 @@ from captioner_training.prepare.locations import Location
 from captioner_training.prepare.originals import image_suffix
 from captioner_training.prepare.splits import split_of_file
 
-__all__ = ["has_captions", "read_shards"]
-
 _TEXTS = (".txt", ".caption", ".json")
 _LARGEST_TEXT = 1 << 20  # bytes of a caption file
 _SAMPLE = 20  # members that has_captions examines

@@ -17,8 +17,6 @@ from captioner_training.recipe import Recipe, Source
 from captioner_training.report.numbers import SCORES, main_scores, part_of
 from captioner_training.run_folder import read_json
 
-__all__ = ["describe_run"]
-
 _BUNDLED = "checkpoint bundled with Captioner (trained on Flickr8k and COCO, for research use)"
 _TREEBANK = "Treebank tokens"
 

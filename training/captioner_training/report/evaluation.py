@@ -25,8 +25,6 @@ from captioner_training.report.plots import Plot, histogram, reliability_plot, r
 from captioner_training.report.side_by_side import letters, models_of, side_by_side
 from captioner_training.report.template import render
 
-__all__ = ["draw_page", "write_report"]
-
 Report = Mapping[str, Any]
 
 _SHOWN = 12  # number of best, and of worst, captions: fills rows of two, three and four

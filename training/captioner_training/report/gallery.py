@@ -17,8 +17,6 @@ from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.content import FUNCTION_WORDS
 
-__all__ = ["Gallery"]
-
 _SIDE = 360  # pixels of a photo's longer side, about 20 kB as JPEG
 _MAPS = 4  # words per caption whose attention is drawn
 

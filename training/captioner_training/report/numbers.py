@@ -7,17 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "SCORES",
-    "Part",
-    "circumstances",
-    "main_scores",
-    "missing_parts",
-    "number",
-    "part_of",
-    "title",
-]
-
 Report = Mapping[str, Any]
 
 SCORES = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr", "METEOR")

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Plot", "curves_plot", "histogram", "reliability_plot", "review_plot"]
-
 _WIDTH, _HEIGHT = 420, 300
 _BOTTOM, _TOP = _HEIGHT - 40, 20
 _LEFT, _RIGHT = 52, _WIDTH - 14
@@ -27,6 +25,7 @@ class Scale:
         self.start, self.end = start, end
 
     def __call__(self, value: float) -> float:
+        """Return the position of a value."""
         share = (value - self.first) / (self.step * self.steps)
         return round(self.start + share * (self.end - self.start), 1)
 

@@ -21,8 +21,6 @@ from captioner_training.report.gallery import Gallery
 from captioner_training.report.plots import Plot, curves_plot
 from captioner_training.report.template import render
 
-__all__ = ["write_run"]
-
 Record = Mapping[str, Any]
 
 _SPLITS = {"test": "test", "val": "validation"}

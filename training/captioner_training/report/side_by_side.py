@@ -7,8 +7,6 @@ from typing import Any
 
 from captioner_training.report.numbers import SCORES, part_of
 
-__all__ = ["letters", "models_of", "side_by_side"]
-
 Report = Mapping[str, Any]
 
 # Title, parts of the report (the first existing one is used), name of the number, digits.

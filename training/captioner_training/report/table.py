@@ -10,8 +10,6 @@ from captioner.terminal import in_a_line
 from captioner_training.report.numbers import SCORES, Part, main_scores, part_of
 from captioner_training.report.side_by_side import letters, models_of, side_by_side
 
-__all__ = ["draw_table"]
-
 Report = Mapping[str, Any]
 
 _COLUMNS = 80

@@ -7,8 +7,6 @@ from markupsafe import Markup
 
 from captioner.terminal import printable
 
-__all__ = ["render"]
-
 
 def render(template: str, **values: object) -> str:
     """Fill in a template. Text is untrusted: all of it is escaped, except Markup."""

@@ -25,15 +25,6 @@ from captioner_serving.batch.inputs.photos import (
     unreadable,
 )
 
-__all__ = [
-    "ARCHIVES",
-    "COMPRESSED",
-    "TarMember",
-    "ZipMember",
-    "archive_photos",
-    "tar_stream_photos",
-]
-
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVES = (".tar", ".zip", *COMPRESSED)
 

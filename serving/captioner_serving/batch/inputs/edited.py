@@ -12,8 +12,6 @@ from captioner.errors import DataError
 from captioner_serving.batch.outputs.cells import read_rows, text_of
 from captioner_serving.batch.outputs.records import is_name, is_sentence
 
-__all__ = ["read_record_table"]
-
 Record = dict[str, Any]
 
 

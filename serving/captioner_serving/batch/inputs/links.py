@@ -27,17 +27,6 @@ from captioner_serving.batch.inputs.photos import Photo
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = [
-    "AddressPolicy",
-    "LinkStream",
-    "RemotePhoto",
-    "file_system",
-    "is_url",
-    "link_environment",
-    "open_link",
-    "reason_of",
-]
-
 AddressPolicy = Literal["public", "same-host", "any"]
 """Addresses that an http URL may lead to. "same-host": public ones, and any of the URL's host."""
 

@@ -17,8 +17,6 @@ import httpx
 
 from captioner.certificates import tls_context
 
-__all__ = ["PrivateAddressError", "PublicTransport", "Transport", "check_address", "stream_url"]
-
 # IPv6 prefixes before an IPv4 address in the last 32 bits: ::/96, ::ffff:0:0:0/96 (RFC 2765) and
 # 64:ff9b::/96 (RFC 6052).
 _TRANSLATED = (0, 0xFFFF << 16, 0x64FF9B << 64)

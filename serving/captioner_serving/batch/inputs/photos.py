@@ -13,16 +13,6 @@ from dataclasses import dataclass, field, replace
 from captioner.errors import ImageNotFoundError, ImageTooLargeError
 from captioner.vision.image import LARGEST_FILE
 
-__all__ = [
-    "LostPhoto",
-    "MemoryPhoto",
-    "Photo",
-    "PhotoFile",
-    "check_size",
-    "name_on_disk",
-    "unreadable",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Photo(ABC):

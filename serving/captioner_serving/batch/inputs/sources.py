@@ -33,8 +33,6 @@ from captioner_serving.batch.inputs.links import (
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.tables import list_names, table_names
 
-__all__ = ["Inputs", "LeftOut"]
-
 _SCHEMES = ("http", "https", "s3", "gs")
 _SIDECARS = (".txt", ".caption", ".json", ".xmp")
 _STARS = re.compile(r"(?:^|(?<=/))\*\*(?:/|$)")

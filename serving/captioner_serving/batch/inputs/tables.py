@@ -12,8 +12,6 @@ from captioner.tables import JSON_TABLES, read_json_rows, read_lines, read_table
 from captioner_serving.batch.inputs.photos import LostPhoto, name_on_disk
 from captioner_serving.batch.outputs.cells import own_cells
 
-__all__ = ["list_names", "table_names"]
-
 _CHUNK = 1 << 16
 _LONGEST = 1 << 20  # bytes of a name in a list; file systems take 4,096
 _BOM = b"\xef\xbb\xbf"

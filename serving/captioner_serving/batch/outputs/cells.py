@@ -15,8 +15,6 @@ from captioner.errors import DataError
 from captioner.tables import decode_text, read_bytes
 from captioner.terminal import printable
 
-__all__ = ["ADDED_COLUMNS", "COLUMNS", "cell_of", "own_cells", "read_rows", "text_of"]
-
 COLUMNS = ("image", "caption", "score", "alternatives", "model")
 """A table with these columns was written by this package."""
 ADDED_COLUMNS = ("familiarity", "trust", "keywords")

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from captioner.errors import OutputError
 
-__all__ = ["image_ids"]
-
 _NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
 
 

@@ -21,8 +21,6 @@ from captioner_serving.batch.outputs.written import Write, read_existing
 from captioner_serving.batch.outputs.xmp import legal_text, merge_languages, missing_keywords
 from captioner_serving.batch.wording import sentence
 
-__all__ = ["Embedder"]
-
 # The tags of texts, each with an older tag whose text is used if the tag is missing.
 _TEXTS = {"XMP-dc:Description": "IPTC:Caption-Abstract", "XMP-iptcCore:AltTextAccessibility": ""}
 _KEYWORDS, _OLD_KEYWORDS = "XMP-dc:Subject", "IPTC:Keywords"

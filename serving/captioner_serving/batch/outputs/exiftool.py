@@ -20,8 +20,6 @@ from typing import Any
 from captioner.closing import Closing
 from captioner.errors import CaptionerError
 
-__all__ = ["ExifTool", "ExifToolError", "check_exiftool"]
-
 _SECONDS = 120.0  # for one photo
 _OLDEST = 12.39  # the first version with AltTextAccessibility
 _REMEDY = "install it (Debian: libimage-exiftool-perl; macOS: brew install exiftool; exiftool.org)"

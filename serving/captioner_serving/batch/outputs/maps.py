@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from captioner.caption import Caption
 
-__all__ = ["MapWriter", "check_maps_folder"]
-
 _LONGEST = 200  # bytes of a file name; file systems take 255
 _LARGEST = 1 << 30  # bytes of an existing map, which is read into memory
 

@@ -19,15 +19,6 @@ from captioner_serving.batch.outputs.cells import ADDED_COLUMNS, COLUMNS, cell_o
 from captioner_serving.batch.outputs.coco import image_ids
 from captioner_serving.batch.wording import CONTROL, has_word, sentence
 
-__all__ = [
-    "check_output",
-    "is_name",
-    "is_sentence",
-    "keywords_of",
-    "read_captions",
-    "write_records",
-]
-
 Record = dict[str, Any]
 
 _ROWS = 10_000  # rows of Parquet that are written together

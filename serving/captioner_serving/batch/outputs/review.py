@@ -12,8 +12,6 @@ from captioner.errors import OutputError
 from captioner.files import replace_file
 from captioner.trust.familiarity import UNFAMILIAR
 
-__all__ = ["sort_review"]
-
 # An array takes a tenth of the memory of tuples: 25 bytes per caption.
 _SORT_KEY = np.dtype([("trusted", bool), ("right", float), ("score", float), ("size", np.int64)])
 

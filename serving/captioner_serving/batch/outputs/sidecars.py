@@ -23,8 +23,6 @@ from captioner_serving.batch.outputs.written import Write, read_existing
 from captioner_serving.batch.outputs.xmp import merge_xmp
 from captioner_serving.batch.wording import combine, combine_keywords, sentence
 
-__all__ = ["SidecarWriter", "find_photo", "is_fatal"]
-
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 _LARGEST = 1 << 26  # bytes; a sidecar is read into memory
 _SIDECARS = (".txt", ".caption", ".json", ".xmp")

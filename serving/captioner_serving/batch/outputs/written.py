@@ -15,8 +15,6 @@ from captioner.errors import OutputError
 from captioner.files import file_digest, replace_file, sync_folder, writing
 from captioner_serving.batch.files import RunFiles, RunLock, write_all
 
-__all__ = ["Write", "WrittenFiles", "lock_and_log", "read_existing", "write_unlogged"]
-
 Write = Callable[..., None]
 """Writes a file: `WrittenFiles.write` or `write_unlogged`."""
 

@@ -17,8 +17,6 @@ from lxml import etree
 from captioner.errors import OutputError
 from captioner_serving.batch.wording import Existing, combine
 
-__all__ = ["legal_text", "merge_languages", "merge_xmp", "missing_keywords"]
-
 _NAMES = {
     "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
     "dc": "http://purl.org/dc/elements/1.1/",

@@ -33,8 +33,6 @@ from PIL import ExifTags, Image, ImageChops, ImageCms
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import onnxruntime
 
-__all__ = ["Captioner", "Sentence", "main"]
-
 PAD, START, END, UNK = range(4)
 MOST_PIXELS = 200_000_000
 
