@@ -63,6 +63,9 @@ class CaptionerError(Exception):
     type: ClassVar[str] = "captioner-error"
     title: ClassVar[str] = "Captioner cannot continue"
 
+    def __init_subclass__(cls, type: str = "", title: str = "") -> None:
+        cls.type, cls.title = type or cls.type, title or cls.title
+
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
         self.detail = detail
@@ -72,148 +75,104 @@ class CaptionerError(Exception):
         return {"type": self.type, "title": self.title, "detail": self.detail}
 
 
-class ImageError(CaptionerError):
+class ImageError(CaptionerError, type="image-error", title="The image cannot be captioned"):
     """One image cannot be captioned; others can."""
-
-    type = "image-error"
-    title = "The image cannot be captioned"
 
     def without_traceback(self) -> Self:
         """Return a copy without the traceback, which would keep local variables alive."""
         return type(self)(self.detail)
 
 
-class ImageNotFoundError(ImageError):
+class ImageNotFoundError(ImageError, type="image-not-found", title="The image cannot be read"):
     """The image file does not exist or cannot be read."""
 
-    type = "image-not-found"
-    title = "The image cannot be read"
 
-
-class ImageEmptyError(ImageError):
+class ImageEmptyError(ImageError, type="image-empty", title="The image is empty"):
     """The image has zero bytes or zero pixels."""
 
-    type = "image-empty"
-    title = "The image is empty"
 
-
-class ImageFormatError(ImageError):
+class ImageFormatError(ImageError, type="image-format", title="Not an image in a known format"):
     """The file is not an image, or in an unsupported format."""
 
-    type = "image-format"
-    title = "Not an image in a known format"
 
-
-class ImageTruncatedError(ImageError):
+class ImageTruncatedError(
+    ImageError, type="image-truncated", title="The image is cut off or damaged"
+):
     """The image is truncated or damaged."""
 
-    type = "image-truncated"
-    title = "The image is cut off or damaged"
 
-
-class ImageTypeError(ImageError, TypeError):
+class ImageTypeError(ImageError, TypeError, type="image-type", title="Not an image"):
     """The object is not an image."""
 
-    type = "image-type"
-    title = "Not an image"
 
-
-class ImageTooLargeError(ImageError):
+class ImageTooLargeError(ImageError, type="image-too-large", title="The image has too many pixels"):
     """The image has more pixels than the limit."""
 
-    type = "image-too-large"
-    title = "The image has too many pixels"
 
-
-class UntrustedError(ImageError):
+class UntrustedError(ImageError, type="untrusted", title="The caption is not trusted"):
     """The caption of an image has less trust than required."""
 
-    type = "untrusted"
-    title = "The caption is not trusted"
 
-
-class CheckpointError(CaptionerError):
+class CheckpointError(
+    CaptionerError, type="checkpoint-error", title="The checkpoint cannot be used"
+):
     """A model file cannot be used."""
 
-    type = "checkpoint-error"
-    title = "The checkpoint cannot be used"
 
-
-class CheckpointNotFoundError(CheckpointError):
+class CheckpointNotFoundError(
+    CheckpointError, type="checkpoint-not-found", title="The checkpoint cannot be found"
+):
     """The checkpoint file does not exist."""
 
-    type = "checkpoint-not-found"
-    title = "The checkpoint cannot be found"
 
-
-class CheckpointFormatError(CheckpointError):
+class CheckpointFormatError(
+    CheckpointError, type="checkpoint-format", title="Not a Captioner checkpoint"
+):
     """The file is not a Captioner checkpoint, or it is damaged."""
 
-    type = "checkpoint-format"
-    title = "Not a Captioner checkpoint"
 
-
-class CheckpointVersionError(CheckpointError):
+class CheckpointVersionError(
+    CheckpointError, type="checkpoint-version", title="A checkpoint of another version"
+):
     """The checkpoint was written by an incompatible version of Captioner."""
 
-    type = "checkpoint-version"
-    title = "A checkpoint of another version"
 
-
-class CheckpointMismatchError(CheckpointError):
+class CheckpointMismatchError(
+    CheckpointError, type="checkpoint-mismatch", title="The checkpoint contradicts itself"
+):
     """The tensors in the checkpoint do not fit its own configuration."""
 
-    type = "checkpoint-mismatch"
-    title = "The checkpoint contradicts itself"
 
-
-class ConfigError(CaptionerError, ValueError):
+class ConfigError(CaptionerError, ValueError, type="config-error", title="A setting cannot work"):
     """A setting is invalid."""
 
-    type = "config-error"
-    title = "A setting cannot work"
 
-
-class DataError(CaptionerError):
+class DataError(CaptionerError, type="data-error", title="The data set cannot be read"):
     """A data set cannot be read."""
 
-    type = "data-error"
-    title = "The data set cannot be read"
 
-
-class DownloadError(CaptionerError):
+class DownloadError(CaptionerError, type="download-error", title="The download failed"):
     """A file cannot be downloaded, or has the wrong content."""
 
-    type = "download-error"
-    title = "The download failed"
 
-
-class DeviceError(CaptionerError):
+class DeviceError(CaptionerError, type="device-error", title="The device is not available"):
     """The machine does not have the device."""
 
-    type = "device-error"
-    title = "The device is not available"
 
-
-class GenerationError(CaptionerError):
+class GenerationError(
+    CaptionerError, type="generation-error", title="The model produced no usable scores"
+):
     """The model's scores are not finite."""
 
-    type = "generation-error"
-    title = "The model produced no usable scores"
 
-
-class OutputError(CaptionerError):
+class OutputError(CaptionerError, type="output-error", title="The result cannot be written"):
     """A file cannot be written."""
 
-    type = "output-error"
-    title = "The result cannot be written"
 
-
-class MissingExtraError(CaptionerError):
+class MissingExtraError(
+    CaptionerError, type="missing-extra", title="An optional part is not installed"
+):
     """An optional dependency is not installed."""
-
-    type = "missing-extra"
-    title = "An optional part is not installed"
 
     def __init__(self, feature: str, extra: str) -> None:
         pip = f"{shlex.quote(sys.executable or 'python3')} -m pip"

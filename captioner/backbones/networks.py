@@ -3,7 +3,7 @@
 A backbone is a network without its pooling and classifier. Its name is one of
 
     efficientnet_v2_b0        defined here, in NETWORKS
-    resnet50, vit_b_16, ...   a torchvision classification model; FAMILIES describes how it is cut
+    resnet50, vit_b_16, ...   a torchvision classification model of a class in FAMILIES
     timm/NAME                 a timm model with `features_only=True`
 
 torchvision and timm are imported only for their own networks, because importing torchvision takes
@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,13 @@ def check_name(name: str) -> None:
     """Raise ConfigError if no backbone has this name; `build_stages` checks the names of timm."""
     if name in NETWORKS or name.startswith(_TIMM) or name in (names := encoder_names()):
         return
+    from torchvision import models
+
+    if name in models.list_models(module=models):
+        raise ConfigError(
+            f"encoder name {name!r}: this network of torchvision is not supported; use timm/NAME, "
+            "resnet50, or an older version of Captioner for its checkpoints"
+        )
     raise ConfigError(
         f"encoder name {name!r} is not a torchvision classification model, timm/NAME or "
         f"{', '.join(NETWORKS)}{did_you_mean(name, names)}"
@@ -76,10 +83,12 @@ def check_name(name: str) -> None:
 
 
 def encoder_names() -> list[str]:
-    """List the names of torchvision's networks and of NETWORKS."""
+    """List the names of torchvision's networks in FAMILIES, and of NETWORKS."""
     from torchvision import models
 
-    return sorted([*models.list_models(module=models), *NETWORKS])
+    names = models.list_models(module=models)
+    kinds = {name: get_type_hints(models.get_model_builder(name))["return"] for name in names}
+    return sorted([*(name for name in names if kinds[name].__name__ in FAMILIES), *NETWORKS])
 
 
 def build_stages(
@@ -153,9 +162,7 @@ def _measure(stages: nn.Sequential, size: int) -> tuple[int, int]:
         square = torch.empty(1, 3, size, size, device="meta")
         maps = cast(Tensor, functional_call(stages.eval(), weights, square))
     stages.train()
-    channels, rows = maps.shape[1:3]
-    # Some networks lose cells at the edge; their stride is a power of 2.
-    return size // rows if size % rows == 0 else 2 ** round(math.log2(size / rows)), channels
+    return size // maps.shape[2], maps.shape[1]
 
 
 @contextmanager
@@ -175,12 +182,8 @@ def _downloads(name: str) -> Iterator[None]:
 def _torchvision(name: str, *, pretrained: bool) -> nn.Module:
     from torchvision import models
 
-    # Random weights of these two take a minute and print a warning.
-    quick = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     with _downloads(name) if pretrained else nullcontext():
-        network: nn.Module = models.get_model(
-            name, weights="DEFAULT" if pretrained else None, **quick
-        )
+        network: nn.Module = models.get_model(name, weights="DEFAULT" if pretrained else None)
     return network
 
 
@@ -210,40 +213,20 @@ def _resnet(network: Any) -> nn.Sequential:
     return nn.Sequential(stem, network.layer1, network.layer2, network.layer3, network.layer4)
 
 
-def _inception(network: Any) -> nn.Sequential:
-    """Return all parts before the pooling. Pretrained weights need a mean and std of 0.5."""
-    parts = dict(network.named_children())
-    names = [name for name in parts if not name.lower().startswith("aux")]
-    return nn.Sequential(*(parts[name] for name in names[: names.index("avgpool")]))
-
-
-def _shufflenet(network: Any) -> nn.Sequential:
-    stages = network.stage2, network.stage3, network.stage4
-    return nn.Sequential(network.conv1, network.maxpool, *stages, network.conv5)
-
-
 def _swin(network: Any) -> nn.Sequential:
     return nn.Sequential(nn.Sequential(network.features, network.norm, network.permute))
 
 
 _OWN = Family(lambda stages: stages, dilates=True)
 FAMILIES: dict[str, Family] = {
-    "AlexNet": Family(_features),
     "ConvNeXt": Family(_features, dilates=True),
-    "DenseNet": Family(lambda network: nn.Sequential(*network.features, nn.ReLU())),
     "EfficientNet": Family(_features, dilates=True),
-    "GoogLeNet": Family(_inception),
-    "Inception3": Family(_inception),
-    "MaxVit": Family(lambda network: nn.Sequential(network.stem, *network.blocks), size=224),
-    "MNASNet": Family(lambda network: network.layers, dilates=True),
     "MobileNetV2": Family(_features, dilates=True),
     "MobileNetV3": Family(_features, dilates=True),
     "RegNet": Family(
         lambda network: nn.Sequential(network.stem, *network.trunk_output), dilates=True
     ),
     "ResNet": Family(_resnet, dilates=True),
-    "ShuffleNetV2": Family(_shufflenet),
-    "SqueezeNet": Family(_features),
     "SwinTransformer": Family(_swin),
     "VGG": Family(_features),
     "VisionTransformer": Family(

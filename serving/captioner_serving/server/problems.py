@@ -70,25 +70,16 @@ class ClosedError(RefusedError):
         super().__init__("closing", "the server is shutting down: try again soon")
 
 
-class PhotoFailedError(ImageError):
+class PhotoFailedError(ImageError, type="internal-error", title="The server failed on this image"):
     """An unexpected error occurred with this photo."""
 
-    type = "internal-error"
-    title = "The server failed on this image"
 
-
-class LowTrustError(ImageError):
+class LowTrustError(ImageError, type="low-trust", title="The caption is probably wrong"):
     """The caption has less trust than the server's minimum."""
 
-    type = "low-trust"
-    title = "The caption is probably wrong"
 
-
-class MemoryShortError(ImageError):
+class MemoryShortError(ImageError, type="out-of-memory", title="The server is short of memory"):
     """There was not enough memory for the photo or request."""
-
-    type = "out-of-memory"
-    title = "The server is short of memory"
 
     def __init__(
         self, detail: str = "there is not enough memory now: try again in a moment"
