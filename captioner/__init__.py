@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     __version__: str
     from captioner.alternative import Alternative
     from captioner.caption import Caption
+    from captioner.captioner import Captioner
     from captioner.generation.config import GenerationConfig
-    from captioner.predictor import Captioner
     from captioner.word import Word
 
 __all__ = ["Alternative", "Caption", "Captioner", "GenerationConfig", "Word", "__version__"]
@@ -28,7 +28,7 @@ __all__ += errors.__all__
 _LAZY = {
     "Alternative": "captioner.alternative",
     "Caption": "captioner.caption",
-    "Captioner": "captioner.predictor",
+    "Captioner": "captioner.captioner",
     "GenerationConfig": "captioner.generation.config",
     "Word": "captioner.word",
 }

@@ -42,7 +42,7 @@ _FORKED = {"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session
 _FIXED = ("LANG", "LC_ALL", "LC_CTYPE", "LD_PRELOAD", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
 _ADDRESS = "CAPTIONER_TESTS_NURSERY"  # environment variable: the address of the nursery's socket
 _PRELOADED = (
-    "captioner.predictor",
+    "captioner.captioner",
     "captioner_training.train",
     "captioner_serving.batch.run",
     "captioner_serving.server.app",

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from captioner.captioner import Captioner, GeneratedBatch, MachineOptions
 from captioner.checkpoint import digest_tensors
-from captioner.decoded import DecodedBatch
 from captioner.deletion import attended_cells, repeated_cells
 from captioner.errors import ConfigError, GenerationError
 from captioner.generation.beam_search import Hypothesis
@@ -34,12 +34,8 @@ from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner.huggingface.families import FAMILIES, EncodedImages
 from captioner.huggingface.loading import load_model
 from captioner.huggingface.open_vocabulary import OpenVocabulary
-from captioner.inference.cuda_graphs import CudaGraphs
-from captioner.inference.device import find_device, find_dtype
 from captioner.model.encoder import Grid
-from captioner.predictor import Captioner
 from captioner.trust.trust import Trust, trust_file
-from captioner.vision.image import MAX_PIXELS
 from captioner.vision.transform import Transform
 
 __all__ = ["HuggingFaceCaptioner"]
@@ -65,10 +61,10 @@ class HuggingFaceCaptioner(Captioner):
 
     Args:
         name: OWNER/MODEL, OWNER/MODEL@REVISION or a folder, with or without the prefix "hf:".
-        device, dtype, max_pixels: see `Captioner`.
         layers: decoder layers whose attention is averaged; negative numbers count from the end;
             None: the last three.
         head: the head, from 1, whose attention is shown; None averages all.
+        **options: see MachineOptions.
 
     Raises DeviceError, ConfigError and the exceptions of `loading.load_model`.
     """
@@ -77,18 +73,11 @@ class HuggingFaceCaptioner(Captioner):
         self,
         name: str,
         *,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
-        max_pixels: int = MAX_PIXELS,
         layers: Sequence[int] | None = None,
         head: int | None = None,
+        **options: Unpack[MachineOptions],
     ) -> None:
-        if max_pixels < 1:
-            raise ConfigError(f"max_pixels is {max_pixels}; it must be at least 1")
-        self.options = {"device": device, "dtype": dtype, "max_pixels": max_pixels}
-        self.graphs = CudaGraphs()  # empty: transformers generates the captions
-        self.device = find_device(device)
-        self.dtype = find_dtype(dtype, self.device)
+        self._use_machine(**options)
         loaded = load_model(name)
         self.name, self.version, self.source = loaded.name, loaded.version, loaded.source
         self.tokenizer, self.transform = loaded.tokenizer, Transform(loaded.transform)
@@ -105,7 +94,7 @@ class HuggingFaceCaptioner(Captioner):
         if decoder := getattr(self.model, "decoder", None):
             # The other implementations of attention do not return the weights.
             decoder.set_attn_implementation("eager")
-        self.layers, self.head, self.heads, self.max_pixels = layers, head, 1, max_pixels
+        self.layers, self.head, self.heads = layers, head, 1
         self.generation = _generation_of(self.model.generation_config)
         self.use_trust(None)
 
@@ -146,10 +135,10 @@ class HuggingFaceCaptioner(Captioner):
         return features
 
     @torch.inference_mode()
-    def decode_batch(
+    def generate_batch(
         self, pixels: NDArray[np.uint8], config: GenerationConfig, *, check_attention: bool = False
-    ) -> DecodedBatch:
-        """Caption square images, uint8 (B, 3, size, size); see `Captioner.decode_batch`."""
+    ) -> GeneratedBatch:
+        """Caption square images, uint8 (B, 3, size, size); see `Captioner.generate_batch`."""
         features = self._encode(pixels)
         grid = _grid(features)
         consensus = self.consensus if config.uses_consensus else None
@@ -166,7 +155,7 @@ class HuggingFaceCaptioner(Captioner):
             for image, beam in zip(features, beams, strict=True)
         ]
         hypotheses = [[sentence.hypothesis for sentence in beam] for beam in beams]
-        return DecodedBatch(hypotheses, effects, *grid)
+        return GeneratedBatch(hypotheses, effects, grid)
 
     @torch.inference_mode()
     def word_effects(

@@ -163,7 +163,7 @@ def _captions(
     checkpoint: Path, arguments: argparse.Namespace
 ) -> Iterator[tuple[Any, Caption | CaptionerError]]:
     """Yield the source of each photo, and its caption or error."""
-    from captioner.predictor import Captioner
+    from captioner.captioner import Captioner
 
     captioner = Captioner.from_pretrained(
         checkpoint,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from captioner.predictor import Captioner
+    from captioner.captioner import Captioner
     from captioner_serving.demo import Demo
 
 __all__ = ["gradio_demo"]
@@ -21,9 +21,9 @@ def gradio_demo(*captioners: Captioner, **limits: Any) -> Demo:
 
     Raises ConfigError: a field is unknown or out of range.
     """
+    from captioner.captioner import Captioner
     from captioner.errors import ConfigError
     from captioner.paths import sample_photos
-    from captioner.predictor import Captioner
     from captioner_serving.demo import Demo
     from captioner_serving.server.config import ServerConfig
 

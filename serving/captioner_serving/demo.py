@@ -22,8 +22,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from captioner.captioner import Captioner
 from captioner.errors import ConfigError
-from captioner.predictor import Captioner
 from captioner_serving.server.access import Credentials
 from captioner_serving.server.app import Application
 from captioner_serving.server.config import ServerConfig

@@ -34,13 +34,13 @@ import torch
 from PIL import Image
 
 from captioner import Captioner
+from captioner.captioner import PreparedImage
 from captioner.checkpoint import load_checkpoint
 from captioner.generation.generate import generate
 from captioner.inference.device import best_dtype, cores
 from captioner.model.model import CaptionModel
 from captioner.paths import bundled_checkpoint
 from captioner.vision.image import open_image
-from captioner.vision.prepared import PreparedImage
 from captioner.vocabulary import join
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.inputs.photos import Photo

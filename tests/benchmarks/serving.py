@@ -27,8 +27,8 @@ from urllib.parse import urlsplit
 
 import torch
 
+from captioner.captioner import Captioner
 from captioner.paths import sample_photos
-from captioner.predictor import Captioner
 from tests.serving.server.conftest import Server, serve
 
 BATCH = 16

@@ -176,7 +176,7 @@ def test_many_photos_and_one_bad_one(
     alone = run_main("caption", photo, "--checkpoint", tiny_file)
     assert (alone.returncode, alone.stderr) == (0, "") and str(photo) not in alone.stdout
     # The third photo is in the second batch.
-    monkeypatch.setattr("captioner.predictor.Captioner.batch_size", 2)
+    monkeypatch.setattr("captioner.captioner.Captioner.batch_size", 2)
     result = run_main("caption", photo, bad, photo, "--checkpoint", tiny_file)
     assert result.returncode == 1
     assert result.stdout == f"{photo}\t{alone.stdout}" * 2

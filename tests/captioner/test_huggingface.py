@@ -87,7 +87,7 @@ def test_sentences_and_scores_are_those_of_generate(
         length_penalty=0.5,
         no_repeat_ngram=2,
     )
-    decoded = captioner.decode_batch(squares, config)
+    generated = captioner.generate_batch(squares, config)
     said = reference(folders[kind]).generate(
         pixel_values=captioner.transform.normalize(torch.as_tensor(squares)),
         num_beams=beam_size,
@@ -100,7 +100,7 @@ def test_sentences_and_scores_are_those_of_generate(
         output_scores=True,
     )
     texts = captioner.tokenizer.batch_decode(said.sequences, skip_special_tokens=True)
-    hypotheses = [hypothesis for beam in decoded.hypotheses for hypothesis in beam]
+    hypotheses = [hypothesis for beam in generated.hypotheses for hypothesis in beam]
     for hypothesis, text in zip(hypotheses, texts, strict=True):
         words = captioner.vocabulary.decode(hypothesis.tokens)
         assert "".join(words) == "".join(text.split())  # "dog" and "'s" are joined
@@ -122,7 +122,7 @@ def test_attention_is_that_of_the_steps_of_generate(
     captioner = HuggingFaceCaptioner(str(folders[kind]), dtype="float32", device="cpu", **options)
     squares = noise(8)
     config = captioner.generation.changed(beam_size=1, maximum_length=6)
-    beams = captioner.decode_batch(squares, config).hypotheses
+    beams = captioner.generate_batch(squares, config).hypotheses
     said = reference(folders[kind]).generate(
         pixel_values=captioner.transform.normalize(torch.as_tensor(squares)),
         num_beams=1,
@@ -157,7 +157,7 @@ def test_sub_words_become_words(
     output = SimpleNamespace(sequences=tokens, cache=None)
     monkeypatch.setattr(captioner.model, "generate", lambda *_, **__: output)
     squares = noise(1)
-    (hypotheses,) = captioner.decode_batch(squares, captioner.generation).hypotheses
+    (hypotheses,) = captioner.generate_batch(squares, captioner.generation).hypotheses
     pixels = captioner.transform.normalize(torch.as_tensor(squares))
     with torch.no_grad():
         output = model(pixels, tokens[:, :-1], output_attentions=True)
@@ -237,12 +237,12 @@ def test_the_deletion_test_replaces_the_patches_that_a_word_looked_at(
 
     captioner, squares = captioners["blip"], noise(1)
     config = captioner.generation.changed(maximum_length=5)
-    decoded = captioner.decode_batch(squares, config, check_attention=True)
+    generated = captioner.generate_batch(squares, config, check_attention=True)
     model = reference(folders["blip"])
     pixels = captioner.transform.normalize(torch.as_tensor(squares))
-    cells = attended_cells(decoded.hypotheses[0][0].attention)
+    cells = attended_cells(generated.hypotheses[0][0].attention)
     masks = torch.cat([cells[None], repeated_cells()(cells.sum(-1), 16)])[:, 0]
-    word = captioner.vocabulary.decode(decoded.hypotheses[0][0].tokens)[0]
+    word = captioner.vocabulary.decode(generated.hypotheses[0][0].tokens)[0]
     token = captioner.tokenizer(word, add_special_tokens=False)["input_ids"][0]
     with torch.no_grad():
         seen = model.vision_model(pixels).last_hidden_state.repeat(len(masks), 1, 1)
@@ -252,11 +252,11 @@ def test_the_deletion_test_replaces_the_patches_that_a_word_looked_at(
         logits = model.text_decoder(start, encoder_hidden_states=seen).logits[:, -1]
     logs = logits.log_softmax(-1)[:, token]
     wanted = float(logs[1:].mean() - logs[0])
-    assert decoded.effects[0][0][0] == pytest.approx(wanted, abs=1e-4)
+    assert generated.effects[0][0][0] == pytest.approx(wanted, abs=1e-4)
     again = captioner.word_effects(
-        squares, captioner.vocabulary.decode(decoded.hypotheses[0][0].tokens)
+        squares, captioner.vocabulary.decode(generated.hypotheses[0][0].tokens)
     )
-    assert again[0] == pytest.approx(decoded.effects[0][0], abs=1e-4)
+    assert again[0] == pytest.approx(generated.effects[0][0], abs=1e-4)
 
 
 def test_seeded_sampling_repeats(captioners: dict[str, Any], photo: Path) -> None:

@@ -20,8 +20,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from captioner.captioner import Captioner
 from captioner.errors import ConfigError
-from captioner.predictor import Captioner
 from captioner_serving import gradio_demo
 from captioner_serving.demo import Demo
 from captioner_serving.server.config import ServerConfig

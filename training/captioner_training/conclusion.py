@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from captioner.captioner import Captioner
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.errors import CaptionerError, CheckpointError
 from captioner.paths import bundled_checkpoint, checkpoint_file
-from captioner.predictor import Captioner
 from captioner.terminal import printable
 from captioner.trust.consensus import Consensus
 from captioner.trust.familiarity import Familiarity

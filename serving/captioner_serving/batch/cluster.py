@@ -14,10 +14,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from captioner.captioner import Captioner
 from captioner.checkpoint import Checkpoint
 from captioner.errors import CaptionerError, MissingExtraError
 from captioner.generation.config import GenerationConfig
-from captioner.predictor import Captioner
 from captioner.trust.trust import Trust
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import LocalEngine, Outcome

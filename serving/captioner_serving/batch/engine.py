@@ -21,11 +21,11 @@ import torch
 from PIL import Image
 
 from captioner.caption import Caption
+from captioner.captioner import Captioner
 from captioner.closing import Closing
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.inference.device import cores
-from captioner.predictor import Captioner
 from captioner.terminal import counted
 from captioner.vision.transform import Box
 from captioner_serving.batch.config import BatchConfig

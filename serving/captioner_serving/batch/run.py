@@ -11,11 +11,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from captioner.captioner import Captioner
 from captioner.closing import Closing
 from captioner.errors import ConfigError, DataError, OutputError
 from captioner.files import digest
 from captioner.generation.config import GenerationConfig
-from captioner.predictor import Captioner
 from captioner.terminal import counted, in_a_line
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner_serving.batch.config import BatchConfig

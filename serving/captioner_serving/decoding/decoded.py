@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image
@@ -13,8 +13,10 @@ from PIL import Image
 from captioner import errors
 from captioner.files import digest
 from captioner.vision.image import MAX_PIXELS, open_image
-from captioner.vision.prepared import PreparedImage
 from captioner.vision.transform import Box, Transform, TransformConfig
+
+if TYPE_CHECKING:
+    from captioner.captioner import PreparedImage
 
 _KINDS: dict[object, type[errors.CaptionerError]] = {
     kind.type: kind for kind in (getattr(errors, name) for name in errors.__all__)
@@ -162,6 +164,8 @@ class Decoded(NamedTuple):
 
         image: the photo's name in the record.
         """
+        from captioner.captioner import PreparedImage  # needs torch, which decoding does not
+
         flat = np.frombuffer(self.pixels, np.uint8)
         pixels = flat.reshape(self.shape[1], self.shape[0], 3).transpose(2, 0, 1)
         return PreparedImage(image=image, pixels=pixels, box=self.box, size=self.size)

@@ -13,9 +13,9 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from captioner.captioner import Captioner
 from captioner.errors import OutputError
 from captioner.paths import sample_photos
-from captioner.predictor import Captioner
 
 _NEAR = 1e-4  # the largest difference of attention weights, which sum to 1
 _SCENES = 6

@@ -15,9 +15,9 @@ from pydantic_core import to_json
 
 from captioner import __version__
 from captioner.caption import Caption
+from captioner.captioner import Captioner
 from captioner.errors import ConfigError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
-from captioner.predictor import Captioner
 from captioner_serving.server.batcher import Place
 from captioner_serving.server.body import Upload, read_bare, read_form, read_json
 from captioner_serving.server.description import (

@@ -33,8 +33,8 @@ from starlette.types import ASGIApp
 
 from captioner import __version__
 from captioner.caption import Caption
+from captioner.captioner import Captioner
 from captioner.errors import CaptionerError
-from captioner.predictor import Captioner
 from captioner_serving.server import api as captions
 from captioner_serving.server import ollama, openai, pictures
 from captioner_serving.server.access import Access, Credentials, TrustedHosts

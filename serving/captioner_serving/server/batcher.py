@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from captioner.caption import Caption
+from captioner.captioner import PreparedImage
 from captioner.generation.config import GenerationConfig
-from captioner.vision.prepared import PreparedImage
 from captioner_serving.decoding.fair_queue import FairQueue
 from captioner_serving.server.problems import BusyError, ClosedError
 

@@ -17,10 +17,10 @@ import gradio as gr
 from jinja2 import BaseLoader, ChoiceLoader, DictLoader
 
 from captioner.caption import Caption
+from captioner.captioner import Captioner
 from captioner.drawing.constants import drawing_constants
 from captioner.errors import ConfigError
 from captioner.generation.config import MAX_BEAM_SIZE
-from captioner.predictor import Captioner
 from captioner.vision.image import open_image
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.parts import limits_of, read_static, with_parts

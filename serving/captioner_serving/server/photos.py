@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from captioner.predictor import Captioner
+from captioner.captioner import Captioner
 from captioner.vision.transform import TransformConfig
 from captioner_serving.decoding.decoded import Decoded, Output, Readable, Square
 from captioner_serving.decoding.reader import Reader

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from captioner.caption import Caption
+from captioner.captioner import Captioner, PreparedImage
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import GenerationConfig
-from captioner.predictor import Captioner
-from captioner.vision.prepared import PreparedImage
 from captioner.vision.transform import Box
 from captioner.vocabulary import Vocabulary
 from captioner_serving.decoding.decoded import EncodedPhoto, Output, Readable, Square

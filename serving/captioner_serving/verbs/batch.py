@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Caption photos; return 1 if any of them failed in this run or an earlier one."""
-    from captioner.predictor import Captioner
+    from captioner.captioner import Captioner
     from captioner_serving.batch.config import BatchConfig, Shard
     from captioner_serving.batch.inputs.sources import Inputs
     from captioner_serving.batch.progress import ProgressBar

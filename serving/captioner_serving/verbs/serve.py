@@ -154,8 +154,8 @@ def _load(
     _say("loading the model ...")
     import torch
 
+    from captioner.captioner import Captioner
     from captioner.paths import bundled_checkpoint, checkpoint_file, sample_photos
-    from captioner.predictor import Captioner
     from captioner_serving.server.app import Application
 
     names = arguments.checkpoint or [bundled_checkpoint()]

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp
 
-from captioner.predictor import Captioner
+from captioner.captioner import Captioner
 from captioner_serving.server.access import Credentials
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics

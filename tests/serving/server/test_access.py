@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from captioner.predictor import Captioner
+from captioner.captioner import Captioner
 from captioner_serving.server.access import read_credentials
 from tests.serving.server.conftest import ROOT, SAMPLES, Server
 from tests.serving.server.running import serving

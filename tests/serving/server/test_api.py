@@ -17,8 +17,8 @@ import pytest
 from PIL import Image, ImageChops, ImageStat
 
 from captioner.caption import Caption
+from captioner.captioner import Captioner
 from captioner.checkpoint import Checkpoint
-from captioner.predictor import Captioner
 from captioner_serving.server.records import needs_preview, read_posted, served_record
 from captioner_serving.server.service import check_sentence
 from tests.conftest import make_heads, make_tiny, make_trust

@@ -17,8 +17,8 @@ from mcp.client.streamable_http import streamable_http_client
 
 from captioner import __version__
 from captioner.caption import Caption
+from captioner.captioner import Captioner
 from captioner.drawing.overlay import WHOLE
-from captioner.predictor import Captioner
 from captioner.vision.transform import Box
 from captioner.word import Word
 from captioner_serving.server import assistant

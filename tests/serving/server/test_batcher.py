@@ -14,10 +14,10 @@ from typing import Any, cast
 import pytest
 import torch
 
+from captioner.captioner import Captioner
 from captioner.checkpoint import Checkpoint
 from captioner.errors import ImageError
 from captioner.generation.config import GenerationConfig
-from captioner.predictor import Captioner
 from captioner_serving.decoding.decoded import EncodedPhoto
 from captioner_serving.server import batcher as batcher_module
 from captioner_serving.server.batcher import Batcher, JobSettings

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from captioner.predictor import Captioner
+from captioner.captioner import Captioner
 from captioner_serving.server.config import ServerConfig
 from tests.serving.server.running import serving
 

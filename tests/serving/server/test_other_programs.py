@@ -18,7 +18,7 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from captioner.predictor import Captioner
+from captioner.captioner import Captioner
 from captioner_serving.server import api, photos
 from captioner_serving.server.access import Credentials
 from captioner_serving.server.config import ServerConfig

@@ -17,9 +17,9 @@ import openai
 import pytest
 
 from captioner.caption import Caption
+from captioner.captioner import Captioner, PreparedImage
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
-from captioner.predictor import Captioner, PreparedImage
 from captioner_serving.server import prompt
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto

@@ -16,10 +16,9 @@ import pytest
 from PIL import Image
 
 from captioner.caption import Caption
+from captioner.captioner import Captioner, PreparedImage
 from captioner.checkpoint import Checkpoint
 from captioner.generation.config import GenerationConfig
-from captioner.predictor import Captioner
-from captioner.vision.prepared import PreparedImage
 from captioner_serving.server.batcher import Batcher
 from tests.serving.server.running import Clock, serving, until
 from tests.serving.server.test_endpoint import USUAL, call, file_data, result, upload

@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from captioner.captioner import Captioner
 from captioner.checkpoint import Checkpoint
-from captioner.predictor import Captioner
 from captioner_serving.server.access import Access
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.log import AccessLog

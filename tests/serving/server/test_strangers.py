@@ -18,7 +18,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from captioner.predictor import Captioner
+from captioner.captioner import Captioner
 from captioner_serving.decoding import fair_queue
 from captioner_serving.server import api as routes
 from captioner_serving.server.config import ServerConfig

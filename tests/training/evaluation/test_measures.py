@@ -13,12 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
+from captioner.captioner import Captioner
 from captioner.checkpoint import Checkpoint
 from captioner.deletion import WordEffect
 from captioner.errors import GenerationError
 from captioner.generation.beam_search import Hypothesis
 from captioner.model.encoder import Grid
-from captioner.predictor import Captioner
 from captioner.vision.transform import Box
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage, ImageStore

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from captioner.captioner import Captioner
 from captioner.errors import DataError, ImageError
-from captioner.predictor import Captioner
 from captioner.trust.familiarity import pool
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.pixels import split_loader

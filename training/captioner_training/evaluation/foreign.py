@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from captioner.captioner import Captioner
 from captioner.generation.config import GenerationConfig
 from captioner.model.encoder import Grid
-from captioner.predictor import Captioner
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.pixels import split_loader
@@ -45,7 +45,7 @@ def caption_foreign(
     """Caption every image, in order.
 
     Args:
-        captioner: any captioner with `decode_batch`.
+        captioner: any captioner.
         images: the split.
         config: generation settings.
         after_batch: called with the prepared photos, grids and captions of each batch.
@@ -55,16 +55,18 @@ def caption_foreign(
     captioned: list[Captioned] = []
     with tqdm(desc="captions", total=len(images), leave=False, disable=None) as bar:
         for pixels in loader:
-            decoded = captioner.decode_batch(
+            generated = captioner.generate_batch(
                 pixels.numpy(), config, check_attention=effects is not None
             )
             batch: list[Captioned] = []
-            for hypotheses, word_effects in zip(decoded.hypotheses, decoded.effects, strict=True):
+            for hypotheses, word_effects in zip(
+                generated.hypotheses, generated.effects, strict=True
+            ):
                 best, image = hypotheses[0].copy(), images[len(captioned) + len(batch)]
                 words = captioner.vocabulary.decode_plain(best.tokens)
                 attention = best.attention
                 if attention is not None:
-                    attention = attention.reshape(-1, decoded.rows, decoded.columns)
+                    attention = attention.reshape(-1, generated.grid.rows, generated.grid.columns)
                 batch.append(
                     Captioned(image=image, hypothesis=best, words=words, attention=attention)
                 )
@@ -72,5 +74,5 @@ def caption_foreign(
                     effects.add(words, word_effects[0])
             captioned += batch
             bar.update(len(batch))
-            after_batch(pixels, Grid(decoded.features, decoded.rows, decoded.columns), batch)
+            after_batch(pixels, generated.grid, batch)
     return captioned

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from captioner.captioner import Captioner
 from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
 from captioner.files import identity, refuse_input, writing
 from captioner.paths import bundled_checkpoint, checkpoint_file, expanded, there_is_no
-from captioner.predictor import Captioner
 from captioner.trust.trust import trust_file
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import tokenize

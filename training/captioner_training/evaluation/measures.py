@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from captioner.captioner import Captioner
 from captioner.errors import CaptionerError
 from captioner.model.encoder import Grid
-from captioner.predictor import Captioner
 from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement
 from captioner.vocabulary import SPECIAL_TOKENS

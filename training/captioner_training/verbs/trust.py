@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit and write the trust of a checkpoint; print its path."""
+    from captioner.captioner import Captioner
     from captioner.checkpoint import load_checkpoint
     from captioner.paths import HUGGING_FACE
-    from captioner.predictor import Captioner
     from captioner.trust.trust import trust_file
     from captioner_training.conclusion import write_trust
     from captioner_training.evaluation.trust import FEWEST_PHOTOS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from captioner.captioner import Captioner
 from captioner.paths import sample_photos
-from captioner.predictor import Captioner
 from captioner.vision.image import open_image
 from captioner_serving.server import api
 from captioner_serving.server.config import ServerConfig

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from captioner import Caption
-from captioner.predictor import Captioner
+from captioner.captioner import Captioner
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit, record_of
 from tests.spots import CASES, lit_place, make_spot_checkpoint, near, pictures_in

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from captioner import Caption
-from captioner.predictor import Captioner
+from captioner.captioner import Captioner
 from tests.conftest import make_heads
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import DESK, Visit, record_of, sentence, visiting

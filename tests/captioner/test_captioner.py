@@ -123,7 +123,7 @@ def test_a_photo_that_needs_too_much_memory_fails_alone(
             raise MemoryError
         return open_image(source, **options)
 
-    monkeypatch.setattr("captioner.predictor.open_image", open_or_fail)
+    monkeypatch.setattr("captioner.captioner.open_image", open_or_fail)
     error, caption = captioner.caption([huge, photo], errors="return")
     assert isinstance(error, ImageTooLargeError) and "huge.jpg needs too much" in str(error)
     assert isinstance(caption, Caption)

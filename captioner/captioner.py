@@ -6,21 +6,24 @@ import copy
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from math import exp
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from captioner.ahead import decode_ahead
+from captioner.alternative import Alternative
 from captioner.caption import Caption, ModelName
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.decoded import DecodedBatch
 from captioner.deletion import sentence_effects
 from captioner.errors import (
     CheckpointFormatError,
@@ -29,6 +32,7 @@ from captioner.errors import (
     ImageTooLargeError,
     UntrustedError,
 )
+from captioner.generation.beam_search import Hypothesis
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.hub import push_files, repository_name, with_revision
@@ -39,13 +43,85 @@ from captioner.model.model import prepare_model
 from captioner.model_card import ModelCard
 from captioner.paths import HUGGING_FACE, bundled_checkpoint, checkpoint_file
 from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
-from captioner.trust.trust import Trust, digest_weights
-from captioner.vision.image import MAX_PIXELS, FileSource, open_image, source_name
-from captioner.vision.prepared import PreparedImage
-from captioner.vision.transform import Transform
+from captioner.trust.familiarity import pool
+from captioner.trust.trust import Judgement, Trust, digest_weights
+from captioner.vision.image import MAX_PIXELS, open_image, source_name
+from captioner.vision.transform import Box, Transform
+from captioner.word import Word
 
 _CPU_BATCH, _GPU_BATCH = 16, 128
-_SHARED = Lock()
+_LOCKS = [Lock() for _ in range(61)]  # for images and files that several threads may read
+
+
+class MachineOptions(TypedDict, total=False):
+    """Where and how a captioner computes.
+
+    device: see captioner.inference.device.
+    dtype: the dtype of weights and arithmetic: "auto" (bfloat16 if the hardware supports it),
+        "float32", "bfloat16", or a torch.dtype. Softmaxes are always computed in float32.
+    max_pixels: the largest photo, in width times height.
+    """
+
+    device: str | torch.device
+    dtype: str | torch.dtype
+    max_pixels: int
+
+
+class CaptionOptions(TypedDict, total=False):
+    """The options of `Captioner.caption`, followed by the fields of GenerationConfig.
+
+    check_attention: also measure the `effect` of each word, which takes longer.
+    minimum_trust: 0 to 1; a caption with less trust becomes an UntrustedError.
+    batch_size: images per batch; None: `Captioner.batch_size`.
+    """
+
+    check_attention: bool
+    minimum_trust: float | None
+    batch_size: int | None
+
+    beam_size: int
+    captions: int
+    length_penalty: float
+    consensus: bool
+    no_repeat_ngram: int
+    different_around: str
+    minimum_length: int
+    maximum_length: int
+    sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int | None
+    style: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedImage:
+    """An image prepared for the encoder, small enough to be sent between processes.
+
+    image: the path or address of the image, for records; None if it has none.
+    pixels: uint8 (3, size, size), the encoder's input.
+    box: the part of the photo that the square covers.
+    size: width and height of the photo as viewed.
+    """
+
+    image: str | None
+    pixels: NDArray[np.uint8]
+    box: Box
+    size: tuple[int, int]
+
+
+class GeneratedBatch(NamedTuple):
+    """The sentences of B images.
+
+    hypotheses: the hypotheses of each image, best first.
+    effects: for each hypothesis, the effects of its words, or None; see captioner.deletion.
+    grid: the features (B, L, D).
+    """
+
+    hypotheses: Sequence[Sequence[Hypothesis]]
+    effects: Sequence[Sequence[list[float] | None]]
+    grid: Grid
 
 
 class Captioner:
@@ -57,44 +133,48 @@ class Captioner:
 
     Args:
         checkpoint: the model (which is copied), its vocabulary and its transform.
-        device: see captioner.inference.device.
-        dtype: the dtype of weights and arithmetic: "auto" (bfloat16 if the hardware supports it),
-            "float32", "bfloat16", or a torch.dtype. Softmaxes are always computed in float32.
-        max_pixels: the largest photo, in width times height.
         trust: the statistics of the checkpoint's trust file.
+        **options: see MachineOptions.
 
     Raises CheckpointFormatError: the trust file covers fewer words than the vocabulary.
     """
 
     source: str | None = None
-    """The name from which another process loads the same model; None: send `checkpoint` instead."""
+    """The name from which a worker process loads the same model; None: pickle `checkpoint`."""
     file: Path | None = None
     """The checkpoint's file, if it was loaded from one."""
     graphs: CudaGraphs
-    """The encodings and searches that a GPU has captured."""
+    """The CUDA graphs of the encoder and the beam search."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         *,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
-        max_pixels: int = MAX_PIXELS,
         trust: Trust | None = None,
+        **options: Unpack[MachineOptions],
     ) -> None:
-        if max_pixels < 1:
-            raise ConfigError(f"max_pixels is {max_pixels}; it must be at least 1")
-        self.checkpoint, self.max_pixels = checkpoint, max_pixels
+        self._use_machine(**options)
+        self.checkpoint = checkpoint
         self.transform, self.vocabulary = Transform(checkpoint.transform), checkpoint.vocabulary
         self.generation = checkpoint.generation
         self.name, self.version = checkpoint.name, checkpoint.version
         self.heads = checkpoint.model.config.decoder.heads
         self.use_trust(trust)
-        self.options = {"device": device, "dtype": dtype, "max_pixels": max_pixels}
-        self.device = find_device(device)
-        self.dtype = find_dtype(dtype, self.device)
         model = copy.deepcopy(checkpoint.model)
         self.model = prepare_model(model, device=self.device, dtype=self.dtype)
+
+    def _use_machine(
+        self,
+        *,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        if max_pixels < 1:
+            raise ConfigError(f"max_pixels is {max_pixels}; it must be at least 1")
+        self.options = MachineOptions(device=device, dtype=dtype, max_pixels=max_pixels)
+        self.device, self.max_pixels = find_device(device), max_pixels
+        self.dtype = find_dtype(dtype, self.device)
         self.graphs = CudaGraphs()
 
     @classmethod
@@ -103,11 +183,9 @@ class Captioner:
         path: str | os.PathLike[str] | None = None,
         *,
         revision: str | None = None,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
-        max_pixels: int = MAX_PIXELS,
+        **options: Unpack[MachineOptions],
     ) -> Captioner:
-        """Load a checkpoint; other arguments as for the class.
+        """Load a checkpoint.
 
         Args:
             path: a checkpoint file, the folder of a training run, a name on the Hugging Face Hub
@@ -115,6 +193,7 @@ class Captioner:
                 a transformers model; None: the bundled checkpoint. A local path that exists takes
                 precedence over a name on the Hub.
             revision: a branch, tag or commit of a model on the Hub.
+            **options: device, dtype and max_pixels; see MachineOptions.
 
         Raises:
             CheckpointError: the file is missing, damaged or not a checkpoint, or cannot be
@@ -127,18 +206,10 @@ class Captioner:
         if path is not None and os.fspath(path).startswith(HUGGING_FACE):
             # Imported by name, because that module subclasses this class.
             module = import_module("captioner.huggingface.captioner")
-            loaded: Captioner = module.HuggingFaceCaptioner.load(
-                os.fspath(path), device=device, dtype=dtype, max_pixels=max_pixels
-            )
+            loaded: Captioner = module.HuggingFaceCaptioner.load(os.fspath(path), **options)
             return loaded
         path = bundled_checkpoint() if path is None else checkpoint_file(path)
-        captioner = cls(
-            load_checkpoint(path),
-            device=device,
-            dtype=dtype,
-            max_pixels=max_pixels,
-            trust=Trust.beside(path),
-        )
+        captioner = cls(load_checkpoint(path), trust=Trust.beside(path), **options)
         captioner.file = path
         return captioner
 
@@ -217,16 +288,16 @@ class Captioner:
         return _CPU_BATCH if self.device.type == "cpu" else _GPU_BATCH
 
     @torch.inference_mode()
-    def encode(self, pixels: torch.Tensor | NDArray[np.uint8]) -> Grid:
+    def encode(self, pixels: Tensor | NDArray[np.uint8]) -> Grid:
         """Encode square images, uint8 (B, 3, size, size), into a grid with features (B, L, D)."""
         pixels = self.transform.normalize(torch.as_tensor(pixels, device=self.device))
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         return self.graphs(self.model, self.model.encode, pixels)
 
-    def decode_batch(
+    def generate_batch(
         self, pixels: NDArray[np.uint8], config: GenerationConfig, *, check_attention: bool = False
-    ) -> DecodedBatch:
-        """Generate captions for square images, uint8 (B, 3, size, size).
+    ) -> GeneratedBatch:
+        """Generate sentences for square images, uint8 (B, 3, size, size).
 
         Raises:
             ConfigError: the model does not have the style.
@@ -246,7 +317,7 @@ class Captioner:
             sentences = [[hypothesis.tokens for hypothesis in beam] for beam in hypotheses]
             start = self.vocabulary.start(config.style)
             effects = sentence_effects(self.model.decoder, grid.features, sentences, start=start)
-        return DecodedBatch(hypotheses, effects, *grid)
+        return GeneratedBatch(hypotheses, effects, grid)
 
     def word_effects(
         self, pixels: NDArray[np.uint8], words: Sequence[str], *, style: str = ""
@@ -269,11 +340,7 @@ class Captioner:
         self,
         images: ImageSource,
         config: GenerationConfig | None = None,
-        *,
-        check_attention: bool = False,
-        minimum_trust: float | None = None,
-        batch_size: int | None = None,
-        **settings: Any,
+        **options: Unpack[CaptionOptions],
     ) -> Caption: ...
 
     @overload
@@ -283,10 +350,7 @@ class Captioner:
         config: GenerationConfig | None = None,
         *,
         errors: Literal["raise"] = "raise",
-        check_attention: bool = False,
-        minimum_trust: float | None = None,
-        batch_size: int | None = None,
-        **settings: Any,
+        **options: Unpack[CaptionOptions],
     ) -> list[Caption]: ...
 
     @overload
@@ -296,10 +360,7 @@ class Captioner:
         config: GenerationConfig | None = None,
         *,
         errors: Literal["return"],
-        check_attention: bool = False,
-        minimum_trust: float | None = None,
-        batch_size: int | None = None,
-        **settings: Any,
+        **options: Unpack[CaptionOptions],
     ) -> list[Caption | ImageError]: ...
 
     def caption(
@@ -308,10 +369,7 @@ class Captioner:
         config: GenerationConfig | None = None,
         *,
         errors: Literal["raise", "return"] = "raise",
-        check_attention: bool = False,
-        minimum_trust: float | None = None,
-        batch_size: int | None = None,
-        **settings: Any,
+        **options: Unpack[CaptionOptions],
     ) -> Caption | list[Caption] | list[Caption | ImageError]:
         """Caption one image, or any number of images in batches.
 
@@ -325,10 +383,8 @@ class Captioner:
                 settings of the checkpoint.
             errors: for several images: "raise" raises the first ImageError; "return" returns an
                 ImageError instead of a caption for each image that fails.
-            check_attention: also measure the `effect` of each word, which takes longer.
-            minimum_trust: 0 to 1; a caption with less trust becomes an UntrustedError.
-            batch_size: images per batch; None: `self.batch_size`.
-            **settings: fields of the config to change, such as beam_size=3.
+            **options: check_attention, minimum_trust and batch_size, see CaptionOptions; and fields
+                of the config to change, such as beam_size=3.
 
         Returns:
             A Caption, or a list of them in the order of the images.
@@ -339,15 +395,7 @@ class Captioner:
                 the checkpoint has no trust.
             GenerationError: a score is NaN.
         """
-        results = self.caption_iter(
-            images,
-            config,
-            errors=errors,
-            check_attention=check_attention,
-            minimum_trust=minimum_trust,
-            batch_size=batch_size,
-            **settings,
-        )
+        results = self.caption_iter(images, config, errors=errors, **options)
         return list(results) if is_many(split_batch(images)) else cast("Caption", next(results))
 
     def caption_iter(
@@ -379,63 +427,41 @@ class Captioner:
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; it must be at least 1")
         self.check_trust(minimum_trust)
-        return self._results(
-            images,
-            config,
-            is_strict=errors == "raise",
-            check_attention=check_attention,
-            minimum_trust=minimum_trust,
-            batch_size=batch_size,
-        )
-
-    def _results(
-        self,
-        images: ImageSource | Iterable[ImageSource],
-        config: GenerationConfig,
-        *,
-        is_strict: bool,
-        check_attention: bool,
-        minimum_trust: float | None,
-        batch_size: int | None,
-    ) -> Iterator[Caption | ImageError]:
-        sources = split_batch(images)
-        if several := is_many(sources):
+        batches: Iterator[list[PreparedImage | ImageError]]
+        if is_several := is_many(sources := split_batch(images)):
             size = batch_size or self.batch_size
-            batches = decode_ahead(sources, self._decode, batch_size=size)
+            batches = decode_ahead(sources, self._try_load, batch_size=size)
         else:
-            batches = ([self._decode(source)] for source in [sources])
-        with closing(batches):
-            for batch in batches:
-                valid = [image for image in batch if isinstance(image, PreparedImage)]
-                made = iter(self.caption_prepared(valid, config, check_attention=check_attention))
-                for image in batch:
-                    result = (
-                        image
-                        if isinstance(image, ImageError)
-                        else _check_trusted(next(made), minimum_trust)
+            batches = ([self._try_load(source)] for source in [sources])
+
+        def results() -> Iterator[Caption | ImageError]:
+            with closing(batches):
+                for batch in batches:
+                    valid = [image for image in batch if isinstance(image, PreparedImage)]
+                    captions = iter(
+                        self.caption_prepared(valid, config, check_attention=check_attention)
                     )
-                    if isinstance(result, ImageError) and (is_strict or not several):
-                        raise result
-                    yield result
+                    for image in batch:
+                        result = (
+                            image
+                            if isinstance(image, ImageError)
+                            else _check_trusted(next(captions), minimum_trust)
+                        )
+                        if isinstance(result, ImageError) and (errors == "raise" or not is_several):
+                            raise result
+                        yield result
+
+        return results()
 
     def prepare(self, image: ImageSource) -> PreparedImage:
         """Decode an image to the square that the encoder takes; web addresses are not downloaded.
 
         Raises ImageError.
         """
-        return self._prepare(as_source(image, follow_links=False), image_name(image))
+        return self._load(image, follow_links=False)
 
-    def _decode(self, image: Any) -> PreparedImage | ImageError:
-        """Decode an image; called in threads."""
-        # A list may contain the same PIL image or file twice; two threads must not read it at once.
-        is_shared = isinstance(image, Image.Image) or hasattr(image, "read")
-        with _SHARED if is_shared else nullcontext():
-            try:
-                return self._prepare(as_source(image), image_name(image))
-            except ImageError as error:
-                return error.without_traceback()
-
-    def _prepare(self, source: FileSource | Image.Image, name: str | None) -> PreparedImage:
+    def _load(self, image: Any, *, follow_links: bool = True) -> PreparedImage:
+        source, name = as_source(image, follow_links=follow_links), image_name(image)
         try:
             photo = open_image(source, at_least=self.transform.at_least, max_pixels=self.max_pixels)
             pixels = np.array(self.transform.square(photo)).transpose(2, 0, 1)
@@ -449,6 +475,18 @@ class Captioner:
             box=self.transform.box(*photo.size),
             size=photo.info.get("size", photo.size),
         )
+
+    def _try_load(self, image: Any) -> PreparedImage | ImageError:
+        """Load an image; called in threads."""
+        # A list may contain the same PIL image or file twice; two threads must not read it at once.
+        file = image if hasattr(image, "read") else None
+        if isinstance(image, Image.Image):
+            file = getattr(image, "fp", None) or image
+        with nullcontext() if file is None else _LOCKS[id(file) % len(_LOCKS)]:
+            try:
+                return self._load(image)
+            except ImageError as error:
+                return error.without_traceback()
 
     def caption_prepared(
         self,
@@ -467,16 +505,77 @@ class Captioner:
             return []
         config = config or self.generation
         style = self.vocabulary.style(config.style)
-        decoded = self.decode_batch(
-            np.stack([image.pixels for image in images]), config, check_attention=check_attention
-        )
+        pixels = np.stack([image.pixels for image in images])
+        beams, effects, grid = self.generate_batch(pixels, config, check_attention=check_attention)
+        judgements = [[Judgement([None] * len(one.tokens), None) for one in beam] for beam in beams]
+        familiarities: Sequence[float | None] = [None] * len(images)
+        if self.trust is not None:
+            judgements, familiarities = self.trust.assess(pool(grid.features), beams)
         dtype = str(self.dtype).removeprefix("torch.")
-        return decoded.captions(
-            images,
-            vocabulary=self.vocabulary,
-            trust=self.trust,
-            model=ModelName(name=self.name, version=self.version, dtype=dtype),
-            style=style,
+        model = ModelName(name=self.name, version=self.version, dtype=dtype)
+        captions = []
+        for image, familiarity, *parts in zip(
+            images, familiarities, beams, effects, judgements, strict=True
+        ):
+            best, *alternatives = (
+                self._sentence(*part, cells=(grid.rows, grid.columns))
+                for part in zip(*parts, strict=True)
+            )
+            captions.append(
+                Caption(
+                    text=best.text,
+                    score=best.score,
+                    words=best.words,
+                    alternatives=tuple(alternatives),
+                    image=image.image,
+                    model=model,
+                    box=image.box,
+                    size=image.size,
+                    trust=best.trust,
+                    familiarity=familiarity,
+                    style=style,
+                )
+            )
+        return captions
+
+    def _sentence(
+        self,
+        hypothesis: Hypothesis,
+        effects: Sequence[float] | None,
+        judgement: Judgement,
+        *,
+        cells: tuple[int, int],
+    ) -> Alternative:
+        """Make the sentence of a hypothesis, whose grid has `cells` (rows, columns)."""
+        texts, count = self.vocabulary.decode(hypothesis.tokens), len(hypothesis.tokens)
+        columns = zip(
+            texts,
+            hypothesis.log_probabilities[:-1].tolist(),  # the last one belongs to <end>
+            _values(hypothesis.gate, count),
+            _values(hypothesis.attention, count, *cells),
+            _values(hypothesis.heads, count, self.heads, *cells),
+            effects or [None] * count,
+            judgement.words,
+            strict=True,
+        )
+        words = [
+            Word(
+                text=text,
+                probability=exp(log),
+                gate=None if gate is None else float(gate),
+                attention=attention,
+                heads=heads,
+                effect=effect,
+                trust=trust,
+                subject=index == judgement.subject,
+            )
+            for index, (text, log, gate, attention, heads, effect, trust) in enumerate(columns)
+        ]
+        return Alternative(
+            text=self.vocabulary.join(texts),
+            score=hypothesis.score,
+            words=tuple(words),
+            trust=judgement.caption,
         )
 
     def check_head(self, head: int | None) -> None:
@@ -506,3 +605,10 @@ def _check_trusted(caption: Caption, minimum_trust: float | None) -> Caption | U
         f"{caption.image or 'the image'}: caption dropped (trust {caption.trust or 0.0:.4f} < "
         f"minimum_trust {minimum_trust:g})"
     )
+
+
+def _values(part: Tensor | None, words: int, *shape: int) -> Sequence[Any]:
+    """Return a copy of each word's part of a hypothesis; None for each if there is no such part."""
+    if part is None:
+        return [None] * words
+    return np.array(part.float()).reshape(words, *shape)
