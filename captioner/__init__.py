@@ -15,22 +15,20 @@ from captioner.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     __version__: str
-    from captioner.alternative import Alternative
-    from captioner.caption import Caption
+    from captioner.caption import Alternative, Caption, Word
     from captioner.captioner import Captioner
     from captioner.generation.config import GenerationConfig
-    from captioner.word import Word
 
 __all__ = ["Alternative", "Caption", "Captioner", "GenerationConfig", "Word", "__version__"]
 __all__ += errors.__all__
 
 # Imported on first use, because torch takes seconds to import.
 _LAZY = {
-    "Alternative": "captioner.alternative",
+    "Alternative": "captioner.caption",
     "Caption": "captioner.caption",
     "Captioner": "captioner.captioner",
     "GenerationConfig": "captioner.generation.config",
-    "Word": "captioner.word",
+    "Word": "captioner.caption",
 }
 
 

@@ -1,9 +1,9 @@
-"""Captions as plain data: the sentence, its words and their attention."""
+"""Captions as plain data: sentences, their words, and the words' attention."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from math import prod
 from operator import index
@@ -13,26 +13,160 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioner.alternative import Alternative
 from captioner.drawing.animation import animation
 from captioner.drawing.lettering import label
 from captioner.drawing.notebook import notebook_sheet
-from captioner.drawing.overlay import OverlayOptions, Panel, overlay
+from captioner.drawing.overlay import WHOLE, OverlayOptions, Panel, attention_density, overlay
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError, ImageNotFoundError
-from captioner.record import read_record
+from captioner.record import SentenceRecord, WordRecord, read_record
 from captioner.sources import ImageSource, as_source
-from captioner.trust.doubt import doubt_of
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.keywords import KEYWORD_TRUST, choose_keywords
-from captioner.trust.trust import DOUBTFUL_CAPTION
+from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION, DOUBTFUL_SUBJECT
 from captioner.vision.image import MAX_PIXELS, open_image
 from captioner.vision.transform import Box
-from captioner.word import Word, read_word
 
-__all__ = ["Caption", "ModelName"]
+__all__ = ["Alternative", "Caption", "ModelName", "Word"]
 
-_DOUBTFUL = "Dashes mark doubtful words"
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Word:
+    """A word of a caption. Words are equal if all fields but `subject` are.
+
+    probability: the probability of the word, given the photo and the words before it.
+    gate: the share of the context that comes from the photo, 0 to 1 (beta in the paper); None if
+        the model has no gate.
+    attention: float32 (rows, columns), sums to 1, over the part of the photo in Caption.box; None
+        if the model has no attention.
+    heads: float32 (heads, rows, columns), whose mean is `attention`; None if there is one head.
+    effect: the fall of the word's log-probability without the attended cells minus the fall without
+        random cells, in nats; None if not measured. See captioner.deletion.
+    trust: the probability that the word is right; None if the checkpoint has no trust, and for
+        words without a claim, such as "a" or "group". See captioner.trust.trust.
+    subject: whether the word is the caption's first noun. `doubtful` uses a higher limit for it.
+    """
+
+    text: str
+    probability: float
+    gate: float | None = None
+    attention: NDArray[np.float32] | None = field(default=None, repr=False)
+    heads: NDArray[np.float32] | None = field(default=None, repr=False)
+    effect: float | None = field(default=None, repr=False)
+    trust: float | None = field(default=None, repr=False)
+    subject: bool = field(default=False, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Word) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash((self.text, self.probability))
+
+    def _key(self) -> tuple[object, ...]:
+        maps = [None if part is None else part.tolist() for part in (self.attention, self.heads)]
+        return self.text, self.probability, self.gate, self.effect, self.trust, maps
+
+    def map(self, head: int | None = None) -> NDArray[np.float32] | None:
+        """Return the attention (rows, columns) of a head, from 1; None: the mean of all heads.
+
+        Raises ConfigError: there is no such head.
+        """
+        heads = [self.attention] if self.heads is None else [*self.heads]
+        if head is None:
+            return self.attention
+        if not 1 <= head <= len(heads):
+            raise ConfigError(f"there is no head {head}: choose from 1 to {len(heads)}")
+        return heads[head - 1]
+
+    def attention_map(
+        self,
+        size: tuple[int, int],
+        *,
+        box: Box = WHOLE,
+        head: int | None = None,
+        smooth: bool = True,
+    ) -> NDArray[np.float32]:
+        """Return the attention to each pixel of a photo: float32 (height, width), sums to 1.
+
+        Args:
+            size: width and height of the photo.
+            box: the box of the caption; the attention outside the box is 0.
+            head: the number of the head, from 1; None: the mean of all heads.
+            smooth: interpolate linearly between cells; False: cells are constant.
+
+        Raises ConfigError: the model has no attention, or no such head.
+        """
+        weights = self.map(head)
+        if weights is None:
+            raise ConfigError("the model has no attention")
+        return attention_density(weights, size, box=box, smooth=smooth)
+
+    def head_label(self, head: int | None = None) -> str:
+        """Return a label for the weights of `map(head)`; "" if the model has one head."""
+        if self.heads is None:
+            return ""
+        count = len(self.heads)
+        return f"mean of {count} heads" if head is None else f"head {head} of {count}"
+
+    @property
+    def visual_share(self) -> float:
+        """The gate; without a gate, the largest attention weight."""
+        if self.gate is not None:
+            return self.gate
+        return 0.0 if self.attention is None else float(self.attention.max())
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the trust is below the limit; False if the trust is None."""
+        limit = DOUBTFUL_SUBJECT if self.subject else DOUBTFUL
+        return self.trust is not None and self.trust < limit
+
+    def record(self, *, box: Box | None = None) -> dict[str, Any]:
+        """Return the word's part of the caption's record, with its attention if `box` is given."""
+        record: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
+        if self.trust is not None:
+            record["trust"] = round(self.trust, 4)
+        if self.doubtful:  # a word's trust does not show whether it is the subject
+            record["doubtful"] = True
+        if self.gate is not None:
+            record["gate"] = round(self.gate, 4)
+        if self.effect is not None:
+            record["effect"] = round(self.effect, 4)
+        if box is not None and self.attention is not None:
+            rows, columns = self.attention.shape
+            record["attention"] = {
+                "rows": rows,
+                "columns": columns,
+                "box": [round(edge, 6) for edge in box],
+                "weights": _rounded(self.attention),
+            }
+            if self.heads is not None:
+                record["attention"]["heads"] = [_rounded(head) for head in self.heads]
+        return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A sentence of an image: the best one or an alternative.
+
+    text: the sentence.
+    score: the summed log-probability of words and <end>, divided by (their number)^length_penalty.
+    words: the words of the sentence.
+    trust: the probability that all words that make a claim are right; None if no word makes one,
+        or if the checkpoint has no trust. See captioner.trust.trust.
+    """
+
+    text: str
+    score: float
+    words: tuple[Word, ...] = field(repr=False)
+    trust: float | None = None
+
+    def record(self, *, box: Box | None = None) -> dict[str, Any]:
+        """Return the sentence's part of a caption's record, with attention if `box` is given."""
+        record: dict[str, Any] = {"caption": self.text, "score": round(self.score, 4)}
+        if self.trust is not None:
+            record["trust"] = round(self.trust, 4)
+        return {**record, "words": [word.record(box=box) for word in self.words]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,32 +188,48 @@ class Caption:
 
     It holds no photo and no model. Methods that draw open `image` again, unless `photo=` is given.
 
-    text: the sentence.
-    score: the summed log-probability of words and <end>, divided by (their number)^length_penalty.
-    words: the words of the sentence.
-    alternatives: the next best sentences, if several captions were requested.
+    sentences: the caption's own sentence, then its alternatives, best first.
     image: path or address of the image; None if it has none.
     model: the model that made the caption.
     box: the part of the photo that the attention grid covers, in fractions of width and height.
     size: width and height of the photo in pixels, as viewed; None for a caption from a record.
     familiarity: similarity of the photo to the training photos, 0 to 1; None if the checkpoint has
         no trust. See captioner.trust.familiarity.
-    trust: the probability that all words that make a claim are right; None if no word makes one,
-        or if the checkpoint has no trust. See captioner.trust.trust.
-    style: the style of the sentence; None if the model has no styles.
+    style: the style of the sentences; None if the model has no styles.
     """
 
-    text: str
-    score: float
-    words: tuple[Word, ...]
-    alternatives: tuple[Alternative, ...]
+    sentences: tuple[Alternative, ...]
     image: str | None
     model: ModelName
     box: Box
     size: tuple[int, int] | None = None
     familiarity: float | None = None
-    trust: float | None = None
     style: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return self.sentences[0].text
+
+    @property
+    def score(self) -> float:
+        """The score of the sentence, see Alternative."""
+        return self.sentences[0].score
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words of the sentence."""
+        return self.sentences[0].words
+
+    @property
+    def trust(self) -> float | None:
+        """The trust of the sentence, see Alternative."""
+        return self.sentences[0].trust
+
+    @property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """The next best sentences, if several captions were requested."""
+        return self.sentences[1:]
 
     def __str__(self) -> str:
         return f"{self.text} (score {self.score:.2f})"
@@ -115,22 +265,37 @@ class Caption:
         """The legend for doubtful words and the caption warning; None without doubtful words."""
         if not any(word.doubtful for word in self.words):
             return None
-        return ". ".join(filter(None, (_DOUBTFUL, self.doubt)))
+        return ". ".join(filter(None, ("Dashes mark doubtful words", self.doubt)))
 
     @property
     def doubt(self) -> str | None:
-        """A warning that the caption may be wrong; None if its trust is high enough."""
+        """A warning that the caption may be wrong; None if its trust is high enough.
+
+        The warning names the least trusted word. If an alternative begins with the same words, the
+        warning also names the word that the alternative has instead.
+        """
         if self.trust is None or self.trust >= DOUBTFUL_CAPTION:
             return None
-        return doubt_of(self.words, (sentence.words for sentence in self.alternatives))
+        doubtful = [at for at, word in enumerate(self.words) if word.doubtful]
+        if not doubtful:
+            return None
+        least = min(doubtful, key=lambda at: self.words[at].trust or 0.0)
+        texts = [word.text for word in self.words]
+        warning = f"This may be wrong: '{texts[least]}'"
+        for words in (sentence.words for sentence in self.alternatives):
+            if len(words) <= least or [word.text for word in words[:least]] != texts[:least]:
+                continue
+            if words[least].trust is not None and words[least].text != texts[least]:
+                return f"{warning}, or '{words[least].text}'"
+        return warning
 
     @property
-    def unfamiliar(self) -> bool:
+    def is_unfamiliar(self) -> bool:
         """Whether the photo is unlike the training photos; False if familiarity is unknown."""
         return self.familiarity is not None and self.familiarity < UNFAMILIAR
 
     @property
-    def checked(self) -> bool:
+    def has_effects(self) -> bool:
         """Whether every word has its `effect`."""
         return bool(self.words) and all(word.effect is not None for word in self.words)
 
@@ -295,31 +460,19 @@ class Caption:
             raise ConfigError(f"the model {self.model.name} has no attention to draw")
         return panels
 
-    def _sentence(self) -> Alternative:
-        return Alternative(text=self.text, score=self.score, words=self.words, trust=self.trust)
-
     def choose(self, number: int) -> Caption:
         """Return a caption whose sentence is alternative `number`, from 1; 0 returns this caption.
 
         Raises ConfigError: there is no such alternative.
         """
-        sentences = [self._sentence(), *self.alternatives]
+        sentences = [*self.sentences]
         if not 0 <= number < len(sentences):
-            count = len(self.alternatives)
-            raise ConfigError(f"there is no alternative {number}: the caption has {count}")
-        if number == 0:
-            return self
-        chosen = sentences.pop(number)
-        return replace(
-            self,
-            text=chosen.text,
-            score=chosen.score,
-            words=chosen.words,
-            trust=chosen.trust,
-            alternatives=tuple(sentences),
-        )
+            raise ConfigError(
+                f"there is no alternative {number}: the caption has {len(sentences) - 1}"
+            )
+        return replace(self, sentences=(sentences.pop(number), *sentences))
 
-    def untrusted(self, minimum_trust: float | None) -> bool:
+    def is_below(self, minimum_trust: float | None) -> bool:
         """Whether the trust is below a minimum; a caption without trust counts as 0."""
         # Rounded as in records, so that programs that read records get the same result.
         return minimum_trust is not None and round(self.trust or 0.0, 4) < minimum_trust
@@ -332,7 +485,7 @@ class Caption:
         Empty if the checkpoint has no trust, or if the photo is unlike the training photos, from
         which trust was learned.
         """
-        words = () if self.unfamiliar else self.words
+        words = () if self.is_unfamiliar else self.words
         return choose_keywords(
             ((word.text, word.trust) for word in words), minimum_trust=minimum_trust
         )
@@ -352,23 +505,19 @@ class Caption:
             keywords: the minimum trust of a keyword; None: the record has no keywords.
         """
         box = self.box if attention else None
-        sentence = self._sentence().record(box=box)
+        sentence, *alternatives = (part.record(box=box) for part in self.sentences)
         words = sentence.pop("words")
         record = {"image": self.image, **sentence}
         if self.familiarity is not None:
             record["familiarity"] = round(self.familiarity, 4)
         if self.style is not None:
             record["style"] = self.style
-        if self.untrusted(minimum_trust):
+        if self.is_below(minimum_trust):
             record["review"] = True
         if keywords is not None:
             record["keywords"] = self.keywords(keywords)
-        return {
-            **record,
-            "words": words,
-            "alternatives": [alternative.record(box=box) for alternative in self.alternatives],
-            "model": self.model.record(),
-        }
+        model = self.model.record()
+        return {**record, "words": words, "alternatives": alternatives, "model": model}
 
     @classmethod
     def from_record(cls, record: object) -> Caption:
@@ -379,27 +528,48 @@ class Caption:
         Raises ConfigError: the argument is not a record, or a value is out of range.
         """
         read = read_record(record)
-        alternatives = [sentence for sentence in read.alternatives if sentence.words is not None]
-        sentences = [read.words, *(sentence.words or [] for sentence in alternatives)]
-        maps = [word.attention for words in sentences for word in words if word.attention]
-        boxes = {Box(*attention.box) for attention in maps}
+        sentences = [part for part in (read, *read.alternatives) if part.words is not None]
+        words = [word for part in sentences for word in part.words or ()]
+        boxes = {Box(*word.attention.box) for word in words if word.attention}
         if len(boxes) > 1:
             raise ConfigError("the words of the record have different boxes")
-        best, *other_words = (tuple(map(read_word, words)) for words in sentences)
         return cls(
-            text=read.caption,
-            score=read.score,
-            words=best,
-            trust=read.trust,
-            alternatives=tuple(
-                Alternative(
-                    text=sentence.caption, score=sentence.score, words=words, trust=sentence.trust
-                )
-                for sentence, words in zip(alternatives, other_words, strict=True)
-            ),
+            sentences=tuple(map(_read_sentence, sentences)),
             image=read.image,
             model=ModelName(**dict(read.model)),
-            box=next(iter(boxes), Box(0.0, 0.0, 1.0, 1.0)),
+            box=next(iter(boxes), WHOLE),
             familiarity=read.familiarity,
             style=read.style,
         )
+
+
+def _read_sentence(read: SentenceRecord) -> Alternative:
+    words = tuple(map(_read_word, read.words or ()))
+    return Alternative(text=read.caption, score=read.score, words=words, trust=read.trust)
+
+
+def _read_word(read: WordRecord) -> Word:
+    word = Word(
+        text=read.word,
+        probability=read.probability,
+        trust=read.trust,
+        subject=read.doubtful is True,
+        gate=read.gate,
+        effect=read.effect,
+    )
+    if (attention := read.attention) is None:
+        return word
+
+    def table(weights: Sequence[float]) -> NDArray[np.float32]:
+        return np.array(weights, np.float32).reshape(attention.rows, attention.columns)
+
+    heads = None
+    if attention.heads is not None:
+        heads = np.stack([table(head) for head in attention.heads])
+    return replace(word, attention=table(attention.weights), heads=heads)
+
+
+def _rounded(weights: NDArray[np.float32]) -> list[float]:
+    # The same as round(), because a float32 times 10^6 is exact in float64.
+    rounded: list[float] = np.round(weights.ravel().astype(np.float64), 6).tolist()
+    return rounded

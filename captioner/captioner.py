@@ -21,8 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from captioner.ahead import decode_ahead
-from captioner.alternative import Alternative
-from captioner.caption import Caption, ModelName
+from captioner.caption import Alternative, Caption, ModelName, Word
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.deletion import sentence_effects
 from captioner.errors import (
@@ -47,7 +46,6 @@ from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement, Trust, digest_weights
 from captioner.vision.image import MAX_PIXELS, open_image, source_name
 from captioner.vision.transform import Box, Transform
-from captioner.word import Word
 
 _CPU_BATCH, _GPU_BATCH = 16, 128
 _LOCKS = [Lock() for _ in range(61)]  # for images and files that several threads may read
@@ -517,21 +515,17 @@ class Captioner:
         for image, familiarity, *parts in zip(
             images, familiarities, beams, effects, judgements, strict=True
         ):
-            best, *alternatives = (
+            sentences = (
                 self._sentence(*part, cells=(grid.rows, grid.columns))
                 for part in zip(*parts, strict=True)
             )
             captions.append(
                 Caption(
-                    text=best.text,
-                    score=best.score,
-                    words=best.words,
-                    alternatives=tuple(alternatives),
+                    sentences=tuple(sentences),
                     image=image.image,
                     model=model,
                     box=image.box,
                     size=image.size,
-                    trust=best.trust,
                     familiarity=familiarity,
                     style=style,
                 )
@@ -599,7 +593,7 @@ class Captioner:
 
 def _check_trusted(caption: Caption, minimum_trust: float | None) -> Caption | UntrustedError:
     """Return the caption, or an UntrustedError if it has too little trust."""
-    if not caption.untrusted(minimum_trust):
+    if not caption.is_below(minimum_trust):
         return caption
     return UntrustedError(
         f"{caption.image or 'the image'}: caption dropped (trust {caption.trust or 0.0:.4f} < "

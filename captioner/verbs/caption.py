@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
                     _print_record({"image": photo, "error": result.record()})
                 raise result
             _print(result, arguments)
-            if result.unfamiliar:
+            if result.is_unfamiliar:
                 _say(f"{in_a_line(photo)} {_UNFAMILIAR}")
             if result.doubt:
                 _say(in_a_line(f"{photo}: {result.doubt}"))

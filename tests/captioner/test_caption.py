@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from captioner import Captioner, GenerationConfig
-from captioner.alternative import Alternative
-from captioner.caption import Caption, ModelName
+from captioner.caption import Alternative, Caption, ModelName, Word
 from captioner.drawing.animation import animation
 from captioner.drawing.lettering import label as label_picture
 from captioner.drawing.overlay import Panel, overlay
@@ -28,7 +27,6 @@ from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageNotFoundError
 from captioner.terminal import json_line
 from captioner.vision.transform import Box
-from captioner.word import Word
 from tests.properties import FEW, texts
 
 TEXTS = ("a", "Cup", "of", "a", "<b>", "3")
@@ -41,16 +39,20 @@ def make_caption(photo: Path | None, size: tuple[int, int] | None = (90, 60)) ->
         attention[index % 2, index % 3] = 1
         gate = 0.9 if text == "Cup" else 0.0
         words.append(Word(text=text, probability=0.5, gate=gate, attention=attention))
+    best = Alternative(text=" ".join(TEXTS), score=-0.734, words=tuple(words))
     return Caption(
-        text=" ".join(TEXTS),
-        score=-0.734,
-        words=tuple(words),
-        alternatives=(Alternative(text="a mug & saucer", score=-0.9, words=()),),
+        sentences=(best, Alternative(text="a mug & saucer", score=-0.9, words=())),
         image=photo and str(photo),
         model=ModelName(name="tiny", version="1"),
         box=Box(0, 0, 1, 1),
         size=size,
     )
+
+
+def changed(caption: Caption, **parts: Any) -> Caption:
+    """Change parts of a caption's own sentence."""
+    first, *others = caption.sentences
+    return replace(caption, sentences=(replace(first, **parts), *others))
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def test_without_a_gate_the_sharpest_attention_is_found(caption: Caption) -> Non
     even = np.full((2, 3), 1 / 6, np.float32)
     words = [replace(word, gate=None, attention=even) for word in caption.words]
     words[3] = replace(words[3], attention=np.array([[0.1, 0, 0.1], [0.7, 0.1, 0]], np.float32))
-    assert replace(caption, words=tuple(words)).find_word() == 3
+    assert changed(caption, words=tuple(words)).find_word() == 3
     assert Word(text="a", probability=1).visual_share == 0
 
 
@@ -137,7 +139,7 @@ def test_pictures_have_the_numbers_heads_box_and_notes_of_the_caption(
     word = Word(text="cup", probability=0.5, trust=trust, attention=heads.mean(0), heads=heads)
     the = replace(word, text="the", probability=0.25, trust=None)  # makes no claim
     box = Box(0.25, 0, 0.75, 1)
-    drawn = replace(caption, text="cup the", words=(word, the), box=box, trust=0.001)
+    drawn = changed(replace(caption, box=box), text="cup the", words=(word, the), trust=0.001)
     look: Any = {"smooth": False, "strength": 0.5, "colors": "viridis"}
     photo = Image.open(caption.image or "").convert("RGB")
     doubtful = trust is not None
@@ -164,7 +166,8 @@ def test_pictures_have_the_numbers_heads_box_and_notes_of_the_caption(
 
 def test_an_alternative_is_chosen_with_its_trust(caption: Caption) -> None:
     other = replace(caption.alternatives[0], trust=0.25)
-    chosen = replace(caption, trust=0.75, alternatives=(other,)).choose(1)
+    first = replace(caption.sentences[0], trust=0.75)
+    chosen = replace(caption, sentences=(first, other)).choose(1)
     assert (chosen.text, chosen.score, chosen.trust) == (other.text, other.score, 0.25)
     (former,) = chosen.alternatives
     assert (former.text, former.words, former.trust) == (caption.text, caption.words, 0.75)
@@ -225,12 +228,13 @@ def test_a_notebook_shows_every_word_and_escapes_it(caption: Caption, photo: Pat
     assert "doubtful" not in page.partition("</style>")[2]
     words = list(caption.words)
     words[3] = replace(words[3], trust=0.5499)
-    marked = replace(caption, words=tuple(words))._repr_html_()
+    marked = changed(caption, words=tuple(words))._repr_html_()
     assert '<b data-word="3" tabindex="0" class="doubtful">' in marked
     assert marked.count(' class="doubtful"') == 2  # the word, and the legend
     assert "<small>54 %</small>" in marked
     # The grid covers the right half of the photo, and the words have trust.
-    right = replace(caption, words=(replace(caption.words[1], trust=0.9),), box=Box(0.5, 0, 1, 1))
+    right = changed(caption, words=(replace(caption.words[1], trust=0.9),))
+    right = replace(right, box=Box(0.5, 0, 1, 1))
     page = right._repr_html_()
     assert "likely right" in page and "probability" not in page
     plain, drawn = (
@@ -239,7 +243,7 @@ def test_a_notebook_shows_every_word_and_escapes_it(caption: Caption, photo: Pat
     )
     change = abs(drawn - plain).max(axis=(0, 2))
     assert change[: len(change) // 2 - 16].max() < 10 < 50 < change[len(change) // 2 :].max()
-    blind = replace(caption, words=(Word(text="a", probability=1),))
+    blind = changed(caption, words=(Word(text="a", probability=1),))
     assert "a Cup of a &lt;b&gt; 3" in blind._repr_html_()
     assert "has no attention to draw" in blind._repr_html_()
     gone = make_caption(photo)
@@ -348,7 +352,8 @@ def test_a_caption_that_may_be_wrong_has_a_one_line_warning(
         spoken(a=None, dog=0.9, sat=0.1),
     ]
     alternatives = tuple(Alternative(text="", score=-1, words=other) for other in others)
-    said = replace(caption, words=spoken(**words), trust=trust, alternatives=alternatives)
+    said = changed(caption, words=spoken(**words), trust=trust)
+    said = replace(said, sentences=(said.sentences[0], *alternatives))
     assert said.doubt == doubt
     marked = any(word.doubtful for word in said.words)
     assert (said.note is not None) is marked
@@ -380,7 +385,8 @@ NAMES = [
 def test_captions_below_the_minimum_trust_are_to_be_reviewed(
     caption: Caption, trust: float | None, minimum: float | None, review: bool
 ) -> None:
-    record = replace(caption, trust=trust, familiarity=0.12345).record(minimum_trust=minimum)
+    caption = replace(changed(caption, trust=trust), familiarity=0.12345)
+    record = caption.record(minimum_trust=minimum)
     assert record.get("review", False) is review
     assert record["familiarity"] == 0.1235  # four digits, as trust
 
@@ -392,7 +398,7 @@ def test_a_photo_unlike_the_training_photos_has_no_keywords(
     caption: Caption, familiarity: float | None, keywords: list[str]
 ) -> None:
     words = spoken(Man=0.8, by=None, dog=0.54994, man=0.6, sea=0.54996)  # 0.55 in its record
-    seen = replace(caption, words=words, familiarity=familiarity)
+    seen = replace(changed(caption, words=words), familiarity=familiarity)
     assert seen.record(keywords=0.55)["keywords"] == keywords
 
 
@@ -441,18 +447,17 @@ def captions(draw: Any) -> Caption:
             heads=np.stack(maps) if heads > 1 else None,
         )  # fmt: skip
 
-    def sentence() -> dict[str, Any]:
+    def sentence() -> Alternative:
         words = tuple(word() for _ in range(draw(st.integers(0, 3))))
         score = draw(st.integers(-99_999, 0)) / 1000
         text = " ".join(word.text for word in words)
-        return {"text": text, "score": score, "words": words, "trust": draw(MAYBE)}
+        return Alternative(text=text, score=score, words=words, trust=draw(MAYBE))
 
-    best, *others = [sentence() for _ in range(draw(st.integers(1, 3)))]
-    attends = heads and any(parts["words"] for parts in (best, *others))
+    sentences = [sentence() for _ in range(draw(st.integers(1, 3)))]
+    attends = heads and any(part.words for part in sentences)
     edges = [draw(st.integers(*span)) / 1000 for span in ((-400, 400), (600, 1400))]
     return Caption(
-        **best,
-        alternatives=tuple(Alternative(**other) for other in others),
+        sentences=tuple(sentences),
         image=draw(st.none() | texts(max_size=9)),
         model=ModelName(name=draw(texts()), version="2", dtype=draw(st.none() | texts())),
         box=Box(edges[0], 0.0, edges[1], 1.0) if attends else Box(0, 0, 1, 1),
@@ -472,7 +477,7 @@ def test_a_caption_survives_its_record(caption: Caption) -> None:
 
 def test_a_doubtful_first_noun_survives_a_record(caption: Caption) -> None:
     first = replace(caption.words[0], trust=0.7, subject=True)
-    doubtful = replace(caption, words=(first, *caption.words[1:]))
+    doubtful = changed(caption, words=(first, *caption.words[1:]))
     record = json.loads(json.dumps(doubtful.record()))
     assert [word.doubtful for word in Caption.from_record(record).words] == [
         word.doubtful for word in doubtful.words

@@ -15,7 +15,7 @@ from gradio.events import api
 from starlette.concurrency import run_in_threadpool
 
 from captioner import __version__
-from captioner.caption import Caption
+from captioner.caption import Caption, Word
 from captioner.errors import (
     ConfigError,
     ImageNotFoundError,
@@ -23,7 +23,6 @@ from captioner.errors import (
     MissingExtraError,
 )
 from captioner.vision.transform import Box
-from captioner.word import Word
 from captioner_serving.decoding.decoded import Readable
 from captioner_serving.server.body import decode_photo
 from captioner_serving.server.config import ServerConfig
@@ -167,7 +166,7 @@ def describe(caption: Caption) -> str:
     lines = [f"Caption: {caption.text}."]
     if caption.trust is not None:
         lines.append(f"Probability that the whole caption is right: {caption.trust:.0%}.")
-    if caption.unfamiliar:
+    if caption.is_unfamiliar:
         lines.append("The picture is unlike the training photos: the caption may be wrong.")
     if caption.doubt:
         lines.append(f"{caption.doubt}.")

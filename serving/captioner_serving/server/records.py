@@ -89,7 +89,7 @@ def served_record(
     for number, sentence_record in enumerate((record, *record["alternatives"])):
         if doubt := caption.choose(number).doubt:
             sentence_record["doubt"] = doubt
-    if caption.unfamiliar:
+    if caption.is_unfamiliar:
         record["unfamiliar"] = True
     if preview is not None:
         record["preview"] = preview

@@ -182,7 +182,7 @@ class CaptionService:
             shared.cancel()
         if not isinstance(result, Caption):
             raise result
-        if not result.checked:
+        if not result.has_effects:
             raise ConfigError("the model has no attention, so words cannot be checked")
         return result
 
@@ -388,5 +388,6 @@ def check_sentence(
         values: Sequence[float | None] = effects or [None] * len(caption.words)
         pairs = zip(caption.words, values, strict=True)
         words = tuple(replace(word, effect=effect) for word, effect in pairs)
-        checked.append(replace(caption, words=words))
+        sentence = replace(caption.sentences[0], words=words)
+        checked.append(replace(caption, sentences=(sentence, *caption.alternatives)))
     return checked

@@ -16,11 +16,10 @@ import torch
 from mcp.client.streamable_http import streamable_http_client
 
 from captioner import __version__
-from captioner.caption import Caption
+from captioner.caption import Caption, Word
 from captioner.captioner import Captioner
 from captioner.drawing.overlay import WHOLE
 from captioner.vision.transform import Box
-from captioner.word import Word
 from captioner_serving.server import assistant
 from captioner_serving.server.assistant import describe, place_of
 from captioner_serving.server.config import ServerConfig
