@@ -207,7 +207,7 @@ class Captioner:
             loaded: Captioner = module.HuggingFaceCaptioner.load(os.fspath(path), **options)
             return loaded
         path = bundled_checkpoint() if path is None else checkpoint_file(path)
-        captioner = cls(load_checkpoint(path), trust=Trust.beside(path), **options)
+        captioner = cls(load_checkpoint(path), trust=Trust.for_checkpoint(path), **options)
         captioner.file = path
         return captioner
 

@@ -196,11 +196,11 @@ def make_consensus(*, grid_dim: int = 576, words: int = 14) -> Consensus:
     grams = [*((word, -1) for word in usual), *product(usual[:6], usual[:6])]
     return Consensus(
         grams=np.array(grams, np.int32),
-        rarity=chance.uniform(1, 5, len(grams)).astype(np.float32),
-        usual=chance.uniform(0, 0.5, len(grams)).astype(np.float32),
-        slopes=chance.integers(-127, 128, (len(grams), grid_dim), np.int8),
+        idf=chance.uniform(1, 5, len(grams)).astype(np.float32),
+        mean_references=chance.uniform(0, 0.5, len(grams)).astype(np.float32),
+        coefficients=chance.integers(-127, 128, (len(grams), grid_dim), np.int8),
         scales=np.full(len(grams), 1e-3, np.float32),
-        middle=np.zeros(grid_dim, np.float32),
+        feature_mean=np.zeros(grid_dim, np.float32),
     )
 
 
@@ -227,8 +227,8 @@ def make_trust(
         familiarity=familiarity,
         word_features=WordFeatures(
             kinds=kinds.clip(min=-1),
-            middle=np.zeros(grid_dim, np.float32),
-            slopes=(chance.normal(size=(grid_dim, words - 4)) / 100).astype(np.float16),
+            feature_mean=np.zeros(grid_dim, np.float32),
+            coefficients=(chance.normal(size=(grid_dim, words - 4)) / 100).astype(np.float16),
             shares=np.full(words - 4, 0.5, np.float32),
         ),
         word=np.array([1.0, 1.0, 0.0, 0.5], np.float32),

@@ -15,6 +15,8 @@ The coefficients are in the trust file, see captioner.trust.trust.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-
-from captioner.trust.statistics import Statistics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,41 +43,40 @@ def n_grams(tokens: Sequence[T], order: int) -> Iterable[tuple[T, ...]]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Consensus(Statistics):
+class Consensus:
     """A ridge regression from the mean of a grid to the expected references, for G n-grams.
 
     grams: (G, 2) integers, the tokens of each n-gram; the second is -1 for a unigram.
-    rarity: (G,), the inverse document frequencies.
-    usual: (G,), the mean of u(s) over the references of all photos.
-    slopes: (G, D) int8, the change of that mean with each feature, in units of `scales`.
-    scales: (G,), the units of the slopes.
-    middle: (D,), the mean of the training photos' features.
+    idf: (G,), the inverse document frequencies.
+    mean_references: (G,), the mean of u(s) over the references of all photos.
+    coefficients: (G, D) int8, the change of that mean with each feature, in units of `scales`.
+    scales: (G,), the units of the coefficients.
+    feature_mean: (D,), the mean of the training photos' features.
     """
 
     grams: NDArray[Any]
-    rarity: NDArray[Any]
-    usual: NDArray[Any]
-    slopes: NDArray[Any]
+    idf: NDArray[Any]
+    mean_references: NDArray[Any]
+    coefficients: NDArray[Any]
     scales: NDArray[Any]
-    middle: NDArray[Any]
+    feature_mean: NDArray[Any]
 
     def __post_init__(self) -> None:
         """Raise ValueError if the shapes or types do not fit together."""
-        count, features = self.slopes.shape
-        shapes = {"grams": (count, 2), "middle": (features,)}
-        shapes |= dict.fromkeys(("rarity", "usual", "scales"), (count,))
+        count, features = self.coefficients.shape
+        shapes = {"grams": (count, 2), "feature_mean": (features,)}
+        shapes |= dict.fromkeys(("idf", "mean_references", "scales"), (count,))
         fit = all(getattr(self, name).shape == shape for name, shape in shapes.items())
-        numbers = (self.rarity, self.usual, self.scales, self.middle)
+        numbers = (self.idf, self.mean_references, self.scales, self.feature_mean)
         fit = fit and count > 0 and all(np.isfinite(array).all() for array in numbers)
-        if not fit or self.slopes.dtype != np.int8 or self.grams.dtype.kind != "i":
+        if not fit or self.coefficients.dtype != np.int8 or self.grams.dtype.kind != "i":
             raise ValueError("the parts of its consensus do not fit together")
 
     @cached_property
-    def _index(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The keys of the n-grams in rising order, and their rows."""
-        keys = _keys(*self.grams.astype(np.int64).T)
-        rows = keys.argsort()
-        return keys[rows], rows
+    def _rows(self) -> dict[NGram, int]:
+        """The row of each n-gram."""
+        pairs = enumerate(self.grams.tolist())
+        return {(first,) if second < 0 else (first, second): row for row, (first, second) in pairs}
 
     def choose(
         self, features: Tensor, beams: Sequence[Sequence[Hypothesis]]
@@ -94,63 +93,43 @@ class Consensus(Statistics):
 
     def order(self, features: Tensor, beams: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
         """Return, for each of B beams, the indices of its sentences in order of expected CIDEr."""
-        offsets = features.float().mean(dim=1) - self.on(features.device)["middle"]
-        return [
-            sorted(range(len(expected)), key=expected.__getitem__, reverse=True)  # stable
-            for expected in self.expect(offsets, beams)
-        ]
+        means = features.float().mean(dim=1).cpu().numpy()
+        orders = []
+        for offset, sentences in zip(means - self.feature_mean, beams, strict=True):
+            expected = self.expect(offset, sentences)
+            # Sorting is stable, so equally good sentences stay in the order of the beam.
+            orders.append(sorted(range(len(expected)), key=expected.__getitem__, reverse=True))
+        return orders
 
-    def expect(
-        self, offsets: Tensor, beams: Sequence[Sequence[Sequence[int]]]
-    ) -> list[list[float]]:
-        """Return the expected CIDEr, 0 to 1, of sentences.
+    def expect(self, offset: NDArray[Any], sentences: Sequence[Sequence[int]]) -> list[float]:
+        """Return the expected CIDEr, 0 to 1, of a photo's sentences.
 
         Args:
-            offsets: (B, D), the means of the photos' grids minus `middle`.
-            beams: the sentences of each photo, as tokens.
+            offset: (D,), the mean of the photo's grid minus `feature_mean`.
+            sentences: the tokens of each sentence.
         """
-        import torch
+        weights = [self._weigh(tokens) for tokens in sentences]
+        rows = list({row for of_sentence in weights for row in of_sentence})
+        changes = self.coefficients[rows].astype(np.float32) @ offset * self.scales[rows]
+        expected = dict(zip(rows, (self.mean_references[rows] + changes).tolist(), strict=True))
+        return [
+            sum(weight * expected[row] for row, weight in of_sentence.items()) / len(ORDERS)
+            for of_sentence in weights
+        ]
 
-        tensors, device = self.on(offsets.device), offsets.device
-        every, parts = self._weigh([tokens for beam in beams for tokens in beam])
-        unique, inverse = np.unique(every, return_inverse=True)
-        photos = np.repeat(np.arange(len(beams)), [len(beam) for beam in beams])
-        rows, columns, images, weights = (
-            torch.from_numpy(array).to(device)
-            for array in (unique, inverse.reshape(every.shape), photos[:, np.newaxis], parts)
-        )
-        slopes = tensors["slopes"][rows] * tensors["scales"][rows].unsqueeze(1)
-        expected = torch.addmm(tensors["usual"][rows], offsets, slopes.T)  # (B, rows)
-        sums = (expected[images, columns] * weights).sum(dim=1) / len(ORDERS)
-        values = iter(sums.tolist())
-        return [[next(values) for _ in beam] for beam in beams]
+    def _weigh(self, tokens: Sequence[int]) -> dict[int, float]:
+        """Return the weights in u(c) of the known n-grams by row; unknown ones are the rarest."""
+        weights = {}
+        for order in ORDERS:
+            counts = Counter(n_grams(tokens, order))
+            rows = [self._rows.get(gram) for gram in counts]
+            idf = (self._rarest if row is None else float(self.idf[row]) for row in rows)
+            parts = [count * value for count, value in zip(counts.values(), idf, strict=True)]
+            length = max(math.hypot(*parts), 1e-12)
+            known = zip(rows, parts, strict=True)
+            weights |= {row: part / length for row, part in known if row is not None}
+        return weights
 
-    def _weigh(
-        self, sentences: Sequence[Sequence[int]]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the rows (S, N) of all n-grams of S sentences, and their weights in u(c).
-
-        Unknown n-grams have the weight 0. An n-gram that occurs twice is listed twice.
-        """
-        most = max([1, *map(len, sentences)])
-        first = np.full((len(sentences), most), -1, np.int64)
-        for row, tokens in zip(first, sentences, strict=True):
-            row[: len(tokens)] = tokens
-        second = np.full_like(first, -1)
-        second[:, :-1] = first[:, 1:]
-        keys = np.stack([_keys(first, -1), _keys(first, second)], axis=1)  # (S, 2, T)
-        is_there = np.stack([first, second], axis=1) >= 0
-        known_keys, known_rows = self._index
-        places = np.searchsorted(known_keys, keys).clip(max=len(known_keys) - 1)
-        is_known = is_there & (known_keys[places] == keys)
-        rows = np.where(is_known, known_rows[places], 0)
-        rarity = np.where(is_known, self.rarity[rows], self.rarity.max()) * is_there
-        counts = (keys[..., np.newaxis] == keys[..., np.newaxis, :]).sum(axis=-1)
-        lengths = np.sqrt((rarity**2 * counts).sum(axis=-1, keepdims=True))
-        weights = np.where(is_known, rarity / np.maximum(lengths, 1e-12), 0)
-        return rows.reshape(len(rows), -1), weights.reshape(len(rows), -1).astype(np.float32)
-
-
-def _keys(first: Any, second: Any) -> Any:
-    """Return one integer for each n-gram; the second token of a unigram is -1."""
-    return (first << 32) + second + 1
+    @cached_property
+    def _rarest(self) -> float:
+        return float(self.idf.max())

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.trust.statistics import Statistics
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -33,23 +31,25 @@ _FLAT = 10  # the factor for flat pictures, see above
 _DIRECTIONS = 64
 
 
-def pool(features: Tensor) -> Tensor:
+def pool(features: Tensor) -> NDArray[np.float32]:
     """Pool grids (B, L, D) for familiarity and trust.
 
     Returns:
-        (B, D + 1), float32: the mean of each feature over the cells, and in the last column the
-        mean of the features' standard deviations over the cells.
+        (B, D + 1): the mean of each feature over the cells, and in the last column the mean of the
+        features' standard deviations over the cells.
     """
     import torch
 
     features = features.float()
     means = features.mean(dim=1, keepdim=True)
     deviations = (features - means).square_().mean(dim=1).sqrt()
-    return torch.cat([means.squeeze(1), deviations.mean(dim=1, keepdim=True)], dim=1)
+    pooled = torch.cat([means.squeeze(1), deviations.mean(dim=1, keepdim=True)], dim=1)
+    array: NDArray[np.float32] = pooled.cpu().numpy()
+    return array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Familiarity(Statistics):
+class Familiarity:
     """The distribution of the training photos' pooled grids.
 
     mean: (D,).
@@ -68,19 +68,19 @@ class Familiarity(Statistics):
     spreads: NDArray[Any]
 
     @classmethod
-    def fit(cls, seen: NDArray[Any], kept_back: NDArray[Any]) -> Familiarity:
+    def fit(cls, train: NDArray[Any], held_out: NDArray[Any]) -> Familiarity:
         """Fit the distribution of pooled grids.
 
         Args:
-            seen: (N, D + 1), pooled grids of training photos, see `pool`.
-            kept_back: (M, D + 1), pooled grids of held-out photos, for the quantiles.
+            train: (N, D + 1), pooled grids of training photos, see `pool`.
+            held_out: (M, D + 1), pooled grids of held-out photos, for the quantiles.
         """
-        seen = seen[:, :-1].astype(np.float64)
-        mean = seen.mean(axis=0)
-        values, vectors = np.linalg.eigh(np.cov((seen - mean).T))
+        train = train[:, :-1].astype(np.float64)
+        mean = train.mean(axis=0)
+        values, vectors = np.linalg.eigh(np.cov((train - mean).T))
         # N photos span N - 1 directions; the half with less variance is noise.
-        count = max(1, min(_DIRECTIONS, len(values) - 1, (len(seen) - 1) // 2))
-        cloud = cls(
+        count = max(1, min(_DIRECTIONS, len(values) - 1, (len(train) - 1) // 2))
+        distribution = cls(
             mean=mean.astype(np.float16),
             directions=vectors[:, -count:].astype(np.float16),
             widths=values[-count:].clip(min=1e-12).astype(np.float32),
@@ -88,39 +88,27 @@ class Familiarity(Statistics):
             quantiles=np.zeros(1, np.float32),
             spreads=np.zeros(1, np.float32),
         )
-        steps = np.linspace(0, 1, min(201, len(kept_back)))
+        steps = np.linspace(0, 1, min(201, len(held_out)))
         quantiles, spreads = (
             np.quantile(values, steps).astype(np.float32)
-            for values in (cloud.distances(kept_back).numpy(), kept_back[:, -1])
+            for values in (distribution.distances(held_out), held_out[:, -1])
         )
-        return replace(cloud, quantiles=quantiles, spreads=spreads)
+        return replace(distribution, quantiles=quantiles, spreads=spreads)
 
-    def distances(self, pooled: Tensor | NDArray[Any]) -> Tensor:
+    def distances(self, pooled: NDArray[Any]) -> NDArray[Any]:
         """Return the Mahalanobis distances (B,) of photos from their pooled grids (B, D + 1)."""
-        import torch
-
-        pooled = torch.as_tensor(pooled, dtype=torch.float32)
-        tensors = self.on(pooled.device)
-        offset = pooled[:, :-1] - tensors["mean"]
-        along = offset @ tensors["directions"]
-        beside = offset.square().sum(dim=-1) - along.square().sum(dim=-1)
-        squares = (along.square() / tensors["widths"]).sum(dim=-1)
-        return (squares + beside.clamp(min=0) / tensors["rest"]).sqrt()
+        offset = pooled[:, :-1] - self.mean
+        along = offset @ self.directions
+        beside = (offset**2).sum(axis=1) - (along**2).sum(axis=1)
+        squares = (along**2 / self.widths).sum(axis=1) + beside.clip(min=0) / self.rest
+        distances: NDArray[Any] = np.sqrt(squares)
+        return distances
 
     def of(self, pooled: NDArray[Any]) -> list[float]:
         """Return the familiarity of B photos from their pooled grids (B, D + 1)."""
-        return self.rank(self.distances(pooled).numpy(), pooled[:, -1])
-
-    def rank(self, distances: NDArray[Any], spreads: NDArray[Any]) -> list[float]:
-        """Return the familiarity of B photos.
-
-        Args:
-            distances: (B,), from `distances`.
-            spreads: (B,), the last column of their pooled grids.
-        """
         shares = np.linspace(0, 1, len(self.quantiles))
-        farther = 1 - np.interp(distances, self.quantiles, shares, right=1)
-        flatter = np.interp(spreads, self.spreads, shares, left=0)
+        farther = 1 - np.interp(self.distances(pooled), self.quantiles, shares, right=1)
+        flatter = np.interp(pooled[:, -1], self.spreads, shares, left=0)
         least = np.minimum(farther, _FLAT * flatter)
         familiarities: list[float] = np.nan_to_num(least, nan=0).tolist()
         return familiarities

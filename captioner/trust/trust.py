@@ -20,7 +20,6 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -35,12 +34,9 @@ from captioner.hub import TRUST
 from captioner.paths import HUGGING_FACE, checkpoint_file, expanded
 from captioner.trust.consensus import Consensus
 from captioner.trust.familiarity import UNFAMILIAR, Familiarity
-from captioner.trust.statistics import Statistics
 from captioner.vocabulary import SPECIAL_TOKENS
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from captioner.generation.beam_search import Hypothesis
 
 DOUBTFUL = 0.55
@@ -53,6 +49,13 @@ DOUBTFUL_CAPTION = 0.01
 T = TypeVar("T")
 
 _KEY = "trust"
+# Fields whose names in the file are those of version 0.2.
+_NAMES = {
+    "idf": "rarity",
+    "mean_references": "usual",
+    "coefficients": "slopes",
+    "feature_mean": "middle",
+}
 _MINIMUM_SHARE = 1e-3  # a regression may predict a negative share
 
 
@@ -77,31 +80,28 @@ class Assessment(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class WordFeatures(Statistics):
+class WordFeatures:
     """A ridge regression from the mean of a grid to the words that people would use.
 
     kinds: (V,) integers, the kind of each word in the vocabulary, from 0 to C - 1. "dog" and "dogs"
         are one kind. -1 for words without a claim, such as "the", "group" or "next".
-    middle: (D,), the mean of the training photos' features.
-    slopes: (D, C), the coefficients.
+    feature_mean: (D,), the mean of the training photos' features.
+    coefficients: (D, C).
     shares: (C,), the share of people who use a word of this kind, averaged over all photos.
     nouns: (V,), 1 for nouns; None in files of version 0.1.
     """
 
     kinds: NDArray[Any]
-    middle: NDArray[Any]
-    slopes: NDArray[Any]
+    feature_mean: NDArray[Any]
+    coefficients: NDArray[Any]
     shares: NDArray[Any]
     nouns: NDArray[Any] | None = None
 
-    def __call__(self, pooled: Tensor | NDArray[Any]) -> Tensor:
+    def __call__(self, pooled: NDArray[Any]) -> NDArray[Any]:
         """Predict the shares of people (B, C) from pooled grids (B, D + 1)."""
-        import torch
-
-        pooled = torch.as_tensor(pooled, dtype=torch.float32)
-        tensors = self.on(pooled.device)
-        offset = pooled[:, :-1] - tensors["middle"]
-        return torch.addmm(tensors["shares"], offset, tensors["slopes"])
+        offset = pooled[:, :-1] - self.feature_mean
+        shares: NDArray[Any] = self.shares + offset @ self.coefficients
+        return shares
 
     def kinds_of(self, tokens: Sequence[int]) -> NDArray[Any]:
         """Return the kinds (T,) of tokens; tokens beyond the vocabulary have the last kind."""
@@ -121,7 +121,7 @@ class WordFeatures(Statistics):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trust(Statistics):
+class Trust:
     """The statistics of a checkpoint's trust file.
 
     word: (4,), intercept and coefficients of `word_clues`.
@@ -141,14 +141,12 @@ class Trust(Statistics):
     words: tuple[str, ...] = ()
 
     def judge(
-        self, pooled: Tensor | NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
+        self, pooled: NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
     ) -> list[list[Judgement]]:
         """Judge the sentences of B photos; arguments as for `assess`."""
         return self.assess(pooled, beams).judgements
 
-    def assess(
-        self, pooled: Tensor | NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
-    ) -> Assessment:
+    def assess(self, pooled: NDArray[Any], beams: Sequence[Sequence[Hypothesis]]) -> Assessment:
         """Judge the sentences of B photos and compute the photos' familiarity.
 
         The regressions were fitted on photos like the training photos. If a photo's familiarity is
@@ -158,63 +156,28 @@ class Trust(Statistics):
             pooled: (B, D + 1), the photos' pooled grids.
             beams: the sentences of each photo.
         """
-        import torch
+        shares, familiarities = self.word_features(pooled), self.familiarity.of(pooled)
+        limits = [value if value < UNFAMILIAR else 1.0 for value in familiarities]
+        judgements = [
+            [self._judge(hypothesis, shares_of_photo, limit) for hypothesis in beam]
+            for beam, shares_of_photo, limit in zip(beams, shares, limits, strict=True)
+        ]
+        return Assessment(judgements, familiarities)
 
-        pooled = torch.as_tensor(pooled, dtype=torch.float32)
-        tensors = self.on(pooled.device)
-        clues, kinds = word_clues(self.word_features, pooled, beams)
-        parts = (
-            torch.sigmoid(tensors["word"][0] + clues @ tensors["word"][1:]),
-            self.familiarity.distances(pooled),
-            pooled[:, -1],
-        )
-        trusts, distances, spreads = np.split(
-            torch.cat(parts).cpu().numpy(), [len(kinds), len(kinds) + len(pooled)]
-        )
-        familiarities = self.familiarity.rank(distances, spreads)
-        limits = np.array([value if value < UNFAMILIAR else 1.0 for value in familiarities])
-        judgements = iter(
-            self._judge(
-                [hypothesis.tokens for beam in beams for hypothesis in beam],
-                trusts,
-                kinds,
-                np.repeat(limits, [len(beam) for beam in beams]),
-            )
-        )
-        return Assessment([list(islice(judgements, len(beam))) for beam in beams], familiarities)
-
-    def _judge(
-        self,
-        sentences: Sequence[Sequence[int]],
-        trusts: NDArray[Any],
-        kinds: NDArray[Any],
-        limits: NDArray[Any],
-    ) -> list[Judgement]:
-        """Judge S sentences.
-
-        Args:
-            sentences: the tokens of each sentence.
-            trusts, kinds: (N,), of the words of all sentences.
-            limits: (S,), the highest trust of each sentence.
-        """
+    def _judge(self, hypothesis: Hypothesis, shares: NDArray[Any], limit: float) -> Judgement:
+        """Judge a sentence, whose trust is at most `limit`; `shares` (C,) are of its photo."""
+        clues, kinds = word_clues(self.word_features, shares, hypothesis)
+        trusts = _sigmoid(self.word[0] + clues @ self.word[1:])
         trusts = trusts.clip(min=1e-6)  # the logarithm below needs positive numbers
-        is_named = kinds >= 0
-        is_noun = is_named & self.word_features.is_noun(list(chain.from_iterable(sentences)))
-        named, nouns = is_named.tolist(), is_noun.tolist()
-        words = [
-            trust if claim else None for trust, claim in zip(trusts.tolist(), named, strict=True)
-        ]
-        logs, spans = np.log(trusts), list(pairwise(accumulate(map(len, sentences), initial=0)))
-        sums = np.array([logs[start:end][is_named[start:end]].sum() for start, end in spans])
-        wholes = np.minimum(_sigmoid(self.caption[0] + self.caption[1] * sums), limits)
-        return [
-            Judgement(
-                words[start:end],
-                whole if True in named[start:end] else None,
-                nouns.index(True, start) - start if True in nouns[start:end] else None,
-            )
-            for (start, end), whole in zip(spans, wholes.tolist(), strict=True)
-        ]
+        is_claim = kinds >= 0
+        nouns = np.flatnonzero(is_claim & self.word_features.is_noun(hypothesis.tokens))
+        words = zip(trusts.tolist(), is_claim.tolist(), strict=True)
+        whole = _sigmoid(self.caption[0] + self.caption[1] * np.log(trusts[is_claim]).sum())
+        return Judgement(
+            [trust if claim else None for trust, claim in words],
+            min(float(whole), limit) if is_claim.any() else None,
+            int(nouns[0]) if len(nouns) else None,
+        )
 
     def to_bytes(self) -> bytes:
         """Return the content of the trust file."""
@@ -222,7 +185,11 @@ class Trust(Statistics):
         for name, part in self._parts().items():
             if part is not None:
                 fields = asdict(part).items()
-                tensors |= {f"{name}.{key}": array for key, array in fields if array is not None}
+                tensors |= {
+                    f"{name}.{_NAMES.get(key, key)}": array
+                    for key, array in fields
+                    if array is not None
+                }
         tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         header: dict[str, object] = {"weights": self.weights} | (
             {"words": self.words} if self.words else {}
@@ -248,7 +215,7 @@ class Trust(Statistics):
         }
 
     @classmethod
-    def beside(cls, path: str | os.PathLike[str]) -> Trust | None:
+    def for_checkpoint(cls, path: str | os.PathLike[str]) -> Trust | None:
         """Read the trust file beside a checkpoint.
 
         Returns None if there is no such file, or if it belongs to other weights.
@@ -307,31 +274,30 @@ class Trust(Statistics):
 
 def _read_part(tensors: dict[str, NDArray[Any]], name: str, kind: Callable[..., T]) -> T:
     """Make a part of the trust from its tensors, with floats converted to float32."""
-    named = {
-        key.partition(".")[2]: array for key, array in tensors.items() if key.startswith(f"{name}.")
-    }
-    return kind(
-        **{
-            key: array.astype(np.float32) if array.dtype.kind == "f" else array
-            for key, array in named.items()
-        }
-    )
+    fields = {stored: field for field, stored in _NAMES.items()}
+    parts = {}
+    for key, array in tensors.items():
+        part, _, stored = key.partition(".")
+        if part == name:
+            is_float = array.dtype.kind == "f"
+            parts[fields.get(stored, stored)] = array.astype(np.float32) if is_float else array
+    return kind(**parts)
 
 
 def _check(trust: Trust) -> None:
     """Raise ValueError if the parts of a file do not fit together."""
-    words, cloud = trust.word_features, trust.familiarity
-    features, kinds = words.slopes.shape
+    words, familiarity = trust.word_features, trust.familiarity
+    features, kinds = words.coefficients.shape
     shapes = [
         (trust.word, (4,)),
         (trust.caption, (2,)),
         (words.shares, (kinds,)),
-        (words.middle, (features,)),
-        (cloud.mean, (features,)),
-        (cloud.directions, (features, *cloud.widths.shape)),
-        (cloud.rest.reshape(-1), (1,)),
-        (cloud.quantiles, (cloud.quantiles.size,)),
-        (cloud.spreads, (cloud.quantiles.size,)),
+        (words.feature_mean, (features,)),
+        (familiarity.mean, (features,)),
+        (familiarity.directions, (features, *familiarity.widths.shape)),
+        (familiarity.rest.reshape(-1), (1,)),
+        (familiarity.quantiles, (familiarity.quantiles.size,)),
+        (familiarity.spreads, (familiarity.quantiles.size,)),
         (words.kinds, (words.kinds.size,)),
     ]
     if words.kinds.dtype.kind != "i" or any(part.shape != shape for part, shape in shapes):
@@ -347,37 +313,23 @@ def _sigmoid(values: Any) -> Any:
 
 
 def word_clues(
-    features: WordFeatures,
-    pooled: Tensor | NDArray[Any],
-    beams: Sequence[Sequence[Hypothesis]],
-) -> tuple[Tensor, NDArray[Any]]:
-    """Compute the regression's inputs for the N words of all sentences, in order.
+    features: WordFeatures, shares: NDArray[Any], hypothesis: Hypothesis
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Compute the regression's inputs for the T words of a sentence.
 
     Args:
         features: the word features of the checkpoint.
-        pooled: (B, D + 1), the photos' pooled grids.
-        beams: the sentences of each photo.
+        shares: (C,), the shares of people predicted for the photo.
+        hypothesis: the sentence.
 
     Returns:
-        The inputs (N, 3) on the device of `pooled`, and the kinds (N,) of the words. The columns
-        are three logarithms: of the share of people who would use the word for this photo, of the
-        average share over all photos, and of the word's probability. Rows of words without a
-        claim have no meaning.
+        The inputs (T, 3), and the kinds (T,) of the words. The columns are three logarithms: of the
+        share of people who would use the word for this photo, of the average share over all photos,
+        and of the word's probability. Rows of words without a claim have no meaning.
     """
-    import torch
-
-    hypotheses = [hypothesis for beam in beams for hypothesis in beam]
-    kinds = features.kinds_of([token for hypothesis in hypotheses for token in hypothesis.tokens])
-    lengths = [sum(len(hypothesis.tokens) for hypothesis in beam) for beam in beams]
-    seen = features(pooled)
-    photos, columns = (
-        torch.from_numpy(indices).to(seen.device)
-        for indices in (np.repeat(np.arange(len(beams)), lengths), kinds)
-    )
-    logs = torch.cat([hypothesis.log_probabilities[:-1] for hypothesis in hypotheses])
-    shares = torch.stack([seen[photos, columns], features.on(seen.device)["shares"][columns]])
-    clues = [shares.clamp(min=_MINIMUM_SHARE).log(), logs.to(seen.device).unsqueeze(0)]
-    return torch.cat(clues).T, kinds
+    kinds = features.kinds_of(hypothesis.tokens)
+    columns = np.stack([shares[kinds], features.shares[kinds]]).clip(min=_MINIMUM_SHARE)
+    return np.stack([*np.log(columns), hypothesis.log_probabilities[:-1].numpy()], axis=1), kinds
 
 
 def trust_file(checkpoint: str | os.PathLike[str]) -> Path:

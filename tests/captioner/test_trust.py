@@ -31,8 +31,8 @@ def test_trust_is_the_logistic_of_three_logarithms() -> None:
     """Two kinds of words, grids of one number whose usual value is 2, and tokens 4 to 6."""
     word_features = WordFeatures(
         kinds=np.array([-1, -1, -1, -1, -1, 0, 1]),
-        middle=np.array([2.0]),
-        slopes=np.array([[0.5, -0.25]]),
+        feature_mean=np.array([2.0]),
+        coefficients=np.array([[0.5, -0.25]]),
         shares=np.array([0.1, 0.2]),
     )
     known = make_trust()
@@ -88,7 +88,7 @@ def test_the_first_noun_is_doubtful_below_a_higher_trust(tiny_file: Path) -> Non
     replace(known, word_features=replace(known.word_features, nouns=nouns)).save(
         trust_file(tiny_file)
     )
-    trust = Trust.beside(tiny_file)
+    trust = Trust.for_checkpoint(tiny_file)
     assert trust is not None
     logs = torch.zeros(5)
     beams = [[[5, 6, 7, 8], [5, 7, 8, 6]], [[5, 7, 5, 7], [5, 6, 7, 8]]]
@@ -116,33 +116,33 @@ def test_a_trust_file_belongs_to_one_checkpoint(tiny_file: Path) -> None:
     path = trust_file(tiny_file)
     assert path.name == "tiny.trust.safetensors"
     assert trust_file("runs/v1/model-1.5") == Path("runs/v1/model-1.5.trust.safetensors")
-    assert Trust.beside(tiny_file) is None
+    assert Trust.for_checkpoint(tiny_file) is None
     known = make_trust(weights=digest_weights(tiny_file))
     known.save(path)
     known.save(copy := tiny_file.parent / "new" / "folder" / path.name)
     assert copy.read_bytes() == path.read_bytes() == known.to_bytes()
-    again = Trust.beside(tiny_file)
+    again = Trust.for_checkpoint(tiny_file)
     means = np.random.default_rng(0).normal(size=(2, 577)).astype(np.float32)
     made = [[Hypothesis([4, 5], 0.0, torch.tensor([-1.0, -2.0, 0.0]))]] * 2
     assert again is not None and again.judge(means, made) == known.judge(means, made)
     assert again.familiarity.of(means) == known.familiarity.of(means)
     open_words = replace(known, words=("a", "dog", "cat", "runs", "sits", *"bcdef"))
     open_words.save(path)
-    again = Trust.beside(tiny_file)
+    again = Trust.for_checkpoint(tiny_file)
     assert again is not None and again.words == open_words.words
     replace(known, words=open_words.words[1:]).save(path)
     with pytest.raises(CheckpointFormatError, match="some words have no kind"):
-        Trust.beside(tiny_file)
+        Trust.for_checkpoint(tiny_file)
     replace(known, weights="others").save(path)
-    assert Trust.beside(tiny_file) is None
+    assert Trust.for_checkpoint(tiny_file) is None
     whole = make_trust(weights=digest_weights(tiny_file), consensus=make_consensus())
     whole.save(path)
-    again = Trust.beside(tiny_file)
+    again = Trust.for_checkpoint(tiny_file)
     assert again is not None and again.consensus is not None and whole.consensus is not None
-    offset, sentences = torch.ones(1, 576), [[[4, 5, 12]]]
+    offset, sentences = np.ones(576, np.float32), [[4, 5, 12]]
     expected = whole.consensus.expect(offset, sentences)
     assert again.consensus.expect(offset, sentences) == expected
-    assert again.consensus.slopes.dtype == np.int8
+    assert again.consensus.coefficients.dtype == np.int8
     parts, metadata = load_file(path), {"trust": json.dumps({"weights": whole.weights})}
     for name, other in (
         ("slopes", np.zeros((3, 576), np.int8)),
@@ -157,29 +157,29 @@ def test_a_trust_file_belongs_to_one_checkpoint(tiny_file: Path) -> None:
     ):
         save_arrays({**parts, f"consensus.{name}": other}, path, metadata=metadata)
         with pytest.raises(CheckpointFormatError, match="remove it, or write it again"):
-            Trust.beside(tiny_file)
+            Trust.for_checkpoint(tiny_file)
     for name, part in parts.items():
         if not name.startswith("consensus.") and name != "familiarity.rest":
             for other in (part[:-1], part[..., None]):
                 save_arrays({**parts, name: np.ascontiguousarray(other)}, path, metadata=metadata)
                 if name != "sight.kinds" or other.ndim > 1:
                     with pytest.raises(CheckpointFormatError, match="remove it, or write it"):
-                        Trust.beside(tiny_file)
+                        Trust.for_checkpoint(tiny_file)
     for name in ("word", "caption", "sight.shares", "familiarity.quantiles"):
         for value in (np.nan, np.inf):
             save_arrays({**parts, name: np.full_like(parts[name], value)}, path, metadata=metadata)
             with pytest.raises(CheckpointFormatError, match=f"{name} has values that are not"):
-                Trust.beside(tiny_file)
+                Trust.for_checkpoint(tiny_file)
     for other in (parts["sight.kinds"] + 1, parts["sight.kinds"] - 1):
         save_arrays({**parts, "sight.kinds": other}, path, metadata=metadata)
         with pytest.raises(CheckpointFormatError, match="some words have an unknown kind"):
-            Trust.beside(tiny_file)
+            Trust.for_checkpoint(tiny_file)
     path.write_bytes(b"nothing")
     for content in (None, {"trust": "{}"}, {"trust": "[" * 100_000}):
         if content is not None:
             save_file({"word": torch.zeros(4)}, path, metadata=content)
         with pytest.raises(CheckpointFormatError, match="remove it, or write it again"):
-            Trust.beside(tiny_file)
+            Trust.for_checkpoint(tiny_file)
 
 
 def test_a_trust_file_with_fewer_words_than_the_vocabulary_is_refused(tiny_file: Path) -> None:
@@ -330,7 +330,7 @@ def test_pictures_unlike_the_training_photos_are_less_familiar() -> None:
     known = Familiarity.fit(drawn(100), drawn(50))
     alike, unlike = drawn(200), drawn(200) + 1
     farther = known.distances(alike)[:, None] < known.distances(drawn(200))
-    assert farther.float().mean() == pytest.approx(0.5, abs=0.12)
+    assert farther.mean() == pytest.approx(0.5, abs=0.12)
     assert max(known.of(unlike)) < 0.05
 
 

@@ -40,7 +40,7 @@ console.log(JSON.stringify(photos.map(({ grid, dims, sentences }) => {
 def make_statistics(chance: np.random.Generator) -> Trust:
     """Make a trust fitted on drawn photos, in which half of the words are nouns."""
     trust = make_trust(grid_dim=WIDTH, consensus=make_consensus(grid_dim=WIDTH))
-    clouds = [pool(torch.from_numpy(chance.normal(size=(400, 9, WIDTH)))).numpy() for _ in range(2)]
+    clouds = [pool(torch.from_numpy(chance.normal(size=(400, 9, WIDTH)))) for _ in range(2)]
     features = replace(trust.word_features, nouns=np.arange(14, dtype=np.int8) % 2)
     return replace(trust, familiarity=Familiarity.fit(*clouds), word_features=features)
 

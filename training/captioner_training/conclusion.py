@@ -241,7 +241,7 @@ def _bundled_consensus(checkpoint: Checkpoint) -> Consensus | None:
     """
     try:
         path = bundled_checkpoint()
-        trust, bundled = Trust.beside(path), load_checkpoint(path)
+        trust, bundled = Trust.for_checkpoint(path), load_checkpoint(path)
     except CheckpointError:  # missing or damaged
         return None
     models = (checkpoint, bundled)

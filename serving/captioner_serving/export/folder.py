@@ -82,7 +82,7 @@ def write_folder(
     """
     loaded = load_checkpoint(checkpoint)
     graphs = export_graphs(loaded, folder, report=report)
-    if has_trust := Trust.beside(checkpoint) is not None:
+    if has_trust := Trust.for_checkpoint(checkpoint) is not None:
         shutil.copyfile(trust_file(checkpoint), folder / "trust.safetensors")
     about = _describe(loaded, graphs, has_trust=has_trust)
     text = json.dumps(about, indent=1, ensure_ascii=False)

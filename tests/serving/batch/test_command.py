@@ -100,7 +100,7 @@ def test_the_summary_names_the_photos_that_are_unlike_the_training(
     shutil.copy(lively_file, checkpoint)
     captioner = Captioner.from_pretrained(checkpoint, dtype="float32")
     seen = np.stack([captioner.prepare(path).pixels for path in sorted(folder.iterdir())])
-    means = pool(captioner.encode(seen).features).numpy()
+    means = pool(captioner.encode(seen).features)
     wider = 2 * means - means.mean(axis=0)  # or the outermost of them would be unlike the others
     known = make_trust(weights=digest_weights(checkpoint))
     replace(known, familiarity=Familiarity.fit(means, wider)).save(trust_file(checkpoint))

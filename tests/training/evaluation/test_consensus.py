@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from captioner.trust.consensus import Consensus
 from captioner.vocabulary import Vocabulary
@@ -26,8 +25,8 @@ def learn(pooled: np.ndarray, photos: list[list[str]]) -> Consensus:
 
 
 def expect(known: Consensus, offset: list[float], sentence: str) -> float:
-    offsets = torch.from_numpy(np.array([offset], np.float32))
-    ((expected,),) = known.expect(offsets, [[WORDS.encode(sentence.split())]])
+    tokens = WORDS.encode(sentence.split())
+    (expected,) = known.expect(np.array(offset, np.float32), [tokens])
     return expected
 
 
@@ -57,7 +56,7 @@ def test_expected_cider_depends_on_the_photo() -> None:
     photos = [["a dog runs", "the dog runs"] if one > 0 else ["a cat sits"] for one in animals]
     known = learn(pooled, photos)
     for animal, other in (("dog runs", "cat sits"), ("cat sits", "dog runs")):
-        seen = [1.0 if "dog" in animal else -1.0, 0.0, 0.0] - known.middle
+        seen = [1.0 if "dog" in animal else -1.0, 0.0, 0.0] - known.feature_mean
         assert expect(known, seen, f"a {animal}") > 2 * expect(known, seen, f"a {other}")
 
 
@@ -67,12 +66,12 @@ def test_rare_and_unknown_words_count_in_the_norm_of_a_sentence() -> None:
     pooled = chance.normal(size=(20, 4)).astype(np.float32)
     known = learn(pooled, [["dog"], ["cat meows"]] * 10)
     assert known.grams.tolist() == [[5, -1], [6, -1]]  # dog, cat; "cat meows" is no known pair
-    assert known.rarity == pytest.approx([math.log(2)] * 2)
+    assert known.idf == pytest.approx([math.log(2)] * 2)
     # "meows" weighs as much as "cat", so that half of the squared length is its.
     means = np.array([[1, 0], [0, 1 / math.sqrt(2)]] * 10, np.float32)
     wanted = Ridge.fit(pooled, means, [1] * 20, strength=0.3)
-    assert known.usual == pytest.approx([0.5, 0.5 / math.sqrt(2)])
-    off = known.slopes * known.scales[:, None] - wanted.slopes.T
+    assert known.mean_references == pytest.approx([0.5, 0.5 / math.sqrt(2)])
+    off = known.coefficients * known.scales[:, None] - wanted.slopes.T
     assert (np.abs(off) <= 0.501 * known.scales[:, None]).all()
 
 

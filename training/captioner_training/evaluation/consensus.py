@@ -54,11 +54,11 @@ def fit_consensus(
     scales = np.abs(ridge.slopes).max(axis=0).clip(min=1e-12) / _STEPS
     return Consensus(
         grams=np.array([(*gram, -1)[: len(ORDERS)] for gram in grams], np.int32),
-        rarity=np.array(rarity, np.float32),
-        usual=ridge.usual.astype(np.float32),
-        slopes=(ridge.slopes / scales).round().T.astype(np.int8),
+        idf=np.array(rarity, np.float32),
+        mean_references=ridge.usual.astype(np.float32),
+        coefficients=(ridge.slopes / scales).round().T.astype(np.int8),
         scales=scales.astype(np.float32),
-        middle=ridge.middle.astype(np.float32),
+        feature_mean=ridge.middle.astype(np.float32),
     )
 
 

@@ -22,7 +22,7 @@ def pooled_grids(captioner: Captioner, images: Sequence[CaptionedImage]) -> NDAr
     """Return the pooled grids (N, D + 1) of photos; see captioner.trust.familiarity.pool."""
     loader = split_loader(images, captioner.transform, workers=2, batch_size=_BATCH)
     parts = [
-        pool(captioner.encode(pixels).features).cpu().numpy()
+        pool(captioner.encode(pixels).features)
         for pixels in tqdm(loader, desc="photos", leave=False, disable=None)
     ]
     return np.concatenate(parts)
@@ -67,5 +67,5 @@ def _pooled_pictures(captioner: Captioner, folder: Path) -> NDArray[np.float32]:
     if not squares:
         raise DataError(f"--unlike {folder}: no picture can be opened")
     parts = (np.stack(squares[at : at + _BATCH]) for at in range(0, len(squares), _BATCH))
-    pooled = [pool(captioner.encode(part).features).cpu().numpy() for part in parts]
+    pooled = [pool(captioner.encode(part).features) for part in parts]
     return np.concatenate(pooled)

@@ -131,7 +131,7 @@ class CaptionedSplit:
             self._measures["deletion"] = effects
 
         def after_batch(pixels: Tensor, grid: Grid, batch: Sequence[Captioned]) -> None:
-            self._pooled.append(pool(grid.features).cpu().numpy())
+            self._pooled.append(pool(grid.features))
             for square, caption in zip(pixels, batch, strict=True):
                 if calibration:
                     collector.add(square, [caption])
@@ -227,7 +227,7 @@ class CaptionedSplit:
 
     def _measure(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
         """Measure a batch. A measure that fails is skipped from then on; the others continue."""
-        self._pooled.append(pool(grid.features).cpu().numpy())
+        self._pooled.append(pool(grid.features))
         for name, measure in self._measures.items():
             if name not in self._failed and not isinstance(measure, EffectMeans):
                 try:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from captioner.errors import DataError
@@ -82,8 +81,8 @@ def fit_word_features(
         raise DataError("trust cannot be fitted: the training photos are too similar: add others")
     return WordFeatures(
         kinds=np.array([-1 if kind is None else int(column[columns[kind]]) for kind in stems]),
-        middle=ridge.middle.astype(np.float32),
-        slopes=np.pad(ridge.slopes, ((0, 0), (0, 1))).astype(np.float16),
+        feature_mean=ridge.middle.astype(np.float32),
+        coefficients=np.pad(ridge.slopes, ((0, 0), (0, 1))).astype(np.float16),
         shares=np.append(ridge.usual, rare).astype(np.float32),
         nouns=np.array([word in nouns for word in vocabulary_words], np.int8),
     )
@@ -135,7 +134,9 @@ def fit_trust(
     Raises DataError: the captions have too few content words.
     """
     beams = [[caption.hypothesis] for caption in captioned]
-    clues, kinds = word_clues(word_features, pooled, beams)
+    pairs = zip(word_features(pooled), captioned, strict=True)
+    words_of = [word_clues(word_features, shares, caption.hypothesis) for shares, caption in pairs]
+    clues, kinds = (np.concatenate(parts) for parts in zip(*words_of, strict=True))
     right = [
         is_right
         for caption in captioned
@@ -147,7 +148,7 @@ def fit_trust(
             f"trust cannot be fitted: the captions of the validation photos have {len(right)} "
             f"content words; at least {_FEWEST_WORDS} are needed"
         )
-    word = fit_logistic(clues[torch.from_numpy(kinds >= 0)].numpy(), right).astype(np.float32)
+    word = fit_logistic(clues[kinds >= 0], right).astype(np.float32)
     trust = Trust(
         familiarity=familiarity,
         word_features=word_features,

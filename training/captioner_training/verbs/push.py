@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = checkpoint_file(arguments.checkpoint)
     checkpoint = load_checkpoint(path)
     trust = trust_file(path)
-    has_trust = Trust.beside(path) is not None
+    has_trust = Trust.for_checkpoint(path) is not None
     if trust.exists() and not has_trust:
         _say(f"{trust} belongs to other weights and is not uploaded")
     card = describe_run(
