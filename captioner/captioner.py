@@ -601,8 +601,8 @@ def _check_trusted(caption: Caption, minimum_trust: float | None) -> Caption | U
     )
 
 
-def _values(part: Tensor | None, words: int, *shape: int) -> Sequence[Any]:
+def _values(part: Tensor | None, words: int, *shape: int) -> Iterable[Any]:
     """Return a copy of each word's part of a hypothesis; None for each if there is no such part."""
     if part is None:
         return [None] * words
-    return np.array(part.float()).reshape(words, *shape)
+    return part.float().numpy().reshape(words, *shape).copy()

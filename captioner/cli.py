@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from captioner import __version__
@@ -85,7 +84,6 @@ Exit status: 0 success; 1 something failed, see standard error; 2 wrong usage.""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _reopen_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # file names may be invalid UTF-8
             stream.reconfigure(errors="captioner")
@@ -93,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         status = _dispatch(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the shell (`>&-`)
+            sys.stdout.flush()
         return status
     except CaptionerError as error:
         print(f"captioner: {printable(str(error))}", file=sys.stderr)
@@ -120,13 +119,6 @@ def _encode_anything(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 codecs.register_error("captioner", _encode_anything)
-
-
-def _reopen_closed() -> None:
-    """Open /dev/null in place of a stream that the shell closed (`>&-`)."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
 def _discard_output() -> None:
@@ -167,10 +159,7 @@ def _run(name: str, *arguments: str) -> int:
     fields = _add_fields(parser, arguments) if VERBS[name].takes_fields else {}
     parsed = parser.parse_args(arguments)
     parsed.fields = {field: getattr(parsed, place) for place, field in fields.items()}
-    try:
-        status: int = verb.run(parsed)
-    except ConfigError as error:
-        raise ConfigError(_as_typed(error.detail, parser)) from error
+    status: int = verb.run(parsed)
     return status
 
 
@@ -186,17 +175,3 @@ def _add_fields(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> di
             parser.add_argument(option, dest=place, help=argparse.SUPPRESS, metavar="VALUE")
             fields[place] = option.removeprefix("--").replace("-", "_")
     return fields
-
-
-def _as_typed(detail: str, parser: argparse.ArgumentParser) -> str:
-    """Replace names of settings in a message by their options: beam_size becomes --beam-size.
-
-    A name of one word is replaced only at the start of the message; elsewhere it may be an ordinary
-    word.
-    """
-    for action in parser._actions:
-        option = f"--{action.dest.replace('_', '-')}"
-        if option in action.option_strings:
-            begin = r"(?<![\w./-])" if "_" in action.dest else "^"
-            detail = re.sub(rf"{begin}{action.dest}(?![\w./-])", option, detail)
-    return detail

@@ -248,7 +248,7 @@ def test_every_front_end_draws_the_head_that_is_chosen(
         assert apart < (2 if kind == "animation" else 1e-9) < other
     result = run_main("caption", photo, *options, 3, *drawn)
     assert result.returncode == 2
-    assert result.stderr == "captioner: --head 3: the model table has the heads 1 to 2\n"
+    assert result.stderr == "captioner: head 3: the model table has the heads 1 to 2\n"
 
     with pytest.raises(ConfigError, match="head 0: the model table has the heads 1 to 2"):
         captioner.check_head(0)

@@ -132,18 +132,19 @@ def attention_map(
     Pixels are 255 from `FULL_HEAT` times the even share, and 85 less for each halving of the
     weight. They are 0 up to the even share, and outside the box.
     """
-    grid = _heat_grid(weights)
-    x0, x1, left, right = _span(size[0], grid.width, box[0], box[2])
-    y0, y1, top, bottom = _span(size[1], grid.height, box[1], box[3])
-    result = Image.new("L", size)
-    if x0 < x1 and y0 < y1:
-        # Float mode keeps the undershoots of bicubic interpolation until convert() clips them. A
-        # ripple of up to 4 remains where two cross; the ramp from 4 to 16 removes it.
-        method = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
-        heat = grid.resize((x1 - x0, y1 - y0), method, box=(left, top, right, bottom))
-        ramp = [min(level, max(0, (level - 4) * 4 // 3)) for level in range(256)]
-        result.paste(heat.convert("L").point(ramp), (x0, y0))
-    return result
+    cells = _read_weights(weights)
+    even = sum(cells.values) / len(cells.values)
+    full = math.log(min(FULL_HEAT, len(cells.values)))  # of few cells: one has all attention
+    # From 0.5 to 255.5, because converting to "L" truncates.
+    heat = [
+        0.5 + 255 * min(math.log(weight / even) / full, 1) if weight > even else 0.5
+        for weight in cells.values
+    ]
+    # Float mode keeps the undershoots of bicubic interpolation until convert() clips them. A ripple
+    # of up to 4 remains where two cross; the ramp from 4 to 16 removes it.
+    method = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
+    ramp = [min(level, max(0, (level - 4) * 4 // 3)) for level in range(256)]
+    return cells._replace(values=heat).spread(size, box, method).convert("L").point(ramp)
 
 
 def attention_density(
@@ -164,18 +165,11 @@ def attention_density(
     """
     import numpy as np  # not needed for --help
 
-    _heat_grid(weights)  # validates the weights
-    cells = Image.fromarray(np.asarray(weights, dtype=np.float32))
-    x0, x1, left, right = _span(size[0], cells.width, box[0], box[2])
-    y0, y1, top, bottom = _span(size[1], cells.height, box[1], box[3])
-    density = np.zeros((size[1], size[0]), dtype=np.float32)
-    if x0 < x1 and y0 < y1:
-        method = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
-        resized = cells.resize((x1 - x0, y1 - y0), method, box=(left, top, right, bottom))
-        density[y0:y1, x0:x1] = np.asarray(resized)
-        total = density.sum(dtype=np.float64)
-        if total > 0:
-            density /= total
+    method = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
+    density = np.array(_read_weights(weights).spread(size, box, method))
+    total = density.sum(dtype=np.float64)
+    if total > 0:
+        density /= total
     return density
 
 
@@ -206,6 +200,26 @@ def used_colors(name: str) -> list[tuple[int, int, int]]:
     """
     scale = color_scale(name)
     return [scale[FIRST_COLOR + (LAST_COLOR - FIRST_COLOR) * level // 255] for level in range(256)]
+
+
+def drawing_constants() -> dict[str, Any]:
+    """Return the colours and constants as plain data, for browsers and exported models.
+
+    Palettes have six hex digits per level.
+    """
+    palettes = {
+        name: "".join(map("{:02x}{:02x}{:02x}".format, *zip(*used_colors(name), strict=True)))
+        for name in _ANCHORS
+    }
+    return {
+        "colors": list(COLORS),
+        "palettes": palettes,
+        "default_colors": DEFAULT_COLORS,
+        "default_strength": DEFAULT_STRENGTH,
+        "full_heat": FULL_HEAT,
+        "opacity_gain": OPACITY_GAIN,
+        "texture": TEXTURE,
+    }
 
 
 def blend(
@@ -249,11 +263,28 @@ def fit(photo: Image.Image, bounds: tuple[float, float], *, enlarge: float) -> I
     return photo.convert("RGB").resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
-def _heat_grid(weights: Weights) -> Image.Image:
-    """Return the heat of each cell: an "F" image of columns x rows pixels.
+class _Cells(NamedTuple):
+    """The values of a grid, row by row."""
 
-    Values are 0.5 to 255.5, because converting to "L" truncates. Weights need not sum to 1. In a
-    grid of fewer than eight cells, full heat means that one cell has all attention.
+    columns: int
+    rows: int
+    values: list[float]
+
+    def spread(self, size: tuple[int, int], box: Box, method: Image.Resampling) -> Image.Image:
+        """Resize the grid to a box of a photo; return an "F" image, 0 outside the box."""
+        grid = Image.new("F", (self.columns, self.rows))
+        grid.putdata(self.values)
+        x0, x1, left, right = _span(size[0], self.columns, box[0], box[2])
+        y0, y1, top, bottom = _span(size[1], self.rows, box[1], box[3])
+        result = Image.new("F", size)
+        if x0 < x1 and y0 < y1:
+            part = grid.resize((x1 - x0, y1 - y0), method, box=(left, top, right, bottom))
+            result.paste(part, (x0, y0))
+        return result
+
+
+def _read_weights(weights: Weights) -> _Cells:
+    """Check attention weights, which need not sum to 1.
 
     Raises ConfigError: the weights are not a table of finite numbers of at least 0.
     """
@@ -267,16 +298,7 @@ def _heat_grid(weights: Weights) -> Image.Image:
     cells = [weight for row in rows for weight in row]
     if not all(0 <= weight < math.inf for weight in cells):
         raise ConfigError("attention weights must be finite and not negative")
-    even = sum(cells) / len(cells)
-    full = math.log(min(FULL_HEAT, len(cells)))
-    grid = Image.new("F", (len(rows[0]), len(rows)))
-    grid.putdata(
-        [
-            0.5 + 255 * min(math.log(weight / even) / full, 1) if weight > even else 0.5
-            for weight in cells
-        ]
-    )
-    return grid
+    return _Cells(len(rows[0]), len(rows), cells)
 
 
 def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:

@@ -7,16 +7,26 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import webbrowser
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from captioner.drawing.overlay import COLORS, DEFAULT_COLORS
-from captioner.drawing.planning import make_folders, plan_pictures
-from captioner.drawing.saving import save_animation, save_image
-from captioner.drawing.showing import open_picture, show_in_terminal
-from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFoundError
+from captioner.drawing.saving import check_suffix, save_animation, save_image
+from captioner.errors import (
+    CaptionerError,
+    ConfigError,
+    ImageError,
+    ImageNotFoundError,
+    MissingExtraError,
+    OutputError,
+)
+from captioner.files import identity, writing
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.inference.device import add_machine_arguments
 from captioner.paths import bundled_checkpoint, checkpoint_file, is_web_address
@@ -24,6 +34,8 @@ from captioner.terminal import add_keywords, in_a_line, json_line, probability
 from captioner.vision.image import MAX_PIXELS
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from captioner.caption import Caption
 
 HELP = "Caption photos, and show where the model looked for every word."
@@ -119,32 +131,14 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """Suppress messages of image libraries on standard error; exceptions name the cause anyway."""
-    try:
-        standard_error = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    sys.stderr.flush()
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    os.close(null)
-    try:
-        yield
-    finally:
-        os.dup2(standard_error, 2)
-        os.close(standard_error)
-
-
 def _say(text: str) -> None:
     print(f"captioner: {text}", file=sys.stderr)
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    if arguments.attention and not arguments.json:
-        raise ConfigError("--attention needs --json")
+    for name in ("attention", "check_attention", "keywords"):
+        if getattr(arguments, name) not in (None, False) and not arguments.json:
+            raise ConfigError(f"--{name.replace('_', '-')} needs --json")
     if arguments.word is not None and not (arguments.overlay or arguments.show):
         raise ConfigError("--word needs --overlay or --show")
     if arguments.show and not sys.stdout.isatty():
@@ -153,10 +147,74 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("colors", "head"):
         if getattr(arguments, name) is not None and not drawn:
             raise ConfigError(f"--{name} needs one of {', '.join(_PICTURES)}")
-    if arguments.keywords is not None and not arguments.json:
-        raise ConfigError("--keywords needs --json")
-    if arguments.check_attention and not arguments.json:
-        raise ConfigError("--check-attention needs --json")
+
+
+def plan_pictures(
+    patterns: Mapping[str, str], photos: Sequence[str], *, inputs: Iterable[str | os.PathLike[str]]
+) -> list[dict[str, str]]:
+    """Return each photo's picture files by option; call it before any picture is drawn.
+
+    Args:
+        patterns: the file of each option (such as "--sheet"), as typed. `{name}` is
+            the photo's name without folder and suffix, `{number}` its position from 1.
+        photos: paths and addresses, as typed.
+        inputs: other files that the command reads.
+
+    Raises ConfigError: unknown suffix or field, or a picture would overwrite an input or another
+    picture of the command. Other existing files are overwritten.
+    """
+    plan = [
+        {option: _fill(option, pattern, photo, number) for option, pattern in patterns.items()}
+        for number, photo in enumerate(photos, 1)
+    ]
+    read = {key: path for path in (*inputs, *photos) for key in identity(path)}
+    written: dict[object, str] = {}
+    for photo, files in zip(photos, plan, strict=True):
+        for option, file in files.items():
+            keys = identity(file)
+            for key in keys & read.keys():
+                raise ConfigError(
+                    f"{option} {patterns[option]} would overwrite {read[key]}, an input of this "
+                    "command: name another file"
+                )
+            label = f"{option} of {photo}"
+            for key in keys & written.keys():
+                raise ConfigError(
+                    f"{written[key]} and {label} would both be written to {file}: "
+                    "use {number}, which is different for every photo"
+                )
+            written.update(dict.fromkeys(keys, label))
+    return plan
+
+
+def _fill(option: str, pattern: str, photo: str, number: int) -> str:
+    path = urlsplit(photo).path if is_web_address(photo) else photo
+    name = "" if path == "-" else Path(path).stem
+    try:
+        check_suffix(pattern, moving=option == "--animation")
+        return pattern.format(name=name or "photo", number=number)
+    except OutputError as error:
+        raise ConfigError(f"{option}: {error}") from error
+    except (ValueError, LookupError, AttributeError) as error:
+        raise ConfigError(
+            f"{option} {pattern} is invalid ({error}): use the fields {{name}} and {{number}}"
+        ) from error
+
+
+class _Download:
+    """A photo on the web, downloaded once for its caption and its pictures."""
+
+    def __init__(self, address: str) -> None:
+        self.name = address
+
+    @cached_property
+    def _data(self) -> Any:
+        from captioner.sources import as_source
+
+        return as_source(self.name)
+
+    def read(self) -> Any:
+        return self._data
 
 
 def _captions(
@@ -176,47 +234,37 @@ def _captions(
     )
     captioner.check_head(arguments.head)
     captioner.check_trust(arguments.keywords, setting="keywords")
-    captioner.vocabulary.style(config.style)
-    size = captioner.batch_size
-    for start in range(0, len(arguments.photos), size):
-        batch = arguments.photos[start : start + size]
-        sources = [_source(photo) for photo in batch]
-        with _silenced():
-            captions = iter(
-                captioner.caption(
-                    [source for source in sources if not isinstance(source, ImageError)],
-                    config,
-                    errors="return",
-                    check_attention=arguments.check_attention,
-                    minimum_trust=arguments.minimum_trust,
-                )
-            )
-        for photo, source in zip(batch, sources, strict=True):
-            result: Caption | CaptionerError = (
-                source if isinstance(source, ImageError) else next(captions)
-            )
-            if isinstance(result, ImageError) and Path(photo).is_dir():
-                result = ImageNotFoundError(
-                    f"{photo} is a folder: use captioner batch {shlex.quote(photo)} --output "
-                    "captions.jsonl"
-                )
-            yield source, result
+    sources: deque[Any] = deque()  # of photos that are decoded, and not yet captioned
+
+    def read_ahead() -> Iterator[Any]:
+        for photo in arguments.photos:
+            sources.append(_source(photo))
+            yield sources[-1]
+
+    results = captioner.caption_iter(
+        read_ahead(),
+        config,
+        errors="return",
+        check_attention=arguments.check_attention,
+        minimum_trust=arguments.minimum_trust,
+    )
+    for photo, result in zip(arguments.photos, results, strict=True):
+        if isinstance(result, ImageError) and Path(photo).is_dir():
+            folder = shlex.quote(photo)
+            remedy = f"use captioner batch {folder} --output captions.jsonl"
+            yield sources.popleft(), ImageNotFoundError(f"{photo} is a folder: {remedy}")
+        else:
+            yield sources.popleft(), result
 
 
 def _source(photo: str) -> Any:
-    """Return a path, the bytes of a download or of standard input, or an ImageError."""
-    from captioner.sources import NamedBytes, as_source
+    from captioner.sources import NamedBytes
 
     if photo == "-":
         data = NamedBytes(sys.stdin.buffer.read())
         data.name = "-"
         return data
-    if not is_web_address(photo):
-        return photo
-    try:
-        return as_source(photo)  # downloaded once
-    except ImageError as error:
-        return error.without_traceback()
+    return _Download(photo) if is_web_address(photo) else photo
 
 
 def _print_record(record: dict[str, Any]) -> None:
@@ -231,8 +279,8 @@ def _print(caption: Caption, arguments: argparse.Namespace) -> None:
     # Names are escaped only on a terminal, because other programs open photos by them.
     name = in_a_line(str(caption.image)) if sys.stdout.isatty() else caption.image
     prefix = f"{name}\t" if len(arguments.photos) > 1 else ""
-    for text in (caption.text, *(sentence.text for sentence in caption.alternatives)):
-        print(f"{prefix}{in_a_line(text)}", flush=True)
+    for sentence in caption.sentences:
+        print(f"{prefix}{in_a_line(sentence.text)}", flush=True)
 
 
 def _draw(
@@ -244,13 +292,15 @@ def _draw(
     from captioner.sources import as_source
     from captioner.vision.image import open_image
 
-    make_folders(files)
+    for folder in {Path(file).parent for file in files.values()}:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
     photo = open_image(as_source(source), max_pixels=arguments.max_pixels)
     colors, head = arguments.colors or DEFAULT_COLORS, arguments.head
     if file := files.get("--sheet"):
         save_image(caption.contact_sheet(photo=photo, colors=colors, head=head), file)
-        if arguments.open:
-            open_picture(file)
+        if arguments.open and not webbrowser.open(Path(file).resolve().as_uri()):
+            raise OutputError(f"no program was found that opens {file}")
     if file := files.get("--animation"):
         save_animation(caption.animation(photo=photo, colors=colors, head=head), file)
     file = files.get("--overlay")
@@ -258,7 +308,7 @@ def _draw(
         index = _find_word(caption, arguments.word)
         picture = caption.overlay(index, photo=photo, colors=colors, head=head, labelled=True)
         if arguments.show:
-            show_in_terminal(picture)
+            _show(picture)
         if file:
             save_image(picture, file)
         word, count = caption.words[index], len(caption.words)
@@ -266,6 +316,16 @@ def _draw(
         label = f", {word.head_label(head)}" if word.heads is not None else ""
         description = f"{word.text!r}, word {index + 1} of {count}{label}{doubtful}"
         print(f"{in_a_line(file or 'the picture')} shows {description}", file=sys.stderr)
+
+
+def _show(picture: Image.Image) -> None:
+    """Draw a picture in the terminal: as an image if supported, else in coloured blocks."""
+    try:
+        from rich.console import Console
+        from textual_image.renderable import Image as Picture  # queries the terminal
+    except ImportError as error:
+        raise MissingExtraError("--show", "terminal") from error
+    Console().print(Picture(picture, width="auto", height="auto"))
 
 
 def _find_word(caption: Caption, word: str | None) -> int:

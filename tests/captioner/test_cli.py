@@ -11,15 +11,17 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import save
 
-from captioner import __version__
+from captioner import Captioner, __version__
 from captioner.checkpoint import FORMAT_VERSION
 from captioner.cli import VERBS, main
 from captioner.files import HEADER_KEY
@@ -88,19 +90,19 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} --sheet {{x}}.png": (2, "use the fields {name} and {number}"),
         f"caption {name} --sheet {{number}}-{{name.png": (2, "use the fields {name} and {number}"),
         f"caption {name} --overlay {name}": (2, "would overwrite"),
-        f"caption {name} {tiny} --beam-size 0": (2, "captioner: --beam-size 0 is out of range"),
+        f"caption {name} {tiny} --beam-size 0": (2, "captioner: beam_size 0 is out of range"),
         f"caption {name} {tiny} --beam-size 5 --captions 9": (
             2,
-            "captioner: --captions 9 is out of range; it is at most --beam-size, 5: "
-            "set --beam-size 9 too, or ask for fewer",
+            "captioner: captions 9 is out of range; it is at most beam_size, 5: "
+            "set beam_size 9 too, or ask for fewer",
         ),
-        f"caption {name} {tiny} --max-pixels 0": (2, "--max-pixels is 0; it must be at least 1"),
+        f"caption {name} {tiny} --max-pixels 0": (2, "max_pixels is 0; it must be at least 1"),
         f"caption {name} {tiny} --max-pixels 9599": (
             1,
             "limit of 9,599: make it smaller, or raise the limit with --max-pixels",
         ),
-        f"caption {name} {tiny} --sheet s.png --head 2": (2, "--head 2: the model tiny has one"),
-        f"caption {name} {tiny} --dtype float8": (2, "--dtype 'float8' is not one of auto, float"),
+        f"caption {name} {tiny} --sheet s.png --head 2": (2, "head 2: the model tiny has one"),
+        f"caption {name} {tiny} --dtype float8": (2, "dtype 'float8' is not one of auto, float"),
         f"caption {name} {tiny} --device quantum": (1, "device 'quantum' cannot be used here"),
         f"caption {tiny} missing.jpg": (1, "missing.jpg cannot be read"),
         f"caption {tiny} . --sheet a/{{name}}.png": (
@@ -182,6 +184,31 @@ def test_many_photos_and_one_bad_one(
     assert result.stdout == f"{photo}\t{alone.stdout}" * 2
     assert result.stderr.startswith(f"captioner: {bad}")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_photos_are_decoded_while_the_model_works(
+    tiny_file: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch waits until the last photo, of the second batch, is opened."""
+    last, is_open, waited = photo.with_name("last.jpg"), threading.Event(), []
+    last.write_bytes(photo.read_bytes())
+    load, generate = Captioner._load, Captioner.caption_prepared
+
+    def noted(self: Captioner, image: object, **options: Any) -> Any:
+        if str(image) == str(last):
+            is_open.set()
+        return load(self, image, **options)
+
+    def waiting(self: Captioner, *images: Any, **options: Any) -> Any:
+        waited.append(is_open.wait(10))
+        return generate(self, *images, **options)
+
+    monkeypatch.setattr(Captioner, "batch_size", 2)
+    monkeypatch.setattr(Captioner, "_load", noted)
+    monkeypatch.setattr(Captioner, "caption_prepared", waiting)
+    photos = [str(photo)] * 3 + [str(last)]
+    assert main(["caption", *photos, "--checkpoint", str(tiny_file)]) == 0
+    assert waited == [True, True]
 
 
 def test_json_records(run_main: Run, tiny_file: Path, photo: Path) -> None:

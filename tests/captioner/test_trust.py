@@ -263,7 +263,7 @@ def test_captioner_trust_adds_trust_to_records(run_main: Run, tiny_file: Path) -
     (left,) = captioner.caption([photo], errors="return", minimum_trust=1)
     assert isinstance(left, UntrustedError)
     done = run_main("trust", tiny_file, data, "--photos", "5")
-    assert done.returncode == 2 and "--photos is 5; it must be at least" in done.stderr
+    assert done.returncode == 2 and "photos is 5; it must be at least" in done.stderr
     few = tiny_file.parent / "few"
     write_data(few, photos=6)
     done = run_main("trust", tiny_file, few, "--device", "cpu")

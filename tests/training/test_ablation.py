@@ -199,7 +199,7 @@ def test_ablation_trains_measures_and_resumes(run_captioner: Run, tmp_path: Path
 REFUSED: Refusals = {
     "ablate smoke --variants nonesuch": (2, "--variants nonesuch: choose from none-previous"),
     "ablate smoke --seeds 1 1": (2, "--seeds 1 1: use each seed once"),
-    "ablate smoke --deletion 0": (2, "--deletion is 0; it must be at least 1"),
+    "ablate smoke --deletion 0": (2, "deletion is 0; it must be at least 1"),
     "ablate ablation --data.root nowhere": (1, "nowhere"),
     "ablate smoke --device tpu": (1, "tpu"),
 }

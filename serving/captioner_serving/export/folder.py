@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.drawing.constants import drawing_constants
+from captioner.drawing.overlay import drawing_constants
 from captioner.errors import ConfigError
 from captioner.files import writing
 from captioner.paths import expanded

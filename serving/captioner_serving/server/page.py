@@ -18,7 +18,7 @@ from jinja2 import BaseLoader, ChoiceLoader, DictLoader
 
 from captioner.caption import Caption
 from captioner.captioner import Captioner
-from captioner.drawing.constants import drawing_constants
+from captioner.drawing.overlay import drawing_constants
 from captioner.errors import ConfigError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.vision.image import open_image

@@ -159,7 +159,7 @@ def test_batch_writes_keywords_of_models_with_trust_alone(
     (photo,), model = photos(1, name="one").iterdir(), f"--checkpoint {lively_file}"
     refused = {
         f"caption {photo} --keywords {model}": (2, "--keywords needs --json"),
-        f"caption {photo} --json --keywords {model}": (2, "--keywords needs a trust file"),
+        f"caption {photo} --json --keywords {model}": (2, "keywords needs a trust file"),
         f"caption --keywords {photo} {model}": (2, "is not between 0 and 1"),
         f"convert {output} --keywords nan --to x.csv": (2, "nan is not between 0 and 1"),
     }

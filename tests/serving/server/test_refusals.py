@@ -23,8 +23,8 @@ FILES = {  # of secrets: what is in them, and who may read them
 }  # fmt: skip
 # What follows `captioner serve`.
 REFUSED: Refusals = {
-    "--port 99999": (2, "--port 99999"),
-    "--port 0 --dtype float8": (2, "--dtype 'float8'"),
+    "--port 99999": (2, "port 99999"),
+    "--port 0 --dtype float8": (2, "dtype 'float8'"),
     "--port 0 --device quantum": (1, "no such kind of device"),
     "--port 0 --checkpoint /nowhere.safetensors": (1, "there is no checkpoint"),
     "--port 0 --checkpoint a.safetensors --checkpoint a.safetensors --checkpoint b.safetensors": (
@@ -33,11 +33,11 @@ REFUSED: Refusals = {
     ),
     "--host 203.0.113.7 --port 0": (2, "cannot listen on"),
     "--max-upload plenty": (2, "is not a size"),
-    "--host 203.0.113.7 --max-upload 5MB --max-bodies 4999kB": (2, "at least --max-upload"),
-    "--max-batch 0": (2, "--max-batch 0"),
-    "--queue 0": (2, "--queue 0"),
-    "--upload-ttl 9999": (2, "--upload-ttl 9999"),
-    "--root-path captioner/": (2, "--root-path is captioner/"),
+    "--host 203.0.113.7 --max-upload 5MB --max-bodies 4999kB": (2, "at least max_upload"),
+    "--max-batch 0": (2, "max_batch 0"),
+    "--queue 0": (2, "queue 0"),
+    "--upload-ttl 9999": (2, "upload_ttl 9999"),
+    "--root-path captioner/": (2, "root_path is captioner/"),
     "--allowed-host example.org:8443": (2, "without scheme, port and path"),
     "--allowed-host https://example.org": (2, "without scheme, port and path"),
     "--allowed-host *": (2, "or *.example.org"),

@@ -232,11 +232,11 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_files(
 def test_options_that_cannot_work(run_main: Run, scenes: Path, tmp_path: Path) -> None:
     line = shlex.join(command(scenes, tmp_path / "to"))
     refused = {
-        f"{line} --size 0": (2, "--size is 0; it must be at least 1"),
-        f"{line} --workers 0": (2, "--workers is 0; it must be at least 1"),
-        f"{line} --shard-images 0": (2, "--shard-images is 0; it must be at least 1"),
-        f"{line} --quality 101": (2, "--quality is 101; it must be from 1 to 100"),
-        f"{line} --quality 0": (2, "--quality is 0; it must be from 1 to 100"),
+        f"{line} --size 0": (2, "size is 0; it must be at least 1"),
+        f"{line} --workers 0": (2, "workers is 0; it must be at least 1"),
+        f"{line} --shard-images 0": (2, "shard_images is 0; it must be at least 1"),
+        f"{line} --quality 101": (2, "quality is 101; it must be from 1 to 100"),
+        f"{line} --quality 0": (2, "quality is 0; it must be from 1 to 100"),
         f"{line} --val 1.5": (2, "must be fractions from 0 to 1"),
         f"prepare folder {tmp_path} a.zip --to to": (2, "name either one folder, or tar or zip f"),
     }
@@ -296,7 +296,7 @@ def test_evaluate_wants_one_data_set(run_main: Run, prepared: Path, saved_tiny: 
         "evaluate": (2, "name either a folder DIR, or --captions FILE"),
         f"evaluate {prepared} --captions c": (2, "name either a folder DIR, or --captions FILE"),
         "evaluate --captions c.json": (2, "--captions requires --images"),
-        f"evaluate {prepared} {tiny} --beam-size 0": (2, "--beam-size 0 is out of range"),
+        f"evaluate {prepared} {tiny} --beam-size 0": (2, "beam_size 0 is out of range"),
         f"evaluate {prepared} {tiny} --split test": (1, "has no split 'test'"),
         f"evaluate {prepared} --checkpoint no.st": (1, "there is no checkpoint no.st"),
         f"evaluate {no} {tiny}": (1, "there is no folder"),
