@@ -10,12 +10,13 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from captioner.errors import CheckpointError, CheckpointNotFoundError, ConfigError, OutputError
+from captioner.errors import CheckpointNotFoundError, ConfigError, OutputError
 
 CHECKPOINT = "captioner.safetensors"
 TRUST = "captioner.trust.safetensors"
@@ -93,59 +94,48 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
     """
     from huggingface_hub import HfApi, errors, snapshot_download
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     repository, _, revision = name.partition("@")
     options: dict[str, Any] = {"revision": revision or None}
     refused = (
         errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError,
     )  # fmt: skip
-    try:
-        # snapshot_download falls back to the cache too, but has no timeout.
-        HfApi().model_info(repository, timeout=_TIMEOUT, **options)
-    except Exception as error:  # from httpx, hf_xet or huggingface_hub: no common base class
-        if isinstance(error, refused) or _status(error) == 401:
+    with _quiet():
+        try:
+            # snapshot_download falls back to the cache too, but has no timeout.
+            HfApi().model_info(repository, timeout=_TIMEOUT, **options)
+        except Exception as error:  # from httpx, hf_xet or huggingface_hub: no common base class
+            if isinstance(error, refused) or _status([error]) == 401:
+                raise _explain_download(name, error) from error
+            options["local_files_only"] = True
+        try:
+            return Path(snapshot_download(repository, allow_patterns=[*patterns], **options))
+        except Exception as error:
             raise _explain_download(name, error) from error
-        options["local_files_only"] = True
-    try:
-        return Path(
-            snapshot_download(
-                repository, allow_patterns=[*patterns], tqdm_class=_progress_bar(), **options
-            )
-        )
-    except Exception as error:
-        raise _explain_download(name, error) from error
 
 
-def _progress_bar() -> Any:
-    """Return a class of progress bars for terminals, shown only while a download takes long."""
-    from tqdm import tqdm
-
-    class ProgressBar(tqdm):  # type: ignore[type-arg]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options | {"disable": None, "delay": 2, "leave": False})
-
-        def display(self, *args: Any, **options: Any) -> None:
-            if self.n:
-                super().display(*args, **options)
-
-    return ProgressBar
-
-
-def _explain_download(name: str, error: Exception) -> CheckpointError:
-    return explain_access(name, error) or CheckpointNotFoundError(
-        f"{name} cannot be downloaded: {_reason(error)}"
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence warnings of huggingface_hub, and its progress bars unless on a terminal."""
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
     )
 
+    logger = logging.getLogger("huggingface_hub")
+    level, hides = logger.level, not sys.stderr.isatty() and not are_progress_bars_disabled()
+    logger.setLevel(logging.ERROR)
+    if hides:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if hides:
+            enable_progress_bars()
 
-def explain_access(name: str, error: BaseException) -> CheckpointNotFoundError | None:
-    """Return an error that explains why the Hub does not provide a model, and what to do.
 
-    Returns None if `error` has another cause.
-
-    Args:
-        name: the name of the model.
-        error: an exception of huggingface_hub, or of a library that uses it.
-    """
+def _explain_download(name: str, error: Exception) -> CheckpointNotFoundError:
     from huggingface_hub import errors
 
     chain = _causes(error)
@@ -155,25 +145,23 @@ def explain_access(name: str, error: BaseException) -> CheckpointNotFoundError |
 
     repository, _, revision = name.partition("@")
     if has(errors.GatedRepoError):
-        text = (
-            f"is gated: accept its terms at {_endpoint()}/{repository}, then run `hf auth login`."
-        )
+        text = f"is gated: accept its terms at {_endpoint()}/{repository}, then run `hf auth login`"
     elif has(errors.RevisionNotFoundError):
-        text = f"is not there: {repository} has no revision {revision or 'main'}."
+        text = f"is not there: {repository} has no revision {revision or 'main'}"
     elif has(errors.RepositoryNotFoundError, errors.HFValidationError):
         text = (
             f"is neither a local file or folder nor a model on {_host()}: check the name. A "
-            "private model needs `hf auth login`."
+            "private model needs `hf auth login`"
         )
-    elif any(_status(link) == 401 for link in chain):
-        text = f"cannot be downloaded: {_host()} rejects the token. Run `hf auth login`."
+    elif _status(chain) == 401:
+        text = f"cannot be downloaded: {_host()} rejects the token. Run `hf auth login`"
     elif has(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
         text = (
             f"is neither a local file or folder nor in the local cache, and {_host()} cannot be "
-            "reached: check the name, or go online once."
+            "reached: check the name, or go online once"
         )
     else:
-        return None
+        text = f"cannot be downloaded: {_reason(error)}"
     return CheckpointNotFoundError(f"{name} {text}")
 
 
@@ -195,47 +183,43 @@ def push_files(
         cannot be reached.
     """
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
-    from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    if not sys.stderr.isatty():
-        disable_progress_bars()
     repository, _, branch = name.partition("@")
     if get_token() is None:
         raise OutputError(
             f"{repository} cannot be written without a token: run `hf auth login`, or set HF_TOKEN."
         )
-    api, revision = HfApi(), branch or None
-    try:
-        api.create_repo(repository, private=private, exist_ok=True)
-        if private and not api.model_info(repository).private:
-            raise OutputError(
-                f"{repository} is public: make it private in its settings at {_endpoint()}/"
-                f"{repository}/settings, or choose another name."
-            )
-        if branch:
-            api.create_branch(repository, branch=branch, exist_ok=True)
-        kept = not replace_card and api.file_exists(repository, CARD, revision=revision)
-        operations = [
-            CommitOperationAdd(path_in_repo=file, path_or_fileobj=content)
-            for file, content in files.items()
-            if not (kept and file == CARD)
-        ]
-        api.create_commit(
-            repository, operations, commit_message="Upload a Captioner checkpoint",
-            revision=revision,
-        )  # fmt: skip
-    except OutputError:
-        raise
-    except Exception as error:  # from httpx, hf_xet or huggingface_hub: no common base class
-        raise _explain_upload(name, error) from error
-    return f"{_endpoint()}/{repository}" + (f"/tree/{branch}" if branch else ""), kept
+    api, revision, address = HfApi(), branch or None, f"{_endpoint()}/{repository}"
+    with _quiet():
+        try:
+            api.create_repo(repository, private=private, exist_ok=True)
+            if private and not api.model_info(repository).private:
+                raise OutputError(
+                    f"{repository} is public: make it private in its settings at "
+                    f"{address}/settings, or choose another name."
+                )
+            if branch:
+                api.create_branch(repository, branch=branch, exist_ok=True)
+            kept = not replace_card and api.file_exists(repository, CARD, revision=revision)
+            operations = [
+                CommitOperationAdd(path_in_repo=file, path_or_fileobj=content)
+                for file, content in files.items()
+                if not (kept and file == CARD)
+            ]
+            message = "Upload a Captioner checkpoint"
+            api.create_commit(repository, operations, commit_message=message, revision=revision)
+        except OutputError:
+            raise
+        except Exception as error:  # from httpx, hf_xet or huggingface_hub: no common base class
+            raise _explain_upload(repository, error) from error
+    return address + (f"/tree/{branch}" if branch else ""), kept
 
 
-def _explain_upload(name: str, error: Exception) -> OutputError:
+def _explain_upload(repository: str, error: Exception) -> OutputError:
     from huggingface_hub import errors
 
     chain = _causes(error)
-    status = next(filter(None, map(_status, chain)), None)
+    status = _status(chain)
     if status == 401:
         text = f"{_host()} rejects the token. Run `hf auth login`, or set HF_TOKEN."
     elif status == 403:
@@ -248,7 +232,7 @@ def _explain_upload(name: str, error: Exception) -> OutputError:
         text = f"{_host()} cannot be reached ({_reason(chain[-1])})."
     else:
         text = _reason(error)
-    return OutputError(f"{name.partition('@')[0]} cannot be written: {text}")
+    return OutputError(f"{repository} cannot be written: {text}")
 
 
 def _causes(error: BaseException) -> list[BaseException]:
@@ -259,10 +243,13 @@ def _causes(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _status(error: BaseException) -> int | None:
-    """Return the HTTP status of an error of huggingface_hub."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else None
+def _status(chain: Sequence[BaseException]) -> int | None:
+    """Return the first HTTP status of a chain of errors of huggingface_hub."""
+    for error in chain:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(status, int):
+            return status
+    return None
 
 
 def _reason(error: BaseException) -> str:

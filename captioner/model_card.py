@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,46 @@ if TYPE_CHECKING:  # it imports torch
     from captioner.checkpoint import Checkpoint
 
 _TASK = "image-to-text"
+_TEMPLATE = """---
+{{ card_data }}
+---
+
+# {{ repository.partition("/")[2] }}
+
+Captions a photo, and shows for every word where the model looked. A checkpoint of Captioner.
+
+## Use
+
+```
+captioner caption photo.jpg --checkpoint {{ repository }}
+```
+
+```python
+from captioner import Captioner
+
+captioner = Captioner.from_pretrained("{{ repository }}")
+print(captioner.caption("photo.jpg").text)
+```
+
+## Model
+
+{{ model }}
+
+## Training
+
+{{ training }}
+
+## Scores
+
+{{ scores }}
+
+## Limits
+
+- Captions can be wrong. Check statements about people before you publish them.
+- If its training photos did not show a thing, the model calls it by the name of another thing.
+- Attention shows which part of the photo a word drew its features from, not why it was chosen.
+
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +99,7 @@ class ModelCard:
     def files(
         self, file: Path, checkpoint: Checkpoint, *, trust: Path | bytes | None
     ) -> dict[str, Path | bytes]:
-        """Return the files of a repository by their names: checkpoint, trust and card.
-
-        Args:
-            file: the path of the checkpoint.
-            checkpoint: the loaded checkpoint.
-            trust: the path or content of its trust file, if there is one.
-        """
+        """Return the files of a repository by their names: checkpoint, trust (if any) and card."""
         card = self.write(checkpoint, has_trust=trust is not None)
         files: dict[str, Path | bytes] = {CHECKPOINT: file}
         if trust is not None:
@@ -74,19 +108,8 @@ class ModelCard:
 
     def write(self, checkpoint: Checkpoint, *, has_trust: bool) -> str:
         """Return the card of a checkpoint as Markdown."""
-        sections = {
-            "Use": self._use(),
-            "Model": _table(_describe(checkpoint, has_trust=has_trust)),
-            "Training": _table(self._training()),
-            "Scores": "\n\n".join(self._score_tables()) or "Not measured.",
-            "Limits": _LIMITS,
-        }
-        text = "\n\n".join(f"## {title}\n\n{section}" for title, section in sections.items())
-        title = self.repository.partition("/")[2]
-        return f"---\n{self._metadata(checkpoint)}\n---\n\n# {title}\n\n{_LEAD}\n\n{text}\n"
-
-    def _metadata(self, checkpoint: Checkpoint) -> str:
         from huggingface_hub import EvalResult, ModelCardData
+        from huggingface_hub import ModelCard as HubCard
 
         results = [
             EvalResult(
@@ -109,25 +132,20 @@ class ModelCard:
             model_name=checkpoint.name if results else None,
             eval_results=results or None,
         )
-        return str(data.to_yaml())
-
-    def _use(self) -> str:
-        name = self.repository
-        return (
-            f"```\ncaptioner caption photo.jpg --checkpoint {name}\n```\n\n"
-            "```python\nfrom captioner import Captioner\n\n"
-            f'captioner = Captioner.from_pretrained("{name}")\n'
-            'print(captioner.caption("photo.jpg").text)\n```'
+        parts = {"data": self.data, "initial weights": self.origin, "licence": self.license}
+        card = HubCard.from_template(
+            data,
+            template_str=_TEMPLATE,
+            repository=self.repository,
+            model=_table(["", ""], _describe(checkpoint, has_trust=has_trust)),
+            training=_table(
+                ["", ""], ((name, text or "not stated") for name, text in parts.items())
+            ),
+            scores=self._score_table(),
         )
+        return str(card.content)
 
-    def _training(self) -> Iterator[tuple[str, str]]:
-        yield "data", self.data or "not stated"
-        yield "initial weights", self.origin or "not stated"
-        yield "licence", self.license or "not stated"
-
-    def _score_tables(self) -> Iterator[str]:
-        if not self.scores:
-            return
+    def _score_table(self) -> str:
         names = list(dict.fromkeys(name for scores in self.scores for name in scores.values))
         rows = [
             [scores.data, scores.split, f"{scores.images:,}", scores.scorer, str(scores.beam_size)]
@@ -135,19 +153,12 @@ class ModelCard:
             for scores in self.scores
         ]
         head = ["data", "split", "images", "scorer", "beam", *names]
-        yield "\n".join(map(_row, [head, ["---"] * len(head), *rows]))
-        yield (
-            "In percent; in brackets 95 % bootstrap intervals over images. Compare only scores of "
-            "the same images, scorer and beam."
+        if not rows:
+            return "Not measured."
+        return (
+            f"{_table(head, rows)}\n\nIn percent; in brackets 95 % bootstrap intervals over images."
+            " Compare only scores of the same images, scorer and beam."
         )
-
-
-_LEAD = (
-    "Captions a photo, and shows for every word where the model looked. A checkpoint of Captioner."
-)
-_LIMITS = """- Captions can be wrong. Check statements about people before you publish them.
-- If its training photos did not show a thing, the model calls it by the name of another thing.
-- Attention shows which part of the photo a word drew its features from, not why it was chosen."""
 
 
 def _describe(checkpoint: Checkpoint, *, has_trust: bool) -> Iterator[tuple[str, str]]:
@@ -176,9 +187,7 @@ def _describe(checkpoint: Checkpoint, *, has_trust: bool) -> Iterator[tuple[str,
     yield "trust", "probability that each word is right" if has_trust else "not included"
 
 
-def _table(rows: Iterator[tuple[str, str]]) -> str:
-    return "\n".join(map(_row, [["", ""], ["---", "---"], *rows]))
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(in_a_line(cell).replace("|", r"\|") for cell in cells) + " |"
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    cells = ([in_a_line(cell).replace("|", r"\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

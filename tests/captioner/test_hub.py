@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import socket
@@ -193,6 +194,20 @@ def test_the_trust_in_use_is_uploaded_or_none(
     with pytest.raises(ConfigError, match="belongs to other weights"):
         captioner.push_to_hub("user/refused")
     assert "user/refused" not in hub.repositories
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of huggingface_hub
+def test_log_level_and_progress_bars_of_huggingface_hub_stay(
+    hub: Hub, model: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(logger := logging.getLogger("huggingface_hub"), "level", logging.INFO)
+    Captioner.from_pretrained("user/model").push_to_hub("user/copy")
+    with pytest.raises(CheckpointNotFoundError):
+        Captioner.from_pretrained("user/nothing")
+    assert logger.level == logging.INFO and not are_progress_bars_disabled()
 
 
 def test_trust_is_not_written_into_the_cache(
