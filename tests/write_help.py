@@ -1,7 +1,8 @@
-"""Snapshots of `captioner VERB --help` in tests/help; `python -m tests.write_help` writes them."""
+"""The options of all verbs, one a line; `python -m tests.write_help` writes tests/help.txt."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +10,14 @@ from pathlib import Path
 from captioner.cli import VERBS
 from tests.launcher import environment
 
-FOLDER = Path(__file__).parent / "help"
+FILE = Path(__file__).with_name("help.txt")
 
 _SCRIPT = """
 import sys
 from captioner.cli import main
 for verb in sys.argv[1:]:
     try:
-        main([verb, "--help"] if verb != "captioner" else ["--help"])
+        main([verb, "--help"])
     except SystemExit as stop:
         print(f"{stop.code} {'torch' in sys.modules}", end="\\f")
 """
@@ -25,28 +26,20 @@ for verb in sys.argv[1:]:
 def read_help() -> dict[str, tuple[str, str]]:
     """Run --help of all verbs in one process.
 
-    Returns the text by verb, and after it the exit status and whether torch was imported. Usage is
-    one line, because argparse breaks it differently from version to version.
+    Returns the text by verb, and after it the exit status and whether torch was imported.
     """
-    verbs = ["captioner", *VERBS]
-    command = [sys.executable, "-c", _SCRIPT, *verbs]
+    command = [sys.executable, "-c", _SCRIPT, *VERBS]
     fixed = environment() | {"COLUMNS": "80", "NO_COLOR": "1"}
     result = subprocess.run(command, capture_output=True, text=True, env=fixed, check=True)
-    texts = {}
-    for verb, output in zip(verbs, result.stdout.split("\f"), strict=False):
-        text, _, state = output.rpartition("\n")
-        usage, _, rest = text.partition("\n\n")
-        texts[verb] = (f"{' '.join(usage.split())}\n\n{rest}\n", state)
-    return texts
+    outputs = (output.rpartition("\n") for output in result.stdout.split("\f"))
+    return {verb: (text, state) for verb, (text, _, state) in zip(VERBS, outputs, strict=False)}
 
 
-def main() -> None:
-    """Write the snapshots."""
-    for file in FOLDER.glob("*.txt"):
-        file.unlink()
-    for verb, (text, _) in read_help().items():
-        (FOLDER / f"{verb}.txt").write_text(text)
+def list_options(texts: dict[str, tuple[str, str]]) -> str:
+    """Return verb, option and value of each option, one a line."""
+    pairs = ((verb, re.findall(r"^  (--.*?)(?:  |$)", texts[verb][0], re.M)) for verb in VERBS)
+    return "".join(f"{verb} {option}\n" for verb, options in pairs for option in options)
 
 
 if __name__ == "__main__":
-    main()
+    FILE.write_text(list_options(read_help()))
