@@ -86,13 +86,12 @@ class Word:
         head: int | None = None,
         smooth: bool = True,
     ) -> NDArray[np.float32]:
-        """Return the attention to each pixel of a photo: float32 (height, width), sums to 1.
+        """Return the attention to each pixel of a photo, as `Caption.attention_map` does.
 
         Args:
             size: width and height of the photo.
             box: the box of the caption; the attention outside the box is 0.
-            head: the number of the head, from 1; None: the mean of all heads.
-            smooth: interpolate linearly between cells; False: cells are constant.
+            head, smooth: as for `Caption.attention_map`.
 
         Raises ConfigError: the model has no attention, or no such head.
         """
@@ -479,8 +478,6 @@ class Caption:
 
     def keywords(self, minimum_trust: float = KEYWORD_TRUST) -> list[str]:
         """Return the words with a trust of at least `minimum_trust`, in lower case.
-
-        See captioner.trust.keywords.
 
         Empty if the checkpoint has no trust, or if the photo is unlike the training photos, from
         which trust was learned.

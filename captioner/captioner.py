@@ -223,8 +223,7 @@ class Captioner:
     ) -> str:
         """Upload the checkpoint's file, the trust in use and a model card to the Hugging Face Hub.
 
-        `captioner push` uploads the trust file beside the checkpoint, and also writes the scores
-        of a run into the card.
+        `captioner push` also writes the scores of a run into the card.
 
         Args:
             repository: "user/model"; created if it does not exist.
@@ -295,12 +294,7 @@ class Captioner:
     def generate_batch(
         self, pixels: NDArray[np.uint8], config: GenerationConfig, *, check_attention: bool = False
     ) -> GeneratedBatch:
-        """Generate sentences for square images, uint8 (B, 3, size, size).
-
-        Raises:
-            ConfigError: the model does not have the style.
-            GenerationError: a score is NaN.
-        """
+        """Generate sentences for square images, uint8 (B, 3, size, size)."""
         grid = self.encode(pixels)
         hypotheses = generate(
             self.model.decoder,
@@ -324,13 +318,9 @@ class Captioner:
 
         Returns, for each image, the effects of the words; None if the decoder has no attention.
         """
+        features, start = self.encode(pixels).features, self.vocabulary.start(style)
         sentences = [[self.vocabulary.encode(words)]] * len(pixels)
-        effects = sentence_effects(
-            self.model.decoder,
-            self.encode(pixels).features,
-            sentences,
-            start=self.vocabulary.start(style),
-        )
+        effects = sentence_effects(self.model.decoder, features, sentences, start=start)
         return [sentence for (sentence,) in effects]
 
     @overload
@@ -493,12 +483,7 @@ class Captioner:
         *,
         check_attention: bool = False,
     ) -> list[Caption]:
-        """Caption prepared images as one batch; arguments as for `caption`.
-
-        Raises:
-            ConfigError: the model does not have the style.
-            GenerationError: a score is NaN.
-        """
+        """Caption prepared images as one batch; arguments and exceptions as for `caption`."""
         if not images:
             return []
         config = config or self.generation

@@ -122,8 +122,6 @@ def word_effects(
 
     Returns:
         The effects of the words, ordered by `place`; empty if the decoder has no attention.
-
-    Raises GenerationError: a score is NaN.
     """
     effects: list[WordEffect] = []
     device = features.device

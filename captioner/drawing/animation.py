@@ -32,11 +32,9 @@ def animation(
 
     Args:
         photo: the photo, enlarged by a factor of at most 2.
-        panels: the words.
         note: text after the caption.
-        box: the part of the photo that the grid covers.
         side: the maximum width and height of a frame, in pixels.
-        **options: the options of the overlays.
+        panels, box, **options: as for captioner.drawing.sheet.contact_sheet.
 
     Returns:
         len(panels) + 2 "RGB" images of the same size; without panels, only the photo.

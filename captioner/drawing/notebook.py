@@ -60,18 +60,10 @@ def notebook_sheet(
     measure: str = "",
     box: Box = WHOLE,
 ) -> str:
-    """Return a caption as HTML.
+    """Return a caption as HTML, whose words react to the pointer and to the Tab key.
 
-    Words react to the pointer and to the Tab key.
-
-    Args:
-        photo: the photo, shown with sides of at most 440 pixels.
-        panels: the words.
-        score: the score of the caption.
-        alternatives: further sentences with their scores.
-        note: the legend for doubtful words; None: no legend.
-        measure: the label of the numbers beside the words, for the legend.
-        box: the part of the photo that the grid covers.
+    `alternatives` are further sentences with their scores. Other arguments as for
+    captioner.drawing.sheet.contact_sheet.
     """
     picture = fit(photo, (_SIDE, _SIDE), enlarge=2)
     small = fit(picture, (_SMALL, _SMALL), enlarge=1).size

@@ -155,12 +155,6 @@ def attention_density(
     Attention outside the photo, in the bars of a padded square, is dropped; pixels outside the box
     are 0.
 
-    Args:
-        weights: the attention of one word.
-        size: width and height of the photo.
-        box: the part of the photo that the grid covers.
-        smooth: interpolate linearly between cells; False: cells are constant.
-
     Raises ConfigError: as `overlay`.
     """
     import numpy as np  # not needed for --help
