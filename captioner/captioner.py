@@ -324,7 +324,7 @@ class Captioner:
         return [sentence for (sentence,) in effects]
 
     @overload
-    def caption(
+    def caption(  # type: ignore[overload-overlap]
         self,
         images: ImageSource,
         config: GenerationConfig | None = None,
@@ -520,7 +520,7 @@ class Captioner:
     def _sentence(
         self,
         hypothesis: Hypothesis,
-        effects: Sequence[float] | None,
+        effects: Sequence[float | None] | None,
         judgement: Judgement,
         *,
         cells: tuple[int, int],

@@ -116,7 +116,7 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence warnings of huggingface_hub, and its progress bars unless on a terminal."""
-    from huggingface_hub.utils import (
+    from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,
         disable_progress_bars,
         enable_progress_bars,

@@ -119,7 +119,7 @@ class Consensus:
 
     def _weigh(self, tokens: Sequence[int]) -> dict[int, float]:
         """Return the weights in u(c) of the known n-grams by row; unknown ones are the rarest."""
-        weights = {}
+        weights: dict[int, float] = {}
         for order in ORDERS:
             counts = Counter(n_grams(tokens, order))
             rows = [self._rows.get(gram) for gram in counts]

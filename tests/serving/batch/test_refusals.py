@@ -28,9 +28,9 @@ REFUSED: Refusals = {
     "photos --sidecar json --existing append": (2, "use skip or overwrite for json sidecars"),
     "photos --sidecar json --existing prepend": (2, "use skip or overwrite for json sidecars"),
     "photos --no-backup": (2, "--no-backup requires --embed"),
-    "photos --min-score -1": (2, "--review requires --min-score or --minimum-trust"),
-    "photos --minimum-trust 0.5": (2, "--review requires --min-score or --minimum-trust"),
-    "photos --review u.jsonl": (2, "--review requires --min-score or --minimum-trust"),
+    "photos --min-score -1": (2, "review requires min_score or minimum_trust"),
+    "photos --minimum-trust 0.5": (2, "review requires min_score or minimum_trust"),
+    "photos --review u.jsonl": (2, "review requires min_score or minimum_trust"),
     "photos --minimum-trust 2 --checkpoint missing": (
         2,
         "--minimum-trust: 2 is not between 0 and 1",
@@ -41,10 +41,10 @@ REFUSED: Refusals = {
     ),
     "photos --minimum-trust 0.5 --review u.jsonl": (
         2,
-        "--minimum-trust needs a trust file, but the checkpoint tiny has none: run",
+        "minimum_trust needs a trust file, but the checkpoint tiny has none: run",
     ),
-    "photos --maps sheet": (2, "--maps requires --maps-to"),
-    "photos --maps-to m": (2, "--maps requires --maps-to"),
+    "photos --maps sheet": (2, "maps requires maps_to"),
+    "photos --maps-to m": (2, "maps requires maps_to"),
     "photos --head 2": (2, "it requires maps"),
     "photos --maps sheet --maps-to m --head 2": (2, "head 2: the model tiny has one head"),
     "photos --template photo": (2, "must have the field {caption}"),
@@ -54,7 +54,7 @@ REFUSED: Refusals = {
     "photos --prefix \x07": (2, "has a control character: remove it"),
     "photos --replace man=\x07": (2, "has a control character: remove it"),
     "photos --replace man": (2, "write OLD=NEW"),
-    "photos --replace =x": (2, "--replace has no word to replace: write OLD=NEW"),
+    "photos --replace =x": (2, "replace has no word to replace: write OLD=NEW"),
     "photos --language x-default": (2, "use a language tag"),
     "photos --batch-size 0": (2, "batch_size 0 is out of range: it should be greater"),
     "photos --workers 3000": (2, "workers 3000 is out of range: it should be less"),
@@ -62,7 +62,7 @@ REFUSED: Refusals = {
     "photos --beam-size 2 --captions 3": (2, "it is at most beam_size, 2"),
     "photos --style loud": (2, "loud"),
     "photos --review p.jpg --min-score -1": (2, "it must end in .jsonl"),
-    "photos --review u.jsonl --min-score -1 --output -": (2, "--review requires an output file"),
+    "photos --review u.jsonl --min-score -1 --output -": (2, "review requires an output file"),
     "photos --ray --workers 2": (2, "uses all CPUs of the cluster: leave out --workers"),
     "photos --ray --maps sheet --maps-to maps": (2, "--ray cannot draw maps"),
     "photos --dtype float8": (2, "dtype 'float8' is not one of"),
@@ -112,7 +112,7 @@ REFUSED: Refusals = {
     "photos --maps overlay --maps-to photos/maps": (2, "the next run would caption them"),
     "photos --maps sheet --maps-to mine.csv": (1, "mine.csv is not a folder"),
     "photos --output begun.jsonl --beam-size 3": (2, "--beam-size was 5 and is 3"),
-    "photos --output begun.jsonl --restart --captions 21": (2, "--captions 21"),
+    "photos --output begun.jsonl --restart --captions 21": (2, "captions 21"),
 }
 
 

@@ -234,7 +234,7 @@ def test_options_that_cannot_work(run_main: Run, scenes: Path, tmp_path: Path) -
     refused = {
         f"{line} --size 0": (2, "size is 0; it must be at least 1"),
         f"{line} --workers 0": (2, "workers is 0; it must be at least 1"),
-        f"{line} --shard-images 0": (2, "shard_images is 0; it must be at least 1"),
+        f"{line} --shard-images 0": (2, "--shard-images is 0; it must be at least 1"),
         f"{line} --quality 101": (2, "quality is 101; it must be from 1 to 100"),
         f"{line} --quality 0": (2, "quality is 0; it must be from 1 to 100"),
         f"{line} --val 1.5": (2, "must be fractions from 0 to 1"),
