@@ -168,7 +168,7 @@ class Vocabulary:
         return self.words[len(SPECIAL_TOKENS) : len(self.words) - len(self.styles)]
 
     @property
-    def silent(self) -> tuple[int, ...]:
+    def never_generated(self) -> tuple[int, ...]:
         """The tokens that are not words: <pad> and the start tokens."""
         return (PAD, START, *range(len(self.words) - len(self.styles), len(self.words)))
 
@@ -221,11 +221,11 @@ class Vocabulary:
 
     def decode(self, tokens: Iterable[int]) -> list[str]:
         """Return the words of tokens up to <end>, without <pad> and start tokens."""
-        words, silent = [], self.silent
+        words, skipped = [], self.never_generated
         for token in tokens:
             if token == END:
                 break
-            if token not in silent:
+            if token not in skipped:
                 words.append(self.words[token])
         return words
 

@@ -162,7 +162,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint.save(path)
     trust = make_trust(words=len(checkpoint.vocabulary), weights=digest_weights(path))
     features = trust.word_features
-    flat = replace(features, coefficients=np.zeros_like(features.coefficients))  # half of the people, always
+    flat = replace(
+        features, coefficients=np.zeros_like(features.coefficients)
+    )  # half of the people, always
     replace(trust, word_features=flat).save(trust_file(path))
     return path
 

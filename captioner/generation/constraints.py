@@ -23,7 +23,7 @@ class Constraints:
             False for vocabularies of characters.
         conjunction: a token that must not have the same word on both sides, such as "and"; <unk>:
             no such token.
-        silent: tokens that are never generated, besides <unk>.
+        never_generated: tokens that are not words, such as <pad>; <unk> is added.
         must_end: whether `maximum_length` is enforced; False: the caller cuts hypotheses.
         device: the device of the log-probabilities.
     """
@@ -36,14 +36,14 @@ class Constraints:
         no_repeat_ngram: int = 0,
         no_repeat_word: bool = True,
         conjunction: int = UNK,
-        silent: Sequence[int] = (PAD, START),
+        never_generated: Sequence[int] = (PAD, START),
         must_end: bool = True,
         device: torch.device | None = None,
     ) -> None:
         self.maximum_length, self.minimum_length = maximum_length, minimum_length
         self.no_repeat_ngram, self.must_end = no_repeat_ngram, must_end
         self.no_repeat_word, self.conjunction = no_repeat_word, conjunction
-        self._never = torch.tensor([END, *silent, UNK]).to(device, non_blocking=True)
+        self._never = torch.tensor([END, *never_generated, UNK]).to(device, non_blocking=True)
 
     def apply(self, logs: Tensor, history: Tensor) -> Tensor:
         """Return the log-probabilities with -inf for forbidden words.

@@ -70,7 +70,7 @@ def generate(
         no_repeat_ngram=config.no_repeat_ngram,
         no_repeat_word=vocabulary.tokenizer != "characters",
         conjunction=vocabulary.encode([config.different_around])[0],
-        silent=vocabulary.silent,
+        never_generated=vocabulary.never_generated,
         device=features.device,
     )
     search = partial(_search, decoder, features, begin, constraints=constraints, graphs=graphs)

@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from captioner import (
     ImageTooLargeError,
 )
 from captioner.ahead import decode_ahead
+from captioner.captioner import CaptionOptions
 from captioner.checkpoint import Checkpoint
 from captioner.inference import device
 from captioner.inference.device import best_dtype
@@ -284,6 +286,9 @@ def test_bfloat16_where_the_cpu_has_it(
 
 
 def test_settings_are_given_by_name(captioner: Captioner, photo: Path) -> None:
+    assert {
+        field.name for field in fields(GenerationConfig)
+    } < CaptionOptions.__annotations__.keys()
     config = GenerationConfig(beam_size=3, captions=2)
     assert captioner.caption(photo, beam_size=3, captions=2) == captioner.caption(photo, config)
     of_numpy = {"beam_size": np.int64(3), "captions": np.int32(2), "length_penalty": np.float32(0)}

@@ -29,7 +29,7 @@ def test_style_tokens_follow_the_words_and_are_not_words() -> None:
     assert vocabulary.decode([8, 4, 5, END, 6]) == ["a", "dog"]
     plain = Vocabulary(WORDS)
     assert plain.start() == START and plain.style() is None
-    assert plain.silent == (0, START) and vocabulary.silent == (0, START, 7, 8)
+    assert plain.never_generated == (0, START) and vocabulary.never_generated == (0, START, 7, 8)
     with pytest.raises(ConfigError, match="no style 'loud': the model has 'long', 'short'"):
         vocabulary.start("loud")
     with pytest.raises(ConfigError, match="one style of captions only"):
@@ -51,7 +51,7 @@ def test_captions_start_with_the_style_token_and_do_not_contain_it(
         found = generate(decoder, features, config, vocabulary=vocabulary)
         for image, (best,) in enumerate(found):
             assert best.tokens and max(best.tokens) < vocabulary.start()
-            assert not {*vocabulary.silent, UNK} & set(best.tokens)
+            assert not {*vocabulary.never_generated, UNK} & set(best.tokens)
             # Teacher forcing from the style's token scores the words as the search did.
             tokens = torch.tensor([vocabulary.start(style), *best.tokens])[None, None]
             deep = decoder(features[image : image + 1], tokens).deep

@@ -104,7 +104,7 @@ def test_scheduled_sampling_never_inserts_start_tokens(
 ) -> None:
     vocabulary = styled.vocabulary
     bias = styled.model.decoder.output_bias.data
-    bias[list(vocabulary.silent)] = 50.0
+    bias[list(vocabulary.never_generated)] = 50.0
     heard = listen(monkeypatch, styled.model.decoder)
     start = vocabulary.start("short")
     grids = torch.randn(4, 9, 576)
@@ -114,7 +114,7 @@ def test_scheduled_sampling_never_inserts_start_tokens(
     assert (mixed[..., 0] == start).all()
     given = batch.tokens[..., 1:-1]
     words, drawn = given[given > END], mixed[..., 1:][given > END]
-    assert (words != drawn).any() and not set(drawn.tolist()) & {*vocabulary.silent, END}
+    assert (words != drawn).any() and not set(drawn.tolist()) & {*vocabulary.never_generated, END}
 
 
 def test_scheduled_sampling_rises_to_its_share(
@@ -288,7 +288,9 @@ def test_without_dropout_the_likeliest_caption_is_its_own_baseline(
     features, starts = batch.images, torch.tensor([START] * 4)
     best = sample_captions(
         decoder, features, count=1, starts=starts, greedy=True,
-        constraints=Constraints(maximum_length=5, silent=vocabulary.silent, must_end=False),
+        constraints=Constraints(
+            maximum_length=5, never_generated=vocabulary.never_generated, must_end=False
+        ),
     )  # fmt: skip
     words = vocabulary.words
     own = [[[words[token] for token in row[0] if token > UNK]] for row in best.tolist()]

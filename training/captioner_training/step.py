@@ -211,7 +211,9 @@ class CaptionLoss(nn.Module):
         self.dense = dense
         self._of_data = any(objective.of_data for objective in objectives.values())
         self.never: Tensor
-        self.register_buffer("never", torch.tensor([*vocabulary.silent, END]), persistent=False)
+        self.register_buffer(
+            "never", torch.tensor([*vocabulary.never_generated, END]), persistent=False
+        )
 
     def forward(
         self, images: Tensor, data: Captions, sampled: Captions | None, share: Tensor | None

@@ -105,7 +105,7 @@ def _describe(checkpoint: Checkpoint, graphs: Graphs, *, has_trust: bool) -> dic
         "generation": asdict(checkpoint.generation),
         "tokenizer": vocabulary.tokenizer,
         "styles": list(vocabulary.styles),
-        "silent": list(vocabulary.silent),
+        "silent": list(vocabulary.never_generated),
         "drawing": drawing_constants(),
         "vocabulary": list(vocabulary.words),
         "trust": _TRUST if has_trust else None,

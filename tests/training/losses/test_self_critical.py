@@ -134,10 +134,10 @@ def test_start_tokens_are_not_sampled_and_have_no_probability(decoder: Decoder) 
         features,
         count=50,
         starts=torch.tensor([5, START]),
-        constraints=Constraints(maximum_length=5, silent=silent, must_end=False),
+        constraints=Constraints(maximum_length=5, never_generated=silent, must_end=False),
     )
     assert tokens[:, 0, 0].tolist() == [5, START] and not (tokens[..., 1:] == 5).any()
-    vocabulary: Any = SimpleNamespace(silent=silent)
+    vocabulary: Any = SimpleNamespace(never_generated=silent)
     critic = SelfCriticalCaptions(
         SelfCritical(), vocabulary=vocabulary, references=[[("a",)]], maximum_length=5
     )
@@ -216,7 +216,9 @@ def test_the_greedy_baseline_is_the_reward_of_the_greedy_caption(decoder: Decode
     features, photos = torch.randn(3, 4, 6), batch([2, 0, 1], [START] * 3)
     tokens, advantage, total = critic.sample(decoder, features, photos)
     rewards = critic.rewards(tokens, torch.tensor([2, 0, 1]))
-    constraints = Constraints(maximum_length=5, silent=critic.vocabulary.silent, must_end=False)
+    constraints = Constraints(
+        maximum_length=5, never_generated=critic.vocabulary.never_generated, must_end=False
+    )
     greedy = sample_captions(
         decoder, features, count=1, starts=torch.tensor([START] * 3), constraints=constraints,
         greedy=True,

@@ -51,7 +51,7 @@ class SelfCriticalCaptions(SamplingObjective):
         self.vocabulary = vocabulary
         self.maximum_length = config.maximum_length or maximum_length
         self._references = [[(*words, _END) for words in captions] for captions in references]
-        self._never = torch.tensor([*vocabulary.silent, UNK])
+        self._never = torch.tensor([*vocabulary.never_generated, UNK])
         self._reward: _Reward | None = None
         self._graphs = CudaGraphs()
 
@@ -75,7 +75,7 @@ class SelfCriticalCaptions(SamplingObjective):
         )
         constraints = Constraints(
             maximum_length=self.maximum_length,
-            silent=self.vocabulary.silent,
+            never_generated=self.vocabulary.never_generated,
             must_end=False,
             device=features.device,
         )
