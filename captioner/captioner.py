@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -13,6 +13,7 @@ from math import exp
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -48,7 +49,9 @@ from captioner.vision.image import MAX_PIXELS, open_image, source_name
 from captioner.vision.transform import Box, Transform
 
 _CPU_BATCH, _GPU_BATCH = 16, 128
-_LOCKS = [Lock() for _ in range(61)]  # for images and files that several threads may read
+# A lock for each PIL image and open file that is being read.
+_LOCKS: WeakValueDictionary[int, Lock] = WeakValueDictionary()
+_LOCKS_LOCK = Lock()
 
 
 class MachineOptions(TypedDict, total=False):
@@ -466,11 +469,7 @@ class Captioner:
 
     def _try_load(self, image: Any) -> PreparedImage | ImageError:
         """Load an image; called in threads."""
-        # A list may contain the same PIL image or file twice; two threads must not read it at once.
-        file = image if hasattr(image, "read") else None
-        if isinstance(image, Image.Image):
-            file = getattr(image, "fp", None) or image
-        with nullcontext() if file is None else _LOCKS[id(file) % len(_LOCKS)]:
+        with _lock_of(image):
             try:
                 return self._load(image)
             except ImageError as error:
@@ -584,6 +583,15 @@ def _check_trusted(caption: Caption, minimum_trust: float | None) -> Caption | U
         f"{caption.image or 'the image'}: caption dropped (trust {caption.trust or 0.0:.4f} < "
         f"minimum_trust {minimum_trust:g})"
     )
+
+
+def _lock_of(image: Any) -> AbstractContextManager[Any]:
+    """Return a lock: a list may contain the same PIL image or file twice."""
+    file = getattr(image, "fp", None) or image
+    if not isinstance(image, Image.Image) and not hasattr(image, "read"):
+        return nullcontext()
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(id(file), Lock())
 
 
 def _values(part: Tensor | None, words: int, *shape: int) -> Iterable[Any]:
