@@ -469,6 +469,8 @@ class Caption:
             raise ConfigError(
                 f"there is no alternative {number}: the caption has {len(sentences) - 1}"
             )
+        if number == 0:
+            return self
         return replace(self, sentences=(sentences.pop(number), *sentences))
 
     def is_below(self, minimum_trust: float | None) -> bool:

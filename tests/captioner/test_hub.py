@@ -200,9 +200,10 @@ def test_the_trust_in_use_is_uploaded_or_none(
 def test_log_level_and_progress_bars_of_huggingface_hub_stay(
     hub: Hub, model: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub.utils import are_progress_bars_disabled
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, progress_bar_states
 
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setitem(progress_bar_states, "_global", True)
     monkeypatch.setattr(logger := logging.getLogger("huggingface_hub"), "level", logging.INFO)
     Captioner.from_pretrained("user/model").push_to_hub("user/copy")
     with pytest.raises(CheckpointNotFoundError):
