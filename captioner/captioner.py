@@ -489,10 +489,14 @@ class Captioner:
         style = self.vocabulary.style(config.style)
         pixels = np.stack([image.pixels for image in images])
         beams, effects, grid = self.generate_batch(pixels, config, check_attention=check_attention)
-        judgements = [[Judgement([None] * len(one.tokens), None) for one in beam] for beam in beams]
         familiarities: Sequence[float | None] = [None] * len(images)
         if self.trust is not None:
             judgements, familiarities = self.trust.assess(pool(grid.features), beams)
+        else:
+            judgements = [
+                [Judgement([None] * len(hypothesis.tokens), None) for hypothesis in beam]
+                for beam in beams
+            ]
         dtype = str(self.dtype).removeprefix("torch.")
         model = ModelName(name=self.name, version=self.version, dtype=dtype)
         captions = []
@@ -586,10 +590,10 @@ def _check_trusted(caption: Caption, minimum_trust: float | None) -> Caption | U
 
 
 def _lock_of(image: Any) -> AbstractContextManager[Any]:
-    """Return a lock: a list may contain the same PIL image or file twice."""
-    file = getattr(image, "fp", None) or image
+    """Return a lock for a PIL image or open file, which a list may contain twice."""
     if not isinstance(image, Image.Image) and not hasattr(image, "read"):
         return nullcontext()
+    file = getattr(image, "fp", None) or image
     with _LOCKS_LOCK:
         return _LOCKS.setdefault(id(file), Lock())
 

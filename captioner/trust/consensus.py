@@ -109,12 +109,12 @@ class Consensus:
             sentences: the tokens of each sentence.
         """
         weights = [self._weigh(tokens) for tokens in sentences]
-        rows = list({row for of_sentence in weights for row in of_sentence})
+        rows = list({row for sentence in weights for row in sentence})
         changes = self.coefficients[rows].astype(np.float32) @ offset * self.scales[rows]
         expected = dict(zip(rows, (self.mean_references[rows] + changes).tolist(), strict=True))
         return [
-            sum(weight * expected[row] for row, weight in of_sentence.items()) / len(ORDERS)
-            for of_sentence in weights
+            sum(weight * expected[row] for row, weight in sentence.items()) / len(ORDERS)
+            for sentence in weights
         ]
 
     def _weigh(self, tokens: Sequence[int]) -> dict[int, float]:
