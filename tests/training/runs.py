@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from captioner_training.step import TrainStep
 from captioner_training.trackers import Tracker
 from captioner_training.train import train
 from tests.conftest import MEAN, STD
+from tests.launcher import environment, start
 
 MODEL = """
 encoder_weights: random
@@ -98,6 +100,31 @@ def train_here(
         shared=shared,
         tracker=tracker,
     )
+
+
+def pair(*arguments: object, **variables: str) -> list[subprocess.Popen[str]]:
+    """Two processes with what torchrun tells its own, without the starts that it takes.
+
+    Each has a group of its own, as there.
+    """
+    world = {
+        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    return [
+        start(
+            *arguments,
+            env=environment(**world, **variables, RANK=rank, LOCAL_RANK=rank),
+            start_new_session=True,
+        )
+        for rank in "01"
+    ]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def begin_step(

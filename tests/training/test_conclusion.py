@@ -114,10 +114,10 @@ def test_of_epochs_with_equal_cider_the_report_names_the_one_that_is_kept(
         ]  # fmt: skip
     (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in log))
     recipe = load_recipe(str(place / "own.yaml"))
-    write_run(tmp_path / "report.html", recipe, [], gain=None, notes=[], kept_origin=False)
+    write_run(tmp_path / "report.html", recipe, [], gain=None, notes=[], best_at=(2, 1))
     page = (tmp_path / "report.html").read_text()
     assert "<dt>best epoch</dt><dd>stage 2 epoch 1</dd>" in page
-    assert "3 epochs in 2 stages, 3 steps, 3.0 minutes of training." in page
+    assert "3 epochs in 2 stages, 3 steps." in page
     # Each plot has a dashed line at step 2 of 3. In that of cross-entropy, training is above.
     assert page.count('<polyline class="ideal" points="288.0,260 288.0,20"/>') == 4
     plot = page.partition("<h3>cross-entropy</h3>")[2].partition("</svg>")[0]
@@ -229,15 +229,35 @@ def test_disk_space_of_written_files_is_not_needed_again(
 
 
 def test_an_unreadable_test_split_does_not_fail_the_run(
-    run_main: Run, place: Path, tmp_path: Path
+    run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its captions may be there without the photos."""
+    """Its captions may be there without the photos. Too little memory does not fail it either."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(conclusion, "measure_gain", fail)
     shutil.copytree(place, tmp_path / "place")
     (tmp_path / "place" / "data" / "test-00.tar").unlink()
     said = train(run_main, tmp_path / "place", tmp_path / "run")
+    assert "gain: the GPU has too little memory" in said
     assert re.search("^test: .*/data/", said, re.MULTILINE)
     assert "there are 30 and 10." in said
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_with_one_validation_photo_the_cross_entropy_chooses_the_epoch(
+    run_main: Run, tmp_path: Path, tiny_file: Path
+) -> None:
+    """CIDEr of one photo is always 0."""
+    place = write_own(tmp_path, train=12, val=1)
+    said = train(run_main, place, tmp_path / "run", "--weights", tiny_file, "--log_every", 1)
+    assert "note: CIDEr needs 5 validation photos, the run has 1: the cross-entropy" in said
+    assert "CIDEr is not measured: it needs 5 photos, and there is 1" in said
+    assert "gained" not in said
+    assert json.loads((tmp_path / "run" / "finished.json").read_text())["progress"]["best_at"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "CIDEr is not measured" in page and "CIDEr gained" not in page
 
 
 def test_one_photo_is_too_few_to_train_on(run_main: Run, tmp_path: Path, place: Path) -> None:

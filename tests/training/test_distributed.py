@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,11 +22,13 @@ from captioner import ConfigError
 from captioner_training.data.batches import BucketSampler
 from captioner_training.distributed import start_processes
 from captioner_training.lock import locked
-from tests.launcher import Run, environment, start
+from tests.launcher import Run, environment
 from tests.training.runs import (
     MODEL,
     assert_same,
+    free_port,
     newest_state,
+    pair,
     records,
     train_here,
     wait_for_lines,
@@ -67,31 +69,6 @@ def torchrun(*arguments: object, where: Sequence[object] = ONE_MACHINE) -> subpr
     )
 
 
-def pair(*arguments: object) -> list[subprocess.Popen[str]]:
-    """Two processes with what torchrun tells its own, without the starts that it takes.
-
-    Each has a group of its own, as there.
-    """
-    world = {
-        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    return [
-        start(
-            *arguments,
-            env=environment(**world, RANK=rank, LOCAL_RANK=rank),
-            start_new_session=True,
-        )
-        for rank in "01"
-    ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def finish(process: subprocess.Popen[str]) -> str:
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
@@ -129,6 +106,7 @@ def together(recipe: Path) -> Path:
     # One of the two speaks: the result stands once on standard output.
     assert said.splitlines().count(str(out / "best.safetensors")) == 1
     assert said.count("31 training images") == 1
+    (recipe.parent / "said").write_text(said)
     return out
 
 
@@ -150,6 +128,8 @@ def test_two_processes_learn_what_one_learns(alone: Path, together: Path) -> Non
     for one, two in steps:  # the loss that is logged is that of the whole batch
         for name in ("loss", "cross_entropy", "gradient_norm"):
             assert two[name] == pytest.approx(one[name], rel=1e-3)
+    printed = re.search(r"step 1 of 3, loss ([\d.]+)", (together.parent / "said").read_text())
+    assert printed and float(printed[1]) == pytest.approx(steps[0][0]["loss"], abs=2e-3)
     epochs = [records(out)[-2]["validation"] for out in (alone, together)]
     assert epochs[1] == pytest.approx(epochs[0], rel=1e-3)  # sharded, and put together in order
 

@@ -318,6 +318,8 @@ def test_for_equal_cider_the_lower_cross_entropy_is_better(
     counted = [stage.count_epoch(0.0, nats) for nats in (5.0, 3.0, rounded, 2.0)]
     assert counted == [False, True, False, True]
     assert (progress.best_at, progress.stale) == ((1, 4), 0)
+    assert not stage.count_epoch(50.0, 2.5, has_cider=False)  # too few photos for CIDEr
+    assert stage.count_epoch(0.0, 1.5, has_cider=False)
     assert stage.count_epoch(0.1, 9.0)
 
 
@@ -452,8 +454,9 @@ def test_a_compiled_loss_of_pixels_has_the_values_and_gradients_of_the_eager_one
 
 @pytest.mark.slow
 def test_a_later_shape_that_does_not_compile_runs_without_compilation(
-    tiny_checkpoint: Checkpoint, batch: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_checkpoint: Checkpoint, batch: Batch, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     shapes: list[int] = []
 
     def backend(graph: Any, _: Any) -> Any:
@@ -471,6 +474,9 @@ def test_a_later_shape_that_does_not_compile_runs_without_compilation(
     _, eager = stepped(tiny_checkpoint, [short, batch], precision="float32")
     for ours, theirs in zip(values, eager, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
+    capsys.readouterr()
+    stepped(tiny_checkpoint, [short], precision="float32", compile=True)  # a later stage
+    assert capsys.readouterr().err.count("torch.compile failed") == 1
 
 
 def test_without_a_compiler_training_continues(

@@ -39,6 +39,7 @@ from captioner_training.evaluation.trust import (
 )
 from captioner_training.initialization import load_origin
 from captioner_training.log import report_photos
+from captioner_training.memory import memory_errors
 from captioner_training.recipe import Recipe
 from captioner_training.report.numbers import part_of
 from captioner_training.report.run import write_run
@@ -85,9 +86,8 @@ class _Conclusion:
 
     def run(self) -> None:
         note = read_json(self.out / "finished.json") or {}
-        kept_origin = (
-            self.recipe.weights is not None and (note.get("progress") or {}).get("best_at") is None
-        )
+        best_at = (note.get("progress") or {}).get("best_at")
+        kept_origin = self.recipe.weights is not None and best_at is None
         _attempt("trust", self._write_trust)
         gain = None
         if self.recipe.max_steps is not None:
@@ -107,7 +107,7 @@ class _Conclusion:
                 self._caption_best(report_photos(self.corpus.validation)).captioned,
                 gain=gain,
                 notes=notes,
-                kept_origin=kept_origin,
+                best_at=best_at and tuple(best_at),
             )
 
         _attempt("report", write)
@@ -162,7 +162,8 @@ class _Conclusion:
 
 def _attempt(part: str, work: Callable[[], T]) -> T | None:
     try:
-        return work()
+        with memory_errors():
+            return work()
     except CaptionerError as error:
         _print(f"{part}: {error}")
         return None

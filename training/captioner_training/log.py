@@ -258,10 +258,6 @@ class Log(Closing):
         """
         if self._bar is not None:
             self._bar.update()
-        if not sys.stderr.isatty() and time.monotonic() - self._printed_at > _INTERVAL:
-            self._printed_at = time.monotonic()
-            epoch, loss = self._epoch(stage, self.progress.epoch + 1), float(values["loss"])
-            self.print(f"{epoch}: step {self.progress.taken:,} of {stage.steps:,}, loss {loss:.3f}")
         if not self.is_due(stage):
             return
         named = self.processes.sum_named(values)
@@ -269,6 +265,12 @@ class Log(Closing):
         named["learning_rate"] = float(stage.scheduler.get_last_lr()[0])
         place = self._place(self.progress.epoch + 1)
         self._write({"event": "step", **place, **named, "timing": clock.timing()})
+        if not sys.stderr.isatty() and time.monotonic() - self._printed_at > _INTERVAL:
+            self._printed_at = time.monotonic()
+            self.print(
+                f"{self._epoch(stage, self.progress.epoch + 1)}: step {self.progress.taken:,} of "
+                f"{stage.steps:,}, loss {named['loss']:.3f}, {self._left(stage, clock)}"
+            )
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{named['loss']:.3f}", refresh=False)
 
@@ -302,7 +304,6 @@ class Log(Closing):
         if (progress.stage, progress.epoch) == (0, 1):  # for report.html
             record["photos"] = [_caption_record(caption) for caption in report_photos(captioned)]
         self._write(record)
-        left = timing["seconds"] / max(1, clock.steps) * (stage.steps - progress.taken)
         training = f"cross-entropy {means['cross_entropy']:.3f},"
         if "reward" in means:
             training = f"reward {means['reward']:.3f}, cross-entropy"
@@ -311,10 +312,17 @@ class Log(Closing):
             f"{self._epoch(stage, progress.epoch)}: "
             f"{training} {scores['cross_entropy']:.3f} on validation, CIDEr {scores['CIDEr']:.1f}, "
             f"BLEU-4 {scores['BLEU-4']:.1f}, {exact}{timing['images_per_second']:.0f} images/s, "
-            f"{left / 60:.0f} min left in this stage"
+            f"{self._left(stage, clock)}"
         )
         if stage.is_out_of_patience and progress.taken < stage.steps:
             self.print(f"no better score for {counted(progress.stale, 'epoch')}: the stage ends")
+
+    def _left(self, stage: StageState, clock: Clock) -> str:
+        """Estimate the time of the remaining steps of a stage."""
+        each = clock.timing()["seconds"] / max(1, clock.steps)
+        seconds = each * (stage.steps - self.progress.taken)
+        left = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        return f"{left} left in this stage"
 
     def finish(self) -> None:
         """Log the end of the run."""

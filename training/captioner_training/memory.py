@@ -33,8 +33,8 @@ def memory_errors() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise DeviceError(
-            "the GPU has too little memory for the steps of this recipe: lower batch_size or raise "
-            "accumulate in its stages"
+            "the GPU has too little memory: lower batch_size or raise accumulate in the stages of "
+            "the recipe, or end other programs that use the GPU"
         ) from error
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker"):

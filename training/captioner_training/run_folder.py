@@ -27,7 +27,7 @@ _SHOWN = 5  # differences named in a message
 # A resumed run may change these fields: they do not affect the results.
 _FREE = (
     "data.root", "data.workers", "save_every_minutes", "save_every_steps", "keep_states",
-    "keep_epochs", "keep_files",
+    "keep_epochs", "keep_files", "compile", "log_every",
 )  # fmt: skip
 # Files and folders that may exist when a run begins.
 _BEFORE_A_RUN = {"lock", "cache", "scenes", "tensorboard", "wandb", "wandb-run"}

@@ -87,16 +87,17 @@ class StageState:
         self.progress.taken += 1
         self.progress.total += 1
 
-    def count_epoch(self, cider: float, cross_entropy: float) -> bool:
+    def count_epoch(self, cider: float, cross_entropy: float, *, has_cider: bool = True) -> bool:
         """Count an epoch and its scores; return whether it is the best of the run.
 
-        The model must have the averaged weights.
+        The model must have the averaged weights. Without `has_cider`, the validation split is too
+        small for CIDEr, and only the cross-entropy decides.
         """
         progress, score = self.progress, (cider, -cross_entropy)
         progress.epoch, progress.step = progress.epoch + 1, 0
         self.sums = {}
         progress.stale += 1
-        best_of_stage = _is_better(score, progress.stage_best)
+        best_of_stage = _is_better(score, progress.stage_best, has_cider=has_cider)
         if best_of_stage:
             progress.stage_best, progress.stale = score, 0
         if best_of_stage or self.config.carry_over == "last":
@@ -105,7 +106,7 @@ class StageState:
                 for name, parameter in self.model.named_parameters()
                 if parameter.requires_grad
             }
-        best = _is_better(score, progress.best)
+        best = _is_better(score, progress.best, has_cider=has_cider)
         if best:
             progress.best, progress.best_at = score, (progress.stage + 1, progress.epoch)
         return best
@@ -139,9 +140,11 @@ class StageState:
         self._best = state["best"]
 
 
-def _is_better(score: tuple[float, float], best: tuple[float, float]) -> bool:
+def _is_better(score: tuple[float, float], best: tuple[float, float], *, has_cider: bool) -> bool:
     """Whether CIDEr is higher, or is equal and cross-entropy is lower by more than rounding."""
-    return score > (best[0], best[1] + _ROUNDING)
+    if has_cider or best[0] < 0:  # below 0: there is no score yet
+        return score > (best[0], best[1] + _ROUNDING)
+    return score[1] > best[1] + _ROUNDING
 
 
 class TrainState:

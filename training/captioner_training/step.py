@@ -177,6 +177,8 @@ class TrainStep:
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         trained = [p for p in self.stage.model.parameters() if p.requires_grad]
         try:
+            torch._dynamo.reset()  # frees the CUDA graphs of earlier stages
+            torch._dynamo.config.suppress_errors = False
             torch._dynamo.config.recompile_limit = 64  # batches have several shapes
             compiled = torch.compile(self.loss, mode=mode, dynamic=False)
             with torch.random.fork_rng([device] if device.type == "cuda" else []), self.autocast:

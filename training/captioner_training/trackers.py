@@ -72,13 +72,19 @@ class WeightsAndBiases:
         with writing(marker):
             out.mkdir(parents=True, exist_ok=True)
             identifier = marker.read_text().strip() if marker.exists() else None
-            self._run = self._module.init(
-                dir=str(out),
-                name=out.name,
-                id=identifier,
-                resume=None if identifier is None else "allow",
-                config=dict(recipe),
-            )
+            try:
+                self._run = self._module.init(
+                    dir=str(out),
+                    name=out.name,
+                    id=identifier,
+                    resume=None if identifier is None else "allow",
+                    config=dict(recipe),
+                )
+            except self._module.Error as error:
+                raise ConfigError(
+                    f"--log wandb failed ({error}): run `wandb login`, or set WANDB_API_KEY or "
+                    "WANDB_MODE=offline"
+                ) from error
             marker.write_text(f"{self._run.id}\n")
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:

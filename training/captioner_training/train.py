@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from captioner_training.initialization import build_model, load_encoder, load_or
 from captioner_training.interrupts import Interrupts
 from captioner_training.lock import locked
 from captioner_training.log import Clock, Log
+from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.losses.objective import Objective
 from captioner_training.losses.table import objective_classes, stage_objectives
 from captioner_training.memory import memory_errors
@@ -122,7 +123,7 @@ class Run:
     digest: str
     captions: CaptionTable
     origin: Checkpoint | None
-    objectives: Sequence[Mapping[str, Objective]]
+    objectives: list[Mapping[str, Objective]]
     state: TrainState
     log: Log
     interrupts: Interrupts = field(default_factory=Interrupts)
@@ -168,10 +169,12 @@ class Run:
         if saved is not None:
             state.load_state_dict(saved)
 
-        if processes.main:
+        def begin() -> None:
             folder.begin()
             if tracker is not None:
                 tracker.begin(plain(recipe), out=folder.out, step=state.progress.total)
+
+        processes.main_alone(begin)
         log = Log(recipe, folder.out, processes=processes, progress=state.progress, tracker=tracker)
         log.start(corpus, origin, objectives, state)
         images = StageImages(
@@ -246,6 +249,7 @@ class Run:
             with self.interrupts.deferred():
                 self._train_epoch(stage, batches, step, grids)
         self.state.end_stage()
+        self.objectives[progress.stage - 1] = {}  # frees their CUDA graphs
         self._save()
 
     def _train_epoch(
@@ -276,7 +280,11 @@ class Run:
                 grids=grids,
                 after_batch=self._stop_if_requested,
             )
-            best = stage.count_epoch(scores["CIDEr"], scores["cross_entropy"])
+            best = stage.count_epoch(
+                scores["CIDEr"],
+                scores["cross_entropy"],
+                has_cider=len(self.corpus.validation) >= MIN_IMAGES,
+            )
             self._keep_checkpoint(scores, best=best)
         self.log.epoch(means, scores, captioned, stage=stage, clock=clock)
         if not stage.is_over:

@@ -43,9 +43,9 @@ def described(corpus: Corpus, **data: object) -> list[str]:
 
 def test_rare_words_and_long_captions_are_counted(tmp_path: Path, words: list[str]) -> None:
     image = make_image(tmp_path, words)
-    few = Corpus(train=[image], validation=[image] * 2, vocabulary=Vocabulary(["a", "dog"]))
+    few = Corpus(train=[image], validation=[image] * 5, vocabulary=Vocabulary(["a", "dog"]))
     assert described(few, maximum_length=4) == [
-        "1 training images, 2 validation images, 2 words",
+        "1 training images, 5 validation images, 2 words",
         # Of 100 words 6 occur less than four times each in all, and 3 less than three times.
         "4 of 6 words in the training captions become <unk> (data.minimum_count 5): 10.0 % of the "
         "text; --data.minimum_count 3 keeps more of them",
@@ -57,14 +57,14 @@ def test_rare_words_and_long_captions_are_counted(tmp_path: Path, words: list[st
     )
     size, single, rare = described(more, maximum_length=5, minimum_count=3)
     assert size == "1 training images, 1 validation images, 4 words"
-    assert single.startswith("note: CIDEr is always 0 with a single validation photo")
+    assert single.startswith("note: CIDEr needs 5 validation photos, the run has 1")
     assert rare.endswith("become <unk> (data.minimum_count 3): 3.0 % of the text")
 
 
 def test_styles_of_a_run_are_named(tmp_path: Path, words: list[str]) -> None:
     vocabulary = Vocabulary([*{*words}], styles=("any", "old", "new"))
     image = make_image(tmp_path, words, style="new")
-    corpus = Corpus(train=[image], validation=[image] * 2, vocabulary=vocabulary)
+    corpus = Corpus(train=[image], validation=[image] * 5, vocabulary=vocabulary)
     all_styles = "styles: any, old, new (default any); this run trains "
     assert described(corpus, styles=True)[1] == all_styles + "new"
     assert described(corpus, styles=True, any_style=0.5)[1] == all_styles + "any, new"

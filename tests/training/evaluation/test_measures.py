@@ -143,7 +143,8 @@ def test_the_cross_entropy_of_references_is_in_nats_per_token(
     calibration = report["calibration"]
     assert isinstance(calibration, dict)
     assert calibration["cross_entropy"] == pytest.approx(nats)
-    assert calibration["intervals"]["cross_entropy"] == pytest.approx([nats, nats])  # all alike
+    # All are alike. Bootstrap samples overestimate the calibration error, so it has no interval.
+    assert calibration["intervals"] == {"cross_entropy": pytest.approx([nats, nats])}
     assert [row.cross_entropy for row in split.rows()] == pytest.approx([nats] * 3)
     assert [row.reference_tokens for row in split.rows()] == [8] * 3
 

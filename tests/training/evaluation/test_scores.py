@@ -30,6 +30,7 @@ from captioner_training.evaluation.scores import (
     official_scores,
     score_tables,
 )
+from captioner_training.losses.cider import CiderD
 
 WORDS = ["a", "b", "c", "d", "e", "f"]
 COCO = Path(os.environ.get("CAPTIONER_DATA", "nowhere")) / "coco" / "captions_val.json"
@@ -66,6 +67,12 @@ def test_on_the_same_tokens_scores_are_pycocoevalcaps_and_nltks() -> None:
     assert ours["ROUGE-L"] / 100 == pytest.approx(theirs, abs=1e-6)
     theirs, _ = Cider().compute_score(wanted, given)
     assert ours["CIDEr"] / 100 == pytest.approx(theirs, abs=1e-6)
+
+
+def test_two_words_outside_the_corpus_are_different_words() -> None:
+    cider = CiderD([[["a", "dog"]], [["two", "cats"]]])
+    pairs = cider.score([[["zebra"]], [["zebra"]]], [[["giraffe"]], [["zebra"]]])
+    assert pairs[:, 0].tolist() == pytest.approx([0, 2.5])  # one of four orders
 
 
 def test_empty_captions_score_nothing() -> None:
@@ -201,8 +208,8 @@ def test_a_crash_of_meteor_affects_only_meteor(
 def test_the_gap_of_each_bin_counts_by_its_size(
     confidence: list[float], right: list[float], error: float
 ) -> None:
-    table, bins = reliability(confidence, right, [0] * len(right), images=1)
-    assert table.value() / 100 == pytest.approx(error)
+    percent, bins = reliability(confidence, right)
+    assert percent / 100 == pytest.approx(error)
     assert sum(one["count"] for one in bins) == len(right)
     if len(right) == 3:
         assert bins[0] == pytest.approx({"count": 2, "confidence": 0.55, "right": 0.5})

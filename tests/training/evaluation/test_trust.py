@@ -80,6 +80,10 @@ def test_logistic_regression_finds_the_log_odds_of_two_groups() -> None:
     assert constant + 3 * slope == pytest.approx(-np.log(3), abs=0.02)
     constant, slope = fit_logistic(np.ones((50, 1)), [True] * 50)
     assert 2 < constant + slope < 10  # nothing was wrong, and yet it may be
+    # The mean trust of 100 words, of which 97 are right, is near 0.97.
+    clues = np.random.default_rng(0).normal(size=(100, 1))
+    constant, slope = fit_logistic(clues, [at >= 3 for at in range(100)])
+    assert (1 / (1 + np.exp(-constant - slope * clues))).mean() == pytest.approx(0.97, abs=1e-3)
 
 
 def test_word_features_learn_words_from_the_mean_of_a_grid() -> None:

@@ -89,6 +89,12 @@ def test_the_reward_is_the_official_scorers_with_the_end_as_a_word() -> None:
     assert rewards[0, 0].item() == pytest.approx(10) and (rewards[:, 0] > rewards[:, 1]).all()
 
 
+def test_rewards_are_computed_on_the_cpu_where_a_device_has_no_float64() -> None:
+    references = [[("a", "circle")], [("blue", "square")]]
+    cider = CiderD(references, device="mps")
+    assert cider.score(references, references).shape == (2, 1)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_captions_are_drawn_from_the_models_probabilities(
     decoder: Decoder, temperature: float

@@ -13,6 +13,7 @@ import torch
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.captions import CaptionTable, encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
+from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import ANY_STYLE, DataConfig
 
 OTHER_LANGUAGE = 0.5
@@ -56,10 +57,10 @@ class Corpus:
             f"{len(self.train):,} training images, {len(self.validation):,} validation images, "
             f"{len(self.vocabulary.ordinary_words):,} words"
         )
-        if len(self.validation) == 1:
+        if (count := len(self.validation)) < MIN_IMAGES:
             yield (
-                "note: CIDEr is always 0 with a single validation photo, so epochs are compared by "
-                "cross-entropy: validate on more photos"
+                f"note: CIDEr needs {MIN_IMAGES} validation photos, the run has {count}: the "
+                "cross-entropy decides which epoch is the best"
             )
         if styles := self.vocabulary.styles:
             default = (ANY_STYLE,) if data.any_style > 0 else ()

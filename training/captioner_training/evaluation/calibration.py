@@ -28,7 +28,7 @@ from captioner.vocabulary import PAD, Vocabulary
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.captions import collate, encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
-from captioner_training.evaluation.bootstrap import Floats, Table, mean_table, summary
+from captioner_training.evaluation.bootstrap import Floats, mean_table, summary
 
 _BINS = 10
 
@@ -114,18 +114,19 @@ class Calibration:
             `tokens`: the number of tokens.
             `error`: the expected calibration error in percent.
             `cross_entropy`: in nats per token.
-            `intervals`: the 95 % intervals of `error` and `cross_entropy`.
+            `intervals`: the 95 % interval of `cross_entropy`. `error` has none: it is biased
+                upwards, most of all in bootstrap samples.
             `bins`: see reliability.
             `vocabulary_hash`: cross-entropies are comparable only if it is equal.
         """
         image, confidence, right, _ = torch.cat(self._parts).numpy().T
-        error, bins = reliability(confidence, right, image.astype(int), images=self._images)
+        error, bins = reliability(confidence, right)
         nats, tokens = self.cross_entropy()
-        tables = {"error": error, "cross_entropy": mean_table(nats, tokens)}
         return {
             "tokens": len(image),
             "vocabulary_hash": hashlib.sha256(self._tokens.encode()).hexdigest()[:16],
-            **summary(tables),
+            "error": error,
+            **summary({"cross_entropy": mean_table(nats, tokens)}),
             "bins": bins,
         }
 
@@ -140,16 +141,12 @@ class Calibration:
         return np.bincount(image, values, minlength=self._images).astype(np.float64)
 
 
-def reliability(
-    confidence: ArrayLike, right: ArrayLike, image: ArrayLike, *, images: int
-) -> tuple[Table, list[dict[str, float]]]:
+def reliability(confidence: ArrayLike, right: ArrayLike) -> tuple[float, list[dict[str, float]]]:
     """Sort predictions into bins by their confidence.
 
     Args:
         confidence: (N,), 0 to 1.
         right: (N,), 0 to 1: whether, or to what degree, each prediction is right.
-        image: (N,), the index of each prediction's image.
-        images: the number of images.
 
     Returns:
         The expected calibration error in percent, and for each bin with predictions its `count`,
@@ -157,22 +154,14 @@ def reliability(
     """
     predicted, true = np.asarray(confidence, np.float64), np.asarray(right, np.float64)
     bin_of = np.clip(np.ceil(predicted * _BINS).astype(int), 1, _BINS) - 1
-    place = np.asarray(image) * _BINS + bin_of
-    sums = [
-        np.bincount(place, weights=values, minlength=images * _BINS).reshape(images, _BINS)
+    count, predicted_sum, true_sum = (
+        np.bincount(bin_of, weights=values, minlength=_BINS)
         for values in (np.ones_like(predicted), predicted, true)
-    ]
-    rows = np.concatenate(sums, axis=1).astype(np.float64)  # (images, 3 * bins)
+    )
     bins = [
         {"count": int(n), "confidence": float(c / n), "right": float(r / n)}
-        for n, c, r in zip(*np.split(rows.sum(axis=0), 3), strict=True)
+        for n, c, r in zip(count, predicted_sum, true_sum, strict=True)
         if n
     ]
-    return Table(rows, _error), bins
-
-
-def _error(sums: Floats) -> Floats:
-    count, predicted, true = np.split(sums, 3, axis=-1)
-    total = np.maximum(count.sum(axis=-1), 1)
-    error: Floats = 100 * np.abs(predicted - true).sum(axis=-1) / total
-    return error
+    error = 100 * np.abs(predicted_sum - true_sum).sum() / max(len(predicted), 1)
+    return float(error), bins

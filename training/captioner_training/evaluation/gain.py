@@ -9,6 +9,7 @@ import numpy as np
 
 from captioner.terminal import counted
 from captioner_training.evaluation.bootstrap import mean_table, summary
+from captioner_training.losses.cider import MIN_IMAGES
 
 
 def measure_gain(
@@ -33,6 +34,11 @@ def describe_gain(gain: Mapping[str, Any]) -> str:
         photos = (
             f"on the {counted(gain['images'], 'validation photo')} that chose the epoch (usually "
             "lower on other photos)"
+        )
+    if gain["images"] < MIN_IMAGES:
+        return (
+            f"CIDEr is not measured: it needs {MIN_IMAGES} photos, and there "
+            f"{'is' if gain['images'] == 1 else 'are'} {gain['images']}"
         )
     low, high = gain["intervals"]["gain" if "gain" in gain else "after"]
     if "gain" not in gain:

@@ -12,6 +12,7 @@ from typing import Any
 
 from captioner.errors import DataError, OutputError
 from captioner.files import replace_file
+from captioner.tables import read_table
 from captioner.terminal import json_line
 from captioner_training.data.coco import read_captions
 from captioner_training.data.images import CaptionedImage
@@ -78,7 +79,8 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
 
     Args:
         path: a file of COCO results, a JSON list of {"image_id": 7, "caption": "..."}; or of
-            caption records, one JSON object per line with "image" and "caption". `image_id` may be
+            caption records, one JSON object per line with "image" and "caption", or a CSV or
+            Parquet table with these columns. A null caption has no words. `image_id` may be
             the image's id (a number or text), the stem of its file name, or the number at the end
             of that stem. `image` is a path whose last parts equal those of the image's name. An
             entry that fits several images is skipped and reported.
@@ -192,6 +194,13 @@ def _ends(path: str) -> list[str]:
 
 def _entries(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Read the entries of a file, each with its location for error messages."""
+    if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
+        table = read_table(path, name=str(path))
+        rows = table.to_dict("records")
+        return [
+            (f"{path}, row {number}", {str(key): value for key, value in row.items()})
+            for number, row in enumerate(rows, start=1)
+        ]
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -223,9 +232,11 @@ def _named(entry: Mapping[str, Any], where: str) -> tuple[str, str | None]:
             f"{where} names no image: add the field image_id, or the field image with the file name"
         )
     caption = entry.get("caption")
-    if not isinstance(caption, str) and "error" not in entry:
+    if entry.get("error"):
+        return str(name), caption or None
+    if "caption" not in entry or not isinstance(caption, str | None):
         raise DataError(f"{where} has no caption")
-    return str(name), caption if isinstance(caption, str) else None
+    return str(name), caption or ""
 
 
 def write_predictions(

@@ -16,6 +16,7 @@ from captioner.tables import read_json
 from captioner.terminal import printable
 from captioner_training.evaluation.bootstrap import Table, mean_table, summary
 from captioner_training.evaluation.predictions import Target
+from captioner_training.report.numbers import missing_parts
 
 _NOT_COMPARED = ("per_image", "comparisons", "comparison")  # the last one is from 0.1
 
@@ -122,10 +123,11 @@ def measure_parts(
         try:
             report[name] = part()
         except CaptionerError as error:
-            failed = True
             report[name] = {"error": error.record()}
-            place = f"{model}: {name}" if model else name
-            print(f"captioner: {place}: {printable(str(error))}", file=sys.stderr)
+        for failure, reason in missing_parts({name: report[name]}):
+            failed = True
+            place = f"{model}: {failure}" if model else failure
+            print(f"captioner: {place}: {printable(reason)}", file=sys.stderr)
     return failed
 
 

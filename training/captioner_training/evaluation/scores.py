@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import or_
-from typing import Any
 
 import numpy as np
 
@@ -170,27 +169,21 @@ def official_scores(
     score = partial(score_tables, corpus=texts if corpus is None else _nested(corpus))
     human = human_tables(texts, score)
 
-    def meteor(*pair: Any) -> Tables:
-        return {"METEOR": meteor_table(*pair)}
-
-    return {
-        "tokenizer": _OFFICIAL_TOKENS,
-        **_with_meteor(score(texts, words), lambda: meteor(texts, words)),
-        "human": _with_meteor(human, lambda: human_tables(texts, meteor)),
-    }
+    scores = score(texts, words)
+    try:
+        best = scores | {"METEOR": meteor_table(texts, words)}
+        people = human | human_tables(texts, lambda *pair: {"METEOR": meteor_table(*pair)})
+        values = {**summary(best), "human": summary(people)}
+    except CaptionerError as error:
+        failed = {"METEOR": {"error": error.record()}}
+        values = {**summary(scores), **failed, "human": summary(human)}
+    return {"tokenizer": _OFFICIAL_TOKENS, **values}
 
 
 def _nested(references: Sequence[Sequence[str]]) -> list[list[list[str]]]:
     """Tokenize the references of all images in one call."""
     flat = iter(tokenize_ptb([text for texts in references for text in texts]))
     return [[next(flat) for _ in texts] for texts in references]
-
-
-def _with_meteor(tables: Tables, meteor: Callable[[], Tables]) -> dict[str, object]:
-    try:
-        return summary(tables | meteor())
-    except CaptionerError as error:
-        return {**summary(tables), "METEOR": {"error": error.record()}}
 
 
 def score_split(captioned: Sequence[Captioned]) -> dict[str, float]:

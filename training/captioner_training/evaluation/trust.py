@@ -46,6 +46,7 @@ FEWEST_PHOTOS = 100
 """Least number of training photos, and of held-out photos, for fitting."""
 
 _RIDGE = 0.08  # strength of the regularisation per photo
+_CONSTANT = 1e-3  # strength of the regularisation of a logistic regression's constant
 _FEWEST_WORDS = 100
 _SHARES = tuple(share / 20 for share in range(1, 21))
 
@@ -170,7 +171,8 @@ def fit_trust(
 def fit_logistic(clues: Floats, right: Sequence[bool]) -> Floats:
     """Fit a logistic regression by Newton's method.
 
-    An L2 penalty on standardised clues keeps trust finite if all words are right.
+    An L2 penalty on the slopes of standardised clues keeps them finite. The constant has almost
+    none, so that the mean prediction is the share of right outcomes; it is finite if all are right.
 
     Args:
         clues: (N, P), the inputs.
@@ -182,10 +184,11 @@ def fit_logistic(clues: Floats, right: Sequence[bool]) -> Floats:
     middle, width = clues.mean(axis=0), clues.std(axis=0) + 1e-9
     columns = np.concatenate([np.ones((len(clues), 1)), (clues - middle) / width], axis=1)
     target, weights = np.asarray(right, np.float64), np.zeros(columns.shape[1])
+    penalty = np.array([_CONSTANT, *np.ones(len(weights) - 1)])
     for _ in range(30):
         predicted = (1 + np.tanh(columns @ weights / 2)) / 2
-        gradient = columns.T @ (predicted - target) + weights
-        hessian = (columns.T * (predicted * (1 - predicted))) @ columns + np.eye(len(weights))
+        gradient = columns.T @ (predicted - target) + penalty * weights
+        hessian = (columns.T * (predicted * (1 - predicted))) @ columns + np.diag(penalty)
         weights = weights - np.linalg.solve(hessian, gradient)
     slopes = weights[1:] / width
     return np.concatenate([[weights[0] - middle @ slopes], slopes])
@@ -208,14 +211,13 @@ class _Predictions(NamedTuple):
         image = self.image.astype(int)
         count = np.bincount(image, minlength=images)
         right = np.bincount(image, self.right, minlength=images)
-        error, bins = reliability(self.trust, self.right, image, images=images)
+        error, bins = reliability(self.trust, self.right)
         tables = {
             "right": mean_table(right, count, scale=100),
             "auroc": ranking_table(self.trust, self.right, image, images=images),
             f"auroc_{plain}": ranking_table(self.score, self.right, image, images=images),
-            "error": error,
         }
-        return {"count": len(image), **summary(tables), "bins": bins}
+        return {"count": len(image), "error": error, **summary(tables), "bins": bins}
 
 
 def measure_trust(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -> dict[str, object]:

@@ -17,6 +17,9 @@ from torch import Tensor
 
 Words = Sequence[str]
 
+MIN_IMAGES = 5
+"""Least number of images for a meaningful score; of one image it is always 0."""
+
 _ORDERS = (1, 2, 3, 4)
 _SIGMA = 6.0  # width, in words, of the Gaussian penalty on the difference in length
 _CHUNK = 64  # images that are compared at once, to bound the memory
@@ -48,12 +51,14 @@ class CiderD:
     Args:
         corpus: the references of each image, as words, for the document frequencies. For a reward
             these are the training references, for a score the scored references.
-        device: the device that `compare` runs on.
+        device: the device that `compare` runs on; the CPU for MPS, which has no float64.
     """
 
     def __init__(
         self, corpus: Sequence[Sequence[Words]], *, device: torch.device | str = "cpu"
     ) -> None:
+        if torch.device(device).type == "mps":
+            device = "cpu"
         frequent = Counter(word for image in corpus for words in image for word in words)
         self._numbers = {word: number for number, (word, _) in enumerate(frequent.most_common())}
         self._log_images = float(np.log(len(corpus)))
@@ -84,7 +89,7 @@ class CiderD:
     def number(self, images: Sequence[Sequence[Words]]) -> Tensor:
         """Return the word numbers of S sentences per image: (B, S, T) int64 on the CPU, padded.
 
-        In a call, different words outside the corpus get different numbers.
+        Words outside the corpus get numbers of their own, the same in all calls.
         """
         most = max(len(sentences) for sentences in images)
         tokens = self._pad([words for sentences in images for words in sentences])
@@ -149,16 +154,12 @@ class CiderD:
         lengths = torch.tensor([len(words) for words in sentences], dtype=torch.int64)
         longest = max(1, int(lengths.max())) if len(sentences) else 1
         tokens = torch.full((len(sentences), longest), _PAD, dtype=torch.int64)
-        new: dict[str, int] = {}
-        numbers = [self._number(word, new) for words in sentences for word in words]
+        numbers = [self._number(word) for words in sentences for word in words]
         tokens[torch.arange(longest) < lengths[:, None]] = torch.tensor(numbers, dtype=torch.int64)
         return tokens
 
-    def _number(self, word: str, new: dict[str, int]) -> int:
-        number = self._numbers.get(word)
-        if number is None:
-            number = new.setdefault(word, len(self._numbers) + len(new))
-        return min(number, _LAST)
+    def _number(self, word: str) -> int:
+        return min(self._numbers.setdefault(word, len(self._numbers)), _LAST)
 
 
 def _keys(tokens: Tensor, order: int) -> tuple[Tensor, Tensor]:

@@ -146,7 +146,8 @@ class _Reward(NamedTuple):
 
     def score(self, tokens: Tensor, positions: Tensor) -> Tensor:
         captions = self.numbers[tokens[..., 1:]]
-        return self.cider.compare(captions, self.references[positions]).float()
+        rewards = self.cider.compare(captions, self.references[positions]).float()
+        return rewards.to(tokens.device)
 
 
 def advantages(rewards: Tensor, greedy: Tensor | None) -> Tensor:

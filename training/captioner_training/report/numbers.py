@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from captioner_training.losses.cider import MIN_IMAGES
+
 Report = Mapping[str, Any]
 
 SCORES = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr", "METEOR")
@@ -36,7 +38,7 @@ class Part:
         """Format a number as `26.0 [23.6, 28.4]`; if it is missing, return a dash."""
         if name not in self:
             return "–"
-        if self._intervals.get(name) is None:
+        if None in (self._intervals.get(name) or (None,)):
             return number(self[name], digits)
         low, high = self.interval(name)
         return f"{self[name]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
@@ -58,17 +60,33 @@ def part_of(report: Report, *names: str) -> Part | None:
 
 
 def missing_parts(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield the name and the error of each part that failed."""
+    """Yield the name and the error of each part that failed, and of parts inside them."""
     for name, value in report.items():
-        error = value.get("error") if isinstance(value, Mapping) else None
-        if isinstance(error, Mapping):
+        if not isinstance(value, Mapping) or name == "report":  # that of a compared model
+            continue
+        if isinstance(error := value.get("error"), Mapping):
             yield name, str(error.get("detail", error))
+        else:
+            yield from missing_parts(value)
 
 
 def main_scores(report: Report) -> tuple[Part | None, Part | None]:
     """Return the scores of the model and of people, on COCO's tokens if those were measured."""
     name = "nltk" if part_of(report, "pycocoevalcap") is None else "pycocoevalcap"
-    return part_of(report, name), part_of(report, name, "human")
+    parts = part_of(report, name), part_of(report, name, "human")
+    if has_cider(report):
+        return parts
+    model, people = (
+        part and Part({key: value for key, value in part.values.items() if key != "CIDEr"})
+        for part in parts
+    )
+    return model, people
+
+
+def has_cider(report: Report) -> bool:
+    """Whether there are enough images for CIDEr's document frequencies."""
+    frequencies = report.get("document_frequencies") or {}
+    return int(frequencies.get("images", MIN_IMAGES)) >= MIN_IMAGES
 
 
 def title(report: Report) -> tuple[str, str]:

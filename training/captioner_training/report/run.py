@@ -16,6 +16,7 @@ from captioner.generation.beam_search import Hypothesis
 from captioner.vision.transform import Transform
 from captioner.vocabulary import join
 from captioner_training.data.captioned import Captioned
+from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import Recipe
 from captioner_training.report.gallery import Gallery
 from captioner_training.report.plots import Plot, curves_plot
@@ -33,7 +34,7 @@ def write_run(
     *,
     gain: Record | None,
     notes: Sequence[str],
-    kept_origin: bool,
+    best_at: tuple[int, int] | None,
 ) -> None:
     """Write the report of a run from the log beside it.
 
@@ -43,7 +44,7 @@ def write_run(
         captioned: some validation photos with the captions of the best checkpoint.
         gain: see measure_gain; None if it was not measured.
         notes: shown above everything else.
-        kept_origin: whether the best checkpoint is the model that the run started from.
+        best_at: stage and epoch of the best checkpoint; None: the model that the run started from.
 
     Raises:
         DataError: the log is missing or damaged.
@@ -66,13 +67,13 @@ def write_run(
         lead=_lead(epochs),
         notes=list(notes),
         cards=list(_cards(gain)),
-        kept="original model (no epoch is better)" if kept_origin else "best epoch",
+        kept="original model (no epoch is better)" if best_at is None else "best epoch",
         plots=list(_plots(log, epochs)),
         best=Gallery(images=images, captioned=captioned, framing=framing),
         best_captions=[join(caption.words, tokenizer) for caption in captioned],
         first=Gallery(images=images, captioned=first, framing=framing),
         first_captions=[join(caption.words, tokenizer) for caption in first],
-        facts=list(_facts(recipe, log, epochs)),
+        facts=list(_facts(recipe, log, epochs, best_at)),
     )
     with replace_file(page) as file:
         file.write(content.encode(errors="backslashreplace"))
@@ -99,18 +100,19 @@ def _first_epoch(records: Sequence[Record], captioned: Sequence[Captioned]) -> l
 
 
 def _lead(epochs: Sequence[Record]) -> str:
-    seconds = sum(epoch["timing"]["seconds"] for epoch in epochs)
     stages = len({epoch["stage"] for epoch in epochs})
     return (
         f"{len(epochs)} epochs in {stages} {'stages' if stages > 1 else 'stage'}, "
-        f"{epochs[-1]['step']:,} steps, {seconds / 60:.1f} minutes of training."
+        f"{epochs[-1]['step']:,} steps."
     )
 
 
 def _cards(gain: Record | None) -> Iterator[tuple[str, str, str]]:
     names = {"before": "CIDEr before", "after": "CIDEr", "gain": "CIDEr gained"}
-    for key, name in names.items() if gain is not None else ():
-        if gain is not None and key in gain:
+    if gain is None or gain["images"] < MIN_IMAGES:
+        return
+    for key, name in names.items():
+        if key in gain:
             low, high = gain["intervals"][key]
             about = f"{low:.1f} to {high:.1f}, {gain['images']:,} {_SPLITS[gain['split']]} photos"
             yield f"{gain[key]:.1f}", name, about
@@ -153,20 +155,19 @@ def _plots(log: Sequence[Record], epochs: Sequence[Record]) -> Iterator[tuple[Pl
         yield curves_plot(curves, title=title, ends=ends), about
 
 
-def _score(validation: Mapping[str, float]) -> tuple[float, float]:
-    """Return the score that decides which epoch is kept; see state.Progress."""
-    return validation["CIDEr"], -validation["cross_entropy"]
-
-
 def _facts(
-    recipe: Recipe, log: Sequence[Record], epochs: Sequence[Record]
+    recipe: Recipe,
+    log: Sequence[Record],
+    epochs: Sequence[Record],
+    best_at: tuple[int, int] | None,
 ) -> Iterator[tuple[str, str]]:
-    best = max(epochs, key=lambda epoch: _score(epoch["validation"]))
     yield "recipe", recipe.name
     yield "data", recipe.data.root if recipe.data.scenes is None else "synthetic scenes"
     yield "started from", recipe.weights or f"encoder {recipe.encoder_weights}"
     if log[0]["event"] == "origin":
         yield "CIDEr of that model during training", f"{log[0]['validation']['CIDEr']:.1f}"
-    yield "best epoch", f"stage {best['stage']} epoch {best['epoch']}"
-    yield "its CIDEr during training", f"{best['validation']['CIDEr']:.1f}"
+    for epoch in epochs:
+        if (epoch["stage"], epoch["epoch"]) == best_at:
+            yield "best epoch", f"stage {epoch['stage']} epoch {epoch['epoch']}"
+            yield "its CIDEr during training", f"{epoch['validation']['CIDEr']:.1f}"
     yield "seed", str(recipe.seed)

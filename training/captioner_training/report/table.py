@@ -7,7 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from captioner.terminal import in_a_line
-from captioner_training.report.numbers import SCORES, Part, main_scores, part_of
+from captioner_training.losses.cider import MIN_IMAGES
+from captioner_training.report.numbers import (
+    SCORES,
+    Part,
+    has_cider,
+    main_scores,
+    missing_parts,
+    part_of,
+)
 from captioner_training.report.side_by_side import letters, models_of, side_by_side
 
 Report = Mapping[str, Any]
@@ -28,9 +36,15 @@ def draw_table(report: Report) -> str:
     end = "In brackets: 95 % intervals over images. All numbers: --json, --report DIR."
     if report.get("comparisons"):
         differences = "\n".join(_line(*line) for line in _differences(report))
-        return "\n\n".join([head, *_side_by_side(report), differences, end])
-    rest = "\n".join(_line(*line) for line in _measures(report))
+        failed = "\n".join(_line(*line) for model in models_of(report) for line in _failed(model))
+        return "\n\n".join(filter(None, [head, *_side_by_side(report), differences, failed, end]))
+    rest = "\n".join(_line(*line) for line in (*_measures(report), *_failed(report)))
     return "\n\n".join(filter(None, [head, "\n".join(_scores(report)), rest, end]))
+
+
+def _failed(report: Report) -> Iterator[tuple[str, str]]:
+    for name, reason in missing_parts(report):
+        yield name, f"failed: {reason}"
 
 
 def _line(name: str, text: str) -> str:
@@ -110,6 +124,8 @@ def _scores(report: Report) -> Iterator[str]:
     for name in filter(model.__contains__, SCORES):
         cells = "".join(_cell(part, name).ljust(_CELL) for part in columns.values())
         yield (name.ljust(_NAMES) + cells).rstrip()
+    if not has_cider(report):
+        yield _line("CIDEr", f"     –  needs {MIN_IMAGES} images or more")
 
 
 def _cell(part: Part, name: str) -> str:
