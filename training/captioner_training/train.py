@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -123,7 +122,7 @@ class Run:
     digest: str
     captions: CaptionTable
     origin: Checkpoint | None
-    objectives: list[Mapping[str, Objective]]
+    objectives: list[dict[str, Objective]]
     state: TrainState
     log: Log
     interrupts: Interrupts = field(default_factory=Interrupts)
