@@ -48,11 +48,6 @@ VERBS = {
     "train": Verb(
         "captioner_training.verbs.train", "train a model from a recipe", takes_fields=True
     ),
-    "ablate": Verb(
-        "captioner_training.verbs.ablate",
-        "train and compare variants of attention",
-        takes_fields=True,
-    ),
     "evaluate": Verb(
         "captioner_training.verbs.evaluate", "score a checkpoint on a captioned split"
     ),

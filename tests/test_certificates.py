@@ -26,7 +26,7 @@ from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.server import api as routes
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
-from captioner_training.prepare.download import fetch, fetch_text
+from captioner_training.prepare.download import fetch
 from tests.launcher import Run
 from tests.serving.server.running import serving
 from tests.web import hosting
@@ -69,7 +69,6 @@ def test_a_certificate_of_a_trusted_authority_is_accepted_for_its_name_alone(
     said = captioner.caption(photo).text
     assert as_source(address) == photo.read_bytes()
     assert WebPhoto(address, 10**9, "localhost").read() == photo.read_bytes()
-    assert fetch_text(f"{host}/none") is None
     assert fetch(address, tmp_path).read_bytes() == photo.read_bytes()
     (tmp_path / "list").write_text(address)
     on_the_command_line = Inputs(sources=(address,))
@@ -88,13 +87,15 @@ def test_a_certificate_of_a_trusted_authority_is_accepted_for_its_name_alone(
     assert result.returncode == 1 and "IP address mismatch" in result.stderr
 
 
-def test_a_certificate_of_an_unknown_authority_is_refused(host: str, photo: Path) -> None:
+def test_a_certificate_of_an_unknown_authority_is_refused(
+    host: str, photo: Path, tmp_path: Path
+) -> None:
     address, reason = f"{host}/{photo.name}", "unable to get local issuer certificate"
     for read in as_source, lambda url: RemotePhoto(name="a", url=url).read():
         with pytest.raises(ImageNotFoundError, match=reason):
             read(address)
     with pytest.raises(DownloadError, match=reason):
-        fetch_text(address)
+        fetch(address, tmp_path / "downloads", tries=1)
     with pytest.raises(ImageNotFoundError, match="its certificate is not valid"):
         WebPhoto(address, 10**9, "localhost").read()
 
@@ -110,7 +111,9 @@ def test_the_server_s_processes_trust_the_same_authority(
     assert record["caption"] == captioner.caption(photo).text
 
 
-def test_certificates_are_loaded_once(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_are_loaded_once(
+    photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded: list[Any] = []
     load = ssl.SSLContext.load_verify_locations
     monkeypatch.setattr(
@@ -120,11 +123,11 @@ def test_certificates_are_loaded_once(photo: Path, monkeypatch: pytest.MonkeyPat
     )
     with hosting(photo.parent) as host:
         address = f"{host}/{photo.name}"
-        for _ in range(2):
+        for number in range(2):
             as_source(address)
             RemotePhoto(name="a", url=address).read()
             WebPhoto(address, 10**9, "127.0.0.1").read()
-            fetch_text(address)
+            fetch(address, tmp_path / str(number))
     assert len(loaded) == 1
 
 

@@ -14,6 +14,8 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from tests.training.runs import MODEL
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES, FIGURES = ROOT / "examples", ROOT / "assets" / "figures"
 
@@ -89,7 +91,10 @@ def test_the_worked_masks_are_fractions() -> None:
     assert nothing.tolist() == torch.zeros(4, 4).tolist()
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+DRAWING = [path.stem for path in EXAMPLES.glob("*.py") if "matplotlib" in path.read_text()]
+
+
+@pytest.mark.parametrize("name", sorted(DRAWING))
 def test_without_matplotlib_an_example_says_what_to_install(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,3 +182,34 @@ def test_a_fresh_run_makes_blocks_of_attention() -> None:
 def test_unseen_sentences_are_translated_exactly(tmp_path: Path) -> None:
     results = example("small_translator").run(tmp_path, steps=800)
     assert results["unseen ones exactly right"] == 1
+
+
+def test_an_ablation_trains_each_variant_once_and_prints_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = "data: {scenes: {train: 24, validation: 10}, minimum_count: 1, workers: 0}"
+    rest = "generation: {beam_size: 2, maximum_length: 6}\nstages: [{epochs: 1, batch_size: 12}]"
+    (tmp_path / "small.yaml").write_text(f"{MODEL}{data}\n{rest}\n")
+    out = tmp_path / "out"
+    command = [str(tmp_path / "small.yaml"), "--out", str(out), "--decoder.hidden_dim", "32"]
+    main = example("ablation").main
+    main([*command, "--variants", "none-previous", "top_down"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| variant | BLEU-4 | CIDEr-D | deletion effect | parameters |"
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| none-previous", "| top_down"]
+    assert lines == (out / "table.md").read_text().splitlines()
+    kinds = [
+        json.loads((out / f"{name}-1" / "recipe.json").read_text())["decoder"]
+        for name in ("none-previous", "top_down")
+    ]
+    assert [(kind["kind"], kind["score"]) for kind in kinds] == [
+        ("lstm", "none"),
+        ("top_down", "additive"),
+    ]
+    assert [kind["hidden_dim"] for kind in kinds] == [32, 32]
+    # The grids of train and val are encoded once for both runs.
+    assert len(list((out / "cache").iterdir())) == 2
+    written = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+    main([*command, "--variants", "none-previous"])
+    assert capsys.readouterr().out.splitlines() == lines[:3]
+    assert written == {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}

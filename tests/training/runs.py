@@ -89,7 +89,15 @@ def train_here(
     tracker: Tracker | None = None,
     **fields: object,
 ) -> None:
-    """Run a recipe, or go on with it, in this process; dots in fields' names are "__"."""
+    """Run a recipe, or go on with it, in this process; dots in fields' names are "__".
+
+    Runs with the same folder `shared` have the same grids and scenes.
+    """
+    for name in ("cache", "scenes") if shared is not None else ():
+        (shared / name).mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+        if not (out / name).exists():
+            (out / name).symlink_to(shared / name)
     named = {name.replace("__", "."): str(value) for name, value in fields.items()}
     processes = Processes(device=torch.device("cpu"))
     train(
@@ -97,7 +105,6 @@ def train_here(
         out=out,
         processes=processes,
         validate=validate,
-        shared=shared,
         tracker=tracker,
     )
 

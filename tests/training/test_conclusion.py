@@ -223,9 +223,9 @@ def test_disk_space_of_written_files_is_not_needed_again(
     room = {"grids": 16}
     monkeypatch.setattr(run_folder, "_room", lambda *_, images: room | {"states": images - 16})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: namedtuple("usage", "free")(50))
-    folder.check_room(None, images=130, shared=tmp_path)  # type: ignore[arg-type]
+    folder.check_room(None, images=130)  # type: ignore[arg-type]
     with pytest.raises(OutputError):
-        folder.check_room(None, images=131, shared=tmp_path)  # type: ignore[arg-type]
+        folder.check_room(None, images=131)  # type: ignore[arg-type]
 
 
 def test_an_unreadable_test_split_does_not_fail_the_run(

@@ -19,7 +19,6 @@ from captioner_training.recipe_file import load_recipe
 from captioner_training.recipes import shipped_recipes
 
 SHIPPED = {
-    "ablation",
     "bundled",
     "coco",
     "coco-fast",

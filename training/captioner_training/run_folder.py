@@ -171,7 +171,7 @@ class RunFolder:
         """Return the saved states, newest first."""
         return sorted((self.out / "state").glob("step-*.pt"), reverse=True)
 
-    def check_room(self, model: CaptionModel, *, images: int, shared: Path) -> None:
+    def check_room(self, model: CaptionModel, *, images: int) -> None:
         """Check that the disk has room for the files that the run has not written yet.
 
         Raises OutputError: grids, states and checkpoints need more space than is free.
@@ -181,7 +181,7 @@ class RunFolder:
         checkpoints = filter(Path.exists, (self.best, self.last, *kept))
         written = sum(path.stat().st_size for path in (*self.states(), *checkpoints))
         # Other runs may have grids there too.
-        grids = sum(path.stat().st_size for path in (shared / "cache").glob(GRIDS_FILES))
+        grids = sum(path.stat().st_size for path in (self.out / "cache").glob(GRIDS_FILES))
         written += min(grids, needed["grids"])
         disk = next(path for path in (self.out, *self.out.parents) if path.exists())
         if (free := shutil.disk_usage(disk).free) < sum(needed.values()) - written:

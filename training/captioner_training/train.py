@@ -52,7 +52,6 @@ def train(
     out: Path,
     processes: Processes,
     validate: Validate,
-    shared: Path | None = None,
     tracker: Tracker | None = None,
 ) -> Path:
     """Run a recipe, or resume its run, and return the path of the best checkpoint.
@@ -66,7 +65,6 @@ def train(
         out: folder of the run.
         processes: the processes of the run.
         validate: scores the model after each epoch.
-        shared: folder for grids and synthetic scenes; default: `out`. Several runs may share it.
         tracker: receives the scalars of the log.
 
     Raises:
@@ -84,7 +82,6 @@ def train(
         run = processes.main_first(
             lambda: Run.begin(
                 RunFolder(recipe, out, fast=fast),
-                shared=shared or out,
                 processes=processes,
                 validate=validate,
                 tracker=tracker,
@@ -133,7 +130,6 @@ class Run:
         cls,
         folder: RunFolder,
         *,
-        shared: Path,
         processes: Processes,
         validate: Validate,
         tracker: Tracker | None,
@@ -146,7 +142,7 @@ class Run:
         encoder, origin = load_encoder(recipe), load_origin(recipe)
         corpus = read_corpus(
             recipe,
-            out=shared,
+            out=folder.out,
             origin=origin.vocabulary if origin else None,
             quiet=not processes.main,
         )
@@ -161,7 +157,7 @@ class Run:
         model = build_model(recipe, corpus.vocabulary, encoder=encoder, origin=origin)
         if processes.main:
             count = len(corpus.train) + len(corpus.validation)
-            folder.check_room(model, images=count, shared=shared)
+            folder.check_room(model, images=count)
         _move(model, device)
         torch.manual_seed(recipe.seed + 7919 * processes.rank)  # dropout differs between ranks
         state = TrainState(model, processes=processes)
@@ -180,7 +176,7 @@ class Run:
             recipe=recipe,
             images=corpus.train,
             encoder=model.encoder,
-            cache=shared / "cache",
+            cache=folder.out / "cache",
             processes=processes,
         )
         has_boxes = recipe.data.scenes is not None
@@ -189,7 +185,7 @@ class Run:
             recipe=recipe,
             corpus=corpus,
             processes=processes,
-            boxes=shared / "scenes" / "boxes_val.json" if has_boxes else None,
+            boxes=folder.out / "scenes" / "boxes_val.json" if has_boxes else None,
         )
         return cls(
             folder=folder, processes=processes, images=images, validation=validation,

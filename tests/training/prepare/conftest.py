@@ -19,6 +19,7 @@ import pytest
 
 from captioner_training.data.manifest import Manifest
 from captioner_training.data.scenes import draw_scene
+from captioner_training.prepare import coco
 from tests.launcher import Run
 
 TRAIN, VAL = range(100, 108), range(200, 206)
@@ -94,16 +95,17 @@ def write_miniature(folder: Path) -> None:
     ]  # fmt: skip
     with zipfile.ZipFile(folder / "caption_datasets.zip", "w") as archive:
         archive.writestr("dataset_coco.json", json.dumps({"images": images, "dataset": "coco"}))
-    write_sums(folder)
 
 
-def write_sums(folder: Path) -> None:
-    """List the checksums of all zip files in SHA256SUMS."""
-    lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n"
+def published(folder: Path) -> dict[str, tuple[int, str | None]]:
+    """Return the sizes and checksums of a mirror's files, as `coco.PUBLISHED` has them."""
+    return {
+        path.relative_to(folder).as_posix(): (
+            path.stat().st_size,
+            f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}",
+        )
         for path in sorted(folder.rglob("*.zip"))
-    ]
-    (folder / "SHA256SUMS").write_text("".join(lines))
+    }
 
 
 @dataclass
@@ -113,7 +115,6 @@ class Behaviour:
     statuses: list[int] = field(default_factory=list)  # answers before it serves
     drops: list[int] = field(default_factory=list)  # bytes of body after which the line goes dead
     ranges: bool = True
-    claimed_length: int | None = None  # in answers to HEAD
     pause: float = 0.0  # seconds between blocks of 1,000 bytes
 
 
@@ -180,8 +181,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._log(status)
         self.send_response(status)
         length = len(data) - start
-        if not body and how.claimed_length is not None:
-            length = how.claimed_length
         self.send_header("Content-Length", str(length))
         if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
@@ -219,17 +218,23 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The miniature COCO, which no test may change."""
+def miniature_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("coco")
     write_miniature(folder)
     return folder
 
 
 @pytest.fixture
-def sign() -> Callable[[Path], None]:
-    """List a mirror's files with the checksums that they have now."""
-    return write_sums
+def miniature(miniature_files: Path, sign: Callable[[Path], None]) -> Path:
+    """The miniature COCO, which no test may change."""
+    sign(miniature_files)
+    return miniature_files
+
+
+@pytest.fixture
+def sign(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Publish a mirror's files with the checksums that they have now."""
+    return lambda folder: monkeypatch.setattr(coco, "PUBLISHED", published(folder))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from captioner import DataError
 from captioner_training.data.manifest import Manifest
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.data.scenes import draw_scene
+from captioner_training.prepare import assembly
 from tests.launcher import Run
 from tests.training.prepare.layouts import photo
 
@@ -464,12 +465,15 @@ def test_all_problems_are_reported_together_and_skip_bad_continues(
     assert found == [("b/3.jpg", ("four",)), ("copy-of-0.jpg", ("copy",)), ("a/2.jpg", ("three",))]
 
 
-def test_a_repaired_data_set_is_resumed(run_main: Run, photos: Path, tmp_path: Path) -> None:
+def test_a_repaired_data_set_is_resumed(
+    run_main: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "SHARD_IMAGES", 2)
     whole = (photos / "b" / "4.jpg").read_bytes()
     (photos / "b" / "4.jpg").write_bytes(whole[:700])
     for path in photos.rglob("*.jpg"):
         path.with_suffix(".txt").write_text("a scene")
-    command = ("folder", photos, "--val", 0, "--shard-images", 2)
+    command = ("folder", photos, "--val", 0)
     to = tmp_path / "to"
     for size in ("--size", 64), ():  # shards of another size are not reused
         said = refused(run_main, to, *command, *size)

@@ -123,14 +123,13 @@ def test_subfolders_are_searched_and_missing_images_say_where(
     names = ["0.jpg", "elsewhere\\1.jpg", "7.jpg", "2", "images/deep/3.jpg"]
     table.write_text("image,caption\n" + "".join(f"{name},a\n" for name in names))
     said = prepare(run_main, tmp_path / "to", "csv", table, "--val", 0)
-    assert "note: images found by another name: 3 (elsewhere" in said
+    assert "note: images found by another name: 2 (7.jpg is " in said
     assert [*captions_of(tmp_path / "to")] == names
     # Two names for one file, and a name that two files have: neither is guessed.
     Image.new("RGB", (32, 24), "red").save(tmp_path / "set" / "4.jpg")
     table.write_text("image,caption\nx/0.jpg,a\ny/0.jpg,b\nz/4.jpg,c\nnone.jpg,d\n5.jpg,e\n")
     said = prepare(run_main, tmp_path / "no", "csv", table, status=1)
-    twice = f"ambiguous: {tmp_path}/set/4.jpg, {inner}/4.jpg"
-    assert f"missing image: 4 (x/0.jpg; y/0.jpg; z/4.jpg ({twice}); none.jpg)" in said
+    assert "missing image: 4 (x/0.jpg; y/0.jpg; z/4.jpg; none.jpg)" in said
     assert f"searched {tmp_path}/set and its subfolders; add places with --images" in said
 
 
@@ -195,14 +194,9 @@ def test_a_photo_that_is_named_in_several_ways_keeps_its_captions(
     assert captions_of(tmp_path / "no") == {"Bück 1.jpg": ("a",), "c/Bück 2.jpg": ("c",)}
 
 
-def test_where_the_file_system_folds_names_capital_letters_do_not_count(
+def test_capital_letters_in_names_of_texts_do_not_count(
     run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
-    os.link(photos / "0.jpg", photos / "0.JPG")  # what it looks like where names are folded
-    table = photos / "captions.csv"
-    table.write_text("image,caption\n0.jpg,one\n0.JPG,two\n1.jpg,three\n")
-    prepare(run_main, tmp_path / "to", "csv", table)
-    assert captions_of(tmp_path / "to") == {"0.jpg": ("one", "two"), "1.jpg": ("three",)}
     (photos / "1.jpg").rename(photos / "A.jpg")
     (photos / "1.txt").rename(photos / "a.TXT")
     prepare(run_main, tmp_path / "folder", "folder", photos)
@@ -224,10 +218,7 @@ def test_a_table_fetches_no_photo_from_elsewhere(
     table.write_text("\n".join(json.dumps({"image": one, "caption": "a"}) for one in names))
     command = ("jsonl", table, "--images", photos)
     said = prepare(run_main, tmp_path / "no", *command, status=1)
-    told = "; ".join(
-        f"{one} (outside: {private}/secret {n}.jpg)" for n, one in enumerate(names[:4])
-    )
-    assert f"missing image: 4 ({told})\n" in said
+    assert f"missing image: 4 ({'; '.join(names[:4])})\n" in said
     prepare(run_main, tmp_path / "to", *command, "--skip-bad")
     assert set(captions_of(tmp_path / "to")) == set(names[4:])
     prepare(run_main, tmp_path / "all", *command, private)  # by its owner's word

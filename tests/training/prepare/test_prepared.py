@@ -21,6 +21,7 @@ from captioner_training.data.pixels import ImageDataset
 from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import write_scenes
 from captioner_training.lock import locked
+from captioner_training.prepare import assembly
 from tests import launcher
 from tests.conftest import read_tree
 from tests.launcher import Run
@@ -48,7 +49,9 @@ def command(scenes: Path, to: Path, *options: object) -> list[str]:
 def prepared(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scenes prepared, which no test may change."""
     to = tmp_path_factory.mktemp("prepared") / "set"
-    assert main(command(scenes, to, "--shard-images", 16)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "SHARD_IMAGES", 16)
+        assert main(command(scenes, to)) == 0
     return to
 
 
@@ -149,15 +152,19 @@ def test_workers_do_not_outlive_a_killed_command(scenes: Path, tmp_path: Path) -
     assert len(workers) >= 2 and process.returncode == -signal.SIGKILL
 
 
-def test_a_folder_holds_one_data_set(run_main: Run, scenes: Path, own: Path) -> None:
+def test_a_folder_holds_one_data_set(
+    run_main: Run, scenes: Path, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = read_tree(own)
-    same = run_main(*command(scenes, own, "--shard-images", 16))
+    monkeypatch.setattr(assembly, "SHARD_IMAGES", 16)
+    same = run_main(*command(scenes, own))
     assert (same.returncode, read_tree(own)) == (0, before)
-    other = command(scenes, own, "--shard-images", 16, "--size", 64)
+    other = command(scenes, own, "--size", 64)
     result = run_main(*other)
     assert result.returncode == 1 and "has another data set or version" in result.stderr
     assert "--force" in result.stderr and read_tree(own) == before
     (own / "backup-00001.tar").write_text("mine")
+    monkeypatch.setattr(assembly, "SHARD_IMAGES", 2000)
     result = run_main(*command(scenes, own, "--size", 64, "--force"))
     assert result.returncode == 0, result.stderr
     assert (own / "backup-00001.tar").read_text() == "mine"
@@ -167,7 +174,8 @@ def test_a_folder_holds_one_data_set(run_main: Run, scenes: Path, own: Path) -> 
     ]  # fmt: skip
     assert Manifest.load(own).image.short_side == 64
     (own / "train-00001.tar").write_text("mine")  # a name that the next one needs
-    again = command(scenes, own, "--shard-images", 16, "--force")
+    monkeypatch.setattr(assembly, "SHARD_IMAGES", 16)
+    again = command(scenes, own, "--force")
     result = run_main(*again)
     assert result.returncode == 1 and "train-00001.tar exists and belongs to" in result.stderr
     assert (own / "train-00001.tar").read_text() == "mine"
@@ -234,7 +242,6 @@ def test_options_that_cannot_work(run_main: Run, scenes: Path, tmp_path: Path) -
     refused = {
         f"{line} --size 0": (2, "size is 0; it must be at least 1"),
         f"{line} --workers 0": (2, "workers is 0; it must be at least 1"),
-        f"{line} --shard-images 0": (2, "--shard-images is 0; it must be at least 1"),
         f"{line} --quality 101": (2, "quality is 101; it must be from 1 to 100"),
         f"{line} --quality 0": (2, "quality is 0; it must be from 1 to 100"),
         f"{line} --val 1.5": (2, "must be fractions from 0 to 1"),

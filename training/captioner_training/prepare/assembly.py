@@ -50,6 +50,9 @@ from captioner_training.prepare.shards import (
     write_shard,
 )
 
+SHARD_IMAGES = 2000
+"""Images per tar file."""
+
 _ORDER = {"train": 0, "val": 1, "test": 2}
 
 
@@ -59,7 +62,6 @@ class Options:
 
     to: Path
     image: ImageFormat
-    shard_images: int = 2000
     workers: int = 1
     skip_bad: bool = False
     force: bool = False  # replace another prepared data set
@@ -67,11 +69,7 @@ class Options:
     licence: str | None = None
 
     def __post_init__(self) -> None:
-        least = {
-            "--size": self.image.short_side,
-            "--shard-images": self.shard_images,
-            "--workers": self.workers,
-        }
+        least = {"--size": self.image.short_side, "--workers": self.workers}
         for name, value in least.items():
             if value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
@@ -185,12 +183,12 @@ def _plans(images: Sequence[SelectedImage], options: Options) -> Iterator[Plan]:
         splits[image.split].append(image)
     for split in sorted(splits, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
         members = splits[split]
-        for number, first in enumerate(range(0, len(members), options.shard_images)):
+        for number, first in enumerate(range(0, len(members), SHARD_IMAGES)):
             yield Plan(
                 split=split,
                 number=number,
                 first=first,
-                images=members[first : first + options.shard_images],
+                images=members[first : first + SHARD_IMAGES],
                 image_format=options.image,
             )
 

@@ -6,7 +6,6 @@ Photos are read from the zip files, which are not unpacked.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import zipfile
 import zlib
@@ -18,7 +17,7 @@ from captioner.errors import DataError, OutputError
 from captioner_training.data.manifest import Manifest
 from captioner_training.prepare.assembly import Options, assemble, claimed, clear, find_finished
 from captioner_training.prepare.caption_files import coco_images
-from captioner_training.prepare.download import fetch, fetch_text, remote_size
+from captioner_training.prepare.download import fetch
 from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.originals import ImageFiles
 from captioner_training.prepare.selection import SourceData, select
@@ -27,7 +26,7 @@ _HOST: Final = "http://images.cocodataset.org"  # its https has a wrong certific
 _KARPATHY: Final = "https://cs.stanford.edu/people/karpathy/deepimagesent"
 _KARPATHY_FILE: Final = "caption_datasets.zip"
 # The COCO consortium publishes no checksums; these are used by the downloaders of many projects.
-_PUBLISHED: Final = {
+PUBLISHED: dict[str, tuple[int, str | None]] = {
     "zips/train2014.zip": (13_510_573_713, "md5:0da8c0bd3d6becc4dcb32757491aca88"),
     "zips/val2014.zip": (6_645_013_297, "md5:a3d79f5ed8d289b7a7554ce06a5782b3"),
     "zips/train2017.zip": (19_336_861_798, "sha1:10ad623668ab00c62c096f0ed636d6aff41faca5"),
@@ -39,12 +38,12 @@ _PUBLISHED: Final = {
         252_907_541, "sha1:8551ee4bb5860311e79dace7e79cb91e432e78b3",
     ),
     # No published checksum; the checksums inside the zip file are compared when it is read.
-    _KARPATHY_FILE: (None, None),
+    _KARPATHY_FILE: (0, None),  # small
 }  # fmt: skip
 _LICENCE: Final = (
     "Captions: CC BY 4.0, COCO Consortium. Photos: each under the Flickr licence in its record."
 )
-_PREPARED_SHARE: Final = 0.25  # largest ratio of prepared to original size, at side 256
+_WITH_PREPARED: Final = 1.25  # ratio of the downloads and the prepared photos to the downloads
 _LARGEST_JSON: Final = 1 << 30  # bytes
 
 
@@ -52,7 +51,7 @@ class RemoteFile(NamedTuple):
     """A published file: its URL, its size in bytes, and its checksum, if known."""
 
     url: str
-    size: int | None
+    size: int
     checksum: str | None
 
     @property
@@ -61,28 +60,19 @@ class RemoteFile(NamedTuple):
         return self.url.rsplit("/", 1)[-1]
 
 
-def remote_files(
-    year: int, *, karpathy: bool, mirror: str | None = None, sums: str | None = None
-) -> list[RemoteFile]:
+def remote_files(year: int, *, karpathy: bool, mirror: str | None = None) -> list[RemoteFile]:
     """Return the files to download, small ones first, so that errors show early.
 
     Args:
         year: 2014 or 2017.
         karpathy: include Karpathy's splits.
         mirror: URL below which the files have the same paths (zips/train2014.zip).
-        sums: the content of the mirror's SHA256SUMS.
     """
     paths = [f"annotations/annotations_trainval{year}.zip", *([_KARPATHY_FILE] * karpathy)]
-    lines = re.findall(r"^([0-9a-fA-F]{64})\s+\*?(?:\S*/)?(\S+)\s*$", sums or "", re.MULTILINE)
-    checksums = {name: f"sha256:{digest.lower()}" for digest, name in lines}
     files = []
     for path in (*paths, f"zips/val{year}.zip", f"zips/train{year}.zip"):
         host = mirror or (_KARPATHY if path == _KARPATHY_FILE else _HOST)
-        size, checksum = _PUBLISHED[path]
-        file = RemoteFile(f"{host.rstrip('/')}/{path}", size, checksum)
-        if file.name in checksums:
-            file = file._replace(size=None, checksum=checksums[file.name])
-        files.append(file)
+        files.append(RemoteFile(f"{host.rstrip('/')}/{path}", *PUBLISHED[path]))
     return files
 
 
@@ -108,22 +98,14 @@ def _fetch(
 ) -> dict[str, Path]:
     """Download missing files; return the paths by name."""
     folder.mkdir(parents=True, exist_ok=True)
-    sums = fetch_text(f"{mirror.rstrip('/')}/SHA256SUMS") if mirror else None
-    karpathy = source["split"] == "karpathy"
-    files = remote_files(source["year"], karpathy=karpathy, mirror=mirror, sums=sums)
-    downloads = images = 0
-    for file in files:
-        size = file.size or remote_size(file.url)
-        places = (folder / file.name, folder / f"{file.name}.part")
-        downloads += max(0, size - sum(path.stat().st_size for path in places if path.exists()))
-        images += size if "/zips/" in file.url else 0
-    prepared = images * min(1.0, _PREPARED_SHARE * (options.image.short_side / 256) ** 2)
-    free = shutil.disk_usage(options.to).free
-    if downloads + prepared > free:
+    files = remote_files(source["year"], karpathy=source["split"] == "karpathy", mirror=mirror)
+    places = (folder / f"{file.name}{end}" for file in files for end in ("", ".part"))
+    present = sum(path.stat().st_size for path in places if path.exists())
+    needed = round(_WITH_PREPARED * sum(file.size for file in files)) - present
+    if (free := shutil.disk_usage(options.to).free) < needed:
         raise OutputError(
-            f"{options.to} has {free / 1e9:.1f} GB free, but the download needs "
-            f"{downloads / 1e9:.1f} GB and the data set about {prepared / 1e9:.1f} GB: free some "
-            "space, or choose another folder"
+            f"{options.to} has {free / 1e9:.1f} GB free, but the download and the data set need "
+            f"{needed / 1e9:.1f} GB: free some space, or choose another folder"
         )
     return {file.name: fetch(file.url, folder, checksum=file.checksum) for file in files}
 

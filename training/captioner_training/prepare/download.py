@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -51,7 +50,8 @@ def fetch(
         _download(url, part, resume=checksum is not None, tries=tries, backoff=backoff)
         part.replace(output)
 
-    pooch.get_logger().setLevel("WARNING")
+    log, level = pooch.get_logger(), pooch.get_logger().level
+    log.setLevel("WARNING")
     with writing(path):
         try:
             pooch.retrieve(url, checksum, fname=path.name, path=folder, downloader=download)
@@ -60,30 +60,9 @@ def fetch(
                 f"{url} is not the published file (expected {checksum}) and was deleted: run the "
                 "same command again to download it again"
             ) from error
+        finally:
+            log.setLevel(level)
     return path
-
-
-def fetch_text(url: str) -> str | None:
-    """Download a text; None if the server does not have it. Raises DownloadError."""
-    try:
-        with _client() as client:
-            response = client.get(url)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise DownloadError(
-            f"{url} cannot be downloaded: {error or type(error).__name__}"
-        ) from error
-    return response.text if response.is_success else None
-
-
-def remote_size(url: str) -> int:
-    """Return the size of a file in bytes; 0 if unknown.
-
-    Raises DownloadError: the certificates for https cannot be loaded.
-    """
-    with suppress(httpx.HTTPError, httpx.InvalidURL), _client() as client:
-        response = client.head(url)
-        return _length(response) if response.is_success else 0
-    return 0
 
 
 def _client() -> httpx.Client:

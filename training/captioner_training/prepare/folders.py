@@ -14,7 +14,7 @@ from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_training.prepare.caption_files import CAPTION_FILES, read_caption_file
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.listing import ListedImage, Problems, read_text
-from captioner_training.prepare.originals import folded, slashed, walk
+from captioner_training.prepare.originals import casefold_path, to_posix, walk
 from captioner_training.prepare.splits import split_of_file
 from captioner_training.prepare.webdataset import has_captions, read_shards
 
@@ -107,7 +107,7 @@ def _read_tables(tables: Sequence[Path], folder: Path, problems: Problems) -> li
             ) from error
         for image in images:
             if not image.location:
-                name = (below / slashed(image.file_name)).as_posix()
+                name = (below / to_posix(image.file_name)).as_posix()
                 has_id = image.id != image.file_name
                 image = image._replace(id=image.id if has_id else name, file_name=name)
             if split and not image.split:
@@ -134,10 +134,12 @@ def _read_sidecars(
     beside = {photo: _beside(photo) for photo in photos}
     used = {path for paths in beside.values() for path in paths} & texts
     # If a photo has no text of its exact name, the name may differ in case or Unicode form.
-    spelled = {folded(str(path)): path for path in sorted(texts - used)}
+    spelled = {casefold_path(str(path)): path for path in sorted(texts - used)}
     listed = []
     for photo, paths in beside.items():
-        similar = [path if path in texts else spelled.get(folded(str(path))) for path in paths]
+        similar = [
+            path if path in texts else spelled.get(casefold_path(str(path))) for path in paths
+        ]
         sidecars = list(dict.fromkeys(filter(None, similar)))
         used.update(sidecars)
         name = photo.relative_to(folder).as_posix()

@@ -10,6 +10,7 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -28,14 +29,14 @@ def _matches(pattern: Path) -> list[Path]:
     return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
 
 
-def composed(name: str) -> str:
+def to_nfc(name: str) -> str:
     """Return a name in Unicode's NFC form."""
     return unicodedata.normalize("NFC", name)
 
 
-def folded(name: str) -> str:
+def casefold_path(name: str) -> str:
     """Return a name in lower case and NFC form."""
-    return composed(composed(name).casefold())
+    return to_nfc(to_nfc(name).casefold())
 
 
 def image_suffix(name: str) -> str:
@@ -44,24 +45,19 @@ def image_suffix(name: str) -> str:
     return suffix if suffix.lower() in IMAGE_SUFFIXES else ""
 
 
-def stem(name: str) -> str:
-    """Return a path in lower case and NFC form, without an image suffix."""
-    return folded(name.removesuffix(image_suffix(name)))
-
-
-def slashed(path: str) -> str:
+def to_posix(path: str) -> str:
     """Return a path of any operating system with forward slashes."""
     return (path if "/" in path else path.replace("\\", "/")).removeprefix("./")
 
 
 def base_name(path: str) -> str:
     """Return the last part of a path."""
-    return slashed(path).rpartition("/")[2]
+    return to_posix(path).rpartition("/")[2]
 
 
 def folders_of(path: str) -> str:
     """Return the folders before the base name, in lower case; "" without folders."""
-    return folded(slashed(path)).rpartition("/")[0]
+    return casefold_path(to_posix(path)).rpartition("/")[0]
 
 
 class Found(NamedTuple):
@@ -85,7 +81,6 @@ class ImageFiles:
     def __init__(self, places: Iterable[str | os.PathLike[str]], *, links: bool = False) -> None:
         self._folders: list[Path] = []
         self._archives: list[Path] = []
-        self._spelled: dict[tuple[int, int, str], Location] = {}
         self._used: set[Location] = set()
         for place in places:
             pattern = expanded(place)
@@ -113,29 +108,55 @@ class ImageFiles:
 
     def split_of(self, image: Found) -> tuple[str, str] | None:
         """Return the split that an image's folders, archive or place are named after."""
-        if not image.name.startswith("/") and (split := split_in_folders(image.name)):
+        name, path = image.name, Path(image.location.path)
+        parents = [folder for folder in self._folders if folder in path.parents]
+        if name.startswith("/") and parents:
+            name = path.relative_to(parents[0]).as_posix()
+        if not name.startswith("/") and (split := split_in_folders(name)):
             return split, "folders"
-        path = Path(image.location.path)
         if not image.location.is_loose:
             return (split, "file names") if (split := split_in_stem(path.stem)) else None
         if len(self._folders) > 1:  # the name of one folder of photos may mean anything
-            parents = (folder for folder in self._folders if folder in path.parents)
             split = next(filter(None, (split_named(folder.name) for folder in parents)), None)
         return (split, "folders") if split else None
 
     def find(self, name: str, split: str | None = None) -> Found | None:
-        """Return the image with this path, or else the one with the most similar name.
+        """Return the image with this path, or else the only one whose name is as similar.
 
-        An image whose path differs only in case or by a missing suffix is preferred to an image in
-        another folder with the same base name. Images of another split than `split` come last.
-        Returns None if no image matches, or if several different images match equally well.
+        In this order: the path, also without a suffix; then the base name in any folder, also
+        without a suffix. Case and Unicode form do not matter, but an exact name comes first. Images
+        of another split than `split` come last. Returns None if no image matches, or if several
+        different images match equally well.
         """
-        images = self._called(name, split)
+        images = self._called(to_posix(name), split)
         locations = [image.location for image in images]
         self._used.update(locations)
         if images and all(_same(locations[0], location) for location in locations[1:]):
             return images[0]
         return None
+
+    def _called(self, name: str, split: str | None) -> list[Found]:
+        def rank(image: Found) -> int:
+            """Return 0 for an image of `split`, 2 for one of another split, 1 for others."""
+            of_image = self.split_of(image) if split else None
+            return 1 if of_image is None else 0 if of_image[0] == split else 2
+
+        # Exact paths first, because walking folders is slow.
+        places = (self._loose(folder / name) for folder in self._folders)
+        exact = [Found(name, place) for place in places if place]
+        best = min(map(rank, exact), default=2)
+        if best < 2:
+            return [image for image in exact if rank(image) == best]
+        near = defaultdict[tuple[int, ...], list[Found]](list)
+        for path, place in self._by_stem.get(_stem(base_name(name)), ()):
+            location = self._loose(place) if isinstance(place, Path) else place
+            level = _level(path, name)
+            if location and level is not None:
+                of_split = rank(image := Found(path, location))
+                is_exact = path == name, base_name(path) == base_name(name)
+                order = (of_split == 2, level, not is_exact[0], not is_exact[1], of_split)
+                near[*order, not location.is_loose].append(image)
+        return near[min(near)] if near else exact
 
     def unused(self) -> list[str]:
         """Return the names of images that `find` has not returned, sorted.
@@ -145,75 +166,28 @@ class ImageFiles:
         """
         files = [place for place in self._used if place.is_loose]
         loose = {os.path.realpath(place.path) for place in files}
-        unpacked = {(folded(base_name(place.path)), place.size) for place in files}
-
-        def is_used(name: str, place: Path | Location) -> bool:
-            if isinstance(place, Location):
-                return place in self._used or (folded(base_name(name)), place.size) in unpacked
-            return os.path.realpath(place) in loose
-
-        images: list[tuple[str, Path | Location]] = [
-            member for member in self._members if image_suffix(member.name)
+        unpacked = {(casefold_path(base_name(place.path)), place.size) for place in files}
+        images = [
+            name
+            for name, place in self._members
+            if image_suffix(name)
+            and place not in self._used
+            and (casefold_path(base_name(name)), place.size) not in unpacked
         ]
         for folder in self._folders:
             used = (Path(os.path.normpath(place.path)) for place in files)
             near = {path.parent for path in used if path.is_relative_to(folder)}
-            images += _images(folder, Path(os.path.commonpath(near)) if near else folder)
-        return sorted(
-            name for name, place in images if base_name(name)[0] != "." and not is_used(name, place)
-        )
-
-    def why_not(self, name: str, split: str | None = None) -> str:
-        """Return the reason why an image was not found, in parentheses; "" if unknown."""
-        for folder in self._folders:
-            path = folder / slashed(name)
-            if path.is_file() and not self._is_inside(path):
-                return f" (outside: {os.path.realpath(path)})"
-        images = self._called(name, split)
-        if len(images) < 2:
-            return ""
-        return f" (ambiguous: {images[0].location.path}, {images[1].location.path})"
-
-    def _called(self, name: str, split: str | None = None) -> list[Found]:
-        name = slashed(name)
-
-        def rank(image: Found) -> int:
-            """Return 0 for an image of `split`, 2 for one of another split, 1 for others."""
-            of_image = self.split_of(image) if split else None
-            return 1 if of_image is None else 0 if of_image[0] == split else 2
-
-        # Exact names first, because walking folders is slow.
-        places = (self._loose(folder / name) for folder in self._folders)
-        exact = [Found(self._below(name), place) for place in places if place]
-        best = min(map(rank, exact), default=2)
-        if best < 2:
-            return [image for image in exact if rank(image) == best]
-        near = defaultdict[tuple[object, ...], list[Found]](list)
-        for path, place in self._by_stem.get(stem(base_name(name)), ()):
-            location = self._loose(place) if isinstance(place, Path) else place
-            distance = _distance(path, name)
-            if location and distance is not None:
-                image = Found(path, location)
-                of_split = rank(image)
-                near[of_split == 2, distance, of_split, not location.is_loose].append(image)
-        return near[min(near)] if near else exact
-
-    def _below(self, name: str) -> str:
-        """Return an absolute name relative to the folder that contains it."""
-        for folder in self._folders if name.startswith("/") else ():
-            if (path := Path(name)).is_relative_to(folder):
-                return path.relative_to(folder).as_posix()
-        return name
+            below = _images(folder, Path(os.path.commonpath(near)) if near else folder)
+            images += [name for name, path in below if os.path.realpath(path) not in loose]
+        return sorted(name for name in images if base_name(name)[0] != ".")
 
     @cached_property
     def _by_stem(self) -> dict[str, list[tuple[str, Path | Location]]]:
         """All images by the stem of their base name, loose files first."""
         images: dict[str, list[tuple[str, Path | Location]]] = defaultdict(list)
-        for folder in self._folders:
-            for name, path in _images(folder, folder):
-                images[stem(path.name)].append((name, path))
-        for member in self._members:
-            images[stem(base_name(member.name))].append(member)
+        loose = (image for folder in self._folders for image in _images(folder, folder))
+        for image in chain(loose, self._members):
+            images[_stem(base_name(image[0]))].append(image)
         return images
 
     def _loose(self, path: Path) -> Location | None:
@@ -223,9 +197,7 @@ class ImageFiles:
             return None
         if not stat.S_ISREG(status.st_mode) or not self._is_inside(path):
             return None
-        place = Location(str(path), 0, status.st_size, None, status.st_mtime_ns)
-        # On some file systems two spellings of a name are the same file.
-        return self._spelled.setdefault((status.st_dev, status.st_ino, folded(str(path))), place)
+        return Location(str(path), 0, status.st_size, None, status.st_mtime_ns)
 
     def _is_inside(self, path: Path) -> bool:
         """Whether a file is in one of the folders, after resolving `..` and links."""
@@ -242,19 +214,21 @@ def _images(folder: Path, top: Path) -> Iterator[tuple[str, Path]]:
             yield (above / name).as_posix(), Path(parent, name)
 
 
-def _distance(path: str, name: str) -> tuple[bool, ...] | None:
-    """Return how far a path differs from the name of an image; None if it is another image."""
-    equal = [
-        is_equal
-        for a, b in ((path, name), (base_name(path), base_name(name)))
-        for is_equal in (
-            a == b,
-            composed(a) == composed(b),
-            folded(a) == folded(b),
-            stem(a) == folded(b),
-        )
-    ]
-    return tuple(not is_equal for is_equal in equal) if any(equal) else None
+def _stem(name: str) -> str:
+    """Return a path in lower case and NFC form, without an image suffix."""
+    return casefold_path(name.removesuffix(image_suffix(name)))
+
+
+def _level(path: str, name: str) -> int | None:
+    """Return 0 if a path has this name, 1 without its suffix, 2 and 3 for base names; else None."""
+    wanted, base = casefold_path(name), casefold_path(base_name(name))
+    equal = (
+        casefold_path(path) == wanted,
+        _stem(path) == wanted,
+        casefold_path(base_name(path)) == base,
+        _stem(base_name(path)) == base,
+    )
+    return equal.index(True) if any(equal) else None
 
 
 def _same(a: Location, b: Location) -> bool:

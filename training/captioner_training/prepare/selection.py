@@ -22,9 +22,9 @@ from captioner_training.prepare.originals import (
     Found,
     ImageFiles,
     base_name,
-    composed,
     folders_of,
-    slashed,
+    to_nfc,
+    to_posix,
 )
 from captioner_training.prepare.splits import (
     Fractions,
@@ -158,7 +158,7 @@ def _named_by_place(image: ListedImage, found: Found | None, files: ImageFiles) 
     """If an image has no split, look for one in the name of its folder or archive."""
     if image.split or not found:
         return image
-    name = slashed(image.file_name)
+    name = to_posix(image.file_name)
     if not name.startswith("/") and (split := split_in_folders(name)):
         return image._replace(split=split, split_from="folders")
     if of_place := files.split_of(found):
@@ -183,7 +183,7 @@ def _with_words(image: ListedImage, problems: Problems) -> ListedImage:
 def _find(
     images: Sequence[ListedImage], files: ImageFiles, problems: Problems
 ) -> list[Found | None]:
-    """Find each image by its name; report missing images and note images of another name."""
+    """Find each image by its name; report missing images and note other names."""
     found = [
         Found(image.file_name, image.location)
         if image.location
@@ -193,7 +193,7 @@ def _find(
     claims = Counter(
         place
         for _, place in {
-            (composed(image.file_name), original.location)
+            (to_nfc(image.file_name), original.location)
             for image, original in zip(images, found, strict=True)
             if original
         }
@@ -201,20 +201,16 @@ def _find(
     reported: set[tuple[str, str | None]] = set()
     for at, (image, original) in enumerate(zip(images, found, strict=True)):
         name = image.file_name
-        moved = original and folders_of(name) != folders_of(original.name)
+        moved = original and folders_of(name) and folders_of(name) != folders_of(original.name)
         # A match in another folder is a guess. It is dropped if two names match the same image.
-        if original and moved and folders_of(name) and claims[original.location] > 1:
+        if original and moved and claims[original.location] > 1:
             found[at] = original = None
         if (name, image.split) in reported:
             continue
         reported.add((name, image.split))
         if original is None:
-            example = name + files.why_not(name, image.split)
-            problems.add("missing image", example, file=name, row=image.row())
-        elif original.location.is_loose and moved and folders_of(name):  # not noted for archives
-            found_as = f"{name} at {original.location.path}"
-            problems.note(_OTHER_NAMES, found_as, file=name, row=image.row())
-        elif composed(base_name(original.name)) != composed(base_name(name)):
+            problems.add("missing image", name, row=image.row())
+        elif to_nfc(base_name(original.name)) != to_nfc(base_name(name)):
             found_as = f"{name} is {original.name}"
             problems.note(_OTHER_NAMES, found_as, file=name, row=image.row())
     hint = f"searched {files}"

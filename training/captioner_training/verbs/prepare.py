@@ -97,7 +97,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace another data set in DIR")
     add("--size", type=int, default=256, metavar="N", help="pixels of the short side; default: 256")
     add("--quality", type=int, default=90, metavar="N", help="JPEG quality, 1 to 100; default: 90")
-    add("--shard-images", type=int, default=2000, metavar="N", help="images per tar; default: 2000")
     add("--workers", type=int, metavar="N", help="processes; default: one per core")
 
 
@@ -112,7 +111,6 @@ def run(arguments: argparse.Namespace) -> int:
     options = Options(
         to=expanded(arguments.to),
         image=ImageFormat(short_side=arguments.size, quality=arguments.quality),
-        shard_images=arguments.shard_images,
         workers=cores() if arguments.workers is None else arguments.workers,
         skip_bad=arguments.skip_bad,
         force=arguments.force,
