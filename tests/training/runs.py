@@ -48,7 +48,7 @@ name: miniature
 data: {scenes: {train: 36, validation: 6}, minimum_count: 1, workers: 2}
 generation: {beam_size: 2, maximum_length: 6}
 log_every: 1
-save_every_steps: 4
+save_every_minutes: 1.0e-9
 keep_files: true
 stages:
   - {epochs: 2, batch_size: 6, learning_rate: 1.0e-2, warmup: 2, scheduled_sampling: 0.3}

@@ -20,7 +20,7 @@ from captioner.checkpoint import load_checkpoint
 from captioner.errors import DataError, OutputError
 from captioner.trust.trust import digest_weights, trust_file
 from captioner.vocabulary import Vocabulary
-from captioner_training import conclusion, run_folder
+from captioner_training import conclusion
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.corpus import new_word_nats
 from captioner_training.data.grids import GRIDS_FILES
@@ -178,54 +178,21 @@ def test_a_run_from_scratch_reports_its_score_and_fits_trust(
     page.close()
 
 
-@pytest.mark.slow
-def test_disk_space_is_checked_for_everything_that_a_run_writes(
-    run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The largest total of grids, states and checkpoints is needed."""
-    out = tmp_path / "run"
-    usage = namedtuple("usage", "total used free")
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 1_000_000))
-        result = run_main("train", place / "own.yaml", "--data.root", place, "--out", out)
-    assert result.returncode == 1 and not (out / "recipe.json").exists()
-    found = re.search(
-        r"the run needs ([\d.]+) GB \(grids ([\d.]+), states ([\d.]+), checkpoints ([\d.]+)\), but "
-        r".* has 0\.00 GB free: free some space",
-        result.stderr,
-    )
-    assert found is not None, result.stderr
-    fullest = 0  # bytes, while a state is written beside those that are kept
-
-    def save(folder: RunFolder, *arguments: Any, **more: Any) -> None:
-        nonlocal fullest
-        saved(folder, *arguments, **more)
-        sizes = [path.stat().st_size for path in out.rglob("*") if path.is_file()]
-        fullest = max(fullest, sum(sizes) + folder.states()[0].stat().st_size)
-
-    saved = RunFolder.save
-    monkeypatch.setattr(RunFolder, "save", save)
-    train(run_main, place, out, "--save_every_steps", 1)
-    assert fullest < float(found[1]) * 1e9 + 5e6 < 1.5 * fullest + 5e6  # told to 10 MB
-
-
-def test_disk_space_of_written_files_is_not_needed_again(
+def test_free_space_is_checked_before_the_first_step(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = RunFolder(load_recipe(str(place / "own.yaml"), {}), tmp_path, fast=False)
-    for name in ("cache", "epochs", "state"):
-        (tmp_path / name).mkdir()
-    grids = tmp_path / "cache" / GRIDS_FILES.replace("*", "1")
-    written = (folder.best, folder.last, folder.epoch(1, 1), tmp_path / "state/step-1.pt", grids)
-    for path in written:
-        path.write_bytes(bytes(16))
-    grids.with_stem("grids-2").write_bytes(bytes(1000))  # of another run
-    room = {"grids": 16}
-    monkeypatch.setattr(run_folder, "_room", lambda *_, images: room | {"states": images - 16})
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: namedtuple("usage", "free")(50))
-    folder.check_room(None, images=130)  # type: ignore[arg-type]
-    with pytest.raises(OutputError):
-        folder.check_room(None, images=131)  # type: ignore[arg-type]
+    """Grids and states that exist are not needed again."""
+    recipe = load_recipe(str(place / "own.yaml"), {})
+    folder = RunFolder(recipe, tmp_path, default_precision="float32")
+    model = make_tiny().model
+    parameters = sum(tensor.numel() for tensor in model.parameters())
+    needed = 7 * 2 * 2 * 2 * 576 + 3 * 20 * parameters  # 7 grids of 2 x 2 cells in 2 bytes
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: namedtuple("usage", "free")(needed - 16))
+    with pytest.raises(OutputError, match=f"needs {needed / 1e9:.2f} GB"):
+        folder.check_space(model, images=7)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / GRIDS_FILES.replace("*", "1")).write_bytes(bytes(16))
+    folder.check_space(model, images=7)
 
 
 def test_an_unreadable_test_split_does_not_fail_the_run(

@@ -44,7 +44,7 @@ data: {scenes: {train: 31, validation: 5}, minimum_count: 1, workers: 1}
 generation: {beam_size: 2, maximum_length: 6}
 precision: float32
 log_every: 1
-save_every_steps: 3
+save_every_minutes: 1.0e-9
 keep_files: true
 stages:
   - {epochs: 1, batch_size: 11, learning_rate: 1.0e-2, warmup: 2}

@@ -10,7 +10,6 @@ import shutil
 import signal
 import time
 import weakref
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +18,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch import Tensor
 
 from captioner.checkpoint import load_checkpoint
-from captioner.errors import ConfigError, GenerationError
+from captioner.errors import GenerationError
 from captioner.inference.device import best_dtype
-from captioner.model.encoder import Encoder
 from captioner.model.scores import SCORES, ScaledDotScore, ScoreFunction
 from captioner_training.data.batches import Batch
 from captioner_training.data.grids import CachedGrids
@@ -35,7 +32,7 @@ from captioner_training.evaluation import split
 from captioner_training.log import Clock
 from captioner_training.losses.objective import Objective, TeacherForcedOutput
 from captioner_training.recipe_file import load_recipe
-from captioner_training.run_folder import RunFolder, plain, write_json
+from captioner_training.run_folder import RunFolder, write_json
 from tests.conftest import read_tree
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
@@ -78,9 +75,8 @@ def test_a_finished_run_keeps_its_checkpoints_and_says_so(
     }  # fmt: skip
     assert (finished / "best.safetensors").stat().st_mode & 0o044 == 0o044  # a service can read it
     free = (
-        "--data.workers", 1, "--keep_states", 3, "--keep_epochs", "true", "--keep_files", "true",
-        "--save_every_steps", 7, "--save_every_minutes", 5, "--compile", "false",
-        "--log_every", 2,
+        "--data.workers", 1, "--keep_epochs", "true", "--keep_files", "true",
+        "--save_every_minutes", 5, "--compile", "false", "--log_every", 2,
     )  # fmt: skip
     result = run_main(*command(place, finished, *free))
     assert (result.returncode, result.stdout.strip()) == (0, str(finished / "best.safetensors"))
@@ -91,54 +87,26 @@ def test_a_finished_run_keeps_its_checkpoints_and_says_so(
     assert before.items() <= after.items()
 
 
-def test_a_finished_run_continues_with_more_epochs(
-    place: Path, finished: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_states_are_saved_after_minutes_epochs_and_stages(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its last weights, after an interruption too."""
-    out = Path(shutil.copytree(finished, tmp_path / "run"))
-    before = (out / "last.safetensors").read_bytes()
-    shutil.copy(tiny_file, out / "best.safetensors")  # as if an earlier epoch had been the best
-    (out / "state").mkdir()
-    for name in ("report.html", "best.trust.safetensors", "state/.captioner-1.part"):
-        (out / name).touch()  # of the finished run, and what a kill has left
-
-    def stop(_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("captioner_training.train.Run._train_stage", stop)
-        with pytest.raises(KeyboardInterrupt):
-            train_here(place / "own.yaml", out, data__root=place, stages__2__epochs=3)
-    assert newest_state(out)["progress"]["total"] == 6 and not (out / "finished.json").exists()
-    assert not (out / "report.html").exists() and not (out / "best.trust.safetensors").exists()
-    # States are saved after a minute, too; as if each look at the clock took 25 seconds.
+    """As if each look at the clock took 25 seconds."""
     clock, saved, save = count(time.monotonic(), 25), list[int](), RunFolder.save
 
     def note(folder: RunFolder, state: dict[str, Any], *, digest: str) -> None:
         saved.append(state["progress"]["total"])
         save(folder, state, digest=digest)
 
-    with monkeypatch.context() as patch:
-        look = SimpleNamespace(monotonic=lambda: next(clock))
-        patch.setattr("captioner_training.train.time", look)
-        patch.setattr(RunFolder, "save", note)
-        train_here(
-            place / "own.yaml", out, data__root=place, stages__2__epochs=3, save_every_minutes=1
-        )
-    assert saved == [9, 12, 12]  # an epoch; three steps and 75 seconds later; the stage
-    epochs = [
-        (record["stage"], record["epoch"], record["step"])
-        for record in records(out)
-        if record["event"] == "epoch"
-    ]
-    assert epochs == [(1, 1, 3), (2, 1, 6), (2, 2, 9), (2, 3, 12)]
-    rates = [record["learning_rate"] for record in records(out)[-8:] if record["event"] == "step"]
-    assert rates == sorted(rates, reverse=True)  # along one cosine over all three epochs
-    assert (out / "last.safetensors").read_bytes() != before
-    assert (out / "finished.json").exists() and not (out / "state").exists()
-    fewer = load_recipe(str(place / "own.yaml"), {"data.root": str(place), "stages.2.epochs": "2"})
-    with pytest.raises(ConfigError, match=r"stages\.2\.epochs was 3, is 2"):
-        RunFolder(fewer, out, fast=best_dtype(torch.device("cpu"))[0] is torch.bfloat16)
+    look = SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr("captioner_training.train.time", look)
+    monkeypatch.setattr(RunFolder, "save", note)
+    train_here(
+        place / "own.yaml", tmp_path, data__root=place, stages__2__epochs=2, save_every_minutes=1
+    )
+    assert saved == [3, 6, 9, 9]  # a stage; an epoch; 75 seconds later; the stage
+    rates = [record["learning_rate"] for record in records(tmp_path) if record["event"] == "step"]
+    assert rates[3:] == sorted(rates[3:], reverse=True)  # along one cosine over both epochs
+    assert (tmp_path / "finished.json").exists() and not (tmp_path / "state").exists()
 
 
 def test_every_epoch_is_kept_where_it_is_asked_for(place: Path, tmp_path: Path) -> None:
@@ -164,6 +132,7 @@ def test_a_folder_with_another_run_is_refused(
             2, "(seed was 1, is 2; stages.2.epochs was 1, is 5)"
         ),
         f"{line} --stages.1.epochs 5": (2, "(stages.1.epochs was 1, is 5)"),
+        f"{line} --stages.2.epochs 2": (2, f"start from --weights {finished}/best.safetensors"),
         f"{line} --weights {finished}/best.safetensors": (2, "best.safetensors')"),
         **{
             f"{line} --data.root {folder}": (2, "has a run on other images, captions or words")
@@ -175,14 +144,16 @@ def test_a_folder_with_another_run_is_refused(
     assert files(finished) == before
 
 
-@pytest.mark.parametrize(("old", "new"), [("own", "finetune"), ("own-language", "new-language")])
-def test_a_run_of_a_renamed_recipe_resumes(old: str, new: str, tmp_path: Path) -> None:
-    (tmp_path / "finished.json").write_text("{}")
-    recipe = load_recipe(new, {"data.root": "data"})
-    write_json(tmp_path / "recipe.json", plain(replace(recipe, name=old, precision="bfloat16")))
-    assert RunFolder(recipe, tmp_path, fast=True).finished
-    with pytest.raises(ConfigError, match=f"name was '{old}', is 'mine'"):
-        RunFolder(replace(recipe, name="mine"), tmp_path, fast=True)
+def test_a_finished_run_of_version_0_2_is_read(place: Path, finished: Path, tmp_path: Path) -> None:
+    """Its recipe has fields that are gone."""
+    out = Path(shutil.copytree(finished, tmp_path / "run"))
+    recipe = json.loads((out / "recipe.json").read_text())
+    recipe |= {"save_every_steps": None, "keep_states": 2}
+    for stage in recipe["stages"]:
+        stage["size"] = None
+    write_json(out / "recipe.json", recipe)
+    train_here(place / "own.yaml", out, data__root=place)
+    assert (out / "log.jsonl").read_bytes() == (finished / "log.jsonl").read_bytes()
 
 
 def test_a_run_may_begin_beside_files_of_one_that_never_began(place: Path, tmp_path: Path) -> None:
@@ -197,7 +168,8 @@ def test_a_run_may_begin_beside_files_of_one_that_never_began(place: Path, tmp_p
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert not RunFolder(load_recipe(str(place / "own.yaml"), {}), tmp_path, fast=False).finished
+    recipe = load_recipe(str(place / "own.yaml"), {})
+    assert not RunFolder(recipe, tmp_path, default_precision="float32").finished
 
 
 def test_the_clock_counts_the_images_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,22 +500,6 @@ def test_a_diverged_run_says_what_to_lower(
         )  # fmt: skip
     for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)
-
-
-def test_a_stage_can_train_on_smaller_images(place: Path, tmp_path: Path) -> None:
-    seen: set[tuple[bool, int]] = set()  # whether with slopes, and the side of the squares
-
-    def look(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        if isinstance(module, Encoder):
-            seen.add((torch.is_grad_enabled(), inputs[0].shape[-1]))
-
-    with register_module_forward_pre_hook(look):
-        train_here(
-            place / "own.yaml", tmp_path / "run", data__root=place, stages__2__size=32, max_steps=1
-        )
-    # Smaller where it is fine-tuned; in use, in validation and while it is frozen, as it is.
-    assert seen == {(True, 32), (False, 64)}
-    assert load_checkpoint(tmp_path / "run" / "last.safetensors").transform.size == 64
 
 
 def test_a_run_in_float16(run_main: Run, place: Path, tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def test_a_self_critical_loss_by_hand(
 def test_without_dropout_the_likeliest_caption_is_its_own_baseline(
     tiny_checkpoint: Checkpoint, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = SelfCritical(samples=4, baseline="greedy", temperature=1e-6)
+    config = SelfCritical(samples=4, temperature=1e-6)
     vocabulary = tiny_checkpoint.vocabulary
     decoder = tiny_checkpoint.model.decoder
     decoder.embedding.weight.data *= 0.1  # near-ties, which dropout would tip
@@ -287,7 +287,7 @@ def test_without_dropout_the_likeliest_caption_is_its_own_baseline(
     decoder.dropout.p = 0.9
     features, starts = batch.images, torch.tensor([START] * 4)
     best = sample_captions(
-        decoder, features, count=1, starts=starts, greedy=True,
+        decoder, features, count=1, starts=starts, temperature=1e-6,
         constraints=Constraints(
             maximum_length=5, never_generated=vocabulary.never_generated, must_end=False
         ),

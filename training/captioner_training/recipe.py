@@ -139,9 +139,6 @@ class SelfCritical:
     temperature: PositiveFloat = 0.5
     """Samples are drawn from softmax(scores / temperature). Label smoothing gives every word some
     probability; a temperature below 1 makes unsuitable words rare."""
-    baseline: Literal["mean", "greedy"] = "mean"
-    """The baseline subtracted from rewards: `mean` of the image's other samples (Luo 2020), or the
-    reward of the `greedy` caption (Rennie et al. 2017)."""
     cross_entropy: NotNegative = 0.0
     """Weight of the cross-entropy of the data's captions, which is added to the self-critical loss
     (Wu et al. 2016, equation 9). It keeps word probabilities calibrated."""
@@ -150,8 +147,8 @@ class SelfCritical:
     GPU; on a CPU the longest sample of the batch does."""
 
     def __post_init__(self) -> None:
-        if self.samples < 2 and self.baseline == "mean":
-            raise ConfigError("samples is 1; the baseline mean needs 2 or more")
+        if self.samples < 2:
+            raise ConfigError("samples is 1; it must be at least 2")
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
@@ -173,9 +170,6 @@ class Stage:
     """Mirror half of the images, except those whose captions mention left or right."""
     crop: Fraction = 0.0
     """Largest share of the width or height that a random crop removes."""
-    size: Positive | None = None
-    """Width and height of the images of this stage in pixels; null: transform.size. Small images
-    make a stage faster (Tan and Le 2021)."""
     doubly_stochastic: NotNegative = 0.05
     """Weight of the loss that spreads a caption's attention over all cells (Xu et al. 2015)."""
     attention_entropy: NotNegative = 0.03
@@ -210,7 +204,6 @@ class Stage:
             unused = {
                 "flip": self.flip,
                 "crop": self.crop > 0,
-                "size": self.size is not None,
                 "encoder_learning_rate": self.encoder_learning_rate is not None,
             }
             if names := [name for name, is_set in unused.items() if is_set]:
@@ -273,10 +266,6 @@ class Recipe:
     """Steps between two lines of the log. A stage has at least 20 lines, or one for each step."""
     save_every_minutes: PositiveFloat = 10.0
     """Minutes between two saved states. A state is also saved after each epoch."""
-    save_every_steps: Positive | None = None
-    """Steps between two saved states, in addition to save_every_minutes."""
-    keep_states: Positive = 2
-    """Number of states to keep."""
     keep_epochs: bool = False
     """Keep the checkpoint of every epoch as epochs/STAGE.EPOCH.safetensors, for averaging."""
     keep_files: bool = False
@@ -299,15 +288,14 @@ class Recipe:
             yield f"name {self.name!a} has control characters: leave them out"
         if Path(self.name).name != self.name or self.name in ("", ".."):
             yield f"name {self.name!r} cannot be a folder's name: use letters, digits and hyphens"
-        stride = self.encoder.stride
-        sizes = {f"stages.{number}.size": stage.size for number, stage in enumerate(self.stages, 1)}
-        if self.transform.size in sizes.values():
-            yield "the size of a stage equals transform.size: leave it out"
-        for name, size in {"transform.size": self.transform.size, **sizes}.items():
-            if size is not None and size % stride:
-                below = size - size % stride
-                near = f"{below} or {below + stride}" if below else f"{stride}"
-                yield f"{name} is {size}; it must be a multiple of encoder.stride {stride}: {near}"
+        stride, size = self.encoder.stride, self.transform.size
+        if size % stride:
+            below = size - size % stride
+            near = f"{below} or {below + stride}" if below else f"{stride}"
+            yield (
+                f"transform.size is {size}; it must be a multiple of encoder.stride {stride}: "
+                f"{near}"
+            )
 
     def compiles(self, stage: Stage, *, steps: int, device: str) -> bool:
         """Whether the loss of a stage of `steps` steps is compiled on this type of device."""

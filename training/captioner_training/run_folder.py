@@ -9,12 +9,11 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from captioner.checkpoint import load_checkpoint
 from captioner.errors import ConfigError, DataError, OutputError
 from captioner.files import replace_file, writing
 from captioner.model.model import CaptionModel
@@ -26,9 +25,10 @@ _FORMAT = 5
 _SHOWN = 5  # differences named in a message
 # A resumed run may change these fields: they do not affect the results.
 _FREE = (
-    "data.root", "data.workers", "save_every_minutes", "save_every_steps", "keep_states",
-    "keep_epochs", "keep_files", "compile", "log_every",
+    "data.root", "data.workers", "save_every_minutes", "keep_epochs", "keep_files", "compile",
+    "log_every",
 )  # fmt: skip
+_KEPT = 2  # states
 # Files and folders that may exist when a run begins.
 _BEFORE_A_RUN = {"lock", "cache", "scenes", "tensorboard", "wandb", "wandb-run"}
 # Folders and files that a finished run does not need. Runs of 0.2 wrote squares.
@@ -37,49 +37,47 @@ _REMOVED = (
     ("cache", GRIDS_FILES),
     ("cache", "squares-*.u8"),
 )
-_RENAMED = {"own": "finetune", "own-language": "new-language"}  # names of recipes in 0.1
 
 
 class RunFolder:
     """The folder of a run: either empty, or with a run of this recipe to resume.
 
-    A run that failed before its first checkpoint can be restarted with any recipe. A finished run
-    continues if the last stage of the recipe has more epochs. Only the main process writes.
+    A run that failed before its first checkpoint can be restarted with any recipe. Only the main
+    process writes.
 
     Args:
         recipe: the recipe of the run.
         out: the folder.
-        fast: whether the hardware is fast in bfloat16.
+        default_precision: the precision of a new run if the recipe has `auto`.
 
     Attributes:
         recipe: the recipe of the run. If its precision is `auto`, it is replaced by the precision
-            of the run to resume, or else by the best one for the hardware.
+            of the run to resume, or else by the default.
         finished: whether the run is finished.
-        extends: whether a finished run continues with more epochs.
 
     Raises ConfigError: the folder has other files, or a run of another recipe.
     """
 
-    def __init__(self, recipe: Recipe, out: Path, *, fast: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, out: Path, *, default_precision: Literal["bfloat16", "float32"]
+    ) -> None:
         self.out = out
         self.best, self.last = out / "best.safetensors", out / "last.safetensors"
         self._recipe_file, self._finished_file = out / "recipe.json", out / "finished.json"
         self.finished = self._finished_file.exists()
         existing = read_json(self._recipe_file) or {}
-        precision: Any = "bfloat16" if fast else "float32"
+        precision: Any = default_precision
         if existing.get("precision") in ("bfloat16", "float16", "float32"):
             precision = existing["precision"]
-        self.extends = False
         if recipe.precision == "auto":
             recipe = replace(recipe, precision=precision)
         self.recipe = recipe
         failed_run: set[str] = set()  # files of a run without a checkpoint, to be overwritten
         with suppress(ValidationError, ConfigError):
-            existing = plain(TypeAdapter(Recipe).validate_python(existing))  # adds defaults
+            current = TypeAdapter(Recipe).validate_python(_without_removed(existing))
+            existing = plain(current)  # adds defaults
             failed_run = {self._recipe_file.name, "log.jsonl"}
         if existing and (self.finished or self.best.exists() or self.states()):
-            if _RENAMED.get(existing.get("name", "")) == recipe.name:
-                existing["name"] = recipe.name
             self._refuse_other_recipe(_flat(existing), _flat(plain(recipe)))
             return
         files = (path for path in out.glob("*") if not path.is_dir() or any(path.iterdir()))
@@ -92,14 +90,12 @@ class RunFolder:
             for name in sorted(old.keys() | new.keys())
             if name not in _FREE and old.get(name) != new.get(name)
         ]
-        last = f"stages.{len(self.recipe.stages)}.epochs"
-        if self.finished and old.get(last, 0) < new[last] and len(changed) == 1:
-            self.finished, self.extends = False, True
-        elif changed:
+        if changed:
             more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+            longer = f"; to train longer, start from --weights {self.best}" if self.finished else ""
             raise ConfigError(
                 f"{self.out} has a run of another recipe ({'; '.join(changed[:_SHOWN])}{more}): "
-                "choose another --out, or restore these fields"
+                f"choose another --out, or restore these fields{longer}"
             )
 
     def load(self, *, digest: str) -> dict[str, Any] | None:
@@ -109,35 +105,12 @@ class RunFolder:
             ConfigError: the run started with other data.
             DataError: there are states, but none of them can be read.
         """
-        over = self.finished or self.extends
-        state = (read_json(self._finished_file) or {}) if over else self._newest()
+        state = (read_json(self._finished_file) or {}) if self.finished else self._newest()
         if state is not None and state.get("data") != digest:
             raise ConfigError(
                 f"{self.out} has a run on other images, captions or words: choose another --out"
             )
-        if self.finished:
-            return None
-        return self._extended(state or {}) if self.extends else state
-
-    def _extended(self, note: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state that a finished run continues from, with its last weights."""
-        progress = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in note["progress"].items()
-        }
-        progress["stage"] = len(self.recipe.stages) - 1
-        progress["epoch"] = progress.pop("stage_epochs")
-        weights = load_checkpoint(self.last).model.state_dict()
-        return {
-            "progress": progress, "model": weights, "stage": None, "processes": None,
-            "conditions": None,
-        }  # fmt: skip
-
-    def reopen(self) -> None:
-        """Remove the files that only a finished run has."""
-        for name in ("report.html", "best.trust.safetensors", self._finished_file.name):
-            (self.out / name).unlink(missing_ok=True)
-        self.extends = False
+        return None if self.finished else state
 
     def _newest(self) -> dict[str, Any] | None:
         reason = ""
@@ -171,24 +144,22 @@ class RunFolder:
         """Return the saved states, newest first."""
         return sorted((self.out / "state").glob("step-*.pt"), reverse=True)
 
-    def check_room(self, model: CaptionModel, *, images: int) -> None:
-        """Check that the disk has room for the files that the run has not written yet.
+    def check_space(self, model: CaptionModel, *, images: int) -> None:
+        """Check that the disk has room for grids, and for three states of 20 bytes a parameter.
 
-        Raises OutputError: grids, states and checkpoints need more space than is free.
+        Raises OutputError: the free space and existing files are smaller.
         """
-        needed = _room(self.recipe, model, images=images)
-        kept = (self.out / "epochs").glob("*.safetensors")
-        checkpoints = filter(Path.exists, (self.best, self.last, *kept))
-        written = sum(path.stat().st_size for path in (*self.states(), *checkpoints))
-        # Other runs may have grids there too.
-        grids = sum(path.stat().st_size for path in (self.out / "cache").glob(GRIDS_FILES))
-        written += min(grids, needed["grids"])
+        side = self.recipe.transform.size // model.encoder.config.stride
+        is_frozen = any(stage.fine_tune_from is None for stage in self.recipe.stages)
+        grids = 2 * side * side * model.encoder.channels() * images if is_frozen else 0
+        needed = grids + (_KEPT + 1) * 20 * sum(tensor.numel() for tensor in model.parameters())
+        existing = (*self.states(), *(self.out / "cache").glob(GRIDS_FILES))
         disk = next(path for path in (self.out, *self.out.parents) if path.exists())
-        if (free := shutil.disk_usage(disk).free) < sum(needed.values()) - written:
-            parts = ", ".join(f"{name} {part / 1e9:.2f}" for name, part in needed.items() if part)
+        free = shutil.disk_usage(disk).free + sum(path.stat().st_size for path in existing)
+        if free < needed:
             raise OutputError(
-                f"the run needs {sum(needed.values()) / 1e9:.2f} GB ({parts}), but {self.out} has "
-                f"{free / 1e9:.2f} GB free: free some space, or choose another --out"
+                f"the run needs {needed / 1e9:.2f} GB, but {self.out} has {free / 1e9:.2f} GB: "
+                "free some space, or choose another --out"
             )
 
     def begin(self) -> None:
@@ -205,7 +176,7 @@ class RunFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replace_file(path) as file:
                 torch.save({"format": _FORMAT, "data": digest, **state}, file)
-            for old in self.states()[self.recipe.keep_states :]:
+            for old in self.states()[_KEPT:]:
                 old.unlink()
         except (OSError, RuntimeError, OutputError) as error:  # torch wraps its writer's errors
             kept = self.states()
@@ -231,29 +202,12 @@ class RunFolder:
                     folder.rmdir()
 
 
-def _room(recipe: Recipe, model: CaptionModel, *, images: int) -> dict[str, int]:
-    """Return the bytes that a run writes.
-
-    A state has all weights. For each trained weight it also has the average, the best value and two
-    moments. There may be one state more than `keep_states`, because the new one is written before
-    the oldest is deleted.
-    """
-    encoder = model.encoder
-    side = recipe.transform.size // encoder.config.stride
-    grid = 2 * side * side * encoder.channels()
-    frozen = [stage.fine_tune_from is None for stage in recipe.stages]
-    caches = sum(now and not before for now, before in zip(frozen, [False, *frozen], strict=False))
-    weights = sum(tensor.numel() for tensor in model.parameters())
-    trained, epochs = 0, sum(stage.epochs for stage in recipe.stages)
-    for stage in recipe.stages:
-        encoder.fine_tune(from_stage=stage.fine_tune_from)
-        parameters = (tensor for tensor in model.parameters() if tensor.requires_grad)
-        trained = max(trained, sum(tensor.numel() for tensor in parameters))
-    return {
-        "grids": caches * images * grid,
-        "states": (recipe.keep_states + 1) * 4 * (weights + 4 * trained),
-        "checkpoints": (3 + epochs * recipe.keep_epochs) * 2 * weights,
-    }
+def _without_removed(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Remove the fields of 0.2 that recipes no longer have."""
+    for stage in recipe.get("stages", ()):
+        stage.pop("size", None)
+        (stage.get("self_critical") or {}).pop("baseline", None)
+    return {name: recipe[name] for name in recipe.keys() - {"save_every_steps", "keep_states"}}
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from captioner.model.encoder import Encoder
-from captioner.vision.transform import Transform, TransformConfig
+from captioner.vision.transform import Transform
 from captioner_training.data.batches import ImageSource
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
@@ -54,17 +54,9 @@ class StageImages:
         stage = self.recipe.stages[number]
         dataset = ImageDataset(
             self.images,
-            Transform(_resized(self.recipe.transform, stage.size)),
+            Transform(self.recipe.transform),
             augmentation=Augmentation(flip=stage.flip, crop=stage.crop),
             seed=self.recipe.seed + 1000 * number,
         )
         workers, device = self.recipe.data.workers, self.processes.device
         return PixelSource(dataset, workers=workers, device=device)
-
-
-def _resized(transform: TransformConfig, size: int | None) -> TransformConfig:
-    """Return the same framing at `size` pixels a side; None keeps the size."""
-    if size is None:
-        return transform
-    resize = transform.resize and max(size, round(transform.resize * size / transform.size))
-    return replace(transform, size=size, resize=resize)

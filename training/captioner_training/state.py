@@ -36,7 +36,6 @@ class Progress:
     initial_score: float | None = None  # CIDEr of the checkpoint that the run started from
     stage_best: tuple[float, float] = (-1.0, 0.0)  # highest score of the stage
     stale: int = 0  # epochs since stage_best
-    stage_epochs: int = 0  # number of epochs of the last finished stage
     log_bytes: int = 0  # length of the log
 
 
@@ -117,7 +116,6 @@ class StageState:
             self.model.load_state_dict(self._best, strict=False)
         progress, fresh = self.progress, Progress()
         progress.stage += 1
-        progress.stage_epochs = progress.epoch
         progress.epoch = progress.step = progress.taken = progress.stale = 0
         progress.stage_best = fresh.stage_best
 

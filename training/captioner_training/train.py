@@ -76,12 +76,12 @@ def train(
     with ExitStack() as stack:
         lock = locked(out / "lock", verb="train", folder=out)
         processes.main_alone(lambda: stack.enter_context(lock))
-        fast = processes.broadcast(best_dtype(processes.device)[0] is torch.bfloat16)
+        is_fast = processes.broadcast(best_dtype(processes.device)[0] is torch.bfloat16)
         # Mistakes in any stage are raised here, before training begins. The main process goes
         # first because it writes files that the others read.
         run = processes.main_first(
             lambda: Run.begin(
-                RunFolder(recipe, out, fast=fast),
+                RunFolder(recipe, out, default_precision="bfloat16" if is_fast else "float32"),
                 processes=processes,
                 validate=validate,
                 tracker=tracker,
@@ -157,7 +157,7 @@ class Run:
         model = build_model(recipe, corpus.vocabulary, encoder=encoder, origin=origin)
         if processes.main:
             count = len(corpus.train) + len(corpus.validation)
-            folder.check_room(model, images=count)
+            folder.check_space(model, images=count)
         _move(model, device)
         torch.manual_seed(recipe.seed + 7919 * processes.rank)  # dropout differs between ranks
         state = TrainState(model, processes=processes)
@@ -203,9 +203,6 @@ class Run:
         progress = self.state.progress
         with self.log, self.interrupts.handled():
             try:
-                if self.folder.extends:
-                    self._save()
-                    self.processes.main_alone(self.folder.reopen)
                 if self.origin is not None and progress.initial_score is None:
                     self._score_origin(self.origin)
                 while progress.stage < len(self.recipe.stages):
@@ -228,8 +225,6 @@ class Run:
         frozen = config.fine_tune_from is None
         grids = self.images.encode(self.corpus.validation) if frozen else None
         batches = self._batches()
-        if progress.epoch and not progress.step:
-            progress.taken = progress.epoch * batches.sampler.batches  # extends a run
         # Tuning takes up to half a minute for each shape.
         torch.backends.cudnn.benchmark = batches.steps >= LONG_STAGE
         stage = self.state.begin_stage(self.recipe, steps=batches.steps)
@@ -331,13 +326,12 @@ class Run:
 
     def _save_if_due(self, stage: StageState, clock: Clock) -> None:
         """Save a state if it is time; stop if a signal arrived."""
-        every = self.recipe.save_every_steps
-        due = every is not None and stage.progress.total % every == 0
+        due = False
         # Several processes agree on signals and time only at steps where they communicate anyway.
         if self.processes.world == 1 or self.log.is_due(stage):
             self._stop_if_requested()
             overdue = time.monotonic() - self.saved_at > 60 * self.recipe.save_every_minutes
-            due = self.processes.broadcast(overdue) or due
+            due = self.processes.broadcast(overdue)
         if due:
             with clock.paused():
                 self._save()

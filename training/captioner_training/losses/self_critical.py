@@ -2,8 +2,7 @@
 
 The model samples captions, and the loss of each is its negative log-probability times its
 advantage. The advantage is the caption's reward, CIDEr-D, minus a baseline: the mean of the image's
-other samples (Luo 2020, "A Better Variant of Self-Critical Sequence Training"), or the reward of
-the greedy caption (Rennie et al.).
+other samples (Luo 2020, "A Better Variant of Self-Critical Sequence Training").
 
 Captions are sampled without a gradient, and then pass through the decoder with teacher forcing like
 captions of the data.
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from captioner.generation.constraints import Constraints
-from captioner.generation.sampling import Sampler, choose_likeliest, roll_out
+from captioner.generation.sampling import Sampler, roll_out
 from captioner.inference.cuda_graphs import CudaGraphs
 from captioner.model.decoder import Decoder
 from captioner.vocabulary import END, PAD, UNK, Vocabulary
@@ -90,13 +89,16 @@ class SelfCriticalCaptions(SamplingObjective):
         starts: Tensor,
         positions: Tensor,
     ) -> tuple[Tensor, ...]:
-        sample = partial(sample_captions, decoder, features, starts=starts, constraints=constraints)
-        tokens = sample(count=self.config.samples, temperature=self.config.temperature)
-        greedy = None
-        if self.config.baseline == "greedy":
-            greedy = self.rewards(sample(count=1, greedy=True), positions)
+        tokens = sample_captions(
+            decoder,
+            features,
+            count=self.config.samples,
+            starts=starts,
+            constraints=constraints,
+            temperature=self.config.temperature,
+        )
         rewards = self.rewards(tokens, positions)
-        return tokens, advantages(rewards, greedy), rewards.sum()
+        return tokens, advantages(rewards), rewards.sum()
 
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
         """Return the mean of -A log p over tokens: A is the advantage, p the sampling probability.
@@ -150,14 +152,8 @@ class _Reward(NamedTuple):
         return rewards.to(tokens.device)
 
 
-def advantages(rewards: Tensor, greedy: Tensor | None) -> Tensor:
-    """Subtract the baseline from the rewards (B, K).
-
-    The baseline is the reward (B, 1) of the greedy captions; if `greedy` is None, it is the mean
-    of the image's other samples.
-    """
-    if greedy is not None:
-        return rewards - greedy
+def advantages(rewards: Tensor) -> Tensor:
+    """Subtract from each reward (B, K) the mean of the image's other samples."""
     count = rewards.shape[1]
     return (rewards - rewards.mean(dim=1, keepdim=True)) * count / (count - 1)
 
@@ -170,7 +166,6 @@ def sample_captions(
     count: int,
     starts: Tensor,
     constraints: Constraints,
-    greedy: bool = False,
     temperature: float = 1.0,
 ) -> Tensor:
     """Sample captions from the model's probabilities.
@@ -181,7 +176,6 @@ def sample_captions(
         count: K, captions per grid.
         starts: (B,), the start token of each grid's captions.
         constraints: the constraints on the words, with must_end=False.
-        greedy: take the likeliest word at each step instead of sampling.
         temperature: below 1 sharpens the probabilities.
 
     Returns:
@@ -194,7 +188,7 @@ def sample_captions(
         features,
         count=count,
         constraints=constraints,
-        choose=choose_likeliest if greedy else Sampler(temperature=temperature),
+        choose=Sampler(temperature=temperature),
         starts=begin,
         checks=features.device.type == "cpu",
     )["tokens"]
