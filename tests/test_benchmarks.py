@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from captioner_training.data import grids
-from captioner_training.data.grids import ResidentGrids
 from tests import launcher
 from tests.benchmarks import coco_scale, gpu, simulated_coco
 
@@ -49,23 +48,16 @@ def test_an_epoch_of_each_kind(
     assert "nan" not in output
 
 
-def test_repeated_grids_take_the_memory_of_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda *_: True)
-    few = torch.arange(12, dtype=torch.float16).view(3, 2, 2)
-    images = simulated_coco.repeat(ResidentGrids(few), 7, 3)
-    assert isinstance(images, ResidentGrids)
-    assert images.tensors.equal(few[[0, 1, 2, 0, 1, 2, 0]])
-
-
-def test_images_that_do_not_fit_are_not_repeated(
+def test_repeated_grids_take_the_memory_of_all_images(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda size, _: size < 7 * 8)
     few = torch.arange(12, dtype=torch.float16).view(3, 2, 2)
-    images = simulated_coco.repeat(ResidentGrids(few), 7, 3)
+    monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda *_: True)
+    grown = simulated_coco.grow(few, 7)
+    assert grown is not None and grown.equal(few[[0, 1, 2, 0, 1, 2, 0]])
+    monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda size, _: size < 7 * 8)
+    assert simulated_coco.grow(few, 7) is None
     assert "do not fit" in capsys.readouterr().out
-    (batch,) = images.batches([[5]], epoch=0)
-    assert batch.equal(few[[2]])
 
 
 def test_coco(

@@ -17,8 +17,9 @@ import torch
 
 from captioner.archives import tar_members
 from captioner.vision.transform import Transform, TransformConfig
+from captioner_training.data.batches import StageImages
 from captioner_training.data.images import CaptionedImage, ImageStore
-from captioner_training.data.pixels import Augmentation, ImageDataset, PixelSource
+from captioner_training.data.pixels import Augmentation, ImageDataset
 
 BATCH = 64
 
@@ -38,7 +39,7 @@ def main() -> None:
     )
     positions = random.Random(0).sample(range(len(dataset)), len(dataset))
     order = [positions[at : at + BATCH] for at in range(0, len(positions), BATCH)]
-    source = PixelSource(dataset, workers=options.workers, device=torch.device("cpu"))
+    source = StageImages(dataset, workers=options.workers, device=torch.device("cpu"))
     before, started = sum(os.times()[:4]), time.perf_counter()
     with closing(source.batches(order, epoch=1)) as batches:
         for _ in batches:

@@ -15,7 +15,7 @@ import random
 import tempfile
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -25,20 +25,18 @@ from torch import Tensor, nn
 from captioner.model.encoder import Encoder
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.batches import ImageSource, StageBatches, stage_sampler
+from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
 from captioner_training.data.corpus import Corpus
-from captioner_training.data.grids import ResidentGrids
+from captioner_training.data.grids import CachedGrids, fits_on_gpu
 from captioner_training.data.images import CaptionedImage, ImageStore
-from captioner_training.data.pixels import split_loader
+from captioner_training.data.pixels import Augmentation, ImageDataset, split_loader
 from captioner_training.distributed import Processes
 from captioner_training.initialization import build_model, load_encoder
 from captioner_training.losses.table import stage_objectives
-from captioner_training.memory import fits_on_gpu
 from captioner_training.recipe import LONG_STAGE, Recipe
 from captioner_training.recipe_file import load_recipe
-from captioner_training.stage_images import StageImages
 from captioner_training.state import TrainState
-from captioner_training.step import TrainStep
+from captioner_training.step import TrainStep, dtype_of
 from tests.benchmarks.coco_scale import SPLITS, WORDS, draw
 from tests.benchmarks.measuring import Table
 
@@ -50,17 +48,15 @@ DISTINCT = 4096  # photos
 CALIBRATED = 16  # photos for the statistics of a random encoder
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """The first `count` images of a source, in place of any number of images."""
+class Repeated(StageImages):
+    """The first `count` images in place of any number of images."""
 
-    source: ImageSource
-    count: int
+    count = 1
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
         """Yield a tensor for each list of positions."""
         repeated = [[position % self.count for position in batch] for batch in order]
-        return self.source.batches(repeated, epoch=epoch)
+        return super().batches(repeated, epoch=epoch)
 
 
 def simulate(name: str, device: torch.device, *, small: bool) -> None:
@@ -133,12 +129,28 @@ def run_epoch(
     model.encoder.to(memory_format=torch.channels_last)
     model.encoder.fine_tune(from_stage=recipe.stages[0].fine_tune_from)
     started = time.perf_counter()
-    images = StageImages(
-        recipe=recipe, images=corpus.train[:distinct], encoder=model.encoder, cache=cache,
-        processes=processes,
-    ).stage(0)  # fmt: skip
+    transform, frozen = Transform(recipe.transform), recipe.stages[0].fine_tune_from is None
+    grids = None
+    if frozen:
+        grids = CachedGrids.compute(
+            model.encoder, corpus.train[:distinct], transform, folder=cache, processes=processes,
+            dtype=dtype_of(recipe, device), workers=recipe.data.workers,
+        )  # fmt: skip
+        grids.load(device)
     before = wait(device) - started
-    images = repeat(images, count, distinct)
+    stage_config = recipe.stages[0]
+    photos = ImageDataset(
+        corpus.train[:distinct], transform,
+        augmentation=Augmentation(flip=stage_config.flip, crop=stage_config.crop), seed=recipe.seed,
+    )  # fmt: skip
+    images = Repeated(photos, grids, workers=recipe.data.workers, device=device)
+    images.count = distinct
+    if (
+        grids is not None
+        and grids.loaded is not None
+        and (grown := grow(grids.loaded, count)) is not None
+    ):
+        grids.loaded, images.count = grown, count
     captions = corpus.table(maximum_length=recipe.data.maximum_length, device=device)
     sampler = stage_sampler(recipe, 0, captions, processes)
     batches = StageBatches(recipe, 0, images=images, captions=captions, sampler=sampler)
@@ -148,7 +160,7 @@ def run_epoch(
         vocabulary=corpus.vocabulary, processes=processes,
     )  # fmt: skip
     ends = [wait(device)]
-    for parts in batches.epoch(0, skip=0, most=batches.steps):
+    for parts in batches.epoch(0, skip=0, max_batches=batches.steps):
         values = step(parts)
         stage.count_step(values)
         if len(ends) == 1:
@@ -169,15 +181,6 @@ def calibrate(encoder: Encoder, images: Sequence[CaptionedImage], transform: Tra
         encoder(transform.normalize(pixels))
     for layer in layers:
         layer.eval()
-
-
-def repeat(source: ImageSource, count: int, distinct: int) -> ImageSource:
-    """Return a source of `count` images from that of the distinct ones.
-
-    Tensors on a GPU are repeated, so they take the memory of all images.
-    """
-    tensors = grow(source.tensors, count) if isinstance(source, ResidentGrids) else None
-    return Repeated(source, distinct) if tensors is None else ResidentGrids(tensors)
 
 
 def grow(rows: Tensor, count: int) -> Tensor | None:

@@ -20,14 +20,13 @@ from captioner_training.data.batches import Batch
 from captioner_training.data.captions import collate
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
-from captioner_training.evaluation.split import validate
+from captioner_training.log import Tracker
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.losses.objective import Objective
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
 from captioner_training.recipe_file import load_recipe
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
-from captioner_training.trackers import Tracker
 from captioner_training.train import train
 from tests.conftest import MEAN, STD
 from tests.launcher import environment, start
@@ -104,7 +103,6 @@ def train_here(
         load_recipe(str(recipe), named),
         out=out,
         processes=processes,
-        validate=validate,
         tracker=tracker,
     )
 

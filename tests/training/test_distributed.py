@@ -21,7 +21,7 @@ import torch.distributed as dist
 from captioner import ConfigError
 from captioner_training.data.batches import BucketSampler
 from captioner_training.distributed import start_processes
-from captioner_training.lock import locked
+from captioner_training.run_folder import lock_folder
 from tests.launcher import Run, environment
 from tests.training.runs import (
     MODEL,
@@ -112,7 +112,7 @@ def together(recipe: Path) -> Path:
 
 def furthest(one: Path, two: Path) -> float:
     first, second = newest_state(one), newest_state(two)
-    assert first["progress"]["total"] == second["progress"]["total"] == STEPS
+    assert first["progress"]["global_step"] == second["progress"]["global_step"] == STEPS
     return max(
         (tensor - second["model"][name]).abs().max().item()
         for name, tensor in first["model"].items()
@@ -177,7 +177,7 @@ def test_two_processes_and_their_workers_stop_on_a_signal(
         os.killpg(process.pid, signal.SIGTERM)
     said = [process.communicate(timeout=300)[1] for process in two]
     assert [process.returncode for process in two] == [130, 130], said
-    step = newest_state(out)["progress"]["total"]
+    step = newest_state(out)["progress"]["global_step"]
     assert f"stopped after step {step}: the same command resumes" in said[0]
     assert "Traceback" not in "".join(said)
     assert f"resuming after step {step} " in "".join(map(finish, pair(*command)))
@@ -218,7 +218,7 @@ def test_errors_are_printed_by_one_process_of_two(recipe: Path, tmp_path: Path) 
         for number, line in enumerate(ERRORS):
             out = tmp_path / str(number)
             if "--keep_files" in line:
-                locks.enter_context(locked(out / "lock", verb="train", folder=out))
+                locks.enter_context(lock_folder(out / "lock", command="train", folder=out))
             words = line.replace("RECIPE", str(recipe)).split()
             running.append(pair("train", *words, "--out", out))
         for (first, second), message in zip(running, ERRORS.values(), strict=True):

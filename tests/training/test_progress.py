@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from captioner_training.progress import show_progress
+from captioner_training.distributed import show_progress
 
 
 def test_lines_at_the_start_and_every_ten_seconds(

@@ -71,7 +71,7 @@ def unbroken(recipe: Path) -> Path:
     keep = partial(shutil.copytree, out)
     with acting({step: partial(keep, recipe.parent / f"{step}") for step in WITHIN}):
         go(recipe, out)
-    assert newest_state(out)["progress"]["total"] == STEPS
+    assert newest_state(out)["progress"]["global_step"] == STEPS
     return out
 
 
@@ -135,11 +135,11 @@ def test_a_signal_saves_the_current_step(
         there.extend(holds_signals(each.pid) for each in multiprocessing.active_children())
         act()
 
-    saved = newest_state(out)["progress"]["total"]
+    saved = newest_state(out)["progress"]["global_step"]
     with acting({1: stop}), pytest.raises(KeyboardInterrupt):
         go(recipe, out, workers=workers)
     assert there == [True] * workers and not multiprocessing.active_children()
-    assert newest_state(out)["progress"]["total"] == saved + 1
+    assert newest_state(out)["progress"]["global_step"] == saved + 1
     go(recipe, out, workers=workers)
     assert_same(unbroken, out)
 
@@ -166,7 +166,7 @@ def test_resume_after_a_kill_and_a_signal_to_the_group(
     os.killpg(ended.pid, signal.SIGTERM)
     _, errors = ended.communicate(timeout=300)
     assert ended.returncode == 130 and "Traceback" not in errors, errors
-    step = newest_state(out)["progress"]["total"]
+    step = newest_state(out)["progress"]["global_step"]
     assert f"stopped after step {step}: the same command resumes from" in errors
     go(recipe, out)
     assert_same(unbroken, out)
@@ -210,8 +210,9 @@ def test_two_runs_do_not_share_a_folder(run_main: Run, recipe: Path, tmp_path: P
     """This process holds the lock, as another run would."""
     out = tmp_path / "out"
     script = (
-        "import sys; from pathlib import Path; from captioner_training.lock import locked\n"
-        "with locked(Path(sys.argv[1]) / 'lock', verb='train', folder=Path()):\n"
+        "import sys; from pathlib import Path\n"
+        "from captioner_training.run_folder import lock_folder\n"
+        "with lock_folder(Path(sys.argv[1]) / 'lock', command='train', folder=Path()):\n"
         "    print(flush=True); input()"
     )
     first = subprocess.Popen(

@@ -24,15 +24,14 @@ from captioner.checkpoint import load_checkpoint
 from captioner.errors import GenerationError
 from captioner.inference.device import best_dtype
 from captioner.model.scores import SCORES, ScaledDotScore, ScoreFunction
-from captioner_training.data.batches import Batch
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.evaluation import split
-from captioner_training.log import Clock
 from captioner_training.losses.objective import Objective, TeacherForcedOutput
 from captioner_training.recipe_file import load_recipe
 from captioner_training.run_folder import RunFolder, write_json
+from captioner_training.state import AveragedWeights
 from tests.conftest import read_tree
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
@@ -94,7 +93,7 @@ def test_states_are_saved_after_minutes_epochs_and_stages(
     clock, saved, save = count(time.monotonic(), 25), list[int](), RunFolder.save
 
     def note(folder: RunFolder, state: dict[str, Any], *, digest: str) -> None:
-        saved.append(state["progress"]["total"])
+        saved.append(state["progress"]["global_step"])
         save(folder, state, digest=digest)
 
     look = SimpleNamespace(monotonic=lambda: next(clock))
@@ -170,27 +169,6 @@ def test_a_run_may_begin_beside_files_of_one_that_never_began(place: Path, tmp_p
         (tmp_path / name).touch()
     recipe = load_recipe(str(place / "own.yaml"), {})
     assert not RunFolder(recipe, tmp_path, default_precision="float32").finished
-
-
-def test_the_clock_counts_the_images_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It starts at 0; two batches are waited for from 1 to 3 and from 8 to 9; it stops at 20."""
-    now = iter([0.0, 1.0, 3.0, 4.0, 6.0, 8.0, 9.0, 10.0, 10.0, 20.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(now))
-    clock = Clock(processes=2, captions=np.array([5, 1, 2, 4]), device=torch.device("cpu"))
-    nothing = torch.empty(0)
-    parts = [
-        [Batch(nothing, nothing, [0, 2]), Batch(nothing, nothing, [3])],
-        [Batch(nothing, nothing, [1])],
-    ]
-    for number, _ in enumerate(clock.timed(parts)):
-        if not number:
-            with clock.paused():  # from 4 to 6
-                pass
-    clock.stop()
-    assert clock.timing() == {  # of 18 seconds: 2 x 4 images with 2 x 12 captions
-        "seconds": 18.0, "images_per_second": 0.44, "captions_per_second": 1.33,
-        "waiting": round(3 / 18, 4),
-    }  # fmt: skip
 
 
 def test_a_folder_without_a_run_is_refused(run_main: Run, place: Path, tmp_path: Path) -> None:
@@ -422,8 +400,8 @@ def test_a_run_without_progress_keeps_its_initial_model_scored_once(
     assert [one["event"] for one in begun] == ["origin"]
     scores = begun[0]["validation"]  # an epoch with the same CIDEr may have a lower cross-entropy
     kept = newest_state(out)["progress"]["best"]
-    assert kept == pytest.approx((scores["CIDEr"], -scores["cross_entropy"]))
-    monkeypatch.setattr("captioner_training.train.Run._score_origin", stop)
+    assert kept == pytest.approx((scores["CIDEr"], scores["cross_entropy"]))
+    monkeypatch.setattr("captioner_training.train.Run._score_initial", stop)
     result = run_main(*still)
     assert "No epoch was better than the original model" in result.stderr
     assert records(out)[0] == begun[0]
@@ -463,18 +441,18 @@ def test_a_signal_stops_a_validation_between_batches(
             os.kill(os.getpid(), signal.SIGTERM)
         return made(*arguments, **options)
 
-    def stop(clock: Clock) -> None:
-        stopped(clock)
+    def applied(average: AveragedWeights) -> Any:
         if late and not batches:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # before the epoch's validation
+        return given(average)
 
     def go() -> None:
         train_here(place / "own.yaml", tmp_path / "run", data__root=place)
 
-    made, stopped = split.generate, Clock.stop
+    made, given = split.generate, AveragedWeights.applied
     with monkeypatch.context() as patch:
         patch.setattr(split, "generate", generate)
-        patch.setattr(Clock, "stop", stop)
+        patch.setattr(AveragedWeights, "applied", applied)
         with pytest.raises(KeyboardInterrupt):
             go()
     assert len(batches) == (1 if late else 2)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from captioner.generation.constraints import Constraints
 from captioner.model.decoder import DecoderOutput
 from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
+from captioner_training import train as train_module
 from captioner_training.data.batches import Batch
 from captioner_training.distributed import Processes
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
@@ -26,11 +28,9 @@ from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.losses.objective import Captions, Counts, Objective, SamplingObjective
 from captioner_training.losses.self_critical import SelfCriticalCaptions, sample_captions
 from captioner_training.losses.table import stage_objectives
-from captioner_training.optimizer import AveragedWeights
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
-from captioner_training.state import Progress, StageState, TrainState
+from captioner_training.state import AveragedWeights, Progress, Score, StageState, TrainState
 from captioner_training.step import CaptionLoss, TrainStep, autocast_of
-from captioner_training.validation import Validation
 from tests.training.runs import begin_step, make_batch
 
 CPU = Processes(device=torch.device("cpu"))
@@ -154,16 +154,16 @@ def test_a_stage_carries_over_the_averaged_weights_of_an_epoch(
         begun.count_step(step([batch]))
         with begun.average.applied():
             averages.append(model.decoder.embedding.weight.detach().clone())
-            assert begun.count_epoch(cider, surprise) == (len(averages) == 1)
-    assert state.progress.stale == 2 and state.progress.taken == 3
+            assert begun.count_epoch(Score(cider, surprise)) == (len(averages) == 1)
+    assert state.progress.epochs_without_improvement == 2 and state.progress.stage_step == 3
     assert not torch.equal(averages[0], averages[2])
     saved = state.state_dict()
     state.end_stage()
     assert torch.equal(model.decoder.embedding.weight, averages[epoch])
     assert (state.progress.stage, state.progress.epoch, state.progress.best[0]) == (1, 0, 10.0)
     # The score is lower than the best of the first stage, and the best of the second stage.
-    assert not state.begin_stage(whole, steps=20).count_epoch(4.0, 9.0)
-    assert (state.progress.stale, state.progress.best_at) == (0, (1, 1))
+    assert not state.begin_stage(whole, steps=20).count_epoch(Score(4.0, 9.0))
+    assert (state.progress.epochs_without_improvement, state.progress.best_at) == (0, (1, 1))
     # A run that is taken up again hands on the same.
     again = TrainState(model, processes=CPU)
     again.load_state_dict(saved)
@@ -312,15 +312,15 @@ def test_for_equal_cider_the_lower_cross_entropy_is_better(
     tiny_checkpoint: Checkpoint,
 ) -> None:
     model = tiny_checkpoint.model.requires_grad_(True)
-    progress = Progress(best=(0.0, -4.0))  # of the model that it went on from
+    progress = Progress(best=Score(0.0, 4.0))  # of the model that it went on from
     stage = StageState(model, progress, recipe(), steps=20)
     rounded = 3.0 - 1e-6
-    counted = [stage.count_epoch(0.0, nats) for nats in (5.0, 3.0, rounded, 2.0)]
+    counted = [stage.count_epoch(Score(0.0, nats)) for nats in (5.0, 3.0, rounded, 2.0)]
     assert counted == [False, True, False, True]
-    assert (progress.best_at, progress.stale) == ((1, 4), 0)
-    assert not stage.count_epoch(50.0, 2.5, has_cider=False)  # too few photos for CIDEr
-    assert stage.count_epoch(0.0, 1.5, has_cider=False)
-    assert stage.count_epoch(0.1, 9.0)
+    assert (progress.best_at, progress.epochs_without_improvement) == ((1, 4), 0)
+    assert not stage.count_epoch(Score(50.0, 2.5), has_cider=False)  # too few photos for CIDEr
+    assert stage.count_epoch(Score(0.0, 1.5), has_cider=False)
+    assert stage.count_epoch(Score(0.1, 9.0))
 
 
 def test_an_average_without_decay_is_the_weights() -> None:
@@ -368,7 +368,7 @@ def test_a_stage_has_the_objectives_of_its_fields_and_names() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_validation_leaves_the_model_in_its_mode(
-    tiny_checkpoint: Checkpoint, training: bool
+    tiny_checkpoint: Checkpoint, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A self-critical stage trains without dropout."""
 
@@ -376,12 +376,15 @@ def test_a_validation_leaves_the_model_in_its_mode(
         checkpoint.model.eval()
         return {"cross_entropy": 1.0}, []
 
-    corpus: Any = SimpleNamespace(validation=[])
-    tiny_checkpoint.model.train(training)
-    Validation(validate=validate, recipe=recipe(), corpus=corpus, processes=CPU).score(
-        tiny_checkpoint, step=1, grids=None, after_batch=lambda: None
-    )
-    assert tiny_checkpoint.model.training == training
+    monkeypatch.setattr(train_module, "validate", validate)
+    model = tiny_checkpoint.model.train(training)
+    run: Any = SimpleNamespace(
+        recipe=recipe(), processes=CPU, corpus=SimpleNamespace(validation=[]),
+        folder=SimpleNamespace(out=Path()), _checkpoint=lambda: tiny_checkpoint,
+        _stop_if_requested=None, state=SimpleNamespace(model=model, progress=Progress()),
+    )  # fmt: skip
+    train_module.Run._validate(run, None)
+    assert model.training == training
 
 
 OBJECTIVES = (CrossEntropy(label_smoothing=0.1), DoublyStochastic(1.0), AttentionEntropy(1.0))

@@ -16,8 +16,8 @@ from captioner.checkpoint import load_checkpoint
 from captioner.cli import main
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.batches import StageBatches, stage_sampler
-from captioner_training.data.pixels import ImageDataset, PixelSource
+from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
+from captioner_training.data.pixels import ImageDataset
 from captioner_training.data.reading import read_corpus
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
@@ -219,7 +219,7 @@ def test_any_style_is_drawn_anew_in_every_epoch(
     batches = StageBatches(
         recipe,
         0,
-        images=PixelSource(dataset, workers=0, device=cpu.device),
+        images=StageImages(dataset, workers=0, device=cpu.device),
         captions=table,
         sampler=stage_sampler(recipe, 0, table, cpu),
         default_start=corpus.vocabulary.start("any"),
@@ -227,7 +227,7 @@ def test_any_style_is_drawn_anew_in_every_epoch(
     begun = [
         {
             position: start
-            for parts in batches.epoch(epoch, skip=0, most=100)
+            for parts in batches.epoch(epoch, skip=0, max_batches=100)
             for part in parts
             for position, start in zip(part.positions, part.tokens[:, 0, 0].tolist(), strict=True)
         }

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from captioner_training.trackers import open_tracker, scalars
+from captioner_training.log import TRACKERS, scalars
 from tests.launcher import PATH, Run
 from tests.training.runs import pair, train_here, write_own
 
@@ -46,18 +46,23 @@ def test_scalars_are_numbers_with_their_paths() -> None:
     assert scalars(record) == {"loss": 2.0, "validation/CIDEr": 51.5}
 
 
-def test_tensorboard_reads_the_scalars_of_an_extended_run(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_scalars_of_a_run(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     recipe, out = write_own(tmp_path, train=12, val=2) / "own.yaml", tmp_path / "run"
-    for epochs in (1, 2):
-        tracker = open_tracker("tensorboard")
-        train_here(recipe, out, tracker=tracker, data__root=tmp_path, stages__2__epochs=epochs)
+    train_here(recipe, out, tracker=TRACKERS["tensorboard"], data__root=tmp_path)
     events = EventAccumulator(str(out / "tensorboard")).Reload()
     read = [(event.step, event.value) for event in events.Scalars("loss")]
     assert read == [(step, pytest.approx(value)) for step, value in logged(out, "loss")]
     names = set(events.Tags()["scalars"])
     assert {"learning_rate", "validation/CIDEr", "timing/images_per_second"} <= names
+    with TRACKERS["tensorboard"]({}, out=out, step=2) as record:  # resumes after step 2
+        record({"loss": 7.0}, 3)
+    events = EventAccumulator(str(out / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")][1:] == [
+        read[1],
+        (3, 7.0),
+    ]
 
 
 def test_wandb_reads_the_scalars_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +71,7 @@ def test_wandb_reads_the_scalars_of_a_run(tmp_path: Path, monkeypatch: pytest.Mo
     for name, value in {"MODE": "offline", "CONSOLE": "off", "SILENT": "true"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     recipe, out = write_own(tmp_path, train=12, val=2) / "own.yaml", tmp_path / "run"
-    train_here(recipe, out, tracker=open_tracker("wandb"), data__root=tmp_path)
+    train_here(recipe, out, tracker=TRACKERS["wandb"], data__root=tmp_path)
     (file,) = out.glob("wandb/offline-run-*/*.wandb")
     losses, config = [], {}
     for data in leveldb_records(file.read_bytes()[7:], offset=7):

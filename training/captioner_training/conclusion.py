@@ -26,6 +26,7 @@ from captioner.trust.trust import Trust, digest_weights, trust_file
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_corpus, read_test
+from captioner_training.distributed import memory_errors
 from captioner_training.evaluation.consensus import FEWEST_FOR_CONSENSUS, fit_consensus
 from captioner_training.evaluation.content import FUNCTION_WORDS
 from captioner_training.evaluation.familiarity import pooled_grids
@@ -39,7 +40,6 @@ from captioner_training.evaluation.trust import (
 )
 from captioner_training.initialization import load_origin
 from captioner_training.log import report_photos
-from captioner_training.memory import memory_errors
 from captioner_training.recipe import Recipe
 from captioner_training.report.numbers import part_of
 from captioner_training.report.run import write_run

@@ -1,4 +1,4 @@
-"""The processes of a run: a single one, or one per GPU, started by torchrun."""
+"""The processes of a run: a single one, or one per GPU, started by torchrun; their progress."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
+from tqdm import tqdm
 
-from captioner.errors import CaptionerError, ConfigError, DeviceError
+from captioner.errors import CaptionerError, ConfigError, DataError, DeviceError
 from captioner.inference.device import find_device
 
 Value = TypeVar("Value")
 
 _POLL_INTERVAL = 0.05  # seconds
 _EXIT_DELAY = 10  # seconds
+_PROGRESS_INTERVAL = 10.0  # seconds between two lines
 # The variables that torchrun sets besides WORLD_SIZE.
 _TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -203,3 +205,55 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
         yield Processes(device=chosen, rank=rank, world=world, store=store)
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Convert torch's errors about exhausted memory.
+
+    Raises:
+        DeviceError: the memory of the GPU is exhausted.
+        DataError: the system has killed a worker of a loader.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            "the GPU has too little memory: lower batch_size or raise accumulate in the stages of "
+            "the recipe, or end other programs that use the GPU"
+        ) from error
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise DataError(
+            "a process that loads images was killed, most likely because memory ran out: lower "
+            "--data.workers and run the same command again"
+        ) from error
+
+
+@contextmanager
+def show_progress(
+    task: str, total: int, *, unit: str = "images", quiet: bool = False
+) -> Iterator[Callable[[int], object]]:
+    """Yield a function to call with the number of images (or other units) just finished.
+
+    A terminal shows a bar. Other outputs get a line at the start, and one every ten seconds.
+    """
+    if quiet:
+        yield lambda _: None
+        return
+    if sys.stderr.isatty():
+        with tqdm(desc=task, unit=f" {unit}", total=total, leave=False) as bar:
+            yield bar.update
+        return
+    done, printed_at = 0, time.monotonic()
+    print(f"{task} {total:,} {unit}", file=sys.stderr, flush=True)
+
+    def count(finished: int) -> None:
+        nonlocal done, printed_at
+        done += finished
+        if time.monotonic() - printed_at > _PROGRESS_INTERVAL and done < total:
+            printed_at = time.monotonic()
+            print(f"{task} {unit}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+
+    yield count

@@ -1,4 +1,4 @@
-"""The log of a run as JSON lines, its progress bar and its messages."""
+"""The log of a run: JSON lines, a progress bar, messages, and TensorBoard or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -7,31 +7,27 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.checkpoint import Checkpoint
 from captioner.closing import Closing
+from captioner.errors import ConfigError
 from captioner.files import writing
 from captioner.inference.device import best_dtype
 from captioner.terminal import counted
-from captioner.vocabulary import Vocabulary
-from captioner_training.data.batches import Batch
 from captioner_training.data.captioned import Captioned
-from captioner_training.data.corpus import OTHER_LANGUAGE, Corpus, unknown_share
+from captioner_training.data.corpus import Corpus
 from captioner_training.distributed import Processes, exit_silently
 from captioner_training.losses.objective import Objective
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress, StageState, TrainState, diverged
-from captioner_training.trackers import Tracker, scalars
 
 T = TypeVar("T")
 
@@ -40,66 +36,87 @@ _LINES = 20  # log lines about steps per stage, at least
 _INTERVAL = 10.0  # seconds between two messages about steps if no bar is shown
 
 
-class Clock:
-    """Measures the speed of an epoch since it began or was resumed.
+Recorder = Callable[[Mapping[str, float], int], object]
+"""Records scalars by name at a step."""
 
-    Args:
-        processes: the number of processes. All do equal work, so the images and captions of this
-            one are multiplied by it.
-        captions: (N,), the number of captions of each training image.
-        device: the device of this process; if it is a GPU, `timing` has its peak memory.
+Tracker = Callable[..., AbstractContextManager[Recorder]]
+"""Opens the folder `out` of a run at `step`; see TRACKERS."""
+
+
+@contextmanager
+def tensorboard_tracker(recipe: Mapping[str, Any], *, out: Path, step: int) -> Iterator[Recorder]:
+    """Write event files to DIR/tensorboard; view them with `tensorboard --logdir DIR`.
+
+    Events that an interrupted run wrote after `step` are dropped.
     """
+    folder = out / "tensorboard"
+    with writing(folder):
+        module = import_module("torch.utils.tensorboard")
+        writer = module.SummaryWriter(str(folder), purge_step=step + 1)
+    writer.add_text("recipe", f"```\n{dict(recipe)}\n```", global_step=step + 1)
 
-    def __init__(
-        self, *, processes: int, captions: NDArray[np.int64], device: torch.device
-    ) -> None:
-        self.processes, self.device = processes, device
-        self._captions = captions
-        self.images = self.captions = self.steps = 0
-        self.waiting = 0.0  # seconds waited for data
-        self._started = time.perf_counter()
-        self._stopped: float | None = None
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+    def record(values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, global_step=step)
 
-    def timed(self, batches: Iterable[list[Batch]]) -> Iterator[list[Batch]]:
-        """Yield the batches, and record their sizes and the time waited for them."""
-        iterator = iter(batches)
-        while True:
-            began = time.perf_counter()
-            parts = next(iterator, None)
-            self.waiting += time.perf_counter() - began
-            if parts is None:
-                return
-            self.steps += 1
-            self.images += self.processes * sum(len(part.positions) for part in parts)
-            captions = sum(self._captions[part.positions].sum() for part in parts)
-            self.captions += self.processes * int(captions)
-            yield parts
+    with closing(writer):
+        yield record
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the time of the block."""
-        began = time.perf_counter()
-        yield
-        self._started += time.perf_counter() - began
 
-    def stop(self) -> None:
-        """Stop the clock before validation and saving, which do not count."""
-        self._stopped = time.perf_counter()
+@contextmanager
+def wandb_tracker(recipe: Mapping[str, Any], *, out: Path, step: int) -> Iterator[Recorder]:  # noqa: ARG001 - kept by W&B
+    """Log to Weights & Biases, configured by WANDB_PROJECT, WANDB_MODE and so on.
 
-    def timing(self) -> dict[str, float]:
-        """Return seconds, images and captions per second, and the share of time spent waiting."""
-        seconds = (self._stopped or time.perf_counter()) - self._started
-        timing = {
-            "seconds": round(seconds, 2),
-            "images_per_second": round(self.images / seconds, 2),
-            "captions_per_second": round(self.captions / seconds, 2),
-            "waiting": round(self.waiting / seconds, 4),
-        }
-        if self.device.type == "cuda":
-            timing["gpu_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
-        return timing
+    A resumed run continues the run whose id is stored in `out`.
+
+    Raises ConfigError: wandb cannot start, such as without a key.
+    """
+    wandb, marker = import_module("wandb"), out / "wandb-run"
+    with writing(marker):
+        out.mkdir(parents=True, exist_ok=True)
+        identifier = marker.read_text().strip() if marker.exists() else None
+        try:
+            run = wandb.init(
+                dir=str(out),
+                name=out.name,
+                id=identifier,
+                resume=None if identifier is None else "allow",
+                config=dict(recipe),
+            )
+        except wandb.Error as error:
+            raise ConfigError(
+                f"--log wandb failed ({error}): run `wandb login`, or set WANDB_API_KEY or "
+                "WANDB_MODE=offline"
+            ) from error
+        marker.write_text(f"{run.id}\n")
+    try:
+        yield lambda values, step: run.log(dict(values), step=step)
+    finally:
+        run.finish()
+
+
+TRACKERS: dict[str, Tracker] = {"tensorboard": tensorboard_tracker, "wandb": wandb_tracker}
+"""Trackers by the names of `captioner train --log`."""
+
+
+def find_tracker(name: str) -> Tracker:
+    """Return a tracker by its name. Raises ConfigError: its package is not installed."""
+    try:
+        import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
+    except ImportError as error:
+        raise ConfigError(f"--log {name} needs {name}: pip install 'captioner[{name}]'") from error
+    return TRACKERS[name]
+
+
+def scalars(record: Mapping[str, Any], *, prefix: str = "") -> dict[str, float]:
+    """Return the numbers of a log.jsonl record; nested numbers have names like timing/seconds."""
+    values: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            values.update(scalars(value, prefix=f"{prefix}{name}/"))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            values[f"{prefix}{name}"] = float(value)
+    return values
 
 
 def report_photos(images: Sequence[T]) -> list[T]:
@@ -135,10 +152,12 @@ class Log(Closing):
         *,
         processes: Processes,
         progress: Progress,
-        tracker: Tracker | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.recipe, self.processes, self.progress = recipe, processes, progress
-        self._tracker = tracker if processes.main else None
+        self._record = recorder
+        self._began, self._seconds = 0.0, 0.0  # of the steps of the epoch
+        self._first = self._images = 0  # first step of the epoch here, and images of a step
         self.path = out / "log.jsonl"
         self._bar: tqdm[NoReturn] | None = None
         self._printed_at = -math.inf
@@ -155,16 +174,14 @@ class Log(Closing):
         """Close the file."""
         if self.processes.main:
             self._file.close()
-        if self._tracker is not None:
-            self._tracker.close()
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if self.processes.main:
             with writing(self.path):
                 self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
                 self._file.flush()
-        if self._tracker is not None:
-            self._tracker.log(scalars(record), step=self.progress.total)
+        if self._record is not None:
+            self._record(scalars(record), self.progress.global_step)
 
     def sync(self) -> int:
         """Force all records to disk and return the length of the log in bytes."""
@@ -181,11 +198,10 @@ class Log(Closing):
             sys.stderr.flush()
 
     def start(
-        self, corpus: Corpus, origin: Checkpoint | None,
-        objectives: Sequence[Mapping[str, Objective]], state: TrainState,
-    ) -> None:  # fmt: skip
-        """Print the data, the precision, the initial model and the step to resume from."""
-        for line in corpus.described(self.recipe.data):
+        self, corpus: Corpus, objectives: Sequence[Mapping[str, Objective]], state: TrainState
+    ) -> None:
+        """Print the data, the precision and the step to resume from."""
+        for line in corpus.describe(self.recipe.data):
             self.print(line)
         precision = self.recipe.precision  # a run replaces "auto"
         fast, reason = best_dtype(self.processes.device)
@@ -194,64 +210,54 @@ class Log(Closing):
         notes = (objective.note for stage in objectives for objective in stage.values())
         for note in dict.fromkeys(filter(None, notes)):
             self.print(note)
-        if origin is not None:
-            self._describe_origin(corpus, origin.vocabulary)
         if (before := state.conditions_before) is not None:
             progress, now = self.progress, self.processes.conditions
             self.print(
-                f"resuming after step {progress.total:,} (stage {progress.stage + 1}, epoch "
+                f"resuming after step {progress.global_step:,} (stage {progress.stage + 1}, epoch "
                 f"{progress.epoch + 1})"
             )
             if before != now:
                 self.print(
-                    f"note: the run started with {before} and resumes with {now}; its numbers may "
-                    "differ in the last digits from those of an uninterrupted run"
+                    f"note: resuming in another environment (was {before}, now {now}): results may "
+                    "differ by rounding"
                 )
-
-    def _describe_origin(self, corpus: Corpus, origin: Vocabulary) -> None:
-        count = len(origin.ordinary_words)
-        added = len(corpus.vocabulary.ordinary_words) - count
-        self.print(f"vocabulary: {count:,} words of the initial model, {added:,} new")
-        captions = (words for image in corpus.train for words in image.words)
-        if (share := unknown_share(captions, origin)) > OTHER_LANGUAGE:
-            self.print(
-                f"note: the model does not know {100 * share:.0f} % of the words in your captions; "
-                "for another language use `captioner train new-language`"
-            )
-        if origin.styles and not corpus.vocabulary.styles:
-            self.print(
-                f"note: the model's styles ({', '.join(origin.styles)}) are dropped; to keep "
-                "them, set data.styles"
-            )
 
     def stop(self, states: Sequence[Path]) -> None:
         """Print the state that the run will resume from: the first of `states`, if any."""
         if states:
             self.print(
-                f"stopped after step {self.progress.total:,}: the same command resumes from "
+                f"stopped after step {self.progress.global_step:,}: the same command resumes from "
                 f"{states[0]}"
             )
         else:
-            self.print("stopped: the same command starts again and reuses finished grids")
+            self.print("stopped before the first state: the same command starts again")
 
     @contextmanager
-    def epoch_bar(self, stage: StageState) -> Iterator[None]:
-        """Show a progress bar of the stage's steps."""
+    def epoch_bar(self, stage: StageState, *, images: int) -> Iterator[None]:
+        """Show a progress bar of the stage's steps, of `images` images each."""
+        self._began, self._images = time.monotonic(), images
+        self._first = self.progress.stage_step
         with tqdm(
             desc=self._epoch(stage, self.progress.epoch + 1),
             total=stage.steps,
-            initial=self.progress.taken,
+            initial=self.progress.stage_step,
             unit="step",
             disable=self.processes.no_bar,
         ) as self._bar:
             yield
+        self._seconds = time.monotonic() - self._began
+
+    def _timing(self, seconds: float) -> dict[str, float]:
+        images = self._images * (self.progress.stage_step - self._first)
+        rate = round(images / max(seconds, 1e-9), 2)
+        return {"seconds": round(seconds, 2), "images_per_second": rate}
 
     def is_due(self, stage: StageState) -> bool:
         """Whether the last step is to be logged."""
         every = min(self.recipe.log_every, max(1, stage.steps // _LINES))
-        return self.progress.taken % every == 0
+        return self.progress.stage_step % every == 0
 
-    def step(self, values: Mapping[str, Tensor], stage: StageState, clock: Clock) -> None:
+    def step(self, values: Mapping[str, Tensor], stage: StageState) -> None:
         """Advance the bar, and log the step if it is due.
 
         Raises GenerationError: the step is due, and one of its values is NaN or infinite.
@@ -264,12 +270,14 @@ class Log(Closing):
         self.check_finite(named)
         named["learning_rate"] = float(stage.scheduler.get_last_lr()[0])
         place = self._place(self.progress.epoch + 1)
-        self._write({"event": "step", **place, **named, "timing": clock.timing()})
+        seconds = time.monotonic() - self._began
+        self._write({"event": "step", **place, **named, "timing": self._timing(seconds)})
         if not sys.stderr.isatty() and time.monotonic() - self._printed_at > _INTERVAL:
             self._printed_at = time.monotonic()
+            epoch, step = self._epoch(stage, self.progress.epoch + 1), self.progress.stage_step
             self.print(
-                f"{self._epoch(stage, self.progress.epoch + 1)}: step {self.progress.taken:,} of "
-                f"{stage.steps:,}, loss {named['loss']:.3f}, {self._left(stage, clock)}"
+                f"{epoch}: step {step:,} of {stage.steps:,}, loss {named['loss']:.3f}, "
+                f"{self._left(stage, seconds)}"
             )
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{named['loss']:.3f}", refresh=False)
@@ -283,22 +291,22 @@ class Log(Closing):
             return
         if not self.processes.main:
             exit_silently()
-        raise diverged(self.progress.total)
+        raise diverged(self.progress.global_step)
 
-    def origin(self, scores: Mapping[str, float]) -> None:
+    def initial(self, scores: Mapping[str, float]) -> None:
         """Log the scores of the checkpoint that the run starts from."""
         self._write({"event": "origin", "validation": scores})
         self.print(f"before training: CIDEr {scores['CIDEr']:.1f}, BLEU-4 {scores['BLEU-4']:.1f}")
 
     def epoch(
         self, means: Mapping[str, float], scores: Mapping[str, float],
-        captioned: Sequence[Captioned], *, stage: StageState, clock: Clock,
+        captioned: Sequence[Captioned], *, stage: StageState,
     ) -> None:  # fmt: skip
         """Log the epoch that just ended and print its scores.
 
         means: the mean of each training value over the epoch's steps.
         """
-        timing, progress = clock.timing(), self.progress
+        timing, progress = self._timing(self._seconds), self.progress
         place = self._place(progress.epoch)
         record = {"event": "epoch", **place, **means, "validation": scores, "timing": timing}
         if (progress.stage, progress.epoch) == (0, 1):  # for report.html
@@ -312,22 +320,24 @@ class Log(Closing):
             f"{self._epoch(stage, progress.epoch)}: "
             f"{training} {scores['cross_entropy']:.3f} on validation, CIDEr {scores['CIDEr']:.1f}, "
             f"BLEU-4 {scores['BLEU-4']:.1f}, {exact}{timing['images_per_second']:.0f} images/s, "
-            f"{self._left(stage, clock)}"
+            f"{self._left(stage, self._seconds)}"
         )
-        if stage.is_out_of_patience and progress.taken < stage.steps:
-            self.print(f"no better score for {counted(progress.stale, 'epoch')}: the stage ends")
+        if stage.is_out_of_patience and progress.stage_step < stage.steps:
+            epochs = counted(progress.epochs_without_improvement, "epoch")
+            self.print(f"no better score for {epochs}: the stage ends")
 
-    def _left(self, stage: StageState, clock: Clock) -> str:
+    def _left(self, stage: StageState, seconds: float) -> str:
         """Estimate the time of the remaining steps of a stage."""
-        each = clock.timing()["seconds"] / max(1, clock.steps)
-        seconds = each * (stage.steps - self.progress.taken)
+        progress = self.progress
+        each = seconds / max(1, progress.stage_step - self._first)
+        seconds = each * (stage.steps - progress.stage_step)
         left = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         return f"{left} left in this stage"
 
     def finish(self) -> None:
         """Log the end of the run."""
-        progress = self.progress
-        self._write({"event": "finished", "steps": progress.total, "best": progress.best[0]})
+        step, best = self.progress.global_step, self.progress.best
+        self._write({"event": "finished", "steps": step, "best": best and best.cider})
 
     def _epoch(self, stage: StageState, number: int) -> str:
         stages = len(self.recipe.stages)
@@ -335,4 +345,4 @@ class Log(Closing):
 
     def _place(self, epoch: int) -> dict[str, int]:
         progress = self.progress
-        return {"stage": progress.stage + 1, "epoch": epoch, "step": progress.total}
+        return {"stage": progress.stage + 1, "epoch": epoch, "step": progress.global_step}

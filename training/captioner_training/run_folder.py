@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
+from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from captioner.errors import ConfigError, DataError, OutputError
@@ -21,7 +22,7 @@ from captioner_training.data.grids import GRIDS_FILES
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress
 
-_FORMAT = 5
+_FORMAT = 6
 _SHOWN = 5  # differences named in a message
 # A resumed run may change these fields: they do not affect the results.
 _FREE = (
@@ -171,7 +172,7 @@ class RunFolder:
 
         Raises OutputError: the state cannot be written. Earlier states are kept.
         """
-        path = self.out / "state" / f"step-{state['progress']['total']:09d}.pt"
+        path = self.out / "state" / f"step-{state['progress']['global_step']:09d}.pt"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replace_file(path) as file:
@@ -249,3 +250,34 @@ def _reason(error: BaseException) -> str:
             return cause.strerror
         cause = cause.__cause__ or cause.__context__
     return str(error).splitlines()[0]
+
+
+@contextmanager
+def lock_folder(file: Path, *, command: str, folder: Path) -> Iterator[None]:
+    """Hold a lock file until the block or the process ends.
+
+    Missing parent folders are created, and removed again if the block leaves them empty. The error
+    names the `command` and the locked `folder`.
+
+    Raises OutputError: another process has the lock, or the file cannot be written.
+    """
+    created = [parent for parent in file.parents if not parent.exists()]
+    lock = FileLock(file, blocking=False)
+    with writing(folder):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise OutputError(
+                f"another `captioner {command}` is running in {folder}: wait until it ends, or "
+                "choose another folder"
+            ) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if created and set(file.parent.iterdir()) <= {file}:
+                file.unlink(missing_ok=True)
+                for parent in created:
+                    parent.rmdir()
+        lock.release()

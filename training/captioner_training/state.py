@@ -1,42 +1,75 @@
-"""The state of a run: everything that is needed to resume it exactly."""
+"""The state of a run: everything that is needed to resume it exactly.
+
+The optimizer of a stage, its learning rate schedule, and the average of its weights are here too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
 
 from captioner.errors import GenerationError
 from captioner.model.model import CaptionModel
 from captioner_training.distributed import Processes
-from captioner_training.optimizer import AveragedWeights, build_optimizer, build_scheduler
-from captioner_training.recipe import Recipe
+from captioner_training.recipe import Recipe, Stage
 
 _ROUNDING = 1e-5  # nats per token: smaller differences of cross-entropy are rounding errors
 
 
+class Score(NamedTuple):
+    """The scores on validation that decide which epoch is better."""
+
+    cider: float
+    cross_entropy: float  # decides between epochs of equal CIDEr
+
+    def is_better(self, other: Score | None, *, has_cider: bool = True) -> bool:
+        """Whether CIDEr is higher, or is equal and cross-entropy is lower by more than rounding.
+
+        Without `has_cider`, the validation split is too small for CIDEr, and only the cross-entropy
+        decides.
+        """
+        if other is None:
+            return True
+        if has_cider and self.cider != other.cider:
+            return self.cider > other.cider
+        return self.cross_entropy < other.cross_entropy - _ROUNDING
+
+
 @dataclass(kw_only=True)
 class Progress:
-    """Counters and scores of a run, as of the last step.
-
-    A score is a pair: the CIDEr on validation, and minus the cross-entropy. The second decides
-    between epochs of equal CIDEr, because on a few photos CIDEr is often 0.
-    """
+    """Counters and scores of a run, as of the last step."""
 
     stage: int = 0  # stage, epoch and step count from 0; messages count from 1
     epoch: int = 0  # epoch of the stage
     step: int = 0  # step of the epoch
-    taken: int = 0  # steps taken in the stage
-    total: int = 0  # steps taken in the run
-    best: tuple[float, float] = (-1.0, 0.0)  # highest score of the run
+    stage_step: int = 0  # steps taken in the stage
+    global_step: int = 0  # steps taken in the run
+    best: Score | None = None  # of the run
     best_at: tuple[int, int] | None = None  # stage and epoch of `best`, from 1; None: no epoch
     initial_score: float | None = None  # CIDEr of the checkpoint that the run started from
-    stage_best: tuple[float, float] = (-1.0, 0.0)  # highest score of the stage
-    stale: int = 0  # epochs since stage_best
+    stage_best: Score | None = None
+    epochs_without_improvement: int = 0  # since stage_best
     log_bytes: int = 0  # length of the log
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values, which torch.load reads with weights_only=True."""
+        values = asdict(self)
+        return {name: tuple(x) if isinstance(x, tuple) else x for name, x in values.items()}
+
+    @classmethod
+    def from_state(cls, values: Mapping[str, Any]) -> Progress:
+        """Restore a `state_dict`."""
+        scores = {name: values[name] and Score(*values[name]) for name in ("best", "stage_best")}
+        return cls(**{**values, **scores})
 
 
 class StageState:
@@ -57,7 +90,7 @@ class StageState:
         self.config = recipe.stages[progress.stage]
         self.optimizer = build_optimizer(model, recipe, self.config)
         self.scheduler = build_scheduler(
-            self.optimizer, self.config, steps=steps, taken=progress.taken
+            self.optimizer, self.config, steps=steps, step=progress.stage_step
         )
         self.average = AveragedWeights(model, decay=recipe.ema)
         device = next(model.parameters()).device.type
@@ -69,43 +102,42 @@ class StageState:
     def is_out_of_patience(self) -> bool:
         """Whether the last `patience` epochs have brought no better score."""
         patience = self.config.patience
-        return patience is not None and self.progress.stale >= patience
+        return patience is not None and self.progress.epochs_without_improvement >= patience
 
     @property
     def is_over(self) -> bool:
         """Whether the stage has taken all its steps, or is out of patience."""
         progress = self.progress
         # A dry run may end inside an epoch, which is still validated.
-        all_taken = progress.step == 0 and progress.taken >= self.steps
+        all_taken = progress.step == 0 and progress.stage_step >= self.steps
         return progress.epoch >= self.config.epochs or all_taken or self.is_out_of_patience
 
     def count_step(self, values: Mapping[str, Tensor]) -> None:
         """Count a step and add up the values that it returned."""
         self.sums = {name: self.sums.get(name, 0) + value for name, value in values.items()}
         self.progress.step += 1
-        self.progress.taken += 1
-        self.progress.total += 1
+        self.progress.stage_step += 1
+        self.progress.global_step += 1
 
-    def count_epoch(self, cider: float, cross_entropy: float, *, has_cider: bool = True) -> bool:
-        """Count an epoch and its scores; return whether it is the best of the run.
+    def count_epoch(self, score: Score, *, has_cider: bool = True) -> bool:
+        """Count an epoch and its score; return whether it is the best of the run.
 
-        The model must have the averaged weights. Without `has_cider`, the validation split is too
-        small for CIDEr, and only the cross-entropy decides.
+        The model must have the averaged weights. For `has_cider` see Score.is_better.
         """
-        progress, score = self.progress, (cider, -cross_entropy)
+        progress = self.progress
         progress.epoch, progress.step = progress.epoch + 1, 0
         self.sums = {}
-        progress.stale += 1
-        best_of_stage = _is_better(score, progress.stage_best, has_cider=has_cider)
+        progress.epochs_without_improvement += 1
+        best_of_stage = score.is_better(progress.stage_best, has_cider=has_cider)
         if best_of_stage:
-            progress.stage_best, progress.stale = score, 0
+            progress.stage_best, progress.epochs_without_improvement = score, 0
         if best_of_stage or self.config.carry_over == "last":
             self._best = {
                 name: parameter.detach().clone()
                 for name, parameter in self.model.named_parameters()
                 if parameter.requires_grad
             }
-        best = _is_better(score, progress.best, has_cider=has_cider)
+        best = score.is_better(progress.best, has_cider=has_cider)
         if best:
             progress.best, progress.best_at = score, (progress.stage + 1, progress.epoch)
         return best
@@ -114,10 +146,10 @@ class StageState:
         """Load the weights of the epoch that `carry_over` selects, for the next stage."""
         if self._best is not None:
             self.model.load_state_dict(self._best, strict=False)
-        progress, fresh = self.progress, Progress()
+        progress = self.progress
         progress.stage += 1
-        progress.epoch = progress.step = progress.taken = progress.stale = 0
-        progress.stage_best = fresh.stage_best
+        progress.epoch = progress.step = progress.stage_step = 0
+        progress.stage_best, progress.epochs_without_improvement = None, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that all processes share: everything except the sums."""
@@ -136,13 +168,6 @@ class StageState:
         self.average.load_state_dict(state["average"])
         self.scaler.load_state_dict(state["scaler"])
         self._best = state["best"]
-
-
-def _is_better(score: tuple[float, float], best: tuple[float, float], *, has_cider: bool) -> bool:
-    """Whether CIDEr is higher, or is equal and cross-entropy is lower by more than rounding."""
-    if has_cider or best[0] < 0:  # below 0: there is no score yet
-        return score > (best[0], best[1] + _ROUNDING)
-    return score[1] > best[1] + _ROUNDING
 
 
 class TrainState:
@@ -191,9 +216,9 @@ class TrainState:
         of_processes = self.processes.gather(mine)
         weights = self.model.state_dict()
         if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
-            raise diverged(self.progress.total)
+            raise diverged(self.progress.global_step)
         return {
-            "progress": asdict(self.progress),
+            "progress": self.progress.state_dict(),
             "model": weights,
             "stage": None if self.stage is None else self.stage.state_dict(),
             "processes": of_processes,
@@ -202,7 +227,7 @@ class TrainState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore progress and weights; `begin_stage` later restores the stage."""
-        self.progress = Progress(**state["progress"])
+        self.progress = Progress.from_state(state["progress"])
         self.model.load_state_dict(state["model"])
         self.conditions_before = state["conditions"]
         self._loaded = state
@@ -241,3 +266,100 @@ def diverged(step: int) -> GenerationError:
         f"the weights became NaN or infinite by step {step}: start again in another --out with a "
         "lower learning_rate, or with --precision float32"
     )
+
+
+def build_optimizer(model: CaptionModel, recipe: Recipe, stage: Stage) -> AdamW:
+    """Return AdamW for the trained parameters of a stage.
+
+    The encoder has its own learning rate. Weight decay applies to matrices only.
+    """
+    groups = []
+    for module, rate in (
+        (model.decoder, stage.learning_rate),
+        (model.encoder, stage.encoder_rate),
+    ):
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        for decay, parameters in (
+            (recipe.weight_decay, [p for p in trained if p.ndim > 1]),
+            (0.0, [p for p in trained if p.ndim <= 1]),
+        ):
+            if parameters:
+                groups.append({"params": parameters, "lr": rate, "weight_decay": decay})
+    # The usual epsilon of 1e-8 would amplify rounding errors of almost zero gradients, so that runs
+    # on two machines would drift apart.
+    return AdamW(groups, betas=(0.9, 0.98), eps=1e-6, fused=True)
+
+
+def build_scheduler(optimizer: AdamW, stage: Stage, *, steps: int, step: int = 0) -> LambdaLR:
+    """Return the schedule of a stage after `step` steps: linear warm-up, then half a cosine."""
+    rate = partial(warmup_cosine, steps=steps, warmup=min(stage.warmup, steps // 2))
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return LambdaLR(optimizer, rate, last_epoch=step - 1)
+
+
+def warmup_cosine(step: int, *, steps: int, warmup: int, floor: float = 0.01) -> float:
+    """Return the share of the peak learning rate at a step, counted from 0."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class AveragedWeights:
+    """The exponential moving average of a module's trained parameters (Polyak and Juditsky 1992).
+
+    The average starts at the current values. Update n decays it by min(decay, (1 + n) / (10 + n)),
+    so that short runs forget the start. A decay of 0 turns averaging off.
+    """
+
+    def __init__(self, module: nn.Module, *, decay: float) -> None:
+        self.decay = decay
+        self.updates = 0
+        self._trained = {
+            name: parameter for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }  # fmt: skip
+        self._average = {
+            name: parameter.detach().clone() for name, parameter in self._trained.items() if decay
+        }
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Update the average with the current weights."""
+        if self.decay == 0:
+            return
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        self.updates += 1
+        torch._foreach_lerp_(list(self._average.values()), list(self._trained.values()), 1 - decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Give the module the averaged weights until the block ends.
+
+        Then the weights have their former addresses again, as CUDA graphs require.
+        """
+        if self.decay == 0:
+            yield
+            return
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, parameter in self._trained.items():
+            parameter.data, self._average[name] = self._average[name], parameter.data
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averages by parameter name, and the number of updates."""
+        return {"updates": self.updates, "average": dict(self._average)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict` that was saved in the same stage of the recipe."""
+        self.updates = state["updates"]
+        for name, average in self._average.items():
+            average.copy_(state["average"][name])

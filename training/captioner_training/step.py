@@ -134,7 +134,7 @@ class TrainStep:
         data = [Captions(part, data_counts) for part in tokens]
         share = None
         if stage.config.scheduled_sampling > 0:
-            current = stage.config.scheduled_sampling * stage.progress.taken / stage.steps
+            current = stage.config.scheduled_sampling * stage.progress.stage_step / stage.steps
             share = torch.full((), current, device=device)
         if self._sampling is None:
             return [(*pair, None, share) for pair in zip(images, data, strict=True)], None

@@ -6,53 +6,53 @@ r"""The training loop: `captioner train RECIPE --out DIR`.
         -m captioner train coco --data.root /shared/coco --out /shared/runs/coco
 
 `train` starts or resumes a run. `Run` is its loop over stages, epochs and steps. Its parts: step.py
-(one step), losses/, stage_images.py (input), validation.py, state.py (the state to resume from),
-run_folder.py, log.py (log and messages).
+(one step), losses/, data/ (input), state.py (the state to resume from), run_folder.py, log.py (log
+and messages).
 """
 
 from __future__ import annotations
 
+import math
+import signal
 import sys
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 
 import torch
 
 from captioner.checkpoint import Checkpoint
+from captioner.errors import GenerationError
 from captioner.inference.device import best_dtype
 from captioner.model.model import CaptionModel
-from captioner_training.data.batches import StageBatches, stage_sampler
+from captioner.vision.transform import Transform
+from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
+from captioner_training.data.captioned import Captioned
 from captioner_training.data.captions import CaptionTable
-from captioner_training.data.corpus import Corpus
+from captioner_training.data.corpus import Corpus, new_word_nats
 from captioner_training.data.grids import CachedGrids
+from captioner_training.data.images import CaptionedImage
+from captioner_training.data.pixels import SIGNALS, Augmentation, ImageDataset
 from captioner_training.data.reading import read_corpus
-from captioner_training.distributed import Processes
+from captioner_training.distributed import Processes, memory_errors
+from captioner_training.evaluation.split import validate
 from captioner_training.initialization import build_model, load_encoder, load_origin
-from captioner_training.interrupts import Interrupts
-from captioner_training.lock import locked
-from captioner_training.log import Clock, Log
+from captioner_training.log import Log, Recorder, Tracker
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.losses.objective import Objective
 from captioner_training.losses.table import objective_classes, stage_objectives
-from captioner_training.memory import memory_errors
 from captioner_training.recipe import ANY_STYLE, LONG_STAGE, Recipe
-from captioner_training.run_folder import RunFolder, plain
-from captioner_training.stage_images import StageImages
-from captioner_training.state import StageState, TrainState
-from captioner_training.step import TrainStep
-from captioner_training.trackers import Tracker
-from captioner_training.validation import Validate, Validation
+from captioner_training.run_folder import RunFolder, lock_folder, plain
+from captioner_training.state import Score, StageState, TrainState, diverged
+from captioner_training.step import TrainStep, autocast_of, dtype_of
 
 
 def train(
-    recipe: Recipe,
-    *,
-    out: Path,
-    processes: Processes,
-    validate: Validate,
-    tracker: Tracker | None = None,
+    recipe: Recipe, *, out: Path, processes: Processes, tracker: Tracker | None = None
 ) -> Path:
     """Run a recipe, or resume its run, and return the path of the best checkpoint.
 
@@ -64,8 +64,7 @@ def train(
         recipe: the recipe to run.
         out: folder of the run.
         processes: the processes of the run.
-        validate: scores the model after each epoch.
-        tracker: receives the scalars of the log.
+        tracker: opens TensorBoard or Weights & Biases; see log.TRACKERS.
 
     Raises:
         ConfigError: the recipe is invalid, or `out` has unrelated files or another recipe's run.
@@ -74,30 +73,64 @@ def train(
         KeyboardInterrupt: after Ctrl-C or SIGTERM; a state is saved first.
     """
     with ExitStack() as stack:
-        lock = locked(out / "lock", verb="train", folder=out)
+        lock = lock_folder(out / "lock", command="train", folder=out)
         processes.main_alone(lambda: stack.enter_context(lock))
         is_fast = processes.broadcast(best_dtype(processes.device)[0] is torch.bfloat16)
+        folder = processes.main_first(
+            lambda: RunFolder(recipe, out, default_precision="bfloat16" if is_fast else "float32")
+        )
         # Mistakes in any stage are raised here, before training begins. The main process goes
         # first because it writes files that the others read.
-        run = processes.main_first(
-            lambda: Run.begin(
-                RunFolder(recipe, out, default_precision="bfloat16" if is_fast else "float32"),
-                processes=processes,
-                validate=validate,
-                tracker=tracker,
-            )
-        )
+        run = processes.main_first(lambda: Run.begin(folder, processes=processes))
         if run is not None:
             with memory_errors():
-                run.train()
+                run.train(tracker)
         elif processes.main:
-            best = out / "best.safetensors"
-            print(f"this run is finished; its best checkpoint is {best}", file=sys.stderr)
-    return out / "best.safetensors"
+            print(f"this run is finished; its best checkpoint is {folder.best}", file=sys.stderr)
+    return folder.best
 
 
 class _StopRequested(KeyboardInterrupt):
     """Raised on all ranks at the same step after SIGINT or SIGTERM."""
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt on Ctrl-C and SIGTERM; inside `deferred`, notes the first one.
+
+    Attributes:
+        requested: whether a signal was noted.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._deferred = False
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle signals until the block ends; does nothing outside the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Note the first signal in `requested` instead of raising; a second one raises."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._deferred or self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
 
 
 @dataclass(kw_only=True)
@@ -107,45 +140,32 @@ class Run:
     Attributes:
         digest: hash of the data.
         captions: the tokens of the training captions, on the device.
-        origin: the checkpoint that the model started from.
+        initial_checkpoint: the checkpoint that the model started from.
         objectives: the losses of each stage, by name.
     """
 
     folder: RunFolder
     processes: Processes
-    images: StageImages
-    validation: Validation
     corpus: Corpus
     digest: str
     captions: CaptionTable
-    origin: Checkpoint | None
+    initial_checkpoint: Checkpoint | None
     objectives: list[dict[str, Objective]]
     state: TrainState
-    log: Log
+    log: Log = field(init=False)
     interrupts: Interrupts = field(default_factory=Interrupts)
     saved_at: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def begin(
-        cls,
-        folder: RunFolder,
-        *,
-        processes: Processes,
-        validate: Validate,
-        tracker: Tracker | None,
-    ) -> Run | None:
+    def begin(cls, folder: RunFolder, *, processes: Processes) -> Run | None:
         """Read and build everything that a run needs. Returns None if the run is finished."""
         recipe, device = folder.recipe, processes.device
         torch.manual_seed(recipe.seed)
         for stage in recipe.stages:
             objective_classes(stage)  # before data are read or scenes drawn
-        encoder, origin = load_encoder(recipe), load_origin(recipe)
-        corpus = read_corpus(
-            recipe,
-            out=folder.out,
-            origin=origin.vocabulary if origin else None,
-            quiet=not processes.main,
-        )
+        encoder, initial = load_encoder(recipe), load_origin(recipe)
+        vocabulary = initial.vocabulary if initial else None
+        corpus = read_corpus(recipe, out=folder.out, origin=vocabulary, quiet=not processes.main)
         digest = corpus.digest()
         saved = folder.load(digest=digest)
         if folder.finished:
@@ -154,43 +174,17 @@ class Run:
         for number in range(len(recipe.stages)):
             stage_sampler(recipe, number, captions, processes)  # checks the batch size
         objectives = [stage_objectives(recipe, stage, corpus) for stage in recipe.stages]
-        model = build_model(recipe, corpus.vocabulary, encoder=encoder, origin=origin)
+        model = build_model(recipe, corpus.vocabulary, encoder=encoder, origin=initial)
         if processes.main:
-            count = len(corpus.train) + len(corpus.validation)
-            folder.check_space(model, images=count)
+            folder.check_space(model, images=len(corpus.train) + len(corpus.validation))
         _move(model, device)
         torch.manual_seed(recipe.seed + 7919 * processes.rank)  # dropout differs between ranks
         state = TrainState(model, processes=processes)
         if saved is not None:
             state.load_state_dict(saved)
-
-        def begin() -> None:
-            folder.begin()
-            if tracker is not None:
-                tracker.begin(plain(recipe), out=folder.out, step=state.progress.total)
-
-        processes.main_alone(begin)
-        log = Log(recipe, folder.out, processes=processes, progress=state.progress, tracker=tracker)
-        log.start(corpus, origin, objectives, state)
-        images = StageImages(
-            recipe=recipe,
-            images=corpus.train,
-            encoder=model.encoder,
-            cache=folder.out / "cache",
-            processes=processes,
-        )
-        has_boxes = recipe.data.scenes is not None
-        validation = Validation(
-            validate=validate,
-            recipe=recipe,
-            corpus=corpus,
-            processes=processes,
-            boxes=folder.out / "scenes" / "boxes_val.json" if has_boxes else None,
-        )
         return cls(
-            folder=folder, processes=processes, images=images, validation=validation,
-            corpus=corpus, digest=digest, captions=captions, origin=origin, objectives=objectives,
-            state=state, log=log,
+            folder=folder, processes=processes, corpus=corpus, digest=digest, captions=captions,
+            initial_checkpoint=initial, objectives=objectives, state=state,
         )  # fmt: skip
 
     @property
@@ -198,13 +192,13 @@ class Run:
         """The recipe of the run."""
         return self.folder.recipe
 
-    def train(self) -> None:
+    def train(self, tracker: Tracker | None) -> None:
         """Run the remaining stages and epochs."""
-        progress = self.state.progress
-        with self.log, self.interrupts.handled():
+        progress, initial = self.state.progress, self.initial_checkpoint
+        with self._logging(tracker), self.interrupts.handled():
             try:
-                if self.origin is not None and progress.initial_score is None:
-                    self._score_origin(self.origin)
+                if initial is not None and progress.initial_score is None:
+                    self._score_initial(initial)
                 while progress.stage < len(self.recipe.stages):
                     self._train_stage()
                 self.log.finish()
@@ -217,13 +211,39 @@ class Run:
                 self.log.stop(self.folder.states())
                 raise
 
+    @contextmanager
+    def _logging(self, tracker: Tracker | None) -> Iterator[None]:
+        """Write the recipe and open the log."""
+        progress = self.state.progress
+
+        def begin() -> Recorder | None:
+            self.folder.begin()
+            if tracker is None:
+                return None
+            opened = tracker(plain(self.recipe), out=self.folder.out, step=progress.global_step)
+            return stack.enter_context(opened)
+
+        with ExitStack() as stack:
+            recorder = self.processes.main_alone(begin)
+            self.log = stack.enter_context(
+                Log(
+                    self.recipe,
+                    self.folder.out,
+                    processes=self.processes,
+                    progress=progress,
+                    recorder=recorder,
+                )
+            )
+            self.log.start(self.corpus, self.objectives, self.state)
+            yield
+
     def _train_stage(self) -> None:
         self._stop_if_requested()
         progress = self.state.progress
         config = self.recipe.stages[progress.stage]
         self.state.model.encoder.fine_tune(from_stage=config.fine_tune_from)
         frozen = config.fine_tune_from is None
-        grids = self.images.encode(self.corpus.validation) if frozen else None
+        grids = self._encode(self.corpus.validation) if frozen else None
         batches = self._batches()
         # Tuning takes up to half a minute for each shape.
         torch.backends.cudnn.benchmark = batches.steps >= LONG_STAGE
@@ -247,50 +267,121 @@ class Run:
     ) -> None:
         """Take the remaining steps of an epoch, then validate."""
         progress = stage.progress
-        clock = Clock(
-            processes=self.processes.world,
-            captions=self.captions.counts,
-            device=self.processes.device,
+        left = batches.epoch(
+            progress.epoch, skip=progress.step, max_batches=stage.steps - progress.stage_step
         )
-        left = batches.epoch(progress.epoch, skip=progress.step, most=stage.steps - progress.taken)
-        with self.log.epoch_bar(stage):
-            for parts in clock.timed(left):
+        with self.log.epoch_bar(stage, images=batches.sampler.size):
+            for parts in left:
                 values = step(parts)
                 stage.count_step(values)
-                self.log.step(values, stage, clock)
-                self._save_if_due(stage, clock)
-        clock.stop()
+                self.log.step(values, stage)
+                self._save_if_due(stage)
         sums = self.processes.sum_named(stage.sums)
         means = {name: value / max(1, progress.step) for name, value in sums.items()}
         self.log.check_finite(means)
         with stage.average.applied():
-            scores, captioned = self.validation.score(
-                self._checkpoint(),
-                step=progress.total,
-                grids=grids,
-                after_batch=self._stop_if_requested,
-            )
+            scores, captioned = self._validate(grids)
             best = stage.count_epoch(
-                scores["CIDEr"],
-                scores["cross_entropy"],
+                Score(scores["CIDEr"], scores["cross_entropy"]),
                 has_cider=len(self.corpus.validation) >= MIN_IMAGES,
             )
             self._keep_checkpoint(scores, best=best)
-        self.log.epoch(means, scores, captioned, stage=stage, clock=clock)
+        self.log.epoch(means, scores, captioned, stage=stage)
         if not stage.is_over:
             self._stop_if_requested()
             self._save()
 
     def _batches(self) -> StageBatches:
-        number, any_style = self.state.progress.stage, self.recipe.data.any_style > 0
+        """Return the batches of the current stage."""
+        number, device = self.state.progress.stage, self.processes.device
+        stage = self.recipe.stages[number]
+        grids = None
+        if stage.fine_tune_from is None:
+            grids = self._encode(self.corpus.train)
+            grids.load(device)
+        photos = ImageDataset(
+            self.corpus.train,
+            Transform(self.recipe.transform),
+            augmentation=Augmentation(flip=stage.flip, crop=stage.crop),
+            seed=self.recipe.seed + 1000 * number,
+        )
+        has_any_style = self.recipe.data.any_style > 0
         return StageBatches(
             self.recipe,
             number,
-            images=self.images.stage(number),
+            images=StageImages(photos, grids, workers=self.recipe.data.workers, device=device),
             captions=self.captions,
             sampler=stage_sampler(self.recipe, number, self.captions, self.processes),
-            default_start=self.corpus.vocabulary.start(ANY_STYLE) if any_style else None,
+            default_start=self.corpus.vocabulary.start(ANY_STYLE) if has_any_style else None,
         )
+
+    def _encode(self, images: Sequence[CaptionedImage]) -> CachedGrids:
+        """Return the grids of images: from the cache, or computed with the current encoder."""
+        return CachedGrids.compute(
+            self.state.model.encoder,
+            images,
+            Transform(self.recipe.transform),
+            folder=self.folder.out / "cache",
+            processes=self.processes,
+            dtype=dtype_of(self.recipe, self.processes.device),
+            workers=self.recipe.data.workers,
+        )
+
+    def _validate(self, grids: CachedGrids | None) -> tuple[dict[str, float], list[Captioned]]:
+        """Score the model in training on the validation split; its training mode is restored.
+
+        Raises GenerationError: the weights or the cross-entropy are not finite.
+        """
+        step, model = self.state.progress.global_step, self.state.model
+        boxes = self.folder.out / "scenes" / "boxes_val.json"
+        training = model.training
+        try:
+            scores, captioned = validate(
+                self._checkpoint(),
+                self.corpus.validation,
+                self.recipe.data,
+                autocast=autocast_of(self.recipe, self.processes.device),
+                processes=self.processes,
+                boxes=None if self.recipe.data.scenes is None else boxes,
+                grids=grids,
+                together=self._stop_if_requested,
+            )
+        except GenerationError as error:  # the last step may have made weights NaN
+            raise diverged(step) from error
+        finally:
+            model.train(training)
+        if not math.isfinite(scores["cross_entropy"]):
+            raise diverged(step)
+        return scores, captioned
+
+    def _score_initial(self, initial: Checkpoint) -> None:
+        """Score the initial checkpoint, and keep it as the best until an epoch is better.
+
+        The cross-entropy includes a penalty for words missing from the checkpoint's vocabulary; see
+        new_word_nats.
+        """
+        initial.model.to(self.processes.device)
+        scores, _ = validate(
+            replace(initial, generation=self.recipe.generation),
+            self.corpus.validation,
+            self.recipe.data,
+            autocast=autocast_of(self.recipe, self.processes.device),
+            processes=self.processes,
+        )
+        initial.model.to("cpu")  # frees GPU memory
+        scores["cross_entropy"] += new_word_nats(
+            self.corpus.validation,
+            self.corpus.vocabulary,
+            initial.vocabulary,
+            maximum_length=self.recipe.data.maximum_length,
+        )
+        progress = self.state.progress
+        progress.initial_score = scores["CIDEr"]
+        progress.best = Score(scores["CIDEr"], scores["cross_entropy"])
+        if self.processes.main:
+            initial.save(self.folder.best)
+        self.log.initial(scores)
+        self._save()
 
     def _keep_checkpoint(self, scores: dict[str, float], *, best: bool) -> None:
         """Write the checkpoint of the epoch. The model must have the averaged weights."""
@@ -313,27 +404,13 @@ class Run:
             generation=self.recipe.generation,
         )
 
-    def _score_origin(self, origin: Checkpoint) -> None:
-        """Score the initial model, and keep it as the best until an epoch is better."""
-        scores = self.validation.score_origin(origin)
-        progress = self.state.progress
-        progress.initial_score = scores["CIDEr"]
-        progress.best = (scores["CIDEr"], -scores["cross_entropy"])
-        if self.processes.main:
-            origin.save(self.folder.best)
-        self.log.origin(scores)
-        self._save()
-
-    def _save_if_due(self, stage: StageState, clock: Clock) -> None:
+    def _save_if_due(self, stage: StageState) -> None:
         """Save a state if it is time; stop if a signal arrived."""
-        due = False
         # Several processes agree on signals and time only at steps where they communicate anyway.
         if self.processes.world == 1 or self.log.is_due(stage):
             self._stop_if_requested()
             overdue = time.monotonic() - self.saved_at > 60 * self.recipe.save_every_minutes
-            due = self.processes.broadcast(overdue)
-        if due:
-            with clock.paused():
+            if self.processes.broadcast(overdue):
                 self._save()
 
     def _stop_if_requested(self) -> None:

@@ -36,26 +36,25 @@ def make_image(tmp_path: Path, words: list[str], style: str = "") -> CaptionedIm
     )
 
 
-def described(corpus: Corpus, **data: object) -> list[str]:
+def describe(corpus: Corpus, **data: object) -> list[str]:
     sources = {"train": ("t",), "validation": ("v",)}
-    return list(corpus.described(DataConfig(**sources, **data)))  # type: ignore[arg-type]
+    return list(corpus.describe(DataConfig(**sources, **data)))  # type: ignore[arg-type]
 
 
 def test_rare_words_and_long_captions_are_counted(tmp_path: Path, words: list[str]) -> None:
     image = make_image(tmp_path, words)
     few = Corpus(train=[image], validation=[image] * 5, vocabulary=Vocabulary(["a", "dog"]))
-    assert described(few, maximum_length=4) == [
+    assert describe(few, maximum_length=4) == [
         "1 training images, 5 validation images, 2 words",
-        # Of 100 words 6 occur less than four times each in all, and 3 less than three times.
         "4 of 6 words in the training captions become <unk> (data.minimum_count 5): 10.0 % of the "
-        "text; --data.minimum_count 3 keeps more of them",
+        "text",
         "20 of 20 captions are longer than data.maximum_length 4 and are cut; the longest has 5 "
         "words",
     ]
     more = Corpus(
         train=[image], validation=[image], vocabulary=Vocabulary(["a", "dog", "cat", "hen"])
     )
-    size, single, rare = described(more, maximum_length=5, minimum_count=3)
+    size, single, rare = describe(more, maximum_length=5, minimum_count=3)
     assert size == "1 training images, 1 validation images, 4 words"
     assert single.startswith("note: CIDEr needs 5 validation photos, the run has 1")
     assert rare.endswith("become <unk> (data.minimum_count 3): 3.0 % of the text")
@@ -66,8 +65,8 @@ def test_styles_of_a_run_are_named(tmp_path: Path, words: list[str]) -> None:
     image = make_image(tmp_path, words, style="new")
     corpus = Corpus(train=[image], validation=[image] * 5, vocabulary=vocabulary)
     all_styles = "styles: any, old, new (default any); this run trains "
-    assert described(corpus, styles=True)[1] == all_styles + "new"
-    assert described(corpus, styles=True, any_style=0.5)[1] == all_styles + "any, new"
+    assert describe(corpus, styles=True)[1] == all_styles + "new"
+    assert describe(corpus, styles=True, any_style=0.5)[1] == all_styles + "any, new"
 
 
 def test_a_corpus_is_known_by_its_content_wherever_it_lies(tmp_path: Path) -> None:

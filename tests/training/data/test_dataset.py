@@ -19,13 +19,12 @@ from captioner import DataError
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
 from captioner_training.data import pixels as loader_module
-from captioner_training.data.batches import BucketSampler, StageBatches, stage_sampler
+from captioner_training.data.batches import BucketSampler, StageBatches, StageImages, stage_sampler
 from captioner_training.data.captions import CaptionTable, collate
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.pixels import (
     Augmentation,
     ImageDataset,
-    PixelSource,
     Workers,
     split_loader,
 )
@@ -209,7 +208,7 @@ def test_a_broken_photo_is_named_by_every_reader(data: Path, workers: int) -> No
     images = read_coco(data / "captions.json", data / "images")
     transform = Transform(TransformConfig(mode="squash", size=32))
     dataset = ImageDataset(images, transform)
-    source = PixelSource(dataset, workers=workers, device=torch.device("cpu"))
+    source = StageImages(dataset, workers=workers, device=torch.device("cpu"))
     loaders = (
         source.batches([[0, 1], [2]], epoch=0),
         split_loader(images, transform, workers=workers, batch_size=2),
@@ -240,7 +239,7 @@ def test_captions_with_sides_keep_their_photo_from_being_mirrored(
     data: Path, caption: str, sided: bool
 ) -> None:
     image = read_coco(data / "captions.json", data / "images")[0]
-    assert replace(image, captions=(*image.captions, caption)).sided == sided
+    assert replace(image, captions=(*image.captions, caption)).mentions_left_or_right == sided
 
 
 def test_processes_share_the_cores_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +278,10 @@ def test_random_crops_of_a_tall_photo_move_along_both_sides(tmp_path: Path) -> N
 def make_batches(*, compiled: bool, **stage: Any) -> StageBatches:
     """Make the batches of eight images, with two captions of 1 to 8 words each."""
 
-    class Nothing:
+    class Nothing(StageImages):
+        def __init__(self) -> None:
+            pass
+
         def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[torch.Tensor]:
             yield from (torch.zeros(len(batch), epoch) for batch in order)
 
@@ -295,21 +297,22 @@ def make_batches(*, compiled: bool, **stage: Any) -> StageBatches:
 
 def test_batches_in_parts_take_as_many_steps() -> None:
     batches = make_batches(compiled=False, batch_size=4, accumulate=2)
-    whole = list(batches.epoch(0, skip=0, most=9))
+    whole = list(batches.epoch(0, skip=0, max_batches=9))
     assert [[len(part.positions) for part in parts] for parts in whole] == [[2, 2], [2, 2]]
     assert sorted(position for parts in whole for part in parts for position in part.positions) == [
         *range(8)
     ]
     for skip, most, steps in ((0, 1, whole[:1]), (1, 9, whole[1:])):
         taken = [
-            [part.positions for part in parts] for parts in batches.epoch(0, skip=skip, most=most)
+            [part.positions for part in parts]
+            for parts in batches.epoch(0, skip=skip, max_batches=most)
         ]
         assert taken == [[part.positions for part in parts] for parts in steps]
 
 
 def test_only_stages_that_read_captions_sort_by_their_length() -> None:
     def batches(**stage: Any) -> set[frozenset[int]]:
-        read = make_batches(compiled=False, batch_size=2, **stage).epoch(0, skip=0, most=4)
+        read = make_batches(compiled=False, batch_size=2, **stage).epoch(0, skip=0, max_batches=4)
         return {frozenset(part.positions) for parts in read for part in parts}
 
     pairs = {frozenset(pair) for pair in ((0, 1), (2, 3), (4, 5), (6, 7))}  # of similar length
@@ -321,7 +324,7 @@ def test_only_stages_that_read_captions_sort_by_their_length() -> None:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_compiled_loss_gets_batches_of_one_shape(*, compiled: bool) -> None:
     batches = make_batches(compiled=compiled, batch_size=2)
-    read = [part for parts in batches.epoch(0, skip=0, most=4) for part in parts]
+    read = [part for parts in batches.epoch(0, skip=0, max_batches=4) for part in parts]
     # Two captions, <start>, and up to eight words with <end>.
     longest = {(2, max(part.positions) + 3) for part in read}
     assert {tuple(part.tokens.shape[1:]) for part in read} == ({(2, 10)} if compiled else longest)

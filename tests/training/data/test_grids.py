@@ -218,4 +218,4 @@ def test_errors_of_photos_and_files_are_explained(
     last.unlink()
     grids = CachedGrids([last], (1, 1, 1))
     with pytest.raises(DataError, match=rf"{last.name} cannot be read \(No such file"):
-        list(grids.batches([[0]], epoch=0))
+        list(grids.batches([[0]]))

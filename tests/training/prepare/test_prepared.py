@@ -20,8 +20,8 @@ from captioner_training.data.manifest import Manifest
 from captioner_training.data.pixels import ImageDataset
 from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import write_scenes
-from captioner_training.lock import locked
 from captioner_training.prepare import assembly
+from captioner_training.run_folder import lock_folder
 from tests import launcher
 from tests.conftest import read_tree
 from tests.launcher import Run
@@ -222,7 +222,7 @@ def test_files_of_something_else_are_left_alone(
 def test_a_second_command_in_the_same_folder_is_refused(
     run_captioner: Run, scenes: Path, tmp_path: Path
 ) -> None:
-    with locked(tmp_path / "to" / ".prepare" / "lock", verb="prepare", folder=tmp_path):
+    with lock_folder(tmp_path / "to" / ".prepare" / "lock", command="prepare", folder=tmp_path):
         result = run_captioner(*command(scenes, tmp_path / "to"))
     assert result.returncode == 1 and "another `captioner prepare` is running" in result.stderr
 

@@ -7,13 +7,15 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from captioner.errors import ConfigError
 from captioner_training.data.captions import CaptionTable
+from captioner_training.data.grids import CachedGrids
+from captioner_training.data.pixels import ImageDataset, Loader, Workers
 from captioner_training.distributed import Processes
 from captioner_training.recipe import Recipe
 
@@ -33,11 +35,35 @@ class Batch(NamedTuple):
     positions: Sequence[int]
 
 
-class ImageSource(Protocol):
-    """Loads images, or their grids, by their positions in the training data."""
+class StageImages:
+    """The training images of a stage: pixels from the loader, or cached grids.
+
+    Args:
+        photos: the images, with the augmentation of the stage.
+        grids: their grids, in a stage with a frozen encoder.
+        workers: number of processes that decode images.
+        device: the device of this process.
+    """
+
+    def __init__(
+        self,
+        photos: ImageDataset,
+        grids: CachedGrids | None = None,
+        *,
+        workers: Workers,
+        device: torch.device,
+    ) -> None:
+        self.photos, self.grids = photos, grids
+        self.workers, self.device = workers, device
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
-        """Yield the tensor of each list of positions, in order."""
+        """Yield the images of each list of positions, in order."""
+        if self.grids is not None:
+            return self.grids.batches(order)
+        self.photos.epoch = epoch
+        pinned = self.device.type == "cuda"
+        loader = Loader(self.photos, workers=self.workers, batch_sampler=order, pin_memory=pinned)
+        return iter(loader)
 
 
 class BucketSampler:
@@ -133,7 +159,7 @@ class StageBatches:
         recipe: Recipe,
         number: int,
         *,
-        images: ImageSource,
+        images: StageImages,
         captions: CaptionTable,
         sampler: BucketSampler,
         default_start: int | None = None,
@@ -148,15 +174,15 @@ class StageBatches:
         steps = self.stage.epochs * self.sampler.batches
         return steps if self.recipe.max_steps is None else min(steps, self.recipe.max_steps)
 
-    def epoch(self, number: int, *, skip: int, most: int) -> Iterator[list[Batch]]:
+    def epoch(self, number: int, *, skip: int, max_batches: int) -> Iterator[list[Batch]]:
         """Yield the parts of each batch.
 
         Args:
             number: the epoch, counted from 0.
             skip: number of batches that were taken before an interruption.
-            most: largest number of batches; a dry run may end inside an epoch.
+            max_batches: largest number of batches; a dry run may end inside an epoch.
         """
-        order = self.sampler.order(number, skip=skip)[: most * self.stage.accumulate]
+        order = self.sampler.order(number, skip=skip)[: max_batches * self.stage.accumulate]
         starts = self._starts(number)
         # A compiled loss is compiled again for every shape.
         compiled = self.recipe.compiles(self.stage, steps=self.steps, device=self.captions.device)

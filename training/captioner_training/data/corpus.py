@@ -20,7 +20,6 @@ OTHER_LANGUAGE = 0.5
 """Captions with a larger share of unknown words are taken for another language."""
 
 _FEWEST_WORDS = 20  # fewer words do not show a language
-_RARE = 0.05  # share of dropped words above which a lower minimum_count is suggested
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class Corpus:
             digest.update("\n".join((image.name, str(size), *image.captions, *style, "")).encode())
         return digest.hexdigest()[:16]
 
-    def described(self, data: DataConfig) -> Iterator[str]:
+    def describe(self, data: DataConfig) -> Iterator[str]:
         """Yield messages: the size of the data, styles, rare words and long captions."""
         counts = Counter(word for image in self.train for words in image.words for word in words)
         rare = {word: count for word, count in counts.items() if word not in self.vocabulary}
@@ -71,28 +70,16 @@ class Corpus:
             )
         if rare:
             share = sum(rare.values()) / sum(counts.values())
-            line = (
+            yield (
                 f"{len(rare):,} of {len(counts):,} words in the training captions become <unk> "
                 f"(data.minimum_count {data.minimum_count}): {100 * share:.1f} % of the text"
             )
-            if share > _RARE and data.minimum_count > 1:
-                line += f"; --data.minimum_count {_threshold(counts)} keeps more of them"
-            yield line
         lengths = [len(words) for image in self.train for words in image.words]
         if long := sum(length > data.maximum_length for length in lengths):
             yield (
                 f"{long:,} of {len(lengths):,} captions are longer than data.maximum_length "
                 f"{data.maximum_length} and are cut; the longest has {max(lengths)} words"
             )
-
-
-def _threshold(counts: Counter[str]) -> int:
-    """Return the highest minimum_count below 5 that drops little of the text."""
-    total = sum(counts.values())
-    for threshold in (4, 3, 2):
-        if sum(count for count in counts.values() if count < threshold) <= _RARE * total:
-            return threshold
-    return 1
 
 
 def unknown_share(captions: Iterable[Sequence[str]], vocabulary: Container[str]) -> float:

@@ -19,14 +19,13 @@ from captioner.model.encoder import Encoder, prepare_encoder
 from captioner.vision.transform import Transform
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.pixels import Workers, split_loader
-from captioner_training.distributed import Processes
-from captioner_training.memory import fits_on_gpu
-from captioner_training.progress import show_progress
+from captioner_training.distributed import Processes, show_progress
 
 GRIDS_FILES = "grids-*.f16"
 """Pattern of the names of cache files."""
 
 _BATCH = 32  # images that are computed at once; a file has whole batches
+_SHARE = 0.6  # share of a GPU's free memory that grids may use
 IMAGES_A_FILE = 32 * _BATCH  # an interruption loses at most one file
 
 
@@ -50,6 +49,7 @@ class CachedGrids:
         pinned: bool = False,
     ) -> None:
         self._paths, self.shape, self.pinned = list(paths), shape, pinned
+        self.loaded: Tensor | None = None
         self._per_file = IMAGES_A_FILE if len(paths) > 1 else shape[0]
 
     @classmethod
@@ -142,8 +142,13 @@ class CachedGrids:
                 ) from error
         return tensors
 
-    def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:  # noqa: ARG002
-        """Yield the grids of each list of positions, reading one list ahead. Raises DataError."""
+    def batches(self, order: Sequence[Sequence[int]]) -> Generator[Tensor]:
+        """Yield the grids of each list of positions; read one list ahead. Raises DataError."""
+        if self.loaded is not None:
+            for positions in order:
+                index = torch.tensor(positions).to(self.loaded.device, non_blocking=True)
+                yield self.loaded.index_select(0, index)
+            return
         with ThreadPoolExecutor(max_workers=1) as reader:
             ahead = None
             for positions in order:
@@ -154,28 +159,23 @@ class CachedGrids:
             if ahead is not None:
                 yield ahead.result()
 
-    def resident(self, device: torch.device) -> ResidentGrids | None:
-        """Load the grids into GPU memory; None without a GPU, or if they do not fit."""
+    def load(self, device: torch.device) -> None:
+        """Load the grids into the memory of a GPU if they fit. Raises DataError."""
         if not fits_on_gpu(2 * math.prod(self.shape), device):
-            return None
-        tensors = torch.empty(self.shape, dtype=torch.float16, device=device)
+            return
+        self.loaded = torch.empty(self.shape, dtype=torch.float16, device=device)
         for first in range(0, len(self), IMAGES_A_FILE):
             part = self[range(first, min(first + IMAGES_A_FILE, len(self)))]
-            tensors[first : first + len(part)] = part.to(device)
-        return ResidentGrids(tensors)
+            self.loaded[first : first + len(part)] = part.to(device)
 
 
-class ResidentGrids:
-    """The grids (N, L, D) of N images in the memory of a device."""
-
-    def __init__(self, tensors: Tensor) -> None:
-        self.tensors = tensors
-
-    def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:  # noqa: ARG002
-        """Yield the grids of each list of positions."""
-        for positions in order:
-            index = torch.tensor(positions).to(self.tensors.device, non_blocking=True)
-            yield self.tensors.index_select(0, index)
+def fits_on_gpu(size: int, device: torch.device) -> bool:
+    """Whether data of `size` bytes leave enough GPU memory for training; False on a CPU."""
+    if device.type != "cuda":
+        return False
+    torch.cuda.empty_cache()  # data of earlier stages do not count
+    free, _ = torch.cuda.mem_get_info(device)
+    return bool(size <= _SHARE * free)
 
 
 def _cache_key(
@@ -187,7 +187,7 @@ def _cache_key(
     for tensor in encoder.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     for image in images:
-        digest.update(f"{image.store.mark(image.name)}/{image.name}\n".encode())
+        digest.update(f"{image.store.cache_token(image.name)}/{image.name}\n".encode())
     return digest.hexdigest()[:16]
 
 

@@ -65,7 +65,7 @@ class ImageStore:
     def from_members(
         cls, members: Iterable[tuple[str, Member]], *, pattern: Path, identity: str
     ) -> ImageStore:
-        """Build a store from an index, without reading tar files. `mark` returns `identity`."""
+        """Build a store from an index, without reading tar files; `identity` is its token."""
         store = cls.__new__(cls)
         store.pattern, store._identity = pattern, identity
         store._descriptors, store._members, store._folders = {}, dict(members), []
@@ -107,7 +107,7 @@ class ImageStore:
         path = self._path(name)
         return path.stat().st_size if path else 0
 
-    def mark(self, name: str) -> str:
+    def cache_token(self, name: str) -> str:
         """Return a string that changes when an image file is replaced."""
         if self._identity is not None:
             return self._identity  # a prepared data set has hashes in its manifest
@@ -176,7 +176,7 @@ class CaptionedImage:
             ) from error
 
     @property
-    def sided(self) -> bool:
+    def mentions_left_or_right(self) -> bool:
         """Whether a caption mentions left or right, so that the image must not be mirrored."""
         return any(_SIDED.search(caption) for caption in self.captions)
 

@@ -21,7 +21,9 @@ from captioner.errors import CaptionerError
 from captioner.inference.device import cores
 from captioner.vision.transform import Transform
 from captioner_training.data.images import CaptionedImage
-from captioner_training.interrupts import SIGNALS
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""The signals that stop a run."""
 
 Workers = int | Literal["auto"]
 """Number of processes that decode images; auto: the machine's cores per training process."""
@@ -95,7 +97,8 @@ class ImageDataset(Dataset[Tensor]):
         if crop > 0:
             width, height = (1 - crop * chance.random() for _ in range(2))
             left, top = ((1 - side) * chance.random() for side in (width, height))
-        mirrored = self.augmentation.flip and chance.random() < 0.5 and not self.images[index].sided
+        flips = self.augmentation.flip and chance.random() < 0.5
+        mirrored = flips and not self.images[index].mentions_left_or_right
         return View(left, top, width, height, mirrored)
 
 
@@ -160,20 +163,6 @@ def _stack(images: Sequence[Tensor | CaptionerError]) -> Tensor | CaptionerError
             return image
         tensors.append(image)
     return torch.stack(tensors)
-
-
-class PixelSource:
-    """Training images as pixels, decoded by `workers` processes, for a device."""
-
-    def __init__(self, dataset: ImageDataset, *, workers: Workers, device: torch.device) -> None:
-        self.dataset, self.workers, self.device = dataset, workers, device
-
-    def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
-        """Yield the pixels of each list of positions, augmented for the epoch."""
-        self.dataset.epoch = epoch
-        pinned = self.device.type == "cuda"
-        loader = Loader(self.dataset, workers=self.workers, batch_sampler=order, pin_memory=pinned)
-        return iter(loader)
 
 
 def split_loader(

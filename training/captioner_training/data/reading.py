@@ -24,7 +24,7 @@ from captioner_training.data.manifest import (
     is_unfinished,
 )
 from captioner_training.data.scenes import write_scenes
-from captioner_training.progress import show_progress
+from captioner_training.distributed import show_progress
 from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, resolve
 
 Words = Callable[[str], list[str]]

@@ -39,7 +39,6 @@ from captioner_training.data.manifest import (
     StoredFile,
     is_prepared,
 )
-from captioner_training.lock import locked
 from captioner_training.prepare.listing import PROBLEMS_FILE
 from captioner_training.prepare.selection import SelectedImage, SourceData
 from captioner_training.prepare.shards import (
@@ -49,6 +48,7 @@ from captioner_training.prepare.shards import (
     resize_all,
     write_shard,
 )
+from captioner_training.run_folder import lock_folder
 
 SHARD_IMAGES = 2000
 """Images per tar file."""
@@ -78,7 +78,7 @@ class Options:
 
 
 @contextmanager
-def claimed(to: Path) -> Iterator[Path]:
+def claim_folder(to: Path) -> Iterator[Path]:
     """Create and lock the folder `to`; yield its work folder .prepare.
 
     Raises OutputError: the folder is locked, contains other files, or cannot be written.
@@ -88,7 +88,7 @@ def claimed(to: Path) -> Iterator[Path]:
         names = {path.name for path in to.iterdir()} if to.exists() else set()
         if names - {PROBLEMS_FILE} and not (is_prepared(to) or work.exists()):
             raise OutputError(f"{to} contains other files: choose an empty or new folder")
-    with locked(work / "lock", verb="prepare", folder=to):
+    with lock_folder(work / "lock", command="prepare", folder=to):
         yield work
 
 

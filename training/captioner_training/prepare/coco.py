@@ -15,7 +15,13 @@ from typing import Any, Final, NamedTuple
 
 from captioner.errors import DataError, OutputError
 from captioner_training.data.manifest import Manifest
-from captioner_training.prepare.assembly import Options, assemble, claimed, clear, find_finished
+from captioner_training.prepare.assembly import (
+    Options,
+    assemble,
+    claim_folder,
+    clear,
+    find_finished,
+)
 from captioner_training.prepare.caption_files import coco_images
 from captioner_training.prepare.download import fetch
 from captioner_training.prepare.listing import ListedImage, Problems
@@ -85,7 +91,7 @@ def prepare_coco(options: Options, *, year: int, karpathy: bool, mirror: str | N
         OutputError: the disk has too little space, or the folder has another data set.
     """
     source = {"kind": "coco", "year": year, "split": "karpathy" if karpathy else "official"}
-    with claimed(options.to) as work:
+    with claim_folder(options.to) as work:
         if (manifest := find_finished(options, source=source)) is None:
             paths = _fetch(work / "downloads", source, mirror, options)
             manifest = assemble(_read(paths, source), options, work)

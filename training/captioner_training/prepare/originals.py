@@ -10,7 +10,6 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -186,8 +185,8 @@ class ImageFiles:
         """All images by the stem of their base name, loose files first."""
         images: dict[str, list[tuple[str, Path | Location]]] = defaultdict(list)
         loose = (image for folder in self._folders for image in _images(folder, folder))
-        for image in chain(loose, self._members):
-            images[_stem(base_name(image[0]))].append(image)
+        for name, place in (*loose, *self._members):
+            images[_stem(base_name(name))].append((name, place))
         return images
 
     def _loose(self, path: Path) -> Location | None:

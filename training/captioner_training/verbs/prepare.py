@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prepare_source(arguments: argparse.Namespace, options: Options) -> Manifest:
-    from captioner_training.prepare.assembly import assemble, claimed, clear
+    from captioner_training.prepare.assembly import assemble, claim_folder, clear
     from captioner_training.prepare.splits import Fractions
 
     shares = {name: getattr(arguments, name) for name in ("val", "test")}
@@ -156,7 +156,7 @@ def _prepare_source(arguments: argparse.Namespace, options: Options) -> Manifest
         )
         request = replace(request, columns=columns)
     data = read_source(arguments.kind, request, fractions=Fractions(**given) if given else None)
-    with claimed(options.to) as work:
+    with claim_folder(options.to) as work:
         manifest = assemble(data, options, work)
         clear(work)
     return manifest

@@ -55,16 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     from captioner_training.conclusion import conclude
     from captioner_training.distributed import start_processes
-    from captioner_training.evaluation.split import validate
+    from captioner_training.log import find_tracker
     from captioner_training.recipe_file import load_recipe
-    from captioner_training.trackers import open_tracker
     from captioner_training.train import train
 
-    tracker = None if arguments.log is None else open_tracker(arguments.log)
+    tracker = None if arguments.log is None else find_tracker(arguments.log)
     with start_processes(arguments.device) as processes:
         recipe = processes.main_first(lambda: load_recipe(arguments.recipe, arguments.fields))
         out = expanded(arguments.out or Path("runs") / recipe.name)
-        best = train(recipe, out=out, processes=processes, validate=validate, tracker=tracker)
+        best = train(recipe, out=out, processes=processes, tracker=tracker)
     if processes.main:
         conclude(recipe, out=out, device=processes.device)
         print(best)
