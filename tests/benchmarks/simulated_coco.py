@@ -33,8 +33,7 @@ from captioner_training.data.pixels import Augmentation, ImageDataset, split_loa
 from captioner_training.distributed import Processes
 from captioner_training.initialization import build_model, load_encoder
 from captioner_training.losses.table import stage_objectives
-from captioner_training.recipe import LONG_STAGE, Recipe
-from captioner_training.recipe_file import load_recipe
+from captioner_training.recipe import LONG_STAGE, Recipe, load_recipe
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep, dtype_of
 from tests.benchmarks.coco_scale import SPLITS, WORDS, draw

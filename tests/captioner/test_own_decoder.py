@@ -18,8 +18,7 @@ from captioner.model.model import CaptionModel, ModelConfig
 from captioner.model.state import State, StepOutput
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import START, Vocabulary
-from captioner_training.recipe import Stage
-from captioner_training.recipe_file import fields_text
+from captioner_training.recipe import Stage, fields_text
 from tests.training.runs import begin_step, make_batch
 
 

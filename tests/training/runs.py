@@ -23,8 +23,7 @@ from captioner_training.distributed import Processes
 from captioner_training.log import Tracker
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.losses.objective import Objective
-from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
-from captioner_training.recipe_file import load_recipe
+from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage, load_recipe
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
 from captioner_training.train import train

@@ -28,7 +28,7 @@ from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_dataset
 from captioner_training.evaluation import trust as trust_module
 from captioner_training.evaluation.gain import describe_gain
-from captioner_training.recipe_file import load_recipe
+from captioner_training.recipe import load_recipe
 from captioner_training.report.run import write_run
 from captioner_training.run_folder import RunFolder
 from tests.conftest import make_consensus, make_tiny, make_trust

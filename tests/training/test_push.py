@@ -15,7 +15,7 @@ from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.cli import main
 from captioner.model_card import ModelCard, Scores
 from captioner.trust.trust import digest_weights
-from captioner_training.recipe_file import load_recipe
+from captioner_training.recipe import load_recipe
 from captioner_training.report.card import describe_run
 from captioner_training.run_folder import plain, write_json
 from tests.conftest import make_heads, make_trust

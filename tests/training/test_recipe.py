@@ -13,10 +13,7 @@ from typing import Any
 import pytest
 
 from captioner import ConfigError
-from captioner_training.plugins import import_class
-from captioner_training.recipe import resolve
-from captioner_training.recipe_file import load_recipe
-from captioner_training.recipes import shipped_recipes
+from captioner_training.recipe import import_class, load_recipe, resolve, shipped_recipes
 
 SHIPPED = {
     "bundled",
@@ -110,11 +107,11 @@ def test_a_class_of_ones_own_may_be_a_file_in_the_current_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
     assert issubclass(import_class("own_words.part:Words", dict, field="f"), dict)
-    for path in ("./own_words/part.py:Words", "own_words.part.Words"):
-        with pytest.raises(ConfigError, match=r"is not module:Class: use own_words\.part:Words$"):
+    for path in ("./own_words/part.py:Words", "own_words.part.Words", "own-words:Words"):
+        with pytest.raises(
+            ConfigError, match=r"is not module:Class, such as package\.module:Class$"
+        ):
             import_class(path, dict, field="f")
-    with pytest.raises(ConfigError, match=r"use a form like package\.module:Class$"):
-        import_class("own-words:Words", dict, field="f")
 
 
 def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
@@ -143,7 +140,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ({"name": "../../zz"}, "'../../zz' cannot be a folder's name"),
         ({"name": ".."}, "'..' cannot be a folder's name"),
         ({"name": "a\x1b[2Jb"}, r"name 'a\x1b[2Jb' has control characters"),
-        ({"stages": "none"}, "stages: should be a list, [A, B] (given: 'none')"),
+        ({"stages": "none"}, "stages: should be a valid tuple (given: 'none')"),
         ({"seed.x": "1"}, "seed: "),
         ({"data.wokers": "1"}, "data.wokers: there is no such field, did you mean workers?"),
         ({"stages.1.epoch": "1"}, "stages.1.epoch: there is no such field, did you mean epochs?"),
@@ -162,11 +159,11 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ({"stages.1.self_critical.samples": "1"}, "samples is 1; it must be at least 2"),
         (
             {"stages.1.objectives": "cross_entropy"},
-            "objectives: should be a mapping, {NAME: VALUE} (given: 'cross_entropy')",
+            "objectives: should be a valid dictionary (given: 'cross_entropy')",
         ),
         (
             {"stages.1.objectives": "[cross_entropy]"},
-            "objectives: should be a mapping, {NAME: VALUE} (given: ['cross_entropy'])",
+            "objectives: should be a valid dictionary (given: ['cross_entropy'])",
         ),
         (
             {"stages.1.objectives": "{cross_entropy: 1}"},
@@ -206,15 +203,11 @@ def test_what_cannot_work_is_refused(fields: dict[str, str], problem: str) -> No
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        # Two kilobytes of these would take more memory than there is.
-        ("a: &a [x]\nb: [*a, *a]", "line 1: invalid YAML: anchors, aliases"),
-        ("b: [x]\na: {<<: *b}", "line 2: invalid YAML: anchors, aliases"),
         ("<<: {seed: 1}", "<<: there is no such field"),
-        ("seed: !!int x", "line 1: invalid YAML: tags (!) are not allowed"),
+        ("seed: [1", "invalid YAML: expected ',' or ']'"),
         ("seed: 2024-99-99", "seed: should be a valid integer"),
         (f"seed: {'9' * 5000}", "seed: "),
-        (f"seed: {'[' * 500}", "lists and mappings are nested too deep"),
-        ("stages: [{epochs: 1, flip: true, epochs: 3}]", "epochs occurs twice"),
+        (f"seed: {'[' * 500}", "invalid YAML"),
         ("[1, 2]", "not a YAML mapping"),
     ],
 )

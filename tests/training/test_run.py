@@ -29,7 +29,7 @@ from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.evaluation import split
 from captioner_training.losses.objective import Objective, TeacherForcedOutput
-from captioner_training.recipe_file import load_recipe
+from captioner_training.recipe import load_recipe
 from captioner_training.run_folder import RunFolder, write_json
 from captioner_training.state import AveragedWeights
 from tests.conftest import read_tree
@@ -225,14 +225,14 @@ REFUSED: Refusals = {
     "--stages.1.objectives '{json:loads: 1}'": (2, "is not a subclass of Objective"),
     "--decoder.score nonesuch:Class": (2, "decoder.score 'nonesuch:Class' cannot be imported"),
     "--stages.1.objectives.plug.term:Focal 1": (2, "'plug.term:Focal' cannot be imported"),
-    "--decoder.score plug.score.Cosine": (2, "is not module:Class: use plug.score:Cosine"),
-    "--decoder.score plug/score.py:Cosine": (2, "is not module:Class: use plug.score:Cosine"),
+    "--decoder.score plug.score.Cosine": (2, "is not module:Class, such as"),
+    "--decoder.score plug/score.py:Cosine": (2, "is not module:Class, such as"),
     "--decoder.score json:loads": (2, "is not a subclass of ScoreFunction"),
     f"--decoder.score {__name__}:Forward": (2, "Forward' defines forward, which decoders do not"),
     f"--decoder.score {__name__}:Nothing": (2, "Nothing' does not define compare, project"),
     f"--decoder.score {__name__}:NoHeads": (2, "NoHeads' cannot be used (TypeError: NoHeads.__ini"),
     f"--decoder.score {__name__}:OneScore": (2, "(1, 2, 1, 1) for one image with 2 queries, 1 he"),
-    "--decoder.score score.py:Cosine": (2, "is not module:Class: use score:Cosine"),
+    "--decoder.score score.py:Cosine": (2, "is not module:Class, such as"),
     "--data.root nowhere": (1, "there is no folder nowhere"),
     "--data.minimum_count 1000": (1, "no word occurs 1000 times"),
     "--device tpu": (1, "tpu"),

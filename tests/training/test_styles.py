@@ -21,7 +21,7 @@ from captioner_training.data.pixels import ImageDataset
 from captioner_training.data.reading import read_corpus
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
-from captioner_training.recipe_file import load_recipe
+from captioner_training.recipe import load_recipe
 from tests.launcher import Run
 from tests.training.runs import MODEL, train_here
 

@@ -22,11 +22,10 @@ from captioner.checkpoint import load_checkpoint
 from captioner.model.config import DECODERS
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.scenes import write_scenes
-from captioner_training.initialization import build_model, load_encoder, load_origin
+from captioner_training.initialization import build_model, load_encoder, load_initial
 from captioner_training.log import Clock
 from captioner_training.losses.objective import Objective, TeacherForcedOutput
-from captioner_training.recipe import Recipe
-from captioner_training.recipe_file import load_recipe
+from captioner_training.recipe import Recipe, load_recipe
 from tests.conftest import MEAN, STD
 from tests.launcher import Run, start
 from tests.training.runs import MODEL, records, train_here, write_photos
@@ -187,7 +186,7 @@ def test_weights_of_shared_words_are_kept(recipe: Path, tiny_file: Path) -> None
     source.save(tiny_file)
     loaded = load_recipe(str(recipe), {**TINY, "weights": str(tiny_file)})
     source = load_checkpoint(tiny_file)
-    model = built(loaded, vocabulary, load_origin(loaded))
+    model = built(loaded, vocabulary, load_initial(loaded))
     theirs = source.model.decoder.embedding.weight[source.vocabulary.encode(["dog", "a"])]
     ours = model.decoder.embedding.weight[vocabulary.encode(["dog", "a"])]
     assert torch.equal(theirs, ours)

@@ -38,7 +38,7 @@ from captioner_training.evaluation.trust import (
     fit_word_features,
     measure_trust,
 )
-from captioner_training.initialization import load_origin
+from captioner_training.initialization import load_initial
 from captioner_training.log import report_photos
 from captioner_training.recipe import Recipe
 from captioner_training.report.numbers import part_of
@@ -73,7 +73,7 @@ class _Conclusion:
 
     @cached_property
     def corpus(self) -> Corpus:
-        origin = load_origin(self.recipe)
+        origin = load_initial(self.recipe)
         words = origin.vocabulary if origin else None
         return read_corpus(self.recipe, out=self.out, origin=words, drawn=True)
 
@@ -87,12 +87,12 @@ class _Conclusion:
     def run(self) -> None:
         note = read_json(self.out / "finished.json") or {}
         best_at = (note.get("progress") or {}).get("best_at")
-        kept_origin = self.recipe.weights is not None and best_at is None
+        initial_is_best = self.recipe.weights is not None and best_at is None
         _attempt("trust", self._write_trust)
         gain = None
         if self.recipe.max_steps is not None:
             notes = ["This was a dry run; its scores mean nothing."]
-        elif kept_origin:
+        elif initial_is_best:
             notes = ["No epoch was better than the original model, so best.safetensors is a copy."]
         else:
             gain = note.get("gain") or _attempt("gain", self._measure_gain)
@@ -122,7 +122,7 @@ class _Conclusion:
     def _measure_gain(self) -> dict[str, Any]:
         """Compare best.safetensors with the original model and store the result."""
         images, before = self.test or self.corpus.validation, None
-        if (origin := load_origin(self.recipe)) is not None:
+        if (origin := load_initial(self.recipe)) is not None:
             before = self._caption(Captioner(origin, device=self.device), images).set.ciders
         after = self._caption_best(images).set.ciders
         gain = measure_gain(after, before, split="test" if self.test else "val")

@@ -24,7 +24,7 @@ from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
 
 
-def load_origin(recipe: Recipe) -> Checkpoint | None:
+def load_initial(recipe: Recipe) -> Checkpoint | None:
     """Read the checkpoint that a recipe starts from (`weights`), or return None.
 
     Raises CheckpointError: the checkpoint cannot be read, or its settings differ from the recipe's.
@@ -115,7 +115,7 @@ def _load_stages(encoder: Encoder, path: Path) -> None:
 def build_model(
     recipe: Recipe, vocabulary: Vocabulary, *, encoder: Encoder, origin: Checkpoint | None = None
 ) -> CaptionModel:
-    """Build the model of a recipe from the results of `load_encoder` and `load_origin`.
+    """Build the model of a recipe from the results of `load_encoder` and `load_initial`.
 
     Raises ConfigError: the decoder does not fit into memory.
     """
@@ -128,11 +128,11 @@ def build_model(
             "decoder.hidden_dim or another size of the decoder"
         ) from error
     if origin is not None:
-        _load_origin_weights(model, vocabulary, origin)
+        _load_initial_weights(model, vocabulary, origin)
     return model
 
 
-def _load_origin_weights(model: CaptionModel, vocabulary: Vocabulary, origin: Checkpoint) -> None:
+def _load_initial_weights(model: CaptionModel, vocabulary: Vocabulary, origin: Checkpoint) -> None:
     """Load a checkpoint's weights; reorder the rows of word matrices to match `vocabulary`."""
     weights = origin.model.state_dict()
     shared = [word for word in vocabulary.words if word in origin.vocabulary]

@@ -1,25 +1,30 @@
-"""Recipes: all settings of a training run.
+"""Recipes: all settings of a training run, from YAML files and the command line.
 
 The text under a field describes it; `captioner train --fields` prints all of these texts.
-recipe_file.py reads recipes from YAML and from the command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import field
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+import yaml
 from annotated_types import Ge, Interval, MinLen
-from pydantic import ConfigDict
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig, Length
 from captioner.model.config import DecoderConfig
 from captioner.model.encoder import EncoderConfig
-from captioner.paths import expanded
+from captioner.model.scores import SCORES, ScoreFunction
+from captioner.paths import did_you_mean, expanded, there_is_no
 from captioner.vision.bounds import Fraction, NotNegative, Positive, PositiveFloat, Share
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Tokenizer, is_printable, tokenize
@@ -31,6 +36,8 @@ ANY_STYLE = "any"
 """The name of the style that DataConfig.any_style adds."""
 
 Scenes = Annotated[int, Interval(ge=1, le=1_000_000)]
+_FOLDER = Path(__file__).parent / "recipes"
+_WIDTH = 96  # columns of a field's description
 _CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
@@ -307,3 +314,191 @@ class Recipe:
 def resolve(root: str, path: str) -> Path:
     """Return a data path of a recipe below its root."""
     return expanded(root) / expanded(path)
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the file of each recipe, by name."""
+    return {path.stem: path for path in sorted(_FOLDER.glob("*.yaml"))}
+
+
+def recipe_path(name: str) -> Path:
+    """Return the file of a recipe. Raises ConfigError: no recipe is shipped under this name."""
+    if name.endswith((".yaml", ".yml")):
+        return expanded(name)
+    shipped = shipped_recipes()
+    if name in shipped:
+        return shipped[name]
+    file = Path(f"{name}.yaml")
+    near = f", did you mean {file}?" if file.is_file() else did_you_mean(name, shipped)
+    raise ConfigError(
+        f"there is no recipe {name!r}{f'{near} Use' if near else ': use'} a .yaml file, or one "
+        f"of {', '.join(shipped)}"
+    )
+
+
+def recipe_text(name: str) -> str:
+    """Return the text of a recipe. Raises ConfigError: it does not exist or cannot be read."""
+    source = recipe_path(name)
+    try:
+        return source.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"recipe {name} cannot be read: {there_is_no('file', source)}") from error
+    except OSError as error:
+        raise ConfigError(f"recipe {source} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"recipe {source} is not YAML: {error}") from error
+
+
+def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
+    """Read a shipped recipe by its name, or a YAML file.
+
+    Args:
+        name: a name of shipped_recipes(), or a path that ends with .yaml or .yml.
+        overrides: values of single fields by their dotted names, with stages counted from 1:
+            {"stages.1.epochs": "3"}.
+
+    Raises ConfigError: the recipe does not exist, is not YAML, or has invalid fields. The message
+    names all of them.
+    """
+    source = recipe_path(name)
+    values = _parse(recipe_text(name), f"recipe {source}")
+    if not isinstance(values, dict):
+        raise ConfigError(f"recipe {source} is not a YAML mapping of fields to values")
+    values.setdefault("name", source.stem)
+    problems = [
+        f"{key}: {problem}"
+        for key, text in (overrides or {}).items()
+        if (problem := _set(values, key, text))
+    ]
+    decoder = values.get("decoder")
+    score = decoder.get("score") if isinstance(decoder, dict) else None
+    if isinstance(score, str) and (":" in score or "." in score):  # not built in
+        SCORES[score] = import_class(score, ScoreFunction, field="decoder.score")
+    try:
+        recipe = TypeAdapter(Recipe).validate_python(values)
+    except ValidationError as error:
+        problems += map(_sentence, error.errors())
+    if problems:
+        raise ConfigError(f"recipe {name} cannot be used:\n  " + "\n  ".join(problems))
+    return recipe
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads all scalars but null as strings; pydantic converts them to the type of their field."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        sign: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
+        for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def _parse(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = problem or str(error).splitlines()[0]
+        raise ConfigError(f"{source}{line}: invalid YAML: {problem}") from error
+
+
+def _set(values: dict[str, Any], key: str, text: str) -> str | None:
+    """Set a field by its dotted name; return the problem, if any."""
+    above, is_objective, name = key.partition(".objectives.")
+    *path, last = [*above.split("."), "objectives", name] if is_objective else key.split(".")
+    target: Any = values
+    for part in path:
+        if isinstance(target, list):
+            if not part.isdigit() or not 1 <= int(part) <= len(target):
+                return f"there is no {part}: use 1 to {len(target)}"
+            target = target[int(part) - 1]
+        elif isinstance(target, dict):
+            if target.get(part) is None:
+                target[part] = {}
+            target = target[part]
+    if not isinstance(target, dict):
+        return "there is no such field"
+    # Only lists, mappings and null are parsed as YAML: a path may contain " #", or be called 2024.
+    is_yaml = text[:1] in ("[", "{") or text == "null"
+    try:
+        target[last] = _parse(text, "its value") if is_yaml else text
+    except ConfigError as error:
+        return error.detail
+    return None
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    """Return pydantic's error with the field's name as on the command line."""
+    parts = [str(part + 1 if isinstance(part, int) else part) for part in error["loc"]]
+    place = ".".join(parts) or "recipe"
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        above = ".".join("1" if part.isdigit() else part for part in parts[:-1])
+        names = [name for name, _, _ in _fields()]
+        if elsewhere := [name for name in names if name.rpartition(".")[2] == parts[-1]]:
+            return f"{place}: there is no such field, did you mean {elsewhere[0]}?"
+        siblings = [name.removeprefix(f"{above}.").partition(".")[0] for name in names]
+        return f"{place}: there is no such field{did_you_mean(parts[-1], siblings)}"
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "should")
+    value = error.get("input")
+    shown = f" (given: {value!r:.40})" if isinstance(value, str | list) else ""
+    return f"{place}: {message}{shown}"
+
+
+def fields_text() -> str:
+    """Return a list of all fields: dotted name, default, choices and description."""
+    lines = list[str]()
+    for name, default, description in _fields():
+        lines += [f"{name}: {default}".rstrip()]
+        lines += [f"    {line}" for line in textwrap.wrap(description, _WIDTH)]
+    return "\n".join(lines) + "\n"
+
+
+def _fields() -> Iterator[tuple[str, str, str]]:
+    """Yield for each field the dotted name, the default with the choices, and the description."""
+    schema = TypeAdapter(Recipe).json_schema()
+    return _fields_of(schema, schema["$defs"], "")
+
+
+def _fields_of(
+    schema: dict[str, Any], definitions: dict[str, Any], prefix: str
+) -> Iterator[tuple[str, str, str]]:
+    for name, entry in schema["properties"].items():
+        forms = [entry, *entry.get("anyOf", ()), entry.get("items", {})]
+        nested = [form["$ref"].rpartition("/")[2] for form in forms if "$ref" in form]
+        default = "(required)" if name in schema.get("required", ()) else ""
+        if "default" in entry:
+            value = entry["default"]
+            default = value if isinstance(value, str) else json.dumps(value)
+        if choices := [str(choice) for form in forms for choice in form.get("enum", ())]:
+            default += f"  ({', '.join(choices)})"
+        yield f"{prefix}{name}", default, entry.get("description", "")
+        index = "1." if entry.get("type") == "array" else ""
+        for kind in nested:
+            yield from _fields_of(definitions[kind], definitions, f"{prefix}{name}.{index}")
+
+
+def import_class(path: str, base: type, *, field: str) -> Any:
+    """Import a class, named module:Class, of an installed module or a file in the current folder.
+
+    `field` is the field of the recipe, for messages.
+
+    Raises ConfigError: `path` has another form, the class cannot be imported, it is not a subclass
+    of `base`, or it lacks a method.
+    """
+    module, _, name = path.partition(":")
+    if not all(map(str.isidentifier, (*module.split("."), name))) or module.endswith(".py"):
+        raise ConfigError(f"{field} {path!r} is not module:Class, such as package.module:Class")
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        kind = getattr(import_module(module), name)
+    except Exception as error:  # user code may raise anything
+        raise ConfigError(
+            f"{field} {path!r} cannot be imported ({type(error).__name__}: {error}): it must be "
+            f"installed, or a file in {Path.cwd()}"
+        ) from error
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        raise ConfigError(f"{field} {path!r} is not a subclass of {base.__name__}")
+    if missing := ", ".join(sorted(getattr(kind, "__abstractmethods__", ()))):
+        raise ConfigError(f"{field} {path!r} does not define {missing}: see {base.__name__}")
+    return kind

@@ -40,7 +40,7 @@ from captioner_training.data.pixels import SIGNALS, Augmentation, ImageDataset
 from captioner_training.data.reading import read_corpus
 from captioner_training.distributed import Processes, memory_errors
 from captioner_training.evaluation.split import validate
-from captioner_training.initialization import build_model, load_encoder, load_origin
+from captioner_training.initialization import build_model, load_encoder, load_initial
 from captioner_training.log import Log, Recorder, Tracker
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.losses.objective import Objective
@@ -163,7 +163,7 @@ class Run:
         torch.manual_seed(recipe.seed)
         for stage in recipe.stages:
             objective_classes(stage)  # before data are read or scenes drawn
-        encoder, initial = load_encoder(recipe), load_origin(recipe)
+        encoder, initial = load_encoder(recipe), load_initial(recipe)
         vocabulary = initial.vocabulary if initial else None
         corpus = read_corpus(recipe, out=folder.out, origin=vocabulary, quiet=not processes.main)
         digest = corpus.digest()

@@ -14,8 +14,7 @@ from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.reading import read_corpus, read_test
 from captioner_training.data.scenes import draw_scene, scene_seed
-from captioner_training.recipe import DataConfig
-from captioner_training.recipe_file import load_recipe
+from captioner_training.recipe import DataConfig, load_recipe
 from tests.launcher import Run
 from tests.training.runs import write_photos
 

@@ -9,8 +9,7 @@ import yaml
 from captioner.errors import CaptionerError, ConfigError
 from captioner_training.data.corpus import Corpus
 from captioner_training.losses.objective import Objective, SamplingObjective
-from captioner_training.plugins import import_class
-from captioner_training.recipe import Recipe, Stage
+from captioner_training.recipe import Recipe, Stage, import_class
 
 _LOSSES = "captioner_training.losses"
 # The classes behind the fields of a stage.

@@ -9,8 +9,8 @@ from pathlib import Path
 from captioner.errors import ConfigError
 from captioner.inference.device import add_machine_arguments
 from captioner.paths import expanded
-from captioner_training.recipes import recipe_text, shipped_recipes
 
+RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 TRACKERS = ("tensorboard", "wandb")
 
 HELP = "Train a model with a recipe: the name of a shipped one, or a YAML file."
@@ -29,8 +29,8 @@ of the run."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add, names = parser.add_argument, ", ".join(shipped_recipes())
-    add("recipe", metavar="RECIPE", nargs="?", help=f"{names}, or a .yaml file")
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", nargs="?", help=f"{', '.join(RECIPES)}, or a .yaml file")
     add("--out", type=Path, metavar="DIR", help="default: runs/RECIPE")
     add_machine_arguments(parser, dtype=False)
     add("--log", choices=TRACKERS, help="also log to TensorBoard (DIR/tensorboard) or to W&B")
@@ -42,13 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and print the path of the best checkpoint."""
-    if arguments.list_fields:
-        from captioner_training.recipe_file import fields_text
+    from captioner_training.recipe import fields_text, load_recipe, recipe_text
 
+    if arguments.list_fields:
         print(fields_text(), end="")
         return 0
     if arguments.recipe is None:
-        raise ConfigError(f"name a recipe: a .yaml file, or one of {', '.join(shipped_recipes())}")
+        raise ConfigError(f"name a recipe: a .yaml file, or one of {', '.join(RECIPES)}")
     if arguments.show:
         print(recipe_text(arguments.recipe), end="")
         return 0
@@ -56,7 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner_training.conclusion import conclude
     from captioner_training.distributed import start_processes
     from captioner_training.log import find_tracker
-    from captioner_training.recipe_file import load_recipe
     from captioner_training.train import train
 
     tracker = None if arguments.log is None else find_tracker(arguments.log)
