@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from captioner.model.attention import Attention, masked_softmax
 from captioner.model.positions import Positions, sine
@@ -183,7 +184,7 @@ def train(model: nn.Sequential, *, by_place: bool, steps: int) -> Trained:
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
     losses = []
-    for _ in range(steps):
+    for _ in tqdm(range(steps), desc="training", unit="step"):
         drawn = pulses(BATCH, by_place=by_place)
         output = model((drawn.signals - center) / scale)
         loss = (output - (drawn.targets - center) / scale).square().mean()

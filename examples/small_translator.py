@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from tqdm import tqdm
 
 from captioner.model.attention import Attention, causal
 from captioner.model.positions import Positions
@@ -184,7 +185,7 @@ def train(model: Translator, english: Tensor, foreign: Tensor, *, steps: int) ->
     """Train with teacher forcing, in batches of 128 pairs."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-    for _ in range(steps):
+    for _ in tqdm(range(steps), desc="training", unit="step"):
         rows = torch.randint(len(english), (128,))
         right = foreign[rows]
         scores = model(english[rows], right[:, :-1])

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from tqdm import tqdm
 
 from captioner.model.attention import Attention
 
@@ -86,7 +87,7 @@ def train(*, attends: bool, forward: bool, steps: int) -> Reverser:
     model = Reverser(attends=attends, forward=forward)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
-    for _ in range(steps):
+    for _ in tqdm(range(steps), desc="training", unit="step"):
         # The strings of a batch have the same length, so they need no padding.
         length = int(torch.randint(1, LENGTH + 1, ()))
         strings = torch.randint(len(LETTERS), (128, length))
