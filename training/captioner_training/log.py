@@ -258,10 +258,7 @@ class Log(Closing):
         return self.progress.stage_step % every == 0
 
     def step(self, values: Mapping[str, Tensor], stage: StageState) -> None:
-        """Advance the bar, and log the step if it is due.
-
-        Raises GenerationError: the step is due, and one of its values is NaN or infinite.
-        """
+        """Advance the bar, and log the step if it is due."""
         if self._bar is not None:
             self._bar.update()
         if not self.is_due(stage):

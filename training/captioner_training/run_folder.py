@@ -132,10 +132,7 @@ class RunFolder:
         return None
 
     def epoch(self, stage: int, number: int) -> Path:
-        """Return the path of the checkpoint of an epoch and stage, both counted from 1.
-
-        Raises OutputError: its folder cannot be created.
-        """
+        """Return the path of the checkpoint of an epoch and stage, both counted from 1."""
         folder = self.out / "epochs"
         with writing(folder):
             folder.mkdir(exist_ok=True)
@@ -164,7 +161,7 @@ class RunFolder:
             )
 
     def begin(self) -> None:
-        """Write the recipe. Raises OutputError."""
+        """Write the recipe."""
         write_json(self._recipe_file, plain(self.recipe))
 
     def save(self, state: Mapping[str, Any], *, digest: str) -> None:
@@ -188,7 +185,7 @@ class RunFolder:
             ) from error
 
     def finish(self, progress: Progress, *, digest: str) -> None:
-        """Write finished.json; remove states and the cache. Raises OutputError."""
+        """Write finished.json; remove states and the cache."""
         note = {"recipe": plain(self.recipe), "data": digest, "progress": asdict(progress)}
         write_json(self._finished_file, note)
         self.finished = True
@@ -227,7 +224,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a JSON object. Raises OutputError."""
+    """Write a JSON object."""
     with replace_file(path) as file:
         file.write((json.dumps(values, indent=2) + "\n").encode())
 

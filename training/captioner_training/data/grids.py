@@ -68,10 +68,6 @@ class CachedGrids:
 
         File names contain a hash of encoder, dtype, transform and images. Each process writes some
         of the files, with `workers` to decode images.
-
-        Raises:
-            DataError: an image cannot be read.
-            OutputError: the disk is full, or the folder cannot be written.
         """
         side = transform.config.size // encoder.config.stride
         key = _cache_key(encoder, images, transform, dtype) if processes.main else ""
@@ -118,7 +114,7 @@ class CachedGrids:
         return self.shape[0]
 
     def __getitem__(self, indices: Sequence[int]) -> Tensor:
-        """Read the grids (B, L, D) of these images. Raises DataError."""
+        """Read the grids (B, L, D) of these images."""
         return self._read(indices, self._empty(len(indices), pinned=False))
 
     def _empty(self, count: int, *, pinned: bool) -> Tensor:
@@ -143,7 +139,7 @@ class CachedGrids:
         return tensors
 
     def batches(self, order: Sequence[Sequence[int]]) -> Generator[Tensor]:
-        """Yield the grids of each list of positions; read one list ahead. Raises DataError."""
+        """Yield the grids of each list of positions; read one list ahead."""
         if self.loaded is not None:
             for positions in order:
                 index = torch.tensor(positions).to(self.loaded.device, non_blocking=True)
@@ -160,7 +156,7 @@ class CachedGrids:
                 yield ahead.result()
 
     def load(self, device: torch.device) -> None:
-        """Load the grids into the memory of a GPU if they fit. Raises DataError."""
+        """Load the grids into the memory of a GPU if they fit."""
         if not fits_on_gpu(2 * math.prod(self.shape), device):
             return
         self.loaded = torch.empty(self.shape, dtype=torch.float16, device=device)

@@ -224,7 +224,7 @@ def _vocabulary(
 
 
 def read_test(recipe: Recipe, vocabulary: Vocabulary) -> list[CaptionedImage]:
-    """Read the split `test` of the validation sets that have one. Raises DataError."""
+    """Read the split `test` of the validation sets that have one."""
     data = recipe.data
 
     def has_test(folder: Path) -> bool:

@@ -204,8 +204,6 @@ def write_scenes(
     the shapes) and captions_SPLIT.json (COCO captions). With the same version of Pillow, the same
     arguments write the same bytes. `splits` has the number of scenes of each split, by name.
     `advance` is called with 1 after each scene.
-
-    Raises OutputError: the folder cannot be written.
     """
     for split, count in splits.items():
         seeds = [scene_seed(seed=seed, split=split, index=at) for at in range(count)]

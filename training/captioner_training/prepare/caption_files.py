@@ -229,10 +229,7 @@ def _karpathy_images(images: Sequence[Any], path: Path) -> list[ListedImage]:
 def coco_images(
     content: Any, problems: Problems, *, name: str, split: str | None = None
 ) -> list[ListedImage]:
-    """Read COCO's captions format; `split`, if given, replaces the splits in the image records.
-
-    Raises DataError: the content has another format.
-    """
+    """Read COCO's captions format; `split`, if given, replaces the splits in the image records."""
     return [
         ListedImage(
             id=image.id,

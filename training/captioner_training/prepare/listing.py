@@ -96,8 +96,6 @@ class Problems:
         """Write problems.csv and return its path.
 
         If there is nothing to list, the file is removed and the result is None.
-
-        Raises OutputError: the file cannot be written.
         """
         rows = [
             (
@@ -160,7 +158,7 @@ def valid_text(name: str) -> str:
 
 
 def read_text(source: Source, problems: Problems, *, name: str) -> str:
-    """Read a text file, and note if it is not UTF-8. Raises DataError."""
+    """Read a text file, and note if it is not UTF-8."""
     text, encoding = decode_text(read_bytes(source, name=name), name=name)
     if encoding == "cp1252":
         problems.note("read as Windows-1252, not UTF-8: check accents", name)

@@ -92,8 +92,6 @@ def select(
         problems: receives problems and notes.
         fractions: the shares to draw from the images in train and those without a split. None:
             default shares if no image has a split; otherwise images without a split are left out.
-
-    Raises DataError: the name of a split is invalid.
     """
     images = list(_unique(listed, problems))
     found = _find(images, files, problems)
