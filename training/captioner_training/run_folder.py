@@ -74,8 +74,7 @@ class RunFolder:
             recipe = replace(recipe, precision=precision)
         self.recipe = recipe
         failed_run: set[str] = set()  # files of a run without a checkpoint, to be overwritten
-        with suppress(ValidationError, ConfigError):
-            current = TypeAdapter(Recipe).validate_python(_without_removed(existing))
+        if (current := read_recipe(existing)) is not None:
             existing = plain(current)  # adds defaults
             failed_run = {self._recipe_file.name, "log.jsonl"}
         if existing and (self.finished or self.best.exists() or self.states()):
@@ -200,12 +199,21 @@ class RunFolder:
                     folder.rmdir()
 
 
-def _without_removed(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Remove the fields of 0.2 that recipes no longer have."""
-    for stage in recipe.get("stages", ()):
-        stage.pop("size", None)
-        (stage.get("self_critical") or {}).pop("baseline", None)
-    return {name: recipe[name] for name in recipe.keys() - {"save_every_steps", "keep_states"}}
+def read_recipe(values: Any) -> Recipe | None:
+    """Return a recipe from its JSON values; fields of 0.2 that are gone do not count.
+
+    Returns None if the values are invalid.
+    """
+    try:
+        for stage in values["stages"]:
+            stage.pop("size", None)
+            (stage.get("self_critical") or {}).pop("baseline", None)
+        current = {
+            name: values[name] for name in values.keys() - {"save_every_steps", "keep_states"}
+        }
+        return TypeAdapter(Recipe).validate_python(current)
+    except (ValidationError, ConfigError, AttributeError, KeyError, TypeError):
+        return None
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:

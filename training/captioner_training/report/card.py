@@ -6,16 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from captioner.checkpoint import Checkpoint
-from captioner.errors import ConfigError, DataError
+from captioner.errors import DataError
 from captioner.hub import is_hub_name
 from captioner.model_card import ModelCard, Scores
 from captioner_training.evaluation.report import read_report
 from captioner_training.recipe import Recipe, Source
 from captioner_training.report.numbers import SCORES, main_scores, part_of
-from captioner_training.run_folder import read_json
+from captioner_training.run_folder import read_json, read_recipe
 
 _BUNDLED = "checkpoint bundled with Captioner (trained on Flickr8k and COCO, for research use)"
 _TREEBANK = "Treebank tokens"
@@ -43,7 +41,7 @@ def describe_run(
     Raises DataError: a report cannot be read, or is about another checkpoint.
     """
     note = read_json(folder / "finished.json") or {}
-    recipe = _read_recipe(note.get("recipe") or read_json(folder / "recipe.json"))
+    recipe = read_recipe(note.get("recipe") or read_json(folder / "recipe.json"))
     name = data or (None if recipe is None else _data_name(recipe))
     scores = [_scores_of(path, checkpoint) for path in reports]
     if isinstance(gain := note.get("gain"), Mapping) and recipe is not None and not scores:
@@ -55,13 +53,6 @@ def describe_run(
         origin=None if recipe is None else _origin(recipe),
         scores=scores,
     )
-
-
-def _read_recipe(values: object) -> Recipe | None:
-    try:
-        return TypeAdapter(Recipe).validate_python(values)
-    except (ValidationError, ConfigError):  # no run, or one of another version
-        return None
 
 
 def _data_name(recipe: Recipe) -> str:
