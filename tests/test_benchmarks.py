@@ -72,7 +72,6 @@ def test_coco(
     assert [line.split(":")[0] for line in said.split("\n\n")[1:]] == [
         "prepare", "frozen", "fine-tuning",
     ]  # fmt: skip
-    assert said.count("the device waits for data") == 2
     assert said.count("of 24 photos (measured): encoding") == 2
     assert said.count("grids 0.003 GB") == 1  # of 24 and 2 photos, and when frozen alone
     assert not any(tmp_path.iterdir())

@@ -110,9 +110,8 @@ def train(name: str, folder: Path, stage: str, *, batch: int, steps: int) -> Non
     print(
         f"  {begun - started:.0f} s before the first photo, {encoding:.0f} s of encoding, "
         f"{epoch:.0f} s of {steps:,} steps, {took - (begun - started) - encoding - epoch:.0f} s "
-        f"of all else\n  in these steps {timing['images_per_second']:.1f} photos a second; the "
-        f"device waits for data {timing['waiting'] * epoch:.1f} s, {100 * timing['waiting']:.1f} %"
-        f"\n  disk: grids {gigabytes(grids):.3f} GB, all else "
+        f"of all else\n  in these steps {timing['images_per_second']:.1f} photos a second\n"
+        f"  disk: grids {gigabytes(grids):.3f} GB, all else "
         f"{gigabytes([out]) - gigabytes(grids):.2f} GB"
     )
     part = min(batch * steps, SPLITS["train"])

@@ -1,4 +1,4 @@
-"""Measure training steps against the straightforward way, and how long they wait for data.
+"""Measure training steps against the straightforward way.
 
     python -m tests.benchmarks.training --threads 2
     python -m tests.benchmarks.training --threads 2 --neighbour
@@ -42,7 +42,6 @@ from captioner_training.data.batches import Batch
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
-from captioner_training.evaluation.split import validate
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage, load_recipe
 from captioner_training.state import TrainState, build_optimizer
@@ -54,7 +53,6 @@ from tests.training.runs import make_batch
 
 VOCABULARY = 9490  # words and special tokens, as many as the usual COCO vocabulary has
 CAPTIONS = 5  # of each photo
-WAITING = 0.05  # share of the time, at most
 NEIGHBOUR = 2.5  # times slower beside a process that is always busy at nice 19, at most
 PROCESS = Processes(device=torch.device("cpu"))
 KINDS = {"fine-tuning": "fine_tune_from: 0, flip: true, crop: 0.15", "frozen and cached": ""}
@@ -223,21 +221,10 @@ def epoch(folder: Path, kind: str) -> dict[str, float]:
     }
     out = Path(tempfile.mkdtemp(dir=folder))
     with contextlib.redirect_stderr(io.StringIO()):
-        train(load_recipe("coco-fast", fields), out=out, processes=PROCESS, validate=validate)
+        train(load_recipe("coco-fast", fields), out=out, processes=PROCESS)
     records = map(json.loads, (out / "log.jsonl").read_text().splitlines())
     timing: dict[str, float] = next(one["timing"] for one in records if one["event"] == "epoch")
     return timing
-
-
-def waiting(folder: Path, kind: str) -> bool:
-    """Read how long an epoch waits for data."""
-    timing = epoch(folder, kind)
-    print(
-        f"{kind}, 640 files, 2 workers: {100 * timing['waiting']:.1f} % of the epoch waits for "
-        f"data (target < {100 * WAITING:g} %), {timing['images_per_second']:.0f} images/s",
-        flush=True,
-    )
-    return timing["waiting"] < WAITING
 
 
 def beside_neighbour(folder: Path, kind: str) -> bool:
@@ -271,7 +258,6 @@ def main() -> int:
             met = [beside_neighbour(folder, kind) for kind in KINDS]
         else:
             met = [compare(case, repeat=arguments.repeat, folder=folder) for case in CASES]
-            met += [waiting(folder, kind) for kind in KINDS]
     return 0 if all(met) else 1
 
 
