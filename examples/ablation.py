@@ -4,7 +4,7 @@ Every run is `captioner train` with other fields of the recipe and `captioner ev
 The runs share cached grids. The same command skips finished runs and resumes an interrupted one.
 
     python examples/ablation.py examples/ablation.yaml --data.root ~/flickr8k --out runs/ablation
-    python examples/ablation.py smoke --variants none-previous additive-previous    # 20 minutes
+    python examples/ablation.py smoke --variants none-previous dot-current   # a few minutes each
 """
 
 from __future__ import annotations
