@@ -40,10 +40,11 @@ VARIANTS["transformer"] = {
 def train(recipe: str, name: str, *, seed: int, out: Path, fields: list[str]) -> Path:
     """Train a variant and return the folder of its run."""
     run = out / f"{name}-{seed}"
-    for folder in (out / "cache", run):
-        folder.mkdir(parents=True, exist_ok=True)
-    if not (run / "cache").exists():  # a run does not delete grids behind a link
-        (run / "cache").symlink_to((out / "cache").resolve())
+    run.mkdir(parents=True, exist_ok=True)
+    for link, shared in (("cache", out / "cache"), ("scenes", out / f"scenes-{seed}")):
+        shared.mkdir(exist_ok=True)
+        if not (run / link).exists():  # a run does not delete grids behind a link
+            (run / link).symlink_to(shared.resolve())
     settings = [
         text for key, value in VARIANTS[name].items() for text in (f"--decoder.{key}", value)
     ]

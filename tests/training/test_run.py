@@ -18,11 +18,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from captioner.checkpoint import load_checkpoint
 from captioner.errors import GenerationError
 from captioner.inference.device import best_dtype
+from captioner.model.encoder import Encoder
 from captioner.model.scores import SCORES, ScaledDotScore, ScoreFunction
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
@@ -148,8 +150,6 @@ def test_a_finished_run_of_version_0_2_is_read(place: Path, finished: Path, tmp_
     out = Path(shutil.copytree(finished, tmp_path / "run"))
     recipe = json.loads((out / "recipe.json").read_text())
     recipe |= {"save_every_steps": None, "keep_states": 2}
-    for stage in recipe["stages"]:
-        stage["size"] = None
     write_json(out / "recipe.json", recipe)
     train_here(place / "own.yaml", out, data__root=place)
     assert (out / "log.jsonl").read_bytes() == (finished / "log.jsonl").read_bytes()
@@ -478,6 +478,22 @@ def test_a_diverged_run_says_what_to_lower(
         )  # fmt: skip
     for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)
+
+
+def test_a_stage_can_train_on_smaller_images(place: Path, tmp_path: Path) -> None:
+    seen: set[tuple[bool, int]] = set()  # whether with slopes, and the side of the squares
+
+    def look(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(module, Encoder):
+            seen.add((torch.is_grad_enabled(), inputs[0].shape[-1]))
+
+    with register_module_forward_pre_hook(look):
+        train_here(
+            place / "own.yaml", tmp_path / "run", data__root=place, stages__2__size=32, max_steps=1
+        )
+    # Smaller where it is fine-tuned; in use, in validation and while it is frozen, as it is.
+    assert seen == {(True, 32), (False, 64)}
+    assert load_checkpoint(tmp_path / "run" / "last.safetensors").transform.size == 64
 
 
 def test_a_run_in_float16(run_main: Run, place: Path, tmp_path: Path) -> None:

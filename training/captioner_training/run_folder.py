@@ -206,7 +206,6 @@ def read_recipe(values: Any) -> Recipe | None:
     """
     try:
         for stage in values["stages"]:
-            stage.pop("size", None)
             (stage.get("self_critical") or {}).pop("baseline", None)
         current = {
             name: values[name] for name in values.keys() - {"save_every_steps", "keep_states"}

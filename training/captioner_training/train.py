@@ -29,7 +29,7 @@ from captioner.checkpoint import Checkpoint
 from captioner.errors import GenerationError
 from captioner.inference.device import best_dtype
 from captioner.model.model import CaptionModel
-from captioner.vision.transform import Transform
+from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.captions import CaptionTable
@@ -301,7 +301,7 @@ class Run:
             grids.load(device)
         photos = ImageDataset(
             self.corpus.train,
-            Transform(self.recipe.transform),
+            Transform(_resized(self.recipe.transform, stage.size)),
             augmentation=Augmentation(flip=stage.flip, crop=stage.crop),
             seed=self.recipe.seed + 1000 * number,
         )
@@ -434,3 +434,11 @@ def _move(model: CaptionModel, device: torch.device) -> None:
     model.encoder.to(memory_format=torch.channels_last)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 where autocast keeps float32
+
+
+def _resized(transform: TransformConfig, size: int | None) -> TransformConfig:
+    """Return the same framing at `size` pixels a side; None keeps the size."""
+    if size is None:
+        return transform
+    resize = transform.resize and max(size, round(transform.resize * size / transform.size))
+    return replace(transform, size=size, resize=resize)
