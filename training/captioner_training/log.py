@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from captioner.checkpoint import Checkpoint
 from captioner.closing import Closing
 from captioner.errors import ConfigError
 from captioner.files import writing
@@ -198,11 +199,15 @@ class Log(Closing):
             sys.stderr.flush()
 
     def start(
-        self, corpus: Corpus, objectives: Sequence[Mapping[str, Objective]], state: TrainState
-    ) -> None:
+        self, corpus: Corpus, initial: Checkpoint | None,
+        objectives: Sequence[Mapping[str, Objective]], state: TrainState,
+    ) -> None:  # fmt: skip
         """Print the data, the precision and the step to resume from."""
         for line in corpus.describe(self.recipe.data):
             self.print(line)
+        if initial is not None and initial.vocabulary.styles and not corpus.vocabulary.styles:
+            styles = ", ".join(initial.vocabulary.styles)
+            self.print(f"note: the model's styles ({styles}) are dropped; data.styles keeps them")
         precision = self.recipe.precision  # a run replaces "auto"
         fast, reason = best_dtype(self.processes.device)
         is_fast = getattr(torch, precision) is fast

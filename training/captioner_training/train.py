@@ -234,7 +234,7 @@ class Run:
                     recorder=recorder,
                 )
             )
-            self.log.start(self.corpus, self.objectives, self.state)
+            self.log.start(self.corpus, self.initial_checkpoint, self.objectives, self.state)
             yield
 
     def _train_stage(self) -> None:
