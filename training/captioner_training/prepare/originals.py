@@ -184,8 +184,10 @@ class ImageFiles:
     def _by_stem(self) -> dict[str, list[tuple[str, Path | Location]]]:
         """All images by the stem of their base name, loose files first."""
         images: dict[str, list[tuple[str, Path | Location]]] = defaultdict(list)
-        loose = (image for folder in self._folders for image in _images(folder, folder))
-        for name, place in (*loose, *self._members):
+        found: list[tuple[str, Path | Location]] = []
+        for folder in self._folders:
+            found += _images(folder, folder)
+        for name, place in (*found, *self._members):
             images[_stem(base_name(name))].append((name, place))
         return images
 
