@@ -65,7 +65,7 @@ def test_coco_format_from_folder_and_tar(
     assert [image.name for image in found] == ["0.png", "1.png", "2.png"]
     assert found[0].captions == ("A dog.", "The red dog!")
     assert found[0].words == (("a", "dog"), ("the", "red", "dog"))
-    assert [image.sided for image in found] == [False, True, False]
+    assert [image.mentions_left_or_right for image in found] == [False, True, False]
     assert found[1].store.read("1.png") == (data / "images" / "1.png").read_bytes()
     assert capsys.readouterr().out == ""
 
@@ -116,10 +116,10 @@ def test_a_glob_matches_tar_files_and_folders_without_conflicts(data: Path) -> N
     (data / "images-00.tar").rename(data / "images-03.TAR")
     assert ImageStore(data / "images-03*").read("2.png") == newer
     store = ImageStore(whole := data / "images-01.tar")
-    before = store.mark("2.png")
-    assert before == ImageStore(whole).mark("2.png")
+    before = store.cache_token("2.png")
+    assert before == ImageStore(whole).cache_token("2.png")
     os.utime(whole, (1, 1))  # another file, so that cached grids are not of this one
-    assert store.mark("2.png") != before
+    assert store.cache_token("2.png") != before
     with pytest.raises(
         DataError, match=r"-01\.tar and .*-03\.TAR have different images named 2\.png"
     ):
