@@ -47,7 +47,7 @@ _PRELOADED = (
     "captioner_serving.batch.run",
     "captioner_serving.server.app",
     "captioner.model.lstm",
-    "captioner_training.evaluation.measures",
+    "captioner_training.evaluation.evaluate",
     "torch._dynamo",  # imported by optimizers; takes three seconds
     "nltk",  # imported by scores; takes more than a second
     "pi_heif",

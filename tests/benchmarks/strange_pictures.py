@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.strange_pictures DIR
 
-Writes them into DIR, for `captioner evaluate ... --unlike DIR`: 40 scenes that Captioner draws, and
-what comes with scikit-image (pip install scikit-image), but for its photos.
+Writes them into DIR, for `captioner batch DIR`, which counts unfamiliar ones: 40 scenes that
+Captioner draws, and what comes with scikit-image (pip install scikit-image), but for its photos.
 """
 
 from __future__ import annotations

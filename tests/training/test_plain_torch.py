@@ -25,7 +25,7 @@ from captioner.model.model import CaptionModel, ModelConfig
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Vocabulary
 from captioner_training.distributed import Processes
-from captioner_training.evaluation.split import validate
+from captioner_training.evaluation.captioning import validate
 from captioner_training.losses import objective
 from captioner_training.recipe import DataConfig, Recipe, Stage
 from captioner_training.train import train

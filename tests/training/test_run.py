@@ -29,7 +29,7 @@ from captioner.model.scores import SCORES, ScaledDotScore, ScoreFunction
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
-from captioner_training.evaluation import split
+from captioner_training.evaluation import captioning
 from captioner_training.losses.objective import Objective, TeacherForcedOutput
 from captioner_training.recipe import load_recipe
 from captioner_training.run_folder import RunFolder, write_json
@@ -54,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished(place: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split, "BATCH", 2)  # of four photos
+        patch.setattr(captioning, "BATCH", 2)  # of four photos
         train_here(place / "own.yaml", place / "run", data__root=place)
     return place / "run"
 
@@ -430,7 +430,7 @@ def test_early_stopping_ends_a_stage(run_main: Run, place: Path, tmp_path: Path)
 def test_a_signal_stops_a_validation_between_batches(
     place: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    monkeypatch.setattr(split, "BATCH", 2)  # of four photos
+    monkeypatch.setattr(captioning, "BATCH", 2)  # of four photos
     batches = []
 
     def generate(*arguments: Any, **options: Any) -> Any:
@@ -447,9 +447,9 @@ def test_a_signal_stops_a_validation_between_batches(
     def go() -> None:
         train_here(place / "own.yaml", tmp_path / "run", data__root=place)
 
-    made, given = split.generate, AveragedWeights.applied
+    made, given = captioning.generate, AveragedWeights.applied
     with monkeypatch.context() as patch:
-        patch.setattr(split, "generate", generate)
+        patch.setattr(captioning, "generate", generate)
         patch.setattr(AveragedWeights, "applied", applied)
         with pytest.raises(KeyboardInterrupt):
             go()

@@ -23,8 +23,8 @@ from captioner.errors import ConfigError
 from captioner.files import writing
 from captioner.inference.device import best_dtype
 from captioner.terminal import counted
-from captioner_training.data.captioned import Captioned
 from captioner_training.data.corpus import Corpus
+from captioner_training.data.images import Captioned
 from captioner_training.distributed import Processes, exit_silently
 from captioner_training.losses.objective import Objective
 from captioner_training.recipe import Recipe

@@ -211,7 +211,7 @@ class CaptionLoss(nn.Module):
         super().__init__()
         self.model, self.objectives, self.transform = model, dict(objectives), transform
         self.dense = dense
-        self._of_data = any(objective.of_data for objective in objectives.values())
+        self._uses_references = any(objective.uses_references for objective in objectives.values())
         self.never: Tensor
         self.register_buffer(
             "never", torch.tensor([*vocabulary.never_generated, END]), persistent=False
@@ -234,18 +234,19 @@ class CaptionLoss(nn.Module):
         """
         features = self.encode(images)
         if sampled is None:
-            of_stage = of_data = self.force(features, data, share)
+            output = reference_output = self.force(features, data, share)
         else:
-            of_stage = self.force(features, sampled, None)
-            of_data = self.force(features, data, None) if self._of_data else of_stage
+            output = reference_output = self.force(features, sampled, None)
+            if self._uses_references:
+                reference_output = self.force(features, data, None)
         terms = {}
         for name, objective in self.objectives.items():
-            terms[name] = objective.loss(of_data if objective.of_data else of_stage)
+            terms[name] = objective.loss(reference_output if objective.uses_references else output)
             if not isinstance(terms[name], Tensor) or terms[name].ndim:
                 raise ConfigError(f"objectives {name}: its loss is not a scalar tensor")
         total = sum(terms.values(), torch.zeros((), device=features.device))
         named = {f"loss/{name}": term for name, term in terms.items()}
-        return {"loss": total, **named, "cross_entropy": of_data.cross_entropy()}
+        return {"loss": total, **named, "cross_entropy": reference_output.cross_entropy()}
 
     def encode(self, images: Tensor) -> Tensor:
         """Encode pixels (B, 3, S, S) uint8 to features (B, L, D). Cached grids are only cast."""

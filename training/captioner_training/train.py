@@ -31,15 +31,14 @@ from captioner.inference.device import best_dtype
 from captioner.model.model import CaptionModel
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
-from captioner_training.data.captioned import Captioned
 from captioner_training.data.captions import CaptionTable
 from captioner_training.data.corpus import Corpus, new_word_nats
 from captioner_training.data.grids import CachedGrids
-from captioner_training.data.images import CaptionedImage
+from captioner_training.data.images import Captioned, CaptionedImage
 from captioner_training.data.pixels import SIGNALS, Augmentation, ImageDataset
 from captioner_training.data.reading import read_corpus
 from captioner_training.distributed import Processes, memory_errors
-from captioner_training.evaluation.split import validate
+from captioner_training.evaluation.captioning import validate
 from captioner_training.initialization import build_model, load_encoder, load_initial
 from captioner_training.log import Log, Recorder, Tracker
 from captioner_training.losses.cider import MIN_IMAGES
@@ -344,7 +343,7 @@ class Run:
                 processes=self.processes,
                 boxes=None if self.recipe.data.scenes is None else boxes,
                 grids=grids,
-                together=self._stop_if_requested,
+                on_batch=self._stop_if_requested,
             )
         except GenerationError as error:  # the last step may have made weights NaN
             raise diverged(step) from error

@@ -10,8 +10,7 @@ import pytest
 from captioner.trust.consensus import Consensus
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.images import CaptionedImage
-from captioner_training.evaluation.consensus import fit_consensus
-from captioner_training.evaluation.ridge import Ridge, fewest_photos
+from captioner_training.evaluation.fit_trust import Ridge, fit_consensus, min_photos
 from tests.training.evaluation.test_trust import image
 
 WORDS = Vocabulary(["a", "dog", "cat", "runs", "sits", "on", "grass", "the", "sofa", "red"])
@@ -69,9 +68,9 @@ def test_rare_and_unknown_words_count_in_the_norm_of_a_sentence() -> None:
     assert known.idf == pytest.approx([math.log(2)] * 2)
     # "meows" weighs as much as "cat", so that half of the squared length is its.
     means = np.array([[1, 0], [0, 1 / math.sqrt(2)]] * 10, np.float32)
-    wanted = Ridge.fit(pooled, means, [1] * 20, strength=0.3)
+    wanted = Ridge.fit(pooled, means, [1] * 20, alpha=0.3)
     assert known.mean_references == pytest.approx([0.5, 0.5 / math.sqrt(2)])
-    off = known.coefficients * known.scales[:, None] - wanted.slopes.T
+    off = known.coefficients * known.scales[:, None] - wanted.coefficients.T
     assert (np.abs(off) <= 0.501 * known.scales[:, None]).all()
 
 
@@ -86,7 +85,7 @@ def test_ridge_is_least_squares_with_extra_rows_of_zeros() -> None:
     pooled = chance.normal([1, 2, 3, 9], [1, 5, 0.2, 1], size=(50, 4)).astype(np.float32)
     targets = chance.normal(size=(50, 2)).astype(np.float32)
     references = chance.integers(1, 6, 50)
-    found = Ridge.fit(pooled, targets, references.tolist(), strength=0.3)
+    found = Ridge.fit(pooled, targets, references.tolist(), alpha=0.3)
     weights = references / references.mean()
     means = pooled[:, :3].astype(float)
     middle, width = means.mean(axis=0), means.std(axis=0, ddof=1)
@@ -95,10 +94,10 @@ def test_ridge_is_least_squares_with_extra_rows_of_zeros() -> None:
     left = np.concatenate([rows * (means - middle) / width, np.sqrt(0.3 * 50) * np.eye(3)])
     right = np.concatenate([rows * (targets - usual), np.zeros((3, 2))])
     slopes = np.linalg.lstsq(left, right, rcond=None)[0] / width[:, None]
-    assert found.middle == pytest.approx(middle) and found.usual == pytest.approx(usual)
-    assert found.slopes == pytest.approx(slopes, rel=1e-4, abs=1e-6)
+    assert found.feature_mean == pytest.approx(middle) and found.intercept == pytest.approx(usual)
+    assert found.coefficients == pytest.approx(slopes, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(("photos", "fewest"), [(100, 5), (3000, 5), (3001, 6), (12_420, 21)])
 def test_what_is_too_rare_to_be_learned(photos: int, fewest: int) -> None:
-    assert fewest_photos(photos) == fewest
+    assert min_photos(photos) == fewest

@@ -6,22 +6,18 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pandas import DataFrame
 
 from captioner import DataError
-from captioner.vision.transform import Box
-from captioner_training.evaluation.boxes import BoxedObject
-from captioner_training.evaluation.caption_set import CaptionSet
+from captioner_training.evaluation.evaluate import describe_captions, hash_split
 from captioner_training.evaluation.predictions import (
-    Predictions,
     Target,
     check_replaceable,
     read_predictions,
     write_predictions,
 )
-from captioner_training.evaluation.report import hash_split
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
 
@@ -72,38 +68,9 @@ def test_each_kind_of_bad_entry_is_reported_and_the_rest_is_read(tmp_path: Path)
     assert read.captions == ["a dog", " ", None]
     problems = "\n".join(read.problems)
     assert "already has one, skipped (first: 7)" in problems
-    assert "not in the split, skipped (first: unknown.jpg)" in problems
+    assert "not in the split or not unique, skipped (first: unknown.jpg)" in problems
     assert "without a word" in problems and "captioning the image failed" in problems
     assert "no caption for 1 of 3 images (first: nine.jpg)" in problems
-
-
-def test_a_caption_is_not_assigned_to_a_photo_of_a_similar_name(tmp_path: Path) -> None:
-    """Paths are compared from the end; ids and names are not mixed up."""
-    split = [
-        Target(id=1, name="a/1.jpg", references=("A dog.",)),
-        Target(id=2, name="b/1.jpg", references=("A cat.",)),
-        Target(id=3, name="20", references=("A cow.",)),
-        Target(id=20, name="b/4.jpg", references=("A boat.",)),
-    ]
-    path = write(
-        tmp_path / "out.jsonl",
-        {"image": "/photos/b/1.jpg", "caption": "a cat"},
-        {"image": "1.jpg", "caption": "which?"},
-        {"image": "c/4.jpg", "caption": "another"},
-        {"image": "d/4.jpg", "caption": "another"},
-        {"image_id": 20, "caption": "a boat"},
-        {"image": "20", "caption": "a cow"},
-    )
-    read = read_predictions(path, split)
-    assert read.captions == [None, "a cat", "a cow", "a boat"]
-    problems = "\n".join(read.problems)
-    assert "2 captions whose image is not in the split, skipped (first: c/4.jpg)" in problems
-    assert (
-        "1 caption matching several images, skipped (first: 1.jpg: a/1.jpg or b/1.jpg)" in problems
-    )
-    for name in ("4.jpg", "elsewhere/4.jpg"):  # one path, one image of that file name
-        (tmp_path / "end.jsonl").write_text(json.dumps({"image": name, "caption": "a boat"}))
-        assert read_predictions(tmp_path / "end.jsonl", split).captions[3] == "a boat"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +97,7 @@ def test_image_id_is_an_id_a_stem_or_the_number_of_a_stem(
         assert [at for at, caption in enumerate(captions) if caption] == [3], key
 
 
-def test_image_id_that_fits_several_images_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_stem_or_number_of_several_images_names_none_of_them(tmp_path: Path) -> None:
     split = [
         Target(id=name, name=name, references=("A dog.",))
         for name in ("a/1.jpg", "b/1.png", "IMG_0007.jpg", "DSC_0007.jpg", "12.jpg", "12")
@@ -138,17 +105,34 @@ def test_image_id_that_fits_several_images_is_refused_by_name(tmp_path: Path) ->
     path = write(
         tmp_path / "r.jsonl",
         {"image_id": 1, "caption": "which?"},
+        {"image": "photos/1.jpg", "caption": "which?"},
         {"image_id": "7", "caption": "which?"},
         {"image_id": 12, "caption": "the id"},
+        {"image": "b/1.png", "caption": "the name"},
+        {"image": "photos/DSC_0007.JPG", "caption": "the stem"},
     )
     read = read_predictions(path, split)
-    assert read.captions == [None] * 5 + ["the id"]
-    assert "2 captions matching several images, skipped (first: 1: a/1.jpg or b/1.png)" in str(
+    assert read.captions == [None, "the name", None, "the stem", None, "the id"]
+    assert "3 captions whose image is not in the split or not unique, skipped (first: 1)" in str(
         read.problems
     )
     only = write(tmp_path / "only.json", {"image_id": 7, "caption": "which?"})
-    with pytest.raises(DataError, match=r"7: IMG_0007\.jpg or DSC_0007\.jpg"):
+    with pytest.raises(DataError, match="none of the 6 images"):
         read_predictions(only, split)
+
+
+def test_a_null_caption_has_no_words_and_tables_of_the_batch_are_read(tmp_path: Path) -> None:
+    rows = [
+        {"image": "photos/seven.jpg", "caption": "a dog", "error": None},
+        {"image": "photos/eight.jpg", "caption": None, "error": None},
+        {"image": "photos/nine.jpg", "caption": None, "error": "image-error"},
+    ]
+    write(tmp_path / "r.jsonl", *rows)
+    frame = DataFrame(rows)
+    frame.to_csv(tmp_path / "r.csv", index=False)
+    frame.to_parquet(tmp_path / "r.parquet")
+    for name in ("r.jsonl", "r.csv", "r.parquet"):
+        assert read_predictions(tmp_path / name, SPLIT).captions == ["a dog", "", None], name
 
 
 @pytest.mark.parametrize(
@@ -170,51 +154,41 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, message: str)
 
 
 def test_captions_are_described_by_hand_counts() -> None:
-    said = ["a dog", "a dog", "a b c a b c", ""]
-    split = [Target(id=at, name="", references=("a",)) for at in range(4)]
-    there = CaptionSet.from_predictions(Predictions(captions=[*said]), split)
-    found = there.parts(official=False, training=None, boxes=None)["captions"]()
-    assert isinstance(found, dict)
+    found = describe_captions([["a", "dog"], ["a", "dog"], [*"abcabc"], []])
     assert found["words"] == {"mean": 2.5, "shortest": 0, "longest": 6}
     assert (found["distinct"], found["vocabulary"], found["empty"]) == (75, 4, 1)
-    assert (found["repeats_three_words"], found["novel"]) == (25, None)
-    one = CaptionSet.from_predictions(Predictions(captions=["a man"]), split[:1])
-    boxes = {0: [BoxedObject("", Box(0, 0, 1, 1))]}  # of a file without categories: a person
-    for known, share in ((None, 100), (boxes, 0)):
-        parts = one.parts(official=False, training=None, boxes=known)
-        facts: Any = parts["captions"]()
-        assert facts["hallucination"]["CHAIR_i"] == share
-    assert [row.invented for row in one.rows()] == [("person",)]
+    assert found["repeats_three_words"] == 25
 
 
-def test_captions_without_spaces_are_scored_by_characters() -> None:
+def test_captions_without_spaces_are_scored_by_characters(run_main: Run, tmp_path: Path) -> None:
     """A caption that is a reference but for a character shares most of it."""
     split = [
         Target(id=1, name="1.jpg", references=("一只狗在草地上跑",)),
         Target(id=2, name="2.jpg", references=("两只猫坐在桌子上",)),
     ]
-    read = Predictions(captions=["一只狗在草地上", "两只猫坐在桌子上"])
-    parts = CaptionSet.from_predictions(read, split).parts(
-        official=False, training=split, boxes=None
+    said = tmp_path / "said.json"
+    write_predictions(said, split, ["一只狗在草地上", "两只猫坐在桌子上"], [0.0] * 2)
+    references = captions(tmp_path / "captions.json", *split)
+    report = json.loads(
+        run_main("evaluate", "--captions", references, "--score", said, "--json").stdout
     )
-    scores, facts = parts["nltk"](), parts["captions"]()
-    assert isinstance(scores, dict) and isinstance(facts, dict)
-    assert scores["BLEU-1"] == pytest.approx(100 * math.exp(1 - 16 / 15))  # brevity: 15 of 16
-    assert facts["novel"] == 50 and facts["words"]["mean"] == 7.5
+    expected = 100 * math.exp(1 - 16 / 15)  # brevity: 15 of 16
+    assert report["nltk"]["BLEU-1"] == pytest.approx(expected)
+    assert report["captions"]["words"]["mean"] == 7.5
 
 
 def test_the_command_scores_what_can_be_scored(run_main: Run, tmp_path: Path) -> None:
     references, right = captions(tmp_path / "captions.json", *SPLIT), tmp_path / "right.json"
     write_predictions(right, SPLIT, [one.references[0] for one in SPLIT], [0.0] * 3)
     options = ("--captions", references, "--score", right)
-    result = run_main("evaluate", *options, "--training", references, "--json")
+    result = run_main("evaluate", *options, "--json")
     report = json.loads(result.stdout)
     assert (result.returncode, result.stderr) == (0, "")
     assert report["nltk"]["BLEU-1"] == pytest.approx(100)
     assert report["nltk"]["intervals"]["ROUGE-L"] == pytest.approx([100, 100])
     assert report["nltk"]["human"]["BLEU-1"] < 60
     assert report["split"]["images"] == 3 and report["split"]["references"] == 6
-    assert report["split"]["hash"] == hash_split(SPLIT) and report["captions"]["novel"] == 0
+    assert report["split"]["hash"] == hash_split(SPLIT)
 
     part = write(tmp_path / "part.jsonl", {"image_id": 7, "caption": "a dog runs"})
     folder = tmp_path / "report"
@@ -227,7 +201,8 @@ def test_the_command_scores_what_can_be_scored(run_main: Run, tmp_path: Path) ->
     table = run_main("evaluate", "--captions", references, "--score", part).stdout
     text = " ".join(table.split())
     assert f"captions {part}, only 1 of the images: not a score of the split" in text
-    assert "checkpoint" not in text and "CIDEr" in text and "{" not in text
+    assert "checkpoint" not in text and "{" not in text
+    assert "CIDEr-D – (needs 5 images)" in text
     refused = run_main("evaluate", *options, "--compare", folder / "report.json")
     assert refused.returncode == 1 and "captions of some images are missing" in refused.stderr
 
@@ -242,13 +217,6 @@ def test_the_hash_of_a_split_depends_on_ids_and_references_in_any_order() -> Non
 
 
 TARGETS = [Target(id=at, name=f"{at}.jpg", references=("a dog",)) for at in (1, 2)]
-SIDE = "--boxes others.json --corpus less.json --training broken.json --compare split.json"
-IN_SIDE = (
-    "others.json has boxes for 1 images, but for none of this split",
-    "--corpus less.json lacks 1 of the 2 images of this split (first: 2.jpg)",
-    "broken.json is not JSON",
-    "split.json is not a report.json",
-)
 PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
 
 
@@ -256,19 +224,13 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
     ("line", "status", "messages"),
     [
         ("--captions split.json --score s.json --calibration", 2, ["cannot be used with --score"]),
-        # All that is wrong is said at once.
-        (f"{PHOTOS} {SIDE}", 1, IN_SIDE),
+        (f"{PHOTOS} --boxes others.json", 1, ["boxes for 1 images, but for none of this split"]),
+        (f"{PHOTOS} --compare split.json", 1, ["split.json is not a report.json"]),
+        ("--captions split.json --score none.json", 1, ["none.json"]),
+        (f"{PHOTOS} --predictions no/p.json", 1, ["there is no folder no"]),
         (
-            f"--captions split.json --score none.json {SIDE}", 1,
-            [*IN_SIDE, "there is no file none.json"],
-        ),
-        (
-            f"{PHOTOS} {SIDE} --predictions no/p.json --checkpoint split.json", 1,
-            [
-                "there is no folder no",
-                "split.json is cut off, damaged or not a safetensors file",
-                *IN_SIDE,
-            ],
+            f"{PHOTOS} --checkpoint split.json", 1,
+            ["split.json is cut off, damaged or not a safetensors file"],
         ),
         (f"{PHOTOS} --save no/4.safetensors", 1, ["there is no folder no"]),
         (f"{PHOTOS} --save tiny.safetensors", 1, ["tiny.safetensors exists: choose"]),
@@ -277,11 +239,9 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
         (f"{PHOTOS} --save 4.safetensors --beam-size 2", 2, ["--save cannot be used with --beam"]),
         (f"{PHOTOS} --version 4", 2, ["--version requires --save FILE"]),
         ("--captions split.json --score none.json --save 4.safetensors", 2, ["--save needs a"]),
-        # A split that cannot be read keeps no other file from being looked at.
         (
-            "--captions broken.json --images photos --corpus less.json --boxes none.json "
-            "--checkpoint tiny.safetensors", 1,
-            ["broken.json is not JSON", "there is no file none.json"],
+            "--captions broken.json --images photos --checkpoint tiny.safetensors", 1,
+            ["broken.json is not JSON"],
         ),
         # Nothing is written over but predictions and reports.
         *(
@@ -304,7 +264,6 @@ def test_refusals(
 ) -> None:
     monkeypatch.chdir(tiny_file.parent)
     captions(Path("split.json"), *TARGETS)
-    captions(Path("less.json"), TARGETS[0])
     box = {"image_id": 9, "bbox": [0, 0, 4, 4]}
     size = {"id": 9, "width": 8, "height": 8}
     write(Path("others.json"), {"images": [size], "annotations": [box]})
@@ -326,7 +285,7 @@ def test_refusals(
 
 
 OF_A_CHECKPOINT = (
-    "--deletion", "--unlike d", "--checkpoint c", "--beam-size 2", "--style s", "--predictions p",
+    "--deletion", "--checkpoint c", "--beam-size 2", "--style s", "--predictions p",
 )  # fmt: skip
 USE: Refusals = {
     **{

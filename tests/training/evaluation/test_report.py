@@ -1,10 +1,13 @@
-"""`captioner evaluate --report`: report.json, and a page without external links."""
+"""`captioner evaluate --report`: report.json, report.md, and a page without external links."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import sys
+import xml.etree.ElementTree as ET
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -18,23 +21,15 @@ from captioner.checkpoint import load_checkpoint, read_header
 from captioner.generation.beam_search import Hypothesis
 from captioner.trust.trust import digest_weights, trust_file
 from captioner.vision.transform import Transform, TransformConfig
-from captioner_training.data.captioned import Captioned
+from captioner_training.data.images import Captioned
 from captioner_training.data.reading import read_coco
-from captioner_training.evaluation.report import ImageRow, as_json, beside, compare_reports
-from captioner_training.report.evaluation import draw_page
-from captioner_training.report.gallery import Gallery
-from captioner_training.report.numbers import Part, main_scores
-from captioner_training.report.plots import (
-    curves_plot,
-    histogram,
-    reliability_plot,
-    review_plot,
-)
-from captioner_training.report.side_by_side import side_by_side
-from captioner_training.report.table import draw_table
+from captioner_training.evaluation.evaluate import Evaluation, as_json, compare
+from captioner_training.report.measures import MEASURES, cell, tables
+from captioner_training.report.page import evaluation_page, maps_of
+from captioner_training.report.plots import curves_plot, reliability_plot
 from tests import launcher
 from tests.conftest import make_tiny, make_trust
-from tests.launcher import Run
+from tests.launcher import ROOT, Run
 from tests.training.runs import write_split
 
 CAPTIONS = [
@@ -42,24 +37,25 @@ CAPTIONS = [
     ("a cat sits", "a red ball in the grass"),
     ("the dog sits in the grass", "a dog sits"),
     ("a red ball", "the ball in the grass"),
+    ("two dogs run", "a dog runs"),
 ]
 
 
 class Evaluated:
-    """A report of four drawn photos, made once."""
+    """A report of five drawn photos, made once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        photos = [Image.new("RGB", (120, 80), "seagreen") for _ in range(4)]
-        for left, photo in zip((0, 20, 40, 60), photos, strict=True):
+        photos = [Image.new("RGB", (120, 80), "seagreen") for _ in range(5)]
+        for left, photo in zip((0, 20, 40, 60, 80), photos, strict=True):
             ImageDraw.Draw(photo).ellipse((left, 20, left + 40, 60), fill="firebrick")
         write_split(folder, "val", photos, CAPTIONS)
         write_split(folder, "part", photos[:3], CAPTIONS[:3])
         self.captions, self.part = folder / "captions_val.json", folder / "captions_part.json"
-        images = [{"id": at, "width": 120, "height": 80} for at in range(4)]
+        images = [{"id": at, "width": 120, "height": 80} for at in range(5)]
         boxes = [
             {"image_id": at, "category_id": kind, "bbox": [20 * at, 20, 40, 40]}
-            for at in range(4) for kind in (1, 18, 17)
+            for at in range(5) for kind in (1, 18, 17)
         ]  # fmt: skip
         categories = [
             {"id": 1, "name": "person"}, {"id": 18, "name": "dog"}, {"id": 17, "name": "cat"},
@@ -74,7 +70,7 @@ class Evaluated:
         self.done = launcher.run(
             *self.command(
                 self.captions, "--boxes", self.boxes, "--deletion", "--calibration",
-                "--training", self.captions, "--report", self.report,
+                "--report", self.report,
             )
         )  # fmt: skip
 
@@ -100,18 +96,22 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     return Evaluated(tmp_path_factory.mktemp("evaluated"))
 
 
-def test_page_and_json_have_what_is_printed(evaluated: Evaluated) -> None:
+def test_page_markdown_and_json_have_what_is_printed(evaluated: Evaluated) -> None:
     printed = evaluated.printed()
     written = json.loads((evaluated.report / "report.json").read_text())
-    assert len(written.pop("per_image")) == 4
+    assert len(written.pop("per_image")) == 5
     assert written == printed
-    surprise = f"{printed['calibration']['cross_entropy']:.3f}"
     page = (evaluated.report / "report.html").read_text()
-    assert f"{printed['nltk']['BLEU-1']:.1f}" in page and printed["split"]["hash"] in page
-    assert f"Cross-entropy: {surprise} [" in page and "marked as doubtful" in page
-    assert printed["trust"]["words"]["count"] >= 8
+    markdown = (evaluated.report / "report.md").read_text().splitlines()
+    assert markdown[0] == "|  | model | people |" and printed["split"]["hash"] in page
+    ((_, table),) = tables(printed)
+    assert len(table.rows) >= 25 and len(markdown) == 2 + len(table.rows)
+    for measure, cells in table.rows:
+        value, *_ = cells[0].split(" [")
+        assert re.search(rf">{re.escape(measure.title)}</td>\s*<td>{re.escape(value)}", page)
+        assert f"| {measure.title} | {' | '.join(cells)} |" in markdown
+    assert printed["trust"]["words"]["count"] >= 8 and "optimistic" in page
     assert "report.html" in evaluated.done.stderr
-    assert "<dt>sentence chosen by</dt><dd>likelihood</dd>" in page
 
 
 def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated, run_main: Run) -> None:
@@ -125,15 +125,16 @@ def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated, run_main: Ru
     report = json.loads((folder / "report.json").read_text())
     lines = table.splitlines()
     assert lines[0].split()[:3] == ["split", "val", "of"] and max(map(len, lines)) <= 80
-    assert f"{evaluated.folder}: 4 images, 8 reference captions" in " ".join(table.split())
-    assert "tiny, version 1, beam size 2, float32" in table and "on Treebank tokens" in table
+    text = " ".join(table.split())
+    assert f"{evaluated.folder}: 5 images, 10 reference captions" in text
+    assert "tiny, version 1" in text and "beam size 2, float32" in text and "Treebank" in text
+    own, compared = table.split("Compared with tiny, version 1\n")
     (difference,) = report["comparisons"]
-    for name in ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr"):
-        row = next(line.split() for line in lines if line.startswith(name))
-        for at, scores in ((1, report["nltk"]), (4, difference["report"]["nltk"])):
+    for name, title in (("BLEU-1", "BLEU-1"), ("ROUGE-L", "ROUGE-L"), ("CIDEr", "CIDEr-D")):
+        for part, scores in ((own, report["nltk"]), (compared, difference["report"]["nltk"])):
             low, high = scores["intervals"][name]
-            assert row[at : at + 3] == [f"{scores[name]:.1f}", f"[{low:.1f},", f"{high:.1f}]"]
-    assert f"CIDEr {difference['CIDEr']:+.1f} [" in table and len(lines) <= 30
+            assert re.search(rf"^{title} +{scores[name]:.1f} \[{low:.1f}, {high:.1f}\]", part, re.M)
+    assert re.search(rf"^CIDEr-D .* \{difference['CIDEr']:+.1f} \[", compared, re.M)
 
 
 def test_a_checkpoint_is_saved_with_its_scores(
@@ -159,7 +160,8 @@ def test_the_page_loads_no_other_files(evaluated: Evaluated) -> None:
     text = (evaluated.report / "report.html").read_text()
     addresses = re.findall(r'(?:src|href)="([^"]*)"', text)
     assert len(addresses) >= 4
-    assert all(address.startswith("data:image/jpeg;base64,") for address in addresses)
+    kinds = {address.partition(";")[0] for address in addresses}
+    assert kinds == {"data:image/jpeg", "data:image/svg+xml"}
     assert not re.search(r"url\(|@import|https?://", text)
     assert "<b>dog</b>" not in text and "&lt;b&gt;dog" in text
 
@@ -195,25 +197,24 @@ def page(evaluated: Evaluated, browser: Any) -> Iterator[Any]:
     page.close()
 
 
-def test_the_page_can_be_read_searched_and_ordered(page: Any) -> None:
+def test_the_page_can_be_read(page: Any) -> None:
     assert page.problems == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 390  # on a phone too
     loaded = page.evaluate("[...document.images].every((one) => one.naturalWidth > 0)")
-    assert loaded and page.locator("svg.plot").count() == page.locator("svg").count() >= 5
-    assert page.locator("#deletion tr").count() >= 2
+    assert loaded and page.locator("img.plot").count() == 4
     page.locator("summary").click()
-    page.locator("#find").fill("PNG 2.png")  # all of its words, in any order
-    assert page.locator("#images tbody tr:visible").count() == 1
-    assert page.locator("#shown").inner_text() == "1 of 4"
-    page.locator("#find").fill("")
-    page.get_by_role("button", name="CIDEr-D").click()
-    first, last = (page.locator("#images tbody tr").nth(at) for at in (0, 3))
-    told = [float(one.locator("td").nth(2).get_attribute("data-n")) for one in (first, last)]
-    assert told[0] >= told[1]
-    for first, last in (("3.png", "0.png"), ("0.png", "3.png")):  # again: the other way round
-        page.get_by_role("button", name="image").click()
-        names = page.locator("#images tbody td:first-child").all_inner_texts()
-        assert (names[0], names[3]) == (first, last)
+    assert page.locator("#images tr:visible").count() == 6
+
+
+def test_without_matplotlib_the_report_has_tables_and_says_so(
+    evaluated: Evaluated, run_main: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = run_main(*evaluated.command(evaluated.captions), "--report", tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "report.html").read_text()
+    assert "pip install &#39;captioner[report]&#39;" in page and "image/svg" not in page
+    assert "CIDEr-D" in page
 
 
 def test_only_comparable_reports_can_be_compared(evaluated: Evaluated, run_main: Run) -> None:
@@ -226,30 +227,24 @@ def test_only_comparable_reports_can_be_compared(evaluated: Evaluated, run_main:
     (difference,) = same["comparisons"]
     assert difference["CIDEr"] == difference["ROUGE-L"] == 0
     assert "cross_entropy" not in difference  # only the other one was asked for it
-    assert "split" in same["comparable"] and same["document_frequencies"]["images"] == 4
     part = evaluate(evaluated.part, "--compare", other)
     assert part.returncode == 1 and "of different splits" in part.stderr
-    folder = evaluated.folder / "part"
-    corpus = ("--corpus", evaluated.captions)
-    report = json.loads(evaluate(evaluated.part, *corpus, "--report", folder).stdout)
-    alike = evaluate(evaluated.part, "--compare", folder / "report.json")
-    assert alike.returncode == 1 and "of 3 and of 4 images" in alike.stderr
+    whole = json.loads(other.read_text())
+    whole["document_frequencies"] = {"images": 5000, "hash": "of a whole split"}
+    alike = evaluate(evaluated.captions, "--compare", evaluated.write("whole.json", whole))
+    assert alike.returncode == 1 and "other document frequencies" in alike.stderr
     assert not part.stdout and not alike.stdout  # before any photo was captioned
-    assert "a part" in report["comparable"] and "of a split of 4 images" in report["comparable"]
-    assert report["document_frequencies"]["images"] == 4
-    assert "\n               CIDEr with the document frequencies of 4 images\n" in draw_table(
-        report
-    )
+    assert same["split"]["hash"] in same["comparable"]
 
 
-def test_compared_models_are_shown_side_by_side(
+def test_photos_whose_captions_changed_most_have_both_captions(
     evaluated: Evaluated, run_main: Run, tmp_path: Path, browser: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     other = json.loads((evaluated.report / "report.json").read_text())
     change = {}
     for at, row in enumerate(other["per_image"]):
-        change[row["name"]] = 30.0 * (at - 1)
+        change[row["name"]] = 30.0 * (at - 1) if at < 4 else 0.0
         row["caption"], row["CIDEr"] = f"رجل يركب {at}", row["CIDEr"] - change[row["name"]]
     (tmp_path / "other.json").write_text(json.dumps(other))
     opened: list[str] = []
@@ -261,14 +256,14 @@ def test_compared_models_are_shown_side_by_side(
     assert opened == [(tmp_path / "report.html").as_uri()]
     page = browser.new_page(viewport={"width": 1180, "height": 900})
     page.goto(opened[0])
-    differences = page.locator(".photos:not(.best):not(.worst) .cider").all_inner_texts()
-    assert differences == ["+60", "+30", "-30"]  # improved, then worsened
+    differences = page.locator(".label").all_inner_texts()
+    assert [text for text in differences if text[0] in "+-"] == ["+60", "+30", "-30"]
     (part,) = json.loads((tmp_path / "report.json").read_text())["comparisons"]
     low, high = part["intervals"]["CIDEr"]
-    assert part["CIDEr"] == pytest.approx(15)
-    assert f"CIDEr +15.0 [{low:.1f}, {high:.1f}]" in page.locator("main").inner_text()
+    assert part["CIDEr"] == pytest.approx(12)
+    assert f"+12.0 [{low:.1f}, {high:.1f}]" in page.locator("main").inner_text()
     # Arabic words run from right to left, whatever stands around them.
-    order = page.locator("em bdi").first.evaluate(
+    order = page.locator("bdi", has_text="رجل").first.evaluate(
         """(element) => { const text = element.firstChild, at = (place) => {
              const range = document.createRange();
              range.setStart(text, place); range.setEnd(text, place + 1);
@@ -279,62 +274,62 @@ def test_compared_models_are_shown_side_by_side(
     page.close()
 
 
-def surprised(at: int, nats: float, tokens: int) -> ImageRow:
-    return ImageRow(
-        id=at, name=f"{at}.jpg", caption="a dog", references=("a dog",), cider=0.0, rouge_l=0.0,
-        cross_entropy=nats, reference_tokens=tokens,
-    )  # fmt: skip
+def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Compare rows of two models with the same vocabulary."""
+    report = {
+        "split": {"images": len(ours), "hash": "s"}, "scored": len(ours), "predictions": "x.json",
+        "calibration": {"vocabulary_hash": "v"},
+    }  # fmt: skip
+    return compare(Evaluation(report=report, rows=ours), Evaluation(report={**report}, rows=theirs))
+
+
+def row(at: int, cider: float = 0.0, **more: Any) -> dict[str, Any]:
+    return {
+        "id": at, "name": f"{at}.jpg", "caption": "a dog", "references": ["a dog"],
+        "invented": [], "CIDEr": cider, "ROUGE-L": 1.0, **more,
+    }  # fmt: skip
+
+
+def surprised(at: int, nats: float, tokens: int) -> dict[str, Any]:
+    return row(at, cross_entropy=nats, reference_tokens=tokens)
 
 
 def test_cross_entropy_is_compared_by_token() -> None:
-    split: dict[str, Any] = {
-        "split": {"images": 2, "hash": "s"},
-        "document_frequencies": {"images": 2, "hash": ""},
-        "calibration": {"vocabulary_hash": "v"},
-    }
     rows = [surprised(0, 3.0, 10), surprised(1, 2.0, 30)]
     before = [surprised(0, 2.6, 10), surprised(1, 2.2, 30)]
-    other: dict[str, Any] = {**split, "per_image": [row.record() for row in before]}
-    found = compare_reports(split, rows, other)
+    found = compared(rows, before)
     # (10 * 0.4 - 30 * 0.2) / 40; a draw has the first image twice, each once, or the second twice.
     assert found["cross_entropy"] == pytest.approx(-0.05)
-    assert isinstance(intervals := found["intervals"], dict)
-    assert intervals["cross_entropy"] == pytest.approx([-0.2, 0.4])
-    for known in ({"vocabulary_hash": "w"}, {}):  # other words; a report from before it had this
-        others = {**other, "calibration": known}
-        assert "cross_entropy" not in compare_reports(split, rows, others)
-    other["per_image"][1]["reference_tokens"] = 29  # read to another length
-    assert "cross_entropy" not in compare_reports(split, rows, other)
+    assert found["intervals"]["cross_entropy"] == pytest.approx([-0.2, 0.4])
+    assert "CIDEr" not in found and found["ROUGE-L"] == 0  # two images are too few for CIDEr
+    before[1]["reference_tokens"] = 29  # read to another length
+    assert "cross_entropy" not in compared(rows, before)
 
 
 def test_reports_are_compared_photo_by_photo_in_any_order() -> None:
     """Pairing changes the interval and not the mean, so the interval is checked."""
-    split: dict[str, Any] = {
-        "split": {"images": 3, "hash": "s"}, "document_frequencies": {"images": 3, "hash": ""},
-    }  # fmt: skip
-    ours, theirs = rows(10, 20, 60), rows(30, 20, 50)
-    other = {**split, "per_image": [theirs[at].record() for at in (2, 0, 1)]}
-    compared = compare_reports(split, ours, other)
-    assert compared["CIDEr"] == pytest.approx(-10 / 3)
-    assert isinstance(intervals := compared["intervals"], dict)
-    # Each photo is drawn three times in 1 of 27 draws, so the ends are the extreme differences.
-    assert intervals["CIDEr"] == pytest.approx([-20, 10])
-    assert [row.others for row in beside(ours, other)] == [(("a dog", it),) for it in (30, 20, 50)]
+    ours = [row(at, cider) for at, cider in enumerate((10, 20, 60, 0, 0))]
+    theirs = [row(at, cider) for at, cider in enumerate((30, 40, 50, 20, 20))]
+    found = compared(ours, [theirs[at] for at in (2, 0, 1, 4, 3)])
+    assert found["CIDEr"] == pytest.approx(-14)
+    # Of five draws from -20 (four times) and 10, three or more are 10 with a probability of 5.8 %,
+    # four or more with 0.7 %. So the upper 2.5 % of the means begin at (3 * 10 - 2 * 20) / 5.
+    assert found["intervals"]["CIDEr"] == pytest.approx([-20, -2])
 
 
 def test_annotated_objects_are_there_whether_people_name_them_or_not(
     evaluated: Evaluated, run_main: Run
 ) -> None:
     said = evaluated.folder / "said.json"
-    said.write_text(json.dumps([{"image_id": at, "caption": "a dog and a cat"} for at in range(4)]))
+    said.write_text(json.dumps([{"image_id": at, "caption": "a dog and a cat"} for at in range(5)]))
     command = ("evaluate", "--captions", evaluated.captions, "--score", said, "--json")
     with_boxes, without = (
         json.loads(run_main(*command, *more).stdout)["captions"]["hallucination"]
         for more in (("--boxes", evaluated.boxes), ())
     )
-    # Dogs are in the references of two images and cats of one: 5 of 8 mentions are not there.
-    assert without["CHAIR_i"] == pytest.approx(62.5) and not without["annotated"]
-    assert with_boxes["CHAIR_i"] == 0 and with_boxes["mentions"] == 8 and with_boxes["annotated"]
+    # Dogs are in the references of three images and cats of one: 6 of 10 mentions are not there.
+    assert without["CHAIR_i"] == pytest.approx(60) and not without["annotated"]
+    assert with_boxes["CHAIR_i"] == 0 and with_boxes["mentions"] == 10 and with_boxes["annotated"]
 
 
 @pytest.mark.parametrize(
@@ -342,7 +337,6 @@ def test_annotated_objects_are_there_whether_people_name_them_or_not(
     [
         ("--compare", "none.json", 1, "there is no file"),
         ("--compare", "deep.json", 1, "is not JSON"),
-        ("--unlike", "none", 1, "there is no folder"),
         ("--compare", "report/report.json", 2, "would overwrite an input of this command"),
         ("--predictions", "report/report.json", 2, "is also written by --report"),
     ],
@@ -358,85 +352,42 @@ def test_a_report_overwrites_nothing_that_is_read_or_written_beside_it(
     assert (evaluated.report / "report.json").read_bytes() == before
 
 
-def test_the_page_says_which_words_it_shows(evaluated: Evaluated) -> None:
-    assert "the words with the highest gate" in (evaluated.report / "report.html").read_text()
-    text = draw_page(NOTHING, rows(1.0), [Anywhere()])
-    assert "its first content words" in text and "highest gate" not in text
+def test_the_measures_of_docs_have_the_titles_of_the_table() -> None:
+    titles = {measure.title for measure in MEASURES}
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    section = text.partition("## Measures")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+?) \|", section, re.MULTILINE)
+    assert len(rows) >= 30 and set(rows) <= {*titles, "---"}
 
 
-NOTHING = {
-    "data": "x.json", "predictions": "said.json", "comparable": "",
-    "split": {"images": 1, "references": 1, "hash": "h"},
-    "document_frequencies": {"images": 1, "hash": "h"},
-}  # fmt: skip
-
-
-class Anywhere(Gallery):
-    """A photo for every image, and its attention for a word."""
-
-    def picture(self, at: int) -> str:
-        return "data:,"
-
-    def maps(self, at: int) -> list[tuple[str, str]]:
-        return [("dog", "data:,")]
-
-
-def rows(*cider: float) -> list[ImageRow]:
-    return [
-        ImageRow(id=n, name=f"{one}", caption="a dog", references=("a dog",), cider=one, rouge_l=1)
-        for n, one in enumerate(cider)
-    ]
-
-
-def test_page_and_table_show_each_measure_under_its_name() -> None:
-    def numbers(*names: str) -> dict[str, float]:
-        return {name: 0.1 * at for at, name in enumerate(names, start=1)}
-
-    report: dict[str, Any] = {
-        **NOTHING,
-        "scored": 1,
-        "object_boxes": {"words": 9} | numbers(
-            "attention", "uniform", "center_weighted", "pointing", "pointing_uniform",
-            "pointing_center",
-        ),
-        "deletion": {
-            "content": {"words": 8} | numbers(
-                "effect", "deletion", "random_deletion", "insertion", "random_insertion"
+def test_the_best_the_median_and_the_worst_caption_have_maps(evaluated: Evaluated) -> None:
+    (image, *_) = read_coco(evaluated.captions, str(evaluated.folder / "val"))
+    caption = Captioned(
+        image=image, hypothesis=Hypothesis([4], 0.0, torch.zeros(2)), words=["dog"],
+        attention=torch.full((1, 3, 3), 1 / 9),
+    )  # fmt: skip
+    for ciders, shown in (
+        ([3.0, 9.0, 1.0, 5.0, 4.0, 8.0, 2.0, 7.0, 6.0], ["1", "5", "9"]),
+        ([1.0, 2.0], ["1", "2"]),
+        ([1.0], ["1"]),
+    ):
+        report = {
+            "data": "x", "split": {"images": 1, "references": 1, "hash": ""}, "scored": 1,
+            "predictions": "x", "comparable": "",
+        }  # fmt: skip
+        page = evaluation_page(
+            Evaluation(
+                report=report, rows=[row(at, cider) for at, cider in enumerate(ciders)],
+                images=[image] * len(ciders), captioned=[caption] * len(ciders),
+                transform=Transform(TransformConfig(mode="crop", size=64)),
             )
-        },
-        "calibration": {"error": 2.5, "cross_entropy": 3.25, "bins": []},
-        "trust": {
-            kind: {"auroc": 0.8, "error": 4.5, "count": 2, "right": 50, "bins": []}
-            for kind in ("words", "captions", "objects")
-        },
-        "familiarity": {"auroc": 0.9, "unlike": 3},
-    }  # fmt: skip
-    page = draw_page(report, rows(1.0), [Anywhere()])
-    cells = [re.findall(r"<t[dh]>\s*([^<]*?)\s*</t[dh]>", line) for line in re.split("</tr>", page)]
-    assert ["other objects", "9", *(f"{at / 10:.2f}" for at in range(1, 7))] in cells
-    assert ["content words, gate open", "8", *(f"{at / 10:.3f}" for at in range(1, 6))] in cells
-    lines = [" ".join(line.split()) for line in draw_table(report).splitlines()]
-    for line in (
-        "attention 0.10 on other objects, if uniform 0.20",
-        "deletion effect 0.100 nats for content words",
-        "calibration error 2.5 points",
-        "cross-entropy 3.250 nats per token",
-        "trust words: AUROC 0.800, error 4.5 points",
-        "trust captions: AUROC 0.800, error 4.5 points",
-        "familiarity AUROC 0.900 against other pictures",
-    ):
-        assert line in lines
-
-
-def test_the_best_the_median_and_the_worst_caption_have_maps() -> None:
-    for cider, shown, best_and_worst in (
-        ([3.0, 9.0, 1.0, 5.0, 4.0, 8.0, 2.0, 7.0, 6.0], ["9.0", "5.0", "1.0"], [*"98761234"]),
-        ([1.0, 2.0], ["2.0", "1.0"], [*"21"]),
-        ([1.0], ["1.0"], []),
-    ):
-        page = draw_page(NOTHING, rows(*cider), [Anywhere()])
-        assert re.findall(r'class="looks">.*?alt="(\d\.\d)"', page, re.DOTALL) == shown
-        assert re.findall(r'title="CIDEr-D">(\d)<', page) == best_and_worst
+        )  # fmt: skip
+        sections = {section.title: section for section in page.sections}
+        assert [photo.label for photo in sections["Attention"].photos] == shown
+        assert all(photo.captions[0].maps for photo in sections["Attention"].photos)
+        assert "the first content words" in sections["Attention"].about
+        best = sections["Best captions"].photos if len(ciders) > 1 else ()
+        assert [photo.label for photo in best] == [*"9876"][: len(ciders) // 2] or len(ciders) == 2
 
 
 def test_the_content_words_with_the_highest_gate_have_maps(evaluated: Evaluated) -> None:
@@ -452,49 +403,35 @@ def test_the_content_words_with_the_highest_gate_have_maps(evaluated: Evaluated)
             words=words,
             attention=torch.full((7, 3, 3), 1 / 9),
         )
-        framing = Transform(TransformConfig(mode="crop", size=64))
-        gallery = Gallery(images=[image], captioned=[caption], framing=framing)
-        assert [word for word, _ in gallery.maps(0)] == chosen
+        transform = Transform(TransformConfig(mode="crop", size=64))
+        assert [word for word, _ in maps_of(caption, transform)] == chosen
 
 
-def test_plots_by_hand() -> None:
-    """The area of a plot goes from 52 to 406 pixels across, and from 260 up to 20."""
+def test_plots_are_equal_svg_files_with_their_labels() -> None:
     bins = [{"count": 4, "confidence": 0.25, "right": 0.75}]
-    ((x, y, radius, *_),) = reliability_plot(bins, title="x").dots
-    assert (x, y, radius) == (52 + 354 / 4, 260 - 240 * 3 / 4, 11.5)
-    points = [{"reviewed": 0.5, "found": 0.75, "by_score": 0.25, "ideal": 1.0}]
-    lines = {kind: points for points, kind in review_plot(points).lines}
-    heights = {kind: float(line.rpartition(",")[2]) for kind, line in lines.items()}
-    # The legend calls the order of trust `before`, and that of scores `after`.
-    assert heights == {"chance": 20, "curve ideal": 20, "curve before": 80, "curve after": 200}
-    plot = curves_plot({"after": [(0, 0), (4, 1)]}, title="x", ends=[1, 3, 4])
-    dashed = [points.split(",")[0] for points, kind in plot.lines if kind == "ideal"]
-    assert dashed == ["140.5", "317.5"]  # 1 and 3 of 4 steps; the last stage ends the plot
+    curves = {"before": [(1.0, -0.2), (2.0, -0.5)], "after": [(1.0, 0.1)]}
+    for draw, text in (
+        (lambda: reliability_plot(bins), "predicted probability"),
+        (lambda: curves_plot(curves, ends=[1, 2]), "after"),
+    ):
+        plot = draw()
+        svg = b64decode(plot.removeprefix("data:image/svg+xml;base64,"))
+        assert text in "".join(ET.fromstring(svg).itertext())
+        assert draw() == plot
 
 
-def test_scores_on_coco_s_tokens_are_shown_if_all_models_have_them() -> None:
-    plain, both = {"nltk": {"CIDEr": 50.0}}, {"nltk": {"CIDEr": 50.0}}
-    both |= {"pycocoevalcap": {"CIDEr": 60.0, "human": {"CIDEr": 70.0}}}  # type: ignore[dict-item]
-    model, people = main_scores(both)
-    assert model is not None and people is not None
-    assert (model["CIDEr"], people["CIDEr"]) == (60, 70)
-    for other, cells in ((plain, ["50.0", "50.0"]), (both, ["60.0", "60.0"])):
-        compared = {**both, "comparisons": [{"report": other}]}
-        assert dict(side_by_side(compared)) == {"CIDEr": cells}
-
-
-def test_a_negative_loss_stays_in_the_plot() -> None:
-    """Rewards without cross-entropy have losses below 0."""
-    plot = curves_plot({"before": [(1, -0.2), (2, -0.5), (3, 0.1)]}, title="x", ends=[3])
-    heights = [float(point.split(",")[1]) for point in plot.lines[0][0].split()]
-    assert plot.y is not None and all(20 <= one <= plot.height - 40 for one in heights)
-
-
-def test_equal_scores_and_missing_numbers_are_shown() -> None:
-    """Captions without words all score 0; one image has no interval."""
-    plot = histogram([0.0, 0.0], title="x", name="CIDEr-D", bins=24)
-    assert [text for *_, text in plot.bars] == ["2 captions: 0 to 0"] and len(plot.x.marks()) > 1
-    part = Part({"auroc": float("nan"), "intervals": {"auroc": [None, None]}})
-    assert part.text("auroc") == "–"
+def test_scores_on_coco_s_tokens_come_first_and_missing_numbers_are_dashes() -> None:
+    measures = {measure.key: measure for measure in MEASURES}
+    report: dict[str, Any] = {"split": {"images": 5}, "nltk": {"CIDEr": 50.0}}
+    assert cell(report, measures["scores.CIDEr"]) == "50.0"
+    report["pycocoevalcap"] = {"error": {"detail": "no Java"}}
+    assert cell(report, measures["scores.CIDEr"]) == "50.0"
+    report["pycocoevalcap"] = {"CIDEr": 60.0, "intervals": {"CIDEr": [None, None]}}
+    assert cell(report, measures["scores.CIDEr"]) == "60.0"
+    report["split"]["images"] = 4
+    assert cell(report, measures["scores.CIDEr"]) == "– (needs 5 images)"
+    report["trust"] = {"words": {"auroc": math.nan}}
+    for key in ("trust.words.auroc", "trust.words.error", "deletion.content.effect"):
+        assert cell(report, measures[key]) == "–"
     numbers = {"auroc": math.nan, "intervals": {"auroc": [math.nan, (math.inf, 1.5)]}}
     assert as_json(numbers) == {"auroc": None, "intervals": {"auroc": [None, [None, 1.5]]}}

@@ -7,7 +7,6 @@ import os
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,21 +15,16 @@ from captioner import DataError
 from captioner.vocabulary import tokenize
 from captioner_training.evaluation.bootstrap import estimate, mean_table
 from captioner_training.evaluation.calibration import reliability
-from captioner_training.evaluation.caption_set import CaptionSet
-from captioner_training.evaluation.hallucination import (
-    hallucination,
-    named_categories,
-    words_of,
-)
 from captioner_training.evaluation.java import meteor_table, tokenize_ptb
-from captioner_training.evaluation.predictions import Predictions, Target
 from captioner_training.evaluation.scores import (
     common_words,
     human_tables,
     official_scores,
     score_tables,
 )
+from captioner_training.evaluation.words import hallucination, named_categories, words_of
 from captioner_training.losses.cider import CiderD
+from tests.launcher import Run
 
 WORDS = ["a", "b", "c", "d", "e", "f"]
 COCO = Path(os.environ.get("CAPTIONER_DATA", "nowhere")) / "coco" / "captions_val.json"
@@ -163,32 +157,40 @@ def test_a_java_crash_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_a_crash_of_meteor_affects_only_meteor(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_main: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """It is a line with its reason in the table, and status 1, also for a part of the split."""
     program = tmp_path / "java"  # a tokenizer that splits at spaces, and a METEOR that fails
     program.write_text('#!/bin/sh\ncase "$*" in *meteor*) exit 1;; esac\nexec cat\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    corpus = [
-        Target(id=at, name="", references=(text,))
-        for at, text in enumerate(("a dog runs", "a cat", "a dog", "the cat runs"))
-    ]
-    said = Predictions(captions=["a dog runs", "a dog"])
-    captions = CaptionSet.from_predictions(said, corpus[:2], corpus=corpus)
-    found: Any = captions.parts(official=True, training=None, boxes=None)["pycocoevalcap"]()
-    words, given = (
-        [[text.split() for text in image.references] for image in images]
-        for images in (corpus, corpus[:2])
-    )
-    captioned = [["a", "dog", "runs"], ["a", "dog"]]
+    corpus = ["a dog runs", "a cat", "a dog", "the cat runs", "a man"]
+    content = {
+        "images": [{"id": at, "file_name": f"{at}.jpg"} for at in range(5)],
+        "annotations": [{"image_id": at, "caption": text} for at, text in enumerate(corpus)],
+    }
+    (tmp_path / "captions.json").write_text(json.dumps(content))
+    said = ["a dog runs", "a dog"]
+    records = [{"image_id": at, "caption": text} for at, text in enumerate(said)]
+    (tmp_path / "said.json").write_text(json.dumps(records))
+    command = ("evaluate", "--captions", tmp_path / "captions.json", "--official", "--score")
+    done = run_main(*command, tmp_path / "said.json", "--json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)["pycocoevalcap"]
+    words = [[text.split()] for text in corpus]
+    captions = [text.split() for text in said]
     alone, wanted = (
-        score_tables(given, captioned, corpus=known)["CIDEr"].value() for known in (None, words)
+        score_tables(words[:2], captions, corpus=known)["CIDEr"].value() for known in (None, words)
     )
     assert found["CIDEr"] == pytest.approx(wanted) != pytest.approx(alone, abs=1)
     assert found["BLEU-1"] == pytest.approx(80)  # of five words one is wrong
-    assert isinstance(found["METEOR"], dict)
     assert "meteor-1.5.jar" in found["METEOR"]["error"]["detail"]
-    assert isinstance(found["human"], dict) and "METEOR" not in found["human"]  # one reference
+    assert "METEOR" not in found["human"]  # one reference
+    records += [{"image_id": at, "caption": "a cat"} for at in (2, 3, 4)]
+    (tmp_path / "said.json").write_text(json.dumps(records))
+    done = run_main(*command, tmp_path / "said.json", "--report", tmp_path / "report")
+    assert done.returncode == 1 and "METEOR         failed: Java (meteor-1.5.jar)" in done.stdout
+    assert "METEOR failed: Java" in (tmp_path / "report" / "report.html").read_text()
 
 
 # Calibration, worked by hand after Guo et al. 2017, section 2

@@ -19,7 +19,7 @@ from captioner_training.recipe import ANY_STYLE, DataConfig
 OTHER_LANGUAGE = 0.5
 """Captions with a larger share of unknown words are taken for another language."""
 
-_FEWEST_WORDS = 20  # fewer words do not show a language
+_MIN_WORDS = 20  # fewer words do not show a language
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Corpus:
 def unknown_share(captions: Iterable[Sequence[str]], vocabulary: Container[str]) -> float:
     """Return the share of the captions' words outside the vocabulary; 0 for fewer than 20 words."""
     words = [word for caption in captions for word in caption]
-    if len(words) < _FEWEST_WORDS:
+    if len(words) < _MIN_WORDS:
         return 0.0
     return sum(word not in vocabulary for word in words) / len(words)
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
+from torch import Tensor
 
 from captioner.archives import tar_members
 from captioner.errors import DataError, ImageError
+from captioner.generation.beam_search import Hypothesis
 from captioner.paths import expanded, there_is_no
 from captioner.vision.image import open_image
 
@@ -184,3 +186,18 @@ class CaptionedImage:
 def _normal(path: Path) -> Path:
     """Return an absolute path without `..`. Links are not followed."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - Path.resolve follows links
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captioned:
+    """An image with its generated caption.
+
+    attention: (words, rows, columns); None without attention.
+    effects: the effect of each word in the deletion test, in nats; None if it was not run.
+    """
+
+    image: CaptionedImage
+    hypothesis: Hypothesis
+    words: list[str]
+    attention: Tensor | None
+    effects: Sequence[float] | None = None

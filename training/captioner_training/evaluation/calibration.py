@@ -1,9 +1,9 @@
 """Calibration: whether predictions of probability p are right in a share p of the cases.
 
-The predictions are the next words of references, with teacher forcing. trust.py measures the
-calibration of trust in generated words. The same pass measures the cross-entropy of the references.
-Compare cross-entropy only between models trained with the plain cross-entropy loss. Label smoothing
-and self-critical training can improve captions and still raise it.
+The predictions are the next words of references, with teacher forcing. measure_trust.py measures
+the calibration of trust in generated words. The same pass measures their cross-entropy.
+Compare it only between models trained with the plain cross-entropy loss. Label smoothing and
+self-critical training can improve captions and still raise it.
 
 Predictions are sorted into ten bins of equal width by confidence. The expected calibration error
 (Guo et al. 2017, section 2) is the absolute difference between the mean confidence of a bin and its
@@ -13,8 +13,8 @@ share of right predictions, averaged over the bins with their sizes as weights.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -22,13 +22,16 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn import functional as F
 
+from captioner.captioner import Captioner
 from captioner.model.decoder import Decoder
 from captioner.model.encoder import Grid
-from captioner.vocabulary import PAD, Vocabulary
-from captioner_training.data.captioned import Captioned
+from captioner.vocabulary import PAD, SPECIAL_TOKENS, Vocabulary
 from captioner_training.data.captions import collate, encode_captions, starts_of
-from captioner_training.data.images import CaptionedImage
+from captioner_training.data.images import Captioned, CaptionedImage
 from captioner_training.evaluation.bootstrap import Floats, mean_table, summary
+
+if TYPE_CHECKING:
+    from captioner.huggingface.captioner import HuggingFaceCaptioner
 
 _BINS = 10
 
@@ -86,26 +89,53 @@ class Calibration:
     """Measures the calibration of next-token predictions over a split.
 
     Args:
-        force: predicts the tokens of references from encoded images.
-        tokens: the vocabulary of the model, in any order.
+        captioner: a checkpoint or a Hugging Face model.
+        maximum_length: largest number of words of a reference; longer ones are truncated. Hugging
+            Face models read whole references.
     """
 
-    def __init__(
-        self, force: Callable[[Any, Sequence[CaptionedImage]], ForcedTokens], tokens: Iterable[str]
-    ) -> None:
-        self._force = force
-        self._tokens = "\n".join(sorted(tokens))
+    def __init__(self, captioner: Captioner, *, maximum_length: int) -> None:
+        self._captioner, self._maximum_length = captioner, maximum_length
         self._parts: list[Tensor] = []  # columns: image, confidence, right or not, nats
         self._images = 0
 
     @torch.inference_mode()
-    def add(self, encoded: Any, captioned: Sequence[Captioned]) -> None:
-        """Add the references of the next images of the split."""
-        forced = self._force(encoded, [caption.image for caption in captioned])
+    def add(self, pixels: Tensor, grid: Grid, captioned: Sequence[Captioned]) -> None:
+        """Add the references of the next images of the split, given as pixels and as grids."""
+        forced = self._force(pixels, grid, [caption.image for caption in captioned])
         confidence, token = forced.logits.softmax(dim=-1).max(dim=-1)
         columns = (self._images + forced.image, confidence, token == forced.targets, forced.nats())
         self._parts.append(torch.stack([column.double().cpu() for column in columns], dim=1))
         self._images += len(captioned)
+
+    def _force(self, pixels: Tensor, grid: Grid, images: Sequence[CaptionedImage]) -> ForcedTokens:
+        captioner = self._captioner
+        if captioner.source is None:
+            return force_references(
+                captioner.model.decoder,
+                grid,
+                images,
+                vocabulary=captioner.vocabulary,
+                maximum_length=self._maximum_length,
+                autocast=torch.autocast(captioner.device.type, enabled=False),
+            )
+        join = captioner.vocabulary.join
+        parts = [
+            cast("HuggingFaceCaptioner", captioner).force(
+                square[None], list(map(join, image.words))
+            )
+            for square, image in zip(pixels, images, strict=True)
+        ]
+        logits, tokens = (torch.cat(part) for part in zip(*parts, strict=True))
+        counts = torch.tensor([len(part) for _, part in parts])
+        at = torch.arange(len(parts)).repeat_interleave(counts)
+        return ForcedTokens(logits, tokens, at.to(tokens.device))
+
+    def _vocabulary(self) -> list[str]:
+        captioner = self._captioner
+        if captioner.source is None:
+            return sorted((*SPECIAL_TOKENS, *captioner.vocabulary.ordinary_words))
+        return sorted(cast("HuggingFaceCaptioner", captioner).tokenizer.get_vocab())
 
     def result(self) -> dict[str, object]:
         """Return the calibration over all images.
@@ -122,9 +152,10 @@ class Calibration:
         image, confidence, right, _ = torch.cat(self._parts).numpy().T
         error, bins = reliability(confidence, right)
         nats, tokens = self.cross_entropy()
+        digest = hashlib.sha256("\n".join(self._vocabulary()).encode()).hexdigest()[:16]
         return {
             "tokens": len(image),
-            "vocabulary_hash": hashlib.sha256(self._tokens.encode()).hexdigest()[:16],
+            "vocabulary_hash": digest,
             "error": error,
             **summary({"cross_entropy": mean_table(nats, tokens)}),
             "bins": bins,

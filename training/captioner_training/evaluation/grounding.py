@@ -1,24 +1,124 @@
 """Measure whether the attention of words lies on the objects that they name.
 
-An attention map is a (rows, columns) tensor of weights over an image's grid. Every map is divided
-by its sum, because half precision and rounded records do not sum to exactly 1.
+Boxes are read in COCO's instances format and placed on the model's grid:
+
+    {"images": [{"id": 7, "width": 640, "height": 480}, ...],
+     "annotations": [{"image_id": 7, "category_id": 1, "bbox": [x, y, width, height]}, ...],
+     "categories": [{"id": 1, "name": "person"}, ...]}
+
+`bbox` is in pixels of the upright photo; x and y start at its top left corner. Without categories
+every box is a person's. An attention map is a (rows, columns) tensor of weights over an image's
+grid. Every map is divided by its sum, because half precision and rounded records do not sum to
+exactly 1.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from captioner.errors import DataError
-from captioner.vision.transform import Box
-from captioner_training.data.captioned import Captioned
+from captioner.tables import read_json
+from captioner.vision.transform import Box, Transform
+from captioner_training.data.images import Captioned
 from captioner_training.evaluation.bootstrap import mean_table, summary
-from captioner_training.evaluation.boxes import BoxedObject, Boxes, box_coverage
-from captioner_training.evaluation.hallucination import mentions
+from captioner_training.evaluation.words import PERSON, mentions
+
+
+class BoxedObject(NamedTuple):
+    """An object of a photo.
+
+    box: in fractions of the area that the grid covers; parts of the photo outside that area have
+    coordinates below 0 or above 1.
+    """
+
+    category: str
+    box: Box
+
+
+Boxes = Mapping[int | str, Sequence[BoxedObject]]
+"""The objects of images, by image id."""
+
+
+def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedObject]]:
+    """Read the boxes of each image, in the order of the file.
+
+    Args:
+        path: a file in COCO's instances format.
+        transform: the model's transform, which decides which area of a photo the grid covers.
+
+    Raises DataError: the file cannot be read, or is not in COCO's instances format.
+    """
+    content = read_json(path, name=str(path))
+    lists = content if isinstance(content, dict) else {}
+    missing = [key for key in ("images", "annotations") if not isinstance(lists.get(key), list)]
+    if missing:
+        names_of_lists = " and ".join(missing)
+        raise DataError(f"{path} is not in COCO's instances format: no list {names_of_lists}")
+    boxes: dict[int | str, list[BoxedObject]] = defaultdict(list)
+    try:
+        names = {item["id"]: str(item["name"]) for item in content.get("categories", [])}
+        sizes = {item["id"]: (item["width"], item["height"]) for item in content["images"]}
+        for item in content["annotations"]:
+            width, height = sizes[item["image_id"]]
+            left, top, across, down = item["bbox"]
+            if not (across >= 0 and down >= 0):  # also refuses NaN
+                raise ValueError(f"bbox has the size {across} x {down}")
+            box = Box(left / width, top / height, (left + across) / width, (top + down) / height)
+            placed = _on_grid(box, transform.box(width, height))
+            category = names.get(item.get("category_id"), "")
+            boxes[item["image_id"]].append(BoxedObject(category, placed))
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise DataError(
+            f"{path} is not in COCO's instances format: missing or invalid value ({error}); each "
+            "annotation needs image_id and bbox [x, y, width, height], each image id, width and "
+            "height"
+        ) from error
+    return boxes
+
+
+def _on_grid(box: Box, seen: Box) -> Box:
+    """Convert fractions of the photo to fractions of the part that the encoder sees."""
+    width, height = seen.right - seen.left, seen.bottom - seen.top
+    return Box(
+        (box.left - seen.left) / width,
+        (box.top - seen.top) / height,
+        (box.right - seen.left) / width,
+        (box.bottom - seen.top) / height,
+    )
+
+
+def box_coverage(boxes: Sequence[Box], *, rows: int, columns: int) -> Tensor:
+    """Return the share of each grid cell that lies inside the union of the boxes.
+
+    Uses coordinate compression: the lines of the grid and the edges of the boxes cut the square
+    into rectangles. Each rectangle lies in one cell, and either inside or outside of each box.
+    Boxes are clipped to 0 to 1.
+
+    Returns (rows, columns), float64, in [0, 1].
+    """
+    # In units of cells the lines of the grid are integers, which are exact.
+    scale = torch.tensor([columns, rows, columns, rows], dtype=torch.float64)
+    edges = torch.tensor([tuple(box) for box in boxes], dtype=torch.float64).reshape(-1, 4)
+    lefts, tops, rights, bottoms = (edges.clamp(0, 1) * scale).unbind(1)
+    xs = torch.cat([torch.arange(columns + 1), lefts, rights]).sort().values
+    ys = torch.cat([torch.arange(rows + 1), tops, bottoms]).sort().values
+    x, y = (xs[1:] + xs[:-1]) / 2, (ys[1:] + ys[:-1]) / 2  # the rectangles' centres
+    in_columns = (lefts[:, None] < x) & (x < rights[:, None])
+    in_rows = (tops[:, None] < y) & (y < bottoms[:, None])
+    covered = (in_rows[:, :, None] & in_columns[:, None, :]).any(dim=0)
+    areas = torch.outer(ys.diff(), xs.diff()) * covered
+    # Strips of zero width at the far edge have their centre on the edge; clamp keeps them inside.
+    row_of, column_of = y.long().clamp(max=rows - 1), x.long().clamp(max=columns - 1)
+    by_row = areas.new_zeros(rows, len(x)).index_add_(0, row_of, areas)
+    cells = areas.new_zeros(rows, columns).index_add_(1, column_of, by_row)
+    return cells.clamp_(max=1)  # rounding can make a sum exceed 1
 
 
 def word_distance(attention: Tensor) -> float:
@@ -87,81 +187,54 @@ def _normalized(attention: Tensor) -> Tensor:
     return weights / weights.sum(dim=(-2, -1), keepdim=True)
 
 
-def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, object]:
-    """Measure how much attention of words for people lies inside the boxes of people.
+def measure_grounding(
+    captioned: Sequence[Captioned], boxes: Boxes, *, people: bool
+) -> dict[str, object]:
+    """Measure how much attention of words lies inside the boxes of the objects that they name.
 
     Args:
         captioned: a captioned split.
-        boxes: the boxes of its images. Only boxes of category `person` or without one are used.
+        boxes: the boxes of its images.
+        people: measure words for people, whose boxes have the category `person` or none. Otherwise
+            measure the names of all other categories, at their last word.
 
     Returns:
-        Means over all words for people in images with boxes of people:
+        Means over all words that name an object with boxes in their image:
         `attention`: the share of attention inside the boxes.
-        `uniform`, `center_weighted`: the same share for the two baselines.
+        `uniform`, `center_weighted`: the same share for two baselines.
         `pointing`: the share of words whose most attended cell lies in a box.
-        `pointing_uniform`, `pointing_center`: the same share for a random and for the middle cell.
         `intervals`: the 95 % intervals of these means over images.
         `words`: the number of words.
 
-    Raises DataError: no caption mentions people in an image with boxes, or the model has no
-    attention.
-    """
-    measured = category_grounding(captioned, boxes, "person")
-    if measured is None:
-        raise DataError("no caption mentions people in an image that has boxes of people")
-    return measured
-
-
-def object_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, object]:
-    """Measure as person_grounding does, for all other categories and at the last word of a name.
-
-    Raises DataError: no caption names a category that has boxes, or the model has no attention.
-    """
-    names = {boxed.category for objects in boxes.values() for boxed in objects} - {"", "person"}
-    measured = category_grounding(captioned, boxes, *names)
-    if measured is None:
-        raise DataError("no caption names an object that has a box in its image")
-    return measured
-
-
-def category_grounding(
-    captioned: Sequence[Captioned], boxes: Boxes, *categories: str
-) -> dict[str, object] | None:
-    """Measure as person_grounding does, for the given categories.
-
-    Returns None if no caption names one of them in an image that has boxes of it.
-
-    Raises DataError: the model has no attention.
+    Raises DataError: no caption names such an object, or the model has no attention.
     """
     sums: dict[str, list[float]] = defaultdict(list)
     for caption in captioned:
         objects = boxes.get(caption.image.id, ())
-        for name, value in _in_boxes(caption, objects, categories).items():
+        for name, value in _in_boxes(caption, objects, people=people).items():
             sums[name].append(value)
     counts = sums.pop("words", [])
     if not sum(counts):
-        return None
+        kind = "people" if people else "an object"
+        raise DataError(f"no caption names {kind} with boxes in its image")
     tables = {name: mean_table(values, counts) for name, values in sums.items()}
     return {"words": sum(counts), **summary(tables)}
 
 
 def _in_boxes(
-    caption: Captioned, objects: Sequence[BoxedObject], categories: Sequence[str]
+    caption: Captioned, objects: Sequence[BoxedObject], *, people: bool
 ) -> dict[str, float]:
     """Return the sums of all measures over the words of a caption."""
     if caption.attention is None:
         raise DataError("--boxes needs a model with attention")
     rows, columns = caption.attention.shape[1:]
     uniform, centre = uniform_attention(rows, columns), center_weighted_attention(rows, columns)
-    cells = torch.eye(rows * columns).reshape(-1, rows, columns)
-    sums: dict[str, float] = dict.fromkeys(
-        ("words", "attention", "uniform", "center_weighted", "pointing", "pointing_uniform",
-         "pointing_center"), 0.0
-    )  # fmt: skip
+    names = ("words", "attention", "uniform", "center_weighted", "pointing")
+    sums: dict[str, float] = dict.fromkeys(names, 0.0)
     for mention in mentions(caption.words):
         name = mention.category
-        boxes = [boxed.box for boxed in objects if (boxed.category or "person") == name]
-        if name not in categories or not boxes:
+        boxes = [boxed.box for boxed in objects if (boxed.category or PERSON) == name]
+        if (name == PERSON) != people or not boxes:
             continue
         attention = caption.attention[mention.end - 1]
         sums["words"] += 1
@@ -169,6 +242,4 @@ def _in_boxes(
         sums["uniform"] += mass_in_boxes(uniform, boxes)
         sums["center_weighted"] += mass_in_boxes(centre, boxes)
         sums["pointing"] += points_at(attention, boxes)
-        sums["pointing_uniform"] += sum(points_at(cell, boxes) for cell in cells) / len(cells)
-        sums["pointing_center"] += points_at(centre, boxes)
     return sums

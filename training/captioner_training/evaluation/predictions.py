@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -35,10 +35,12 @@ class Predictions:
 
     captions: one per image, in the order of the split; None for an image without a caption.
     problems: sentences about entries of the file.
+    path: the file.
     """
 
     captions: list[str | None]
     problems: list[str] = field(default_factory=list)
+    path: Path = Path()
 
 
 def targets(images: Sequence[CaptionedImage]) -> list[Target]:
@@ -59,59 +61,40 @@ def read_targets(path: Path) -> list[Target]:
     ]
 
 
-def read_whole_split(path: Path, split: Sequence[Target]) -> list[Target]:
-    """Read the whole split that the images of `split` are a part of.
-
-    Raises DataError: the file cannot be read, or lacks some of the images.
-    """
-    whole = read_targets(path)
-    ids = {str(target.id) for target in whole}
-    if absent := [target.name for target in split if str(target.id) not in ids]:
-        raise DataError(
-            f"--corpus {path} lacks {len(absent):,} of the {len(split):,} images of this split "
-            f"(first: {absent[0]}): use the captions of the whole split"
-        )
-    return whole
-
-
 def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
     """Read captions that another program made.
 
+    An entry names its image by id, file name, stem of the file name, or the number at the end of
+    the stem, in this order. A stem or number that several images share names none of them.
+
     Args:
-        path: a file of COCO results, a JSON list of {"image_id": 7, "caption": "..."}; or of
-            caption records, one JSON object per line with "image" and "caption", or a CSV or
-            Parquet table with these columns. A null caption has no words. `image_id` may be
-            the image's id (a number or text), the stem of its file name, or the number at the end
-            of that stem. `image` is a path whose last parts equal those of the image's name. An
-            entry that fits several images is skipped and reported.
+        path: COCO results, a JSON list of {"image_id": 7, "caption": "..."}; or caption records
+            with "image" and "caption", as JSON Lines, CSV or Parquet. A null caption has no words.
         images: the split.
 
-    Raises DataError: the file cannot be read, has neither format, or names no image of the split.
+    Raises DataError: the file cannot be read, has another format, or names no image of the split.
     """
-    entries = [(*_named(entry, where), "image_id" in entry) for where, entry in _entries(path)]
-    names = _Names(images, paths={name for name, _, by_id in entries if not by_id})
+    entries = [_named(entry, where) for where, entry in _entries(path)]
+    index = _Index(images)
     captions: list[str | None] = [None] * len(images)
     problems: dict[str, list[str]] = {}  # names of the entries with each problem
-    for name, caption, by_id in entries:
-        places = names.places(name, by_id=by_id)
-        if len(places) > 1:
-            problem = "matching several images, skipped"
-            name = f"{name}: {' or '.join(images[place].name for place in places[:3])}"
-        elif not places:
-            problem = "whose image is not in the split, skipped"
+    for name, caption in entries:
+        place = index.find(name)
+        if place is None:
+            problem = "whose image is not in the split or not unique, skipped"
         elif caption is None:
             problem = "missing because captioning the image failed"
-        elif captions[places[0]] is not None:
+        elif captions[place] is not None:
             problem = "for an image that already has one, skipped"
         else:
-            captions[places[0]] = caption
+            captions[place] = caption
             if caption.strip():
                 continue
             problem = "without a word, scored as such"
         problems.setdefault(problem, []).append(name)
     sentences = [
-        f"{path}: {len(cases):,} caption{'s' * (len(cases) > 1)} {problem} (first: {cases[0]})"
-        for problem, cases in problems.items()
+        f"{path}: {len(names):,} caption{'s' * (len(names) > 1)} {problem} (first: {names[0]})"
+        for problem, names in problems.items()
     ]
     missing = [
         image.name for image, caption in zip(images, captions, strict=True) if caption is None
@@ -127,69 +110,46 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
             f"{path} has no caption for {len(missing):,} of {len(images):,} images (first: "
             f"{missing[0]}); the scores are not scores of the whole split"
         )
-    return Predictions(captions=captions, problems=sentences)
+    return Predictions(captions=captions, problems=sentences, path=path)
 
 
-class _Names:
-    """Finds images of a split by the names that a file uses.
+class _Index:
+    """Finds images by id or file name, by the stem of the name, and by the number at its end."""
 
-    Args:
-        images: the split.
-        paths: all paths in the file, each once.
-    """
-
-    def __init__(self, images: Sequence[Target], *, paths: Collection[str]) -> None:
+    def __init__(self, images: Sequence[Target]) -> None:
         names = [image.name for image in images]
-        self._by_id = [
-            _index((place, str(image.id)) for place, image in enumerate(images)),
-            _index((place, PurePosixPath(name).stem) for place, name in enumerate(names)),
-            _index((place, _tail_number(name)) for place, name in enumerate(names)),
-        ]
-        self._whole = _index(enumerate(names))
-        self._ends = _index(
-            (place, end) for place, name in enumerate(names) for end in _ends(name)[1:]
-        )
-        files = _index((place, _ends(name)[-1]) for place, name in enumerate(names))
-        counts = Counter(_ends(path)[-1] for path in paths)
-        # A file name identifies an image if no other path or image shares it.
-        self._alone = {
-            file: places for file, places in files.items() if len(places) == 1 and counts[file] == 1
-        }
+        self._exact = {name: place for place, name in enumerate(names)}
+        self._exact |= {str(image.id): place for place, image in enumerate(images)}
+        self._stems = _unique(map(_stem, names))
+        self._numbers = _unique(map(_number, names))
 
-    def places(self, name: str, *, by_id: bool) -> Sequence[int]:
-        """Return the images that a name fits, as positions in the split; [] if none."""
-        if by_id:
-            keys = (name, name, str(int(name)) if name.isdecimal() else "")
-            for index, key in zip(self._by_id, keys, strict=True):
-                if key in index:
-                    return index[key]
-        for end in _ends(name):
-            if end in self._whole:
-                return self._whole[end]
-        if name in self._ends:
-            return self._ends[name]
-        return self._alone.get(_ends(name)[-1], [])
+    def find(self, name: str) -> int | None:
+        """Return the position of an image in the split, or None."""
+        for index, key in (
+            (self._exact, name),
+            (self._stems, _stem(name)),
+            (self._numbers, _number(name)),
+        ):
+            if key in index:
+                return index[key]
+        return None
 
 
-def _index(names: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
-    """Return the positions of each name. Empty names are left out."""
-    places: dict[str, list[int]] = defaultdict(list)
-    for place, name in names:
-        if name and place not in places[name]:
-            places[name].append(place)
-    return dict(places)
+def _unique(keys: Iterable[str]) -> dict[str, int]:
+    """Return the position of each key that occurs once and is not empty."""
+    keys = list(keys)
+    counts = Counter(keys)
+    return {key: place for place, key in enumerate(keys) if key and counts[key] == 1}
 
 
-def _tail_number(name: str) -> str:
-    """Return the number that the stem of a COCO file name ends with, or ""."""
-    number = _TAIL_NUMBER.search(PurePosixPath(name).stem)
+def _stem(name: str) -> str:
+    return PurePosixPath(name).stem
+
+
+def _number(name: str) -> str:
+    """Return the number at the end of the stem without leading zeros, or ""."""
+    number = _TAIL_NUMBER.search(_stem(name))
     return str(int(number[1])) if number else ""
-
-
-def _ends(path: str) -> list[str]:
-    """Return a path, then the path without its first folder, and so on."""
-    parts = path.split("/")
-    return ["/".join(parts[first:]) for first in range(len(parts))]
 
 
 def _entries(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
@@ -241,10 +201,10 @@ def _named(entry: Mapping[str, Any], where: str) -> tuple[str, str | None]:
 
 def write_predictions(
     path: Path, images: Sequence[Target], captions: Sequence[str], scores: Sequence[float]
-) -> None:
+) -> str:
     """Write captions as COCO results if the name ends in .json, otherwise as JSON records.
 
-    Raises OutputError: the file cannot be written.
+    Returns the path as text. Raises OutputError: the file cannot be written.
     """
     rows = list(zip(images, captions, scores, strict=True))
     if path.suffix.lower() == ".json":
@@ -256,6 +216,7 @@ def write_predictions(
         ]
     with replace_file(path) as file:
         file.write("".join(f"{line}\n" for line in lines).encode())
+    return str(path)
 
 
 def check_replaceable(path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from captioner.errors import CaptionerError
 from captioner.trust.consensus import n_grams
 from captioner.vocabulary import Tokenizer
-from captioner_training.data.captioned import Captioned
+from captioner_training.data.images import Captioned
 from captioner_training.evaluation.bootstrap import Floats, Table, mean_table, summary
 from captioner_training.evaluation.grounding import word_distance
 from captioner_training.evaluation.java import meteor_table, tokenize_ptb

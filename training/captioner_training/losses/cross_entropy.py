@@ -15,7 +15,7 @@ from captioner_training.recipe import Recipe
 class CrossEntropy(Objective):
     """Cross-entropy; `label_smoothing` is the share of probability spread over all words."""
 
-    of_data = True
+    uses_references = True
 
     def __init__(self, weight: float = 1.0, *, label_smoothing: float = 0.0) -> None:
         super().__init__(weight)

@@ -121,7 +121,7 @@ class TeacherForcedOutput:
 class Objective(ABC):
     """A term of the loss of a stage. Its setting in the recipe is usually its weight."""
 
-    of_data: ClassVar[bool] = False
+    uses_references: ClassVar[bool] = False
     """Whether the loss reads the data's captions even in a stage that samples captions."""
     note: str = ""
     """A message to print when a run begins."""

@@ -10,9 +10,9 @@ from captioner.checkpoint import Checkpoint
 from captioner.errors import DataError
 from captioner.hub import is_hub_name
 from captioner.model_card import ModelCard, Scores
-from captioner_training.evaluation.report import read_report
+from captioner_training.evaluation.evaluate import read_report
 from captioner_training.recipe import Recipe, Source
-from captioner_training.report.numbers import SCORES, main_scores, part_of
+from captioner_training.report.measures import SCORES, has_number, main_scores
 from captioner_training.run_folder import read_json, read_recipe
 
 _BUNDLED = "checkpoint bundled with Captioner (trained on Flickr8k and COCO, for research use)"
@@ -82,7 +82,7 @@ def _weights(name: str) -> str:
 
 
 def _final_scores(gain: Mapping[str, Any], data: str, recipe: Recipe) -> Scores:
-    """Return the gain of a run as scores; see captioner_training.evaluation.gain."""
+    """Return the gain of a run as scores; see captioner_training.conclusion."""
     intervals = gain.get("intervals") or {}
     return Scores(
         data=data,
@@ -104,22 +104,19 @@ def _scores_of(path: Path, checkpoint: Checkpoint) -> Scores:
             "checkpoint to upload: evaluate that checkpoint with `captioner evaluate --checkpoint "
             "CHECKPOINT --report DIR`, and name the new report"
         )
-    part, _ = main_scores(report)
-    if part is None:
+    scores, split = main_scores(report), report["split"]
+    if not scores:
         raise DataError(f"{path} has no scores: run `captioner evaluate --report` again")
-    split, frequencies = report["split"], report["document_frequencies"]
-    is_official = part_of(report, "pycocoevalcap") is not None
-    scorer = "pycocoevalcap, PTB tokens" if is_official else _TREEBANK
-    if frequencies["hash"] != split["hash"]:
-        scorer += f", document frequencies of {frequencies['images']:,} images"
+    is_official = "tokenizer" in report.get("pycocoevalcap", {})
+    names = [name for measure in SCORES for name in [measure.key.partition(".")[2]]]
     return Scores(
         data=Path(str(report["data"])).stem,
         split=split.get("name", Path(str(report["data"])).stem),
         images=split["images"],
-        scorer=scorer,
+        scorer="pycocoevalcap, PTB tokens" if is_official else _TREEBANK,
         beam_size=report["beam_size"],
-        values={name: part[name] for name in SCORES if name in part},
-        intervals=dict(_intervals(part.values)),
+        values={name: scores[name] for name in names if has_number(scores, name)},
+        intervals=dict(_intervals(scores)),
     )
 
 

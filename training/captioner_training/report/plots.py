@@ -1,136 +1,87 @@
-"""Plots of a report as coordinates in pixels; plot.svg draws them."""
+"""Plots of a report as SVG, drawn by matplotlib (the extra `report`)."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import io
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-_WIDTH, _HEIGHT = 420, 300
-_BOTTOM, _TOP = _HEIGHT - 40, 20
-_LEFT, _RIGHT = 52, _WIDTH - 14
-_DOTS = 60  # curves with at most this many points have dots
+NO_PLOTS = "This report has no plots: pip install 'captioner[report]', and run the command again."
+_MODEL, _OTHER, _GREY = "#b8541f", "#2f8f6a", "#8a8f98"
 
 
-class Scale:
-    """A linear map from values to pixels, with round numbers at its ends."""
-
-    def __init__(self, least: float, most: float, *, start: float, end: float) -> None:
-        span = most - least if most > least else 1.0
-        size = 10.0 ** math.floor(math.log10(span / 4))
-        self.step = size * next(x for x in (1, 2, 2.5, 5, 10) if 4 * size * x >= span * 0.999)
-        self.first = self.step * math.floor(least / self.step)
-        self.steps = max(1, math.ceil((most - self.first) / self.step - 1e-9))
-        self.start, self.end = start, end
-
-    def __call__(self, value: float) -> float:
-        """Return the position of a value."""
-        share = (value - self.first) / (self.step * self.steps)
-        return round(self.start + share * (self.end - self.start), 1)
-
-    def marks(self) -> list[tuple[float, str]]:
-        """Return the pixels and labels of the round numbers."""
-        values = [self.first + at * self.step for at in range(self.steps + 1)]
-        return [(self(value), f"{round(value, 9):g}") for value in values]
+def can_plot() -> bool:
+    """Whether matplotlib is installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
-@dataclass(kw_only=True)
-class Plot:
-    """A plot in pixels. The `kind` of a line or dot is its CSS class."""
-
-    title: str
-    x: Scale
-    y: Scale
-    x_name: str = ""
-    y_name: str = ""
-    lines: list[tuple[str, str]] = field(default_factory=list)
-    bars: list[tuple[float, float, float, float, str]] = field(default_factory=list)
-    dots: list[tuple[float, float, float, str, str]] = field(default_factory=list)
-    width: int = _WIDTH
-    height: int = _HEIGHT
-
-    def line(self, points: Sequence[tuple[float, float]], kind: str) -> None:
-        """Draw a line through points."""
-        self.lines.append((" ".join(f"{self.x(x)},{self.y(y)}" for x, y in points), kind))
-
-    def dot(self, x: float, y: float, radius: float, *, kind: str, text: str) -> None:
-        """Draw a dot with a tooltip."""
-        self.dots.append((self.x(x), self.y(y), radius, kind, text))
-
-
-def _plot(title: str, x: Sequence[float], y: Sequence[float], x_name: str, y_name: str) -> Plot:
-    return Plot(
-        title=title,
-        x=Scale(min(x), max(x), start=_LEFT, end=_RIGHT),
-        y=Scale(min(y), max(y), start=_BOTTOM, end=_TOP),
-        x_name=x_name,
-        y_name=y_name,
-    )
-
-
-def reliability_plot(bins: Sequence[Mapping[str, float]], *, title: str) -> Plot:
+def reliability_plot(bins: Sequence[Mapping[str, float]]) -> str:
     """Plot accuracy against confidence, from the bins of calibration.reliability.
 
     The area of a dot is its bin's share of the predictions.
     """
-    plot = _plot(title, (0, 1), (0, 1), "predicted probability", "share that is right")
-    plot.line([(0, 0), (1, 1)], "ideal")
-    plot.line([(bin_["confidence"], bin_["right"]) for bin_ in bins], "curve before")
-    total = sum(bin_["count"] for bin_ in bins) or 1
-    for bin_ in bins:
-        text = (
-            f"{bin_['count']:,.0f} with a mean probability of {100 * bin_['confidence']:.0f} %, "
-            f"{100 * bin_['right']:.0f} % right"
-        )
-        radius = round(2.5 + 9 * (bin_["count"] / total) ** 0.5, 1)
-        plot.dot(bin_["confidence"], bin_["right"], radius, kind="before", text=text)
-    return plot
+
+    def draw(axes: Any) -> None:
+        confidence, right = ([bin_[name] for bin_ in bins] for name in ("confidence", "right"))
+        total = sum(bin_["count"] for bin_ in bins) or 1
+        axes.plot([0, 1], [0, 1], "--", color=_GREY)
+        axes.plot(confidence, right, color=_MODEL)
+        sizes = [10 + 300 * bin_["count"] / total for bin_ in bins]
+        axes.scatter(confidence, right, sizes, color=_MODEL, alpha=0.8, clip_on=False)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted probability",
+                 ylabel="share that is right")  # fmt: skip
+
+    return _svg(draw)
 
 
-def review_plot(curve: Sequence[Mapping[str, float]]) -> Plot:
-    """Plot the share of wrong words seen against the share of captions read (see review_curve)."""
-    plot = _plot(
-        "Wrong words seen by reading some captions",
-        (0, 100),
-        (0, 100),
-        "% of captions read, least trusted first",
-        "% of wrong words",
-    )
-    plot.line([(0, 0), (100, 100)], "chance")
-    for name, kind in (("ideal", "ideal"), ("by_score", "after"), ("found", "before")):
-        points = [(100 * point["reviewed"], 100 * point[name]) for point in curve]
-        plot.line([(0, 0), *points], f"curve {kind}")
-    return plot
+def histogram(values: Sequence[float], *, name: str) -> str:
+    """Plot how often values occur."""
+
+    def draw(axes: Any) -> None:
+        axes.hist(values, bins=24, color=_MODEL, rwidth=0.88)
+        axes.set(xlabel=name, ylabel="captions")
+
+    return _svg(draw)
 
 
 def curves_plot(
-    curves: Mapping[str, Sequence[tuple[float, float]]], *, title: str, ends: Sequence[float]
-) -> Plot:
-    """Plot values over the steps of a run; dashed lines mark the ends of its stages."""
-    values = [value for points in curves.values() for _, value in points] or [0.0]
-    least, most = min(values), max(values)
-    least = min(least, max(0, least - 0.1 * (most - least)))  # below 0 only for negative values
-    plot = _plot(title, (0, max(ends, default=1)), (least, most), "steps", "")
-    for end in ends[:-1]:
-        plot.lines.append((f"{plot.x(end)},{_BOTTOM} {plot.x(end)},{_TOP}", "ideal"))
-    for kind, points in curves.items():
-        plot.line(points, f"curve {kind}")
-        for x, y in points if len(points) <= _DOTS else ():
-            plot.dot(x, y, 3, kind=kind, text=f"step {x:,.0f}: {y:.4g}")
-    return plot
+    curves: Mapping[str, Sequence[tuple[float, float]]], *, ends: Sequence[float]
+) -> str:
+    """Plot named values over the steps of a run; dashed lines mark the ends of its stages."""
+
+    def draw(axes: Any) -> None:
+        colors = (_MODEL, _OTHER) if len(curves) > 1 else (_MODEL,)
+        for (name, points), color in zip(curves.items(), colors, strict=True):
+            dots = "." if len(points) <= 60 else ""
+            steps, values = zip(*points, strict=True) if points else ((), ())
+            axes.plot(steps, values, marker=dots, color=color, label=name)
+        for end in ends[:-1]:
+            axes.axvline(end, linestyle="--", color=_GREY)
+        axes.set(xlabel="steps")
+        if len(curves) > 1:
+            axes.legend(frameon=False)
+
+    return _svg(draw)
 
 
-def histogram(values: Sequence[float], *, title: str, name: str, bins: int) -> Plot:
-    """Plot how often values occur, in bins of equal width from 0."""
-    most = max(values, default=0) or 1
-    width = most / bins
-    counts = Counter(min(int(value / width), bins - 1) for value in values)
-    plot = _plot(title, (0, most), (0, max(counts.values(), default=1)), name, "captions")
-    for at, count in sorted(counts.items()):
-        left, right = plot.x((at + 0.06) * width), plot.x((at + 0.94) * width)
-        top, ground = plot.y(count), plot.y(0)
-        text = f"{count:,} captions: {at * width:.0f} to {(at + 1) * width:.0f}"
-        size = max(round(right - left, 1), 0.5), round(ground - top, 1)
-        plot.bars.append((left, top, *size, text))
-    return plot
+def _svg(draw: Callable[[Any], None]) -> str:
+    """Return a plot as a data URI."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure  # not pyplot, which keeps figures and opens windows
+
+    # Equal plots have equal bytes.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "captioner", "font.size": 9}):
+        figure = Figure(figsize=(4.6, 3.2), layout="tight")
+        axes = figure.subplots()
+        axes.grid(color="#e4e1d9")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        draw(axes)
+        file = io.BytesIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{b64encode(file.getvalue()).decode()}"

@@ -27,7 +27,7 @@ path. Records then have `trust`, the probability that a word or the whole captio
 `familiarity`, the share of validation photos that are less similar to the training photos. Both are
 fitted on training photos and every second validation photo; the quality on the other validation
 photos is printed on standard error. With 3,000 or more training photos it also fits the consensus
-that ranks the sentences of a beam; with fewer, the bundled one is used if encoder and words fit."""
+that ranks the sentences of a beam."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.checkpoint import load_checkpoint
     from captioner.paths import HUGGING_FACE
     from captioner.trust.trust import trust_file
-    from captioner_training.conclusion import write_trust
-    from captioner_training.evaluation.trust import FEWEST_PHOTOS
+    from captioner_training.evaluation.fit_trust import MIN_PHOTOS, write_trust
 
-    if arguments.photos < FEWEST_PHOTOS:
-        raise ConfigError(f"--photos is {arguments.photos}; it must be at least {FEWEST_PHOTOS}")
+    if arguments.photos < MIN_PHOTOS:
+        raise ConfigError(f"--photos is {arguments.photos}; it must be at least {MIN_PHOTOS}")
     if not expanded(arguments.checkpoint).exists() and is_hub_name(name := arguments.checkpoint):
         raise ConfigError(
             f"{name}: trust is written beside the checkpoint, so download it first: `hf download "
@@ -71,10 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
     train = _sample(folders, "train", arguments.photos)
     validation = _sample(folders, "val", arguments.photos // 2)
     for split, photos in (("training", train), ("validation", validation)):
-        if len(photos) < FEWEST_PHOTOS:
+        if len(photos) < MIN_PHOTOS:
             raise DataError(
                 f"{' '.join(map(str, folders))}: {len(photos)} {split} photos are too few; trust "
-                f"needs at least {FEWEST_PHOTOS}"
+                f"needs at least {MIN_PHOTOS}"
             )
     for line in write_trust(captioner, arguments.checkpoint, train, validation):
         print(f"captioner: {line}", file=sys.stderr)

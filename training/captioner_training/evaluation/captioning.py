@@ -1,4 +1,4 @@
-"""Caption a split, and validate a run on it after each epoch."""
+"""Caption a split: with a captioner for `captioner evaluate`, or with the model of a run."""
 
 from __future__ import annotations
 
@@ -6,121 +6,86 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
+from captioner.captioner import Captioner
 from captioner.checkpoint import Checkpoint
 from captioner.generation.beam_search import Hypothesis
+from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.model.encoder import Grid
-from captioner.model.model import CaptionModel
-from captioner.trust.consensus import Consensus
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.captioned import Captioned
 from captioner_training.data.captions import starts_of
 from captioner_training.data.grids import CachedGrids
-from captioner_training.data.images import CaptionedImage
+from captioner_training.data.images import Captioned, CaptionedImage
 from captioner_training.data.pixels import Workers, split_loader
 from captioner_training.distributed import Processes
-from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.calibration import force_references
-from captioner_training.evaluation.grounding import points_at
+from captioner_training.evaluation.grounding import points_at, read_boxes
 from captioner_training.evaluation.scores import score_split
 from captioner_training.recipe import DataConfig
 
 BATCH = 50
-"""Images captioned at once."""
+"""Images captioned at once in a validation."""
 
 
 @torch.inference_mode()
-def caption_split(
-    checkpoint: Checkpoint,
+def caption_images(
+    captioner: Captioner,
     images: Sequence[CaptionedImage],
+    config: GenerationConfig,
     *,
-    autocast: torch.autocast,
-    workers: Workers = 2,
-    no_bar: bool | None = None,
-    grids: tuple[CachedGrids, Sequence[int]] | None = None,
-    after_batch: Callable[[Grid, Sequence[Captioned]], None] | None = None,
-    consensus: Consensus | None = None,
+    check_attention: bool = False,
+    on_batch: Callable[[Tensor, Grid, Sequence[Captioned]], None] | None = None,
 ) -> list[Captioned]:
-    """Caption every image, in order and in the style of the image, on the model's device.
+    """Caption every image, in order. Each image is opened and encoded once.
 
     Args:
-        checkpoint: model, vocabulary and generation settings.
+        captioner: a checkpoint or a Hugging Face model.
         images: the split.
-        autocast: the precision of the model.
-        workers: number of processes that decode images.
-        no_bar: tqdm's `disable`; None: show the bar only on a terminal.
-        grids: cached grids, and the index of each image in them; None: encode the photos.
-        after_batch: called with the grids and captions of each batch.
-        consensus: ranks the sentences of a beam; see captioner.generation.generate.
+        config: generation settings.
+        check_attention: run the deletion test on the words.
+        on_batch: called with the pixels (B, 3, size, size), grids and captions of each batch.
     """
-    model, vocabulary, config = checkpoint.model, checkpoint.vocabulary, checkpoint.generation
-    device = next(model.parameters()).device
-    model.eval()
+    size = captioner.batch_size
+    loader = split_loader(images, captioner.transform, workers=2, batch_size=size)
     captioned: list[Captioned] = []
-    transform = Transform(checkpoint.transform)
-    encoded = _encoded(model, images, transform, autocast=autocast, workers=workers, grids=grids)
-    with tqdm(desc="captions", total=len(images), leave=False, disable=no_bar) as bar:
-        for stored in encoded:
-            grid = stored._replace(features=stored.features.to(device))
-            batch_images = images[len(captioned) : len(captioned) + len(grid.features)]
-            starts = starts_of(batch_images, vocabulary)
-            with autocast:
-                results = generate(
-                    model.decoder,
-                    grid.features,
-                    config,
-                    vocabulary=vocabulary,
-                    starts=starts,
-                    consensus=consensus,
-                )
+    with tqdm(desc="captions", total=len(images), leave=False, disable=None) as bar:
+        for pixels in loader:
+            hypotheses, word_effects, grid = captioner.generate_batch(
+                pixels.numpy(), config, check_attention=check_attention
+            )
+            beams = zip(images[len(captioned) :], hypotheses, word_effects, strict=False)
             batch = [
-                _captioned(image, hypotheses[0].copy(), grid, vocabulary)
-                for image, hypotheses in zip(batch_images, results, strict=True)
+                _captioned(image, beam[0].copy(), grid, captioner.vocabulary, effects[0])
+                for image, beam, effects in beams
             ]
             captioned += batch
             bar.update(len(batch))
-            if after_batch is not None:
-                after_batch(grid, batch)
+            if on_batch is not None:
+                on_batch(pixels, grid, batch)
     return captioned
 
 
 def _captioned(
-    image: CaptionedImage, best: Hypothesis, grid: Grid, vocabulary: Vocabulary
+    image: CaptionedImage,
+    best: Hypothesis,
+    grid: Grid,
+    vocabulary: Vocabulary,
+    effects: Sequence[float] | None = None,
 ) -> Captioned:
     attention = best.attention
     if attention is not None:
         attention = attention.reshape(-1, grid.rows, grid.columns)
+    words = vocabulary.decode_plain(best.tokens)
     return Captioned(
-        image=image, hypothesis=best, words=vocabulary.decode(best.tokens), attention=attention
+        image=image, hypothesis=best, words=words, attention=attention, effects=effects
     )
 
 
-def _encoded(
-    model: CaptionModel,
-    images: Sequence[CaptionedImage],
-    transform: Transform,
-    *,
-    autocast: torch.autocast,
-    workers: Workers,
-    grids: tuple[CachedGrids, Sequence[int]] | None,
-) -> Iterator[Grid]:
-    """Yield the grids of images in batches, from the cache if there is one."""
-    if grids is not None:
-        stored, places = grids
-        side = transform.config.size // model.config.encoder.stride
-        for first in range(0, len(places), BATCH):
-            yield Grid(stored[places[first : first + BATCH]].float(), side, side)
-        return
-    device = next(model.parameters()).device
-    for pixels in split_loader(images, transform, workers=workers, batch_size=BATCH):
-        with autocast:
-            grid = model.encode(transform.normalize(pixels.to(device)))
-        yield grid
-
-
+@torch.inference_mode()
 def validate(
     checkpoint: Checkpoint,
     images: Sequence[CaptionedImage],
@@ -130,7 +95,7 @@ def validate(
     processes: Processes,
     boxes: Path | None = None,
     grids: CachedGrids | None = None,
-    together: Callable[[], None] | None = None,
+    on_batch: Callable[[], None] | None = None,
 ) -> tuple[dict[str, float], list[Captioned]]:
     """Caption a split in all processes, and return the scores and all captions.
 
@@ -145,45 +110,85 @@ def validate(
         processes: the processes of the run. Each one captions its share of the images.
         boxes: file with the boxes of synthetic scenes; see scene_pointing.
         grids: cached grids of the images; None: encode the photos.
-        together: called after full batches, equally often in every process.
+        on_batch: called after full batches, equally often in every process.
     """
-    full = len(images) // processes.world // BATCH  # full batches of the smallest share
-    losses: list[tuple[float, int]] = []  # nats and tokens of each batch
-
-    def after_batch(grid: Grid, batch: Sequence[Captioned]) -> None:
-        nats = force_references(
-            checkpoint.model.decoder,
-            grid,
-            [caption.image for caption in batch],
-            vocabulary=checkpoint.vocabulary,
-            maximum_length=data.maximum_length,
-            autocast=autocast,
-        ).nats()
-        losses.append((float(nats.cpu().double().sum()), len(nats)))
-        if together is not None and len(losses) <= full:
-            together()
-
+    model, vocabulary = checkpoint.model, checkpoint.vocabulary
+    model.eval()
     share = list(range(len(images)))[processes.rank :: processes.world]
-    captioned = caption_split(
+    own = [images[index] for index in share]
+    full = len(images) // processes.world // BATCH  # full batches of the smallest share
+    captioned: list[Captioned] = []
+    losses: list[tuple[float, int]] = []  # nats and tokens of each batch
+    encoded = _encoded(
         checkpoint,
-        [images[index] for index in share],
+        own,
         autocast=autocast,
         workers=data.workers,
-        no_bar=processes.no_bar,
         grids=None if grids is None else (grids, share),
-        after_batch=after_batch,
     )
+    with tqdm(desc="captions", total=len(own), leave=False, disable=processes.no_bar) as bar:
+        for number, grid in enumerate(encoded, start=1):
+            batch = own[len(captioned) : len(captioned) + len(grid.features)]
+            starts = starts_of(batch, vocabulary)
+            with autocast:
+                beams = generate(
+                    model.decoder,
+                    grid.features,
+                    checkpoint.generation,
+                    vocabulary=vocabulary,
+                    starts=starts,
+                )
+            captioned += [
+                _captioned(image, beam[0].copy(), grid, vocabulary)
+                for image, beam in zip(batch, beams, strict=True)
+            ]
+            forced = force_references(
+                model.decoder,
+                grid,
+                batch,
+                vocabulary=vocabulary,
+                maximum_length=data.maximum_length,
+                autocast=autocast,
+            )
+            losses.append((float(forced.nats().cpu().double().sum()), len(forced.targets)))
+            bar.update(len(batch))
+            if on_batch is not None and number <= full:
+                on_batch()
     whole = _gather(images, captioned, processes)
     all_losses = [batch for part in processes.gather_to_main(losses) for batch in part]
     scores = None
     if processes.main:
         scores = score_split(whole)
-        nats, tokens = map(sum, zip(*all_losses, strict=True))
-        scores["cross_entropy"] = nats / tokens
+        total = sum(nats for nats, _ in all_losses)
+        scores["cross_entropy"] = total / sum(tokens for _, tokens in all_losses)
         if boxes is not None:
             transform = Transform(checkpoint.transform)
             scores["pointing"] = scene_pointing(whole, boxes=boxes, transform=transform)
     return processes.broadcast(scores), whole
+
+
+def _encoded(
+    checkpoint: Checkpoint,
+    images: Sequence[CaptionedImage],
+    *,
+    autocast: torch.autocast,
+    workers: Workers,
+    grids: tuple[CachedGrids, Sequence[int]] | None,
+) -> Iterator[Grid]:
+    """Yield the grids of images in batches, from the cache if there is one."""
+    model, transform = checkpoint.model, Transform(checkpoint.transform)
+    device = next(model.parameters()).device
+    if grids is not None:
+        stored, places = grids
+        side = transform.config.size // model.config.encoder.stride
+        for first in range(0, len(places), BATCH):
+            features = stored[places[first : first + BATCH]].float()
+            yield Grid(features.to(device), side, side)
+        return
+    for pixels in split_loader(images, transform, workers=workers, batch_size=BATCH):
+        with autocast:
+            grid = model.encode(transform.normalize(pixels.to(device)))
+        yield grid
 
 
 def _gather(

@@ -1,0 +1,476 @@
+"""Pages of `captioner evaluate --report` and of training runs, from one template."""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from PIL import Image
+
+from captioner.drawing.overlay import overlay
+from captioner.errors import DataError, ImageError
+from captioner.files import replace_file
+from captioner.generation.beam_search import Hypothesis
+from captioner.terminal import printable
+from captioner.vision.image import open_image
+from captioner.vision.transform import Transform
+from captioner.vocabulary import join
+from captioner_training.data.images import Captioned, CaptionedImage
+from captioner_training.evaluation.evaluate import Evaluation, as_json
+from captioner_training.evaluation.words import FUNCTION_WORDS
+from captioner_training.losses.cider import MIN_IMAGES
+from captioner_training.recipe import Recipe
+from captioner_training.report.measures import (
+    Table,
+    failures,
+    model_name,
+    notes,
+    settings,
+    tables,
+)
+from captioner_training.report.plots import (
+    NO_PLOTS,
+    can_plot,
+    curves_plot,
+    histogram,
+    reliability_plot,
+)
+
+Record = Mapping[str, Any]
+
+_SHOWN = 12  # number of best, and of worst, captions: fills rows of two, three and four
+_CHANGED = 4  # photos whose captions improved or worsened most
+_SIDE = 360  # pixels of a photo's longer side, about 20 kB as JPEG
+_MAPS = 4  # words per caption whose attention is drawn
+_SPLITS = {"test": "test", "val": "validation"}
+_RELIABILITY = {
+    "next word of a reference": ("calibration",),
+    "content words": ("trust", "words"),
+    "captions (all content words right)": ("trust", "captions"),
+}
+
+
+class Caption(NamedTuple):
+    """A caption on a page: who made it, its text, and words with their overlays (data URIs)."""
+
+    title: str
+    text: str
+    maps: Sequence[tuple[str, str]] = ()
+
+
+class Photo(NamedTuple):
+    """A photo on a page. `picture` is a data URI; None if the photo cannot be opened."""
+
+    name: str
+    picture: str | None
+    captions: Sequence[Caption]
+    references: Sequence[str] = ()
+    label: str = ""
+
+
+class Section(NamedTuple):
+    """Photos under a heading."""
+
+    title: str
+    about: str
+    photos: Sequence[Photo]
+
+
+class Figure(NamedTuple):
+    """A plot (a data URI) with its title and caption."""
+
+    title: str
+    plot: str
+    about: str
+
+
+@dataclass(kw_only=True)
+class Page:
+    """The content of page.html. Text is untrusted: all of it is escaped.
+
+    tables: titles and tables of measures.
+    images: heads and rows of the table of all images.
+    facts: names and values for the foot of the page.
+    """
+
+    heading: str
+    lead: str
+    notes: Sequence[str] = ()
+    tables: Sequence[tuple[str, Table]] = ()
+    figures: Sequence[Figure] = ()
+    sections: Sequence[Section] = ()
+    images: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ())
+    facts: Sequence[tuple[str, str]] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """Write the page. Raises OutputError."""
+        environment = Environment(
+            loader=PackageLoader("captioner_training", "report"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            finalize=_in_a_line,
+        )
+        content = environment.get_template("page.html").render(page=self)
+        with replace_file(path) as file:
+            file.write(content.encode(errors="backslashreplace"))  # names may not be UTF-8
+
+
+def _in_a_line(value: object) -> object:
+    """Put text on one line and make control characters visible."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(" ".join(value.split()))
+    return value
+
+
+# `captioner evaluate --report`
+
+
+def write_report(folder: Path, evaluation: Evaluation) -> None:
+    """Write report.html, report.md (the tables), and report.json with the rows as `per_image`.
+
+    Raises OutputError: a file cannot be written.
+    """
+    report = evaluation.report
+    markdown = "\n\n".join(
+        f"{title}\n\n{table.markdown()}" if title else table.markdown()
+        for title, table in tables(report)
+    )
+    others = [
+        [{"caption": row["caption"], "CIDEr": row["CIDEr"]} for row in other.rows]
+        for other in evaluation.others
+    ]
+    rows = [
+        {**row, **({"others": list(pairs)} if pairs else {})}
+        for row, *pairs in zip(evaluation.rows, *others, strict=True)
+    ]
+    texts = {
+        "report.json": json.dumps(as_json({**report, "per_image": rows}), indent=1),
+        "report.md": markdown,
+    }
+    for name, text in texts.items():
+        with replace_file(folder / name) as file:
+            file.write(f"{text}\n".encode(errors="backslashreplace"))
+    evaluation_page(evaluation).write(folder / "report.html")
+
+
+def evaluation_page(evaluation: Evaluation) -> Page:
+    """Return the page of an evaluation."""
+    report, rows = evaluation.report, evaluation.rows
+    split, name = report["split"], Path(str(report["data"])).stem or str(report["data"])
+    order = sorted(range(len(rows)), key=lambda at: (rows[at]["CIDEr"], rows[at]["ROUGE-L"]))
+    shown = min(_SHOWN, len(rows) // 2)
+    middle = {order[0], order[len(order) // 2], order[-1]} if evaluation.captioned else set()
+    sections = [
+        Section(
+            "Attention",
+            "A bad, a medium and a good caption of every model, with the attention of "
+            f"{_which(evaluation.captioned)}.",
+            [_photo(evaluation, at, maps=True) for at in order if at in middle],
+        ),
+        *_changed(evaluation),
+        Section(
+            "Best captions",
+            "The highest CIDEr-D, with the references.",
+            [_photo(evaluation, at) for at in order[::-1][:shown]],
+        ),
+        Section(
+            "Worst captions",
+            "The lowest CIDEr-D. Some are right but mention something else than the references.",
+            [_photo(evaluation, at) for at in order[:shown]],
+        ),
+    ]
+    failed = [f"{name} failed: {reason}" for name, reason in failures(report)]
+    figures = list(_figures(evaluation)) if can_plot() else []
+    return Page(
+        heading=f"Captions of {name}",
+        lead=f"{model_name(report)} on {report['scored']:,} photos with "
+        f"{split['references']:,} reference captions. In brackets: 95 % intervals over images.",
+        notes=[*notes(report), *failed, *([] if can_plot() else [NO_PLOTS])],
+        tables=tables(report),
+        figures=figures,
+        sections=[section for section in sections if section.photos],
+        images=_all_images(evaluation),
+        facts=list(settings(report)),
+    )
+
+
+def _figures(evaluation: Evaluation) -> Iterator[Figure]:
+    ciders = [row["CIDEr"] for row in evaluation.rows]
+    yield Figure("CIDEr-D", histogram(ciders, name="CIDEr-D of a caption"), "Single captions.")
+    for title, path in _RELIABILITY.items():
+        part: Any = evaluation.report
+        for key in path:
+            part = part.get(key) or {}
+        if "bins" in part:
+            about = "Below the dashed line the model is too sure."
+            yield Figure(f"Reliability: {title}", reliability_plot(part["bins"]), about)
+
+
+def _photo(evaluation: Evaluation, at: int, *, label: str = "", maps: bool = False) -> Photo:
+    """Return a photo with its caption; with `maps` or a label, with those of all models."""
+    models = [evaluation, *(evaluation.others if label or maps else ())]
+    row = evaluation.rows[at]
+    captions = [
+        Caption(
+            model_name(model.report) if len(models) > 1 else "",
+            model.rows[at]["caption"],
+            maps_of(model.captioned[at], model.transform)
+            if maps and model.captioned and model.transform
+            else (),
+        )
+        for model in models
+    ]
+    images = evaluation.images
+    references = [] if label or maps else row["references"]
+    return Photo(
+        name=row["name"],
+        picture=picture_of(images[at]) if images else None,
+        captions=captions,
+        references=references,
+        label=label or f"{row['CIDEr']:.0f}",
+    )
+
+
+def _changed(evaluation: Evaluation) -> Iterator[Section]:
+    """Yield the photos that improved most, and worsened most, from each compared model."""
+    for other in evaluation.others:
+        change = {
+            at: row["CIDEr"] - before["CIDEr"]
+            for at, (row, before) in enumerate(zip(evaluation.rows, other.rows, strict=True))
+            if row["caption"] != before["caption"]
+        }
+        order = sorted(change, key=change.__getitem__)
+        better = [at for at in order[::-1][:_CHANGED] if change[at] > 0]
+        worse = [at for at in order[:_CHANGED] if change[at] < 0]
+        for word, places in (("improved", better), ("worsened", worse)):
+            photos = [_photo(evaluation, at, label=f"{change[at]:+.0f}") for at in places]
+            about = f"Change in CIDEr-D from {model_name(other.report)}."
+            yield Section(f"Most {word}", about, photos)
+
+
+def _all_images(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the table of all images."""
+    columns = {
+        "CIDEr": ("CIDEr-D", 0), "ROUGE-L": ("ROUGE-L", 0), "score": ("score", 2),
+        "trust": ("trust", 2), "familiarity": ("familiarity", 2),
+    }  # fmt: skip
+    known = {
+        key: name for key, name in columns.items() if any(key in row for row in evaluation.rows)
+    }
+    others = evaluation.others
+    heads = ["image", "caption", *(name for name, _ in known.values()), "absent objects"]
+    heads += [model_name(other.report) for other in others]
+    rows = [
+        [
+            row["name"],
+            row["caption"],
+            *(f"{row[key]:.{digits}f}" if key in row else "" for key, (_, digits) in known.items()),
+            ", ".join(row["invented"]),
+            *(other.rows[at]["caption"] for other in others),
+        ]
+        for at, row in enumerate(evaluation.rows)
+    ]
+    return heads, rows
+
+
+# Photos
+
+
+def picture_of(image: CaptionedImage) -> str | None:
+    """Return a photo as a data URI, or None if it cannot be opened."""
+    photo = _open(image)
+    return None if photo is None else _data_uri(photo)
+
+
+def maps_of(caption: Captioned, transform: Transform) -> list[tuple[str, str]]:
+    """Return some content words of a caption, each with its overlay on the photo (a data URI).
+
+    The words with the highest gate are chosen, or the first ones if the model has no gate.
+    """
+    attention, gates = caption.attention, caption.hypothesis.gate
+    photo = None if attention is None else _open(caption.image)
+    if photo is None or attention is None:
+        return []
+    box = transform.box(*photo.size)
+    content = [at for at, word in enumerate(caption.words) if word not in FUNCTION_WORDS]
+    if gates is not None:
+        content = sorted(content, key=lambda at: -float(gates[at]))
+    return [
+        (caption.words[at], _data_uri(overlay(photo, attention[at], box=box)))
+        for at in sorted(content[:_MAPS])
+    ]
+
+
+def _which(captioned: Sequence[Captioned]) -> str:
+    if any(caption.hypothesis.gate is not None for caption in captioned):
+        return "the words with the highest gate"
+    return "the first content words"
+
+
+def _open(image: CaptionedImage) -> Image.Image | None:
+    try:
+        photo = open_image(image.store.read(image.name), at_least=_SIDE)
+    except ImageError:
+        return None
+    photo.thumbnail((_SIDE, _SIDE))
+    return photo
+
+
+def _data_uri(picture: Image.Image) -> str:
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=82)
+    return f"data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}"
+
+
+# Training runs
+
+
+def write_run(
+    path: Path,
+    recipe: Recipe,
+    captioned: Sequence[Captioned],
+    *,
+    gain: Record | None,
+    notes: Sequence[str],
+    best_at: tuple[int, int] | None,
+) -> None:
+    """Write the report of a run from the log beside it.
+
+    Args:
+        path: the HTML file.
+        recipe: the recipe of the run.
+        captioned: some validation photos with the captions of the best checkpoint.
+        gain: see conclusion.measure_gain; None if it was not measured.
+        notes: shown above everything else.
+        best_at: stage and epoch of the best checkpoint; None: the model that the run started from.
+
+    Raises:
+        DataError: the log is missing or damaged.
+        OutputError: the page cannot be written.
+    """
+    try:
+        lines = (path.parent / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        log = [json.loads(line) for line in lines]
+    except (OSError, ValueError) as error:
+        raise DataError(f"the log of the run cannot be read: {error}") from error
+    epochs = [record for record in log if record["event"] == "epoch"]
+    if not epochs:
+        raise DataError("the log of the run has no epoch")
+    stages = len({epoch["stage"] for epoch in epochs})
+    about = (
+        "Validation photos with their references, and the captions after the first epoch and of "
+        f"the best epoch, with the attention of {_which(captioned)}."
+    )
+    photos = list(_run_photos(recipe, captioned, epochs[0].get("photos", ()), best_at))
+    Page(
+        heading=f"Run {recipe.name}",
+        lead=f"{len(epochs)} epochs in {stages} {'stages' if stages > 1 else 'stage'}, "
+        f"{epochs[-1]['step']:,} steps.",
+        notes=[*notes, *([] if can_plot() else [NO_PLOTS])],
+        figures=list(_run_figures(log, epochs)) if can_plot() else [],
+        sections=[Section("Captions", about, photos)],
+        facts=list(_facts(recipe, log, epochs, gain, best_at)),
+    ).write(path)
+
+
+def _run_photos(
+    recipe: Recipe,
+    captioned: Sequence[Captioned],
+    first: Sequence[Record],
+    best_at: tuple[int, int] | None,
+) -> Iterator[Photo]:
+    """Yield photos with the captions of the first epoch, from the log, and of the best one."""
+    transform, tokenizer = Transform(recipe.transform), recipe.data.tokenizer
+    best = "original model (no epoch is better)" if best_at is None else "best epoch"
+    if [record["image"] for record in first] != [caption.image.name for caption in captioned]:
+        first = ()  # of other photos
+    for at, caption in enumerate(captioned):
+        titled = (
+            [("after the first epoch", _from_record(caption.image, first[at]))] if first else []
+        )
+        yield Photo(
+            name=caption.image.name,
+            picture=picture_of(caption.image),
+            captions=[
+                Caption(title, join(made.words, tokenizer), maps_of(made, transform))
+                for title, made in (*titled, (best, caption))
+            ],
+            references=caption.image.captions[:5],
+        )
+
+
+def _from_record(image: CaptionedImage, record: Record) -> Captioned:
+    attention, gate = record["attention"], record["gate"]
+    return Captioned(
+        image=image,
+        hypothesis=Hypothesis(
+            [], 0.0, torch.zeros(0), gate=None if gate is None else torch.tensor(gate)
+        ),
+        words=record["words"],
+        attention=None if attention is None else torch.tensor(attention) / 1000,
+    )
+
+
+def _run_figures(log: Sequence[Record], epochs: Sequence[Record]) -> Iterator[Figure]:
+    steps = [record for record in log if record["event"] == "step"]
+    stages = dict.fromkeys(epoch["stage"] for epoch in epochs)
+    ends = [max(epoch["step"] for epoch in epochs if epoch["stage"] == stage) for stage in stages]
+    validation = [(epoch["step"], epoch["validation"]) for epoch in epochs]
+    cross_entropy = {
+        "training (mean of an epoch)": [(one["step"], one["cross_entropy"]) for one in epochs],
+        "validation": [(step, scores["cross_entropy"]) for step, scores in validation],
+    }
+    for title, curves, about in (
+        ("loss", {"loss": [(one["step"], one["loss"]) for one in steps]}, "All terms."),
+        (
+            "cross-entropy",
+            cross_entropy,
+            "Nats per token. If validation rises while training falls, the model overfits.",
+        ),
+        (
+            "CIDEr",
+            {"CIDEr": [(step, scores["CIDEr"]) for step, scores in validation]},
+            "After each epoch, in the training precision and without consensus.",
+        ),
+        (
+            "learning rate",
+            {"rate": [(one["step"], one["learning_rate"]) for one in steps]},
+            "Rate of the decoder. Dashed lines mark the ends of stages.",
+        ),
+    ):
+        yield Figure(title, curves_plot(curves, ends=ends), about)
+
+
+def _facts(
+    recipe: Recipe,
+    log: Sequence[Record],
+    epochs: Sequence[Record],
+    gain: Record | None,
+    best_at: tuple[int, int] | None,
+) -> Iterator[tuple[str, str]]:
+    names = {"before": "CIDEr before", "after": "CIDEr", "gain": "CIDEr gained"}
+    if gain is not None and gain["images"] >= MIN_IMAGES:
+        for key in filter(gain.__contains__, names):
+            low, high = gain["intervals"][key]
+            photos = f"{gain['images']:,} {_SPLITS[gain['split']]} photos"
+            yield names[key], f"{gain[key]:.1f} [{low:.1f}, {high:.1f}] on {photos}"
+    yield "recipe", recipe.name
+    yield "data", recipe.data.root if recipe.data.scenes is None else "synthetic scenes"
+    yield "started from", recipe.weights or f"encoder {recipe.encoder_weights}"
+    if log[0]["event"] == "origin":
+        yield "CIDEr of that model during training", f"{log[0]['validation']['CIDEr']:.1f}"
+    for epoch in epochs:
+        if (epoch["stage"], epoch["epoch"]) == best_at:
+            yield "best epoch", f"stage {epoch['stage']} epoch {epoch['epoch']}"
+            yield "its CIDEr during training", f"{epoch['validation']['CIDEr']:.1f}"
+    yield "seed", str(recipe.seed)
