@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchvision.ops import StochasticDepth
 
 from captioner import ConfigError
@@ -23,7 +24,6 @@ from captioner.model.config import DECODERS
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.scenes import write_scenes
 from captioner_training.initialization import build_model, load_encoder, load_initial
-from captioner_training.log import Clock
 from captioner_training.losses.objective import Objective, TeacherForcedOutput
 from captioner_training.recipe import Recipe, load_recipe
 from tests.conftest import MEAN, STD
@@ -76,13 +76,14 @@ def test_a_run_from_recipe_to_scored_checkpoint(
 ) -> None:
     """As if each step took a minute."""
 
-    def timing(clock: Clock) -> dict[str, float]:
-        return {"seconds": 60.0 * clock.steps, "images_per_second": 1.0}
-
-    monkeypatch.setattr(Clock, "timing", timing)
+    taken = list[int]()
+    clock = SimpleNamespace(monotonic=lambda: 60.0 * len(taken))
+    monkeypatch.setattr("captioner_training.log.time", clock)
+    hook = register_optimizer_step_post_hook(lambda *_: taken.append(1))
     out = tmp_path / "run"
     best = out / "best.safetensors"
     result = run_main("train", recipe, "--out", out, "--data.workers", 0)
+    hook.remove()
     assert (result.returncode, result.stdout.strip()) == (0, str(best)), result.stderr
     assert load_checkpoint(best).name == "miniature"
     assert json.loads((out / "recipe.json").read_text())["name"] == "miniature"
@@ -90,8 +91,8 @@ def test_a_run_from_recipe_to_scored_checkpoint(
     epochs = [one for one in lines if one["event"] == "epoch"]
     assert [(one["stage"], one["epoch"]) for one in epochs] == [(1, 1), (1, 2), (1, 3), (2, 1)]
     assert lines[-1]["event"] == "finished"
-    left = re.findall(r"(\d+) min left in this stage", result.stderr)
-    assert left == ["12", "6", "0", "0"]  # six steps an epoch
+    left = re.findall(r"on validation,.* (\d+ \w+) left in this stage", result.stderr)
+    assert left == ["12 min", "6 min", "0 s", "0 s"]  # six steps an epoch
     losses = [one["cross_entropy"] for one in epochs]
     # Short stages log every step; an epoch has the mean of its steps.
     steps = [one["cross_entropy"] for one in lines if one["event"] == "step"]
