@@ -8,7 +8,6 @@ import io
 import json
 import os
 import random
-import re
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import cache
@@ -226,15 +225,11 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
 
 
 async def _pictures(client: Client, data: bytes, *, taken: bool) -> None:
-    """Have a photo captioned, and ask for all its pictures, to take them or not."""
-    answer = await client.exchange(client.upload(data, attention="true"))
-    found = re.search(rb'{"records":\[(.*)\]}', answer, re.DOTALL)
-    if found is not None and b'"words"' in found[1]:
-        record = found[1].decode()
-        paths = ("/api/overlay", "/api/sheet", "/api/animation", "/api/effect") * 6
-        requests = [client.upload(data, path, record=record) for path in paths]
-        take = client.exchange if taken else lambda request: client.hold(request, 10)
-        await asyncio.gather(*map(take, requests), return_exceptions=True)
+    """Request all pictures of a photo, to take them or not."""
+    paths = ("/api/overlay", "/api/sheet", "/api/animation") * 8
+    requests = [client.upload(data, path) for path in paths]
+    take = client.exchange if taken else lambda request: client.hold(request, 10)
+    await asyncio.gather(*map(take, requests), return_exceptions=True)
 
 
 async def _calls(client: Client) -> None:

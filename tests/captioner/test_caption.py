@@ -278,6 +278,10 @@ def test_pointing_at_a_word_puts_its_attention_on_the_photo(caption: Caption, br
     ("change", "reason"),
     [
         ({"effect": float("nan")}, r"words\.0\.effect"),
+        ({"probability": 2}, r"words\.0\.probability"),
+        ({"weights": [float("nan")] * 6}, r"words\.0\.attention\.weights"),
+        ({"rows": 1000, "columns": 1000}, r"words\.0\.attention\.rows"),
+        ({"box": [0, 0, 1, float("inf")]}, r"words\.0\.attention\.box"),
         ({"heads": [[0.5] * 6]}, "do not sum to 1"),
         ({"heads": [[0.5, 0.5]]}, "there are not 2 x 3 weights"),
         ({"box": [0, 1, 1, 1]}, "the box is empty"),
@@ -288,7 +292,7 @@ def test_a_word_that_is_out_of_range_is_refused(
 ) -> None:
     record = caption.record(attention=True)
     word = record["words"][0]
-    (word if "effect" in change else word["attention"]).update(change)
+    (word if {"effect", "probability"} & change.keys() else word["attention"]).update(change)
     with pytest.raises(ConfigError, match=reason):
         Caption.from_record(record)
 

@@ -1,4 +1,4 @@
-"""The HTTP API: captions, effects of words, health and metrics."""
+"""The HTTP API: captions, health and metrics."""
 
 from __future__ import annotations
 
@@ -21,23 +21,20 @@ from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner_serving.server.batcher import Place
 from captioner_serving.server.body import Upload, read_bare, read_form, read_json
 from captioner_serving.server.description import (
-    PHOTO,
     PROBLEMS,
     Health,
     Records,
     caption_body,
-    form,
 )
 from captioner_serving.server.links import WebPhoto
 from captioner_serving.server.photos import SharedPhoto
 from captioner_serving.server.problems import NO_URLS, RefusedError, problem
-from captioner_serving.server.records import needs_preview, read_posted, served_record
+from captioner_serving.server.records import needs_preview, served_record
 from captioner_serving.server.request import client_of, request_info
 from captioner_serving.server.service import CaptionService
 
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=BaseModel)
-Posted = TypeVar("Posted", bound="RecordFields")
 _Answered = tuple[list[Caption | ImageError], list[dict[str, Any]]]
 
 LINES = "application/x-ndjson"
@@ -65,32 +62,23 @@ Service = Annotated[CaptionService, Depends(_service)]
 # Requests
 
 
-class CaptionFields(BaseModel):
-    """The fields of POST /api/caption, without the images."""
+class SearchFields(BaseModel):
+    """The fields of captions and pictures."""
 
     model_config = ConfigDict(extra="forbid")
 
-    image_url: Annotated[str, Field(max_length=8000)] | None = None
     model: Annotated[str, Field(max_length=1000)] | None = None
-    all_models: bool = False
     beam_size: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] | None = None
     captions: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
     style: Annotated[str, Field(max_length=100)] | None = None
-    attention: bool = False
-    check_attention: bool = False
-    minimum_trust: Annotated[float, Field(ge=0, le=1)] | None = None
-    preview: bool = False
 
     def settings(self, captioner: Captioner, *, shared: bool = False) -> GenerationConfig:
         """Return the generation settings for a captioner.
 
-        shared: ignore the style and the minimum trust, which apply only to the first model of
-            a request.
+        shared: ignore the style, which applies only to the first model of a request.
 
-        Raises ConfigError: the captioner has no such style, or no trust.
+        Raises ConfigError: the captioner has no such style.
         """
-        if not shared:
-            captioner.check_trust(self.minimum_trust)
         return captioner.generation.for_request(
             beam_size=self.beam_size,
             captions=self.captions,
@@ -98,13 +86,27 @@ class CaptionFields(BaseModel):
         )
 
 
-class RecordFields(BaseModel):
-    """The field of all other forms, besides the image."""
+class CaptionFields(SearchFields):
+    """The fields of POST /api/caption, without the images."""
 
-    record: str = ""
+    image_url: Annotated[str, Field(max_length=8000)] | None = None
+    all_models: bool = False
+    attention: bool = False
+    check_attention: bool = False
+    minimum_trust: Annotated[float, Field(ge=0, le=1)] | None = None
+    preview: bool = False
+
+    def settings(self, captioner: Captioner, *, shared: bool = False) -> GenerationConfig:
+        """See SearchFields.
+
+        Raises ConfigError: the captioner has no such style, or no trust.
+        """
+        if not shared:
+            captioner.check_trust(self.minimum_trust)
+        return super().settings(captioner, shared=shared)
 
 
-async def _read(
+async def read_photos(
     request: Request, service: CaptionService, fields: type[Fields], *, max_files: int = 1
 ) -> tuple[list[Upload], Fields]:
     """Read a form, after a check that the queue has room for an image of the client."""
@@ -133,20 +135,12 @@ async def _read_photos(
         files, fields = await read_json(request, CaptionFields, max_bytes=most, max_files=count)
     else:
         count = service.config.queue
-        files, fields = await _read(request, service, CaptionFields, max_files=count)
+        files, fields = await read_photos(request, service, CaptionFields, max_files=count)
     if fields.image_url is None:
         return files, fields
     if not service.config.allow_urls:
         raise RefusedError("forbidden", NO_URLS)
     return [*files, Upload(fields.image_url, url=fields.image_url)], fields
-
-
-async def read_with_record(
-    request: Request, service: CaptionService, fields: type[Posted]
-) -> tuple[Upload, Caption, Posted]:
-    """Read a form with a photo and its record."""
-    (file,), values = await _read(request, service, fields)
-    return file, read_posted(values.record), values
 
 
 # Answers
@@ -227,15 +221,22 @@ def _requested_services(request: Request, fields: CaptionFields) -> list[Caption
 
     Raises ConfigError: there is no such model.
     """
-    services = services_of(request)
     if fields.all_models:
-        return [*services.values()]
-    if fields.model is None:
-        return [_service(request)]
-    if fields.model not in services:
-        names = ", ".join(services)
-        raise ConfigError(f"there is no model {fields.model[:40]!r}: use {names}")
-    return [services[fields.model]]
+        return [*services_of(request).values()]
+    return [named_service(request, fields.model)]
+
+
+def named_service(request: Request, name: str | None) -> CaptionService:
+    """Return the service of a model; None: the first.
+
+    Raises ConfigError: there is no such model.
+    """
+    services = services_of(request)
+    if name is None:
+        return _service(request)
+    if name not in services:
+        raise ConfigError(f"there is no model {name[:40]!r}: use {', '.join(services)}")
+    return services[name]
 
 
 def _share(
@@ -327,31 +328,6 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-# Photos with their records
-
-
-@router.post(
-    "/api/effect",
-    response_model=Records,
-    responses=PROBLEMS,
-    openapi_extra=form(RecordFields, PHOTO, "record"),
-    tags=["captions"],
-    summary="Check the words of a record",
-)
-async def effect(request: Request, service: Service) -> Response:
-    """Return the record with the `effect` of each word of its caption.
-
-    The effect is how much less likely a word becomes when the area with its attention is hidden.
-    """
-    file, posted, _ = await read_with_record(request, service, RecordFields)
-    # The model that wrote the record, if the server still has it.
-    service = services_of(request).get(posted.model.name, service)
-    work = service.check_words(file.data, posted, client=client_of(request.scope))
-    checked = await while_connected(request, work)
-    request_info(request.scope).is_reported = True
-    return _Records([served_record(checked, name=file.name, attention=True)])
 
 
 # Operation

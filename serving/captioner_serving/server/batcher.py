@@ -34,12 +34,10 @@ class JobSettings(NamedTuple):
 
     generation: beam size, number of captions, style.
     check_attention: measure the effect of each word.
-    sentence: a sentence to check, instead of generating one.
     """
 
     generation: GenerationConfig
     check_attention: bool = False
-    sentence: Caption | None = None
 
     @property
     def cost(self) -> int:
@@ -234,9 +232,7 @@ class Batcher:
         if not waiting:
             return 0 if self._ending else None
         settings = waiting[0].settings
-        if self._closed or last is None or settings.sentence is not None:
-            return 0
-        if settings != last.settings:
+        if self._closed or last is None or settings != last.settings:
             return 0
         if self._waiting_with(settings) >= min(last.present, self._most(settings)):
             return 0
@@ -247,9 +243,7 @@ class Batcher:
         return until - time.monotonic()
 
     def _waiting_with(self, settings: JobSettings) -> int:
-        """Return the number of waiting images with these settings; 0 if they have a sentence."""
-        if settings.sentence is not None:  # slow to compare, because its maps are large
-            return 0
+        """Return the number of waiting images with these settings."""
         return sum(job.settings == settings for job in self._turns.in_order())
 
     def _most(self, settings: JobSettings) -> int:

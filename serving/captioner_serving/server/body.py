@@ -43,8 +43,8 @@ _ROUTES = {
 
 _MOST_FIELDS = 16
 _MOST_VALUES = 10_000  # commas in JSON; base64 has none
-_LONGEST_FIELD = 1 << 20  # bytes; enough for a record with the attention of all heads
-_SLACK = _LONGEST_FIELD + 16_384  # bytes besides the images: a record, boundaries and headers
+_LONGEST_FIELD = 16_384  # bytes
+_SLACK = 1 << 20  # bytes besides the images: fields, boundaries, texts of a chat
 _MOST_DRAINED = 4  # times the largest upload; larger refused bodies are not read
 _SLOWEST = 50_000  # bytes per second that a client must send after the body timeout
 
@@ -341,7 +341,7 @@ async def _sort(
             raise RefusedError(
                 "bad-request",
                 f"{key!r} must be given once, an image as file and other fields as text: "
-                "use curl -F image=@photo.jpg -F 'record=<record.json'",
+                "use curl -F image=@photo.jpg -F captions=3",
             )
         else:
             fields = ", ".join(("image", *names))

@@ -1,4 +1,4 @@
-"""Pictures over the HTTP API, from a photo and its record: overlay, sheet, animation."""
+"""Pictures over the HTTP API: a photo is captioned, and its caption drawn."""
 
 from __future__ import annotations
 
@@ -13,18 +13,26 @@ from pydantic import Field
 from captioner.caption import Caption
 from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH, Panel
 from captioner.errors import ConfigError
-from captioner_serving.server.api import RecordFields, Service, read_with_record, while_connected
+from captioner.generation.config import MAX_BEAM_SIZE
+from captioner_serving.server.api import (
+    SearchFields,
+    Service,
+    named_service,
+    read_photos,
+    while_connected,
+)
 from captioner_serving.server.description import PHOTO, form, picture
 from captioner_serving.server.drawing import Drawing
-from captioner_serving.server.request import client_of
+from captioner_serving.server.request import client_of, request_info
 from captioner_serving.server.service import CaptionService
 
 router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartition("/")[2])
 
 
-class DrawingFields(RecordFields):
-    """The fields of a picture."""
+class DrawingFields(SearchFields):
+    """The fields of a picture. `sentence`: which of the `captions` to draw, from 1."""
 
+    sentence: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
     smooth: bool = True
     strength: Annotated[float, Field(ge=0, le=1)] = DEFAULT_STRENGTH
     colors: str = DEFAULT_COLORS
@@ -47,87 +55,95 @@ Drawn = TypeVar("Drawn", bound=DrawingFields)
 
 @router.post(
     "/api/overlay",
-    openapi_extra=form(OverlayFields, PHOTO, "record"),
+    openapi_extra=form(OverlayFields, PHOTO),
     responses=picture("image/png"),
     response_class=Response,
     tags=["pictures"],
 )
 async def overlay(request: Request, service: Service) -> Response:
-    """Draw the attention of one word over the photo, as a PNG."""
+    """Caption a photo, and draw the attention of one word over it, as a PNG."""
 
-    def drawing(posted: Caption, fields: OverlayFields) -> Drawing:
-        count = len(posted.words)
+    def drawing(caption: Caption, fields: OverlayFields) -> Drawing:
+        count = len(caption.words)
         if fields.word is not None and fields.word > count:
             raise ConfigError(f"word is {fields.word}; the caption has {count} words")
-        index = posted.find_word() if fields.word is None else fields.word - 1
-        panel = _panels(posted, fields.head)[index]
-        return Drawing(kind="overlay", panels=[panel], box=posted.box, look=fields.look)
+        index = caption.find_word() if fields.word is None else fields.word - 1
+        panel = _panels(caption, fields.head)[index]
+        return Drawing(kind="overlay", panels=[panel], box=caption.box, look=fields.look)
 
-    return await _draw(request, service, OverlayFields, drawing)
+    return await _draw(request, service, OverlayFields, drawing, media_type="image/png")
 
 
 @router.post(
     "/api/sheet",
-    openapi_extra=form(DrawingFields, PHOTO, "record"),
+    openapi_extra=form(DrawingFields, PHOTO),
     responses=picture("image/png"),
     response_class=Response,
     tags=["pictures"],
 )
 async def sheet(request: Request, service: Service) -> Response:
-    """Draw the attention of all words side by side, as a PNG."""
-    return await _draw(request, service, DrawingFields, partial(_draw_all, kind="sheet"))
+    """Caption a photo, and draw the attention of all words side by side, as a PNG."""
+    make = partial(_draw_all, kind="sheet")
+    return await _draw(request, service, DrawingFields, make, media_type="image/png")
 
 
 @router.post(
     "/api/animation",
-    openapi_extra=form(DrawingFields, PHOTO, "record"),
+    openapi_extra=form(DrawingFields, PHOTO),
     responses=picture("image/webp"),
     response_class=Response,
     tags=["pictures"],
 )
 async def animation(request: Request, service: Service) -> Response:
-    """Draw one word after another, as an animated WebP."""
-    return await _draw(request, service, DrawingFields, partial(_draw_all, kind="animation"))
+    """Caption a photo, and draw one word after another, as an animated WebP."""
+    make = partial(_draw_all, kind="animation")
+    return await _draw(request, service, DrawingFields, make, media_type="image/webp")
 
 
 def _draw_all(
-    posted: Caption, fields: DrawingFields, *, kind: Literal["sheet", "animation"]
+    caption: Caption, fields: DrawingFields, *, kind: Literal["sheet", "animation"]
 ) -> Drawing:
-    head = _head_note(posted, fields.head)
+    head = _head_note(caption, fields.head)
     return Drawing(
         kind=kind,
-        panels=_panels(posted, fields.head),
-        title=f"{posted.text} {head}".strip(),
-        note=posted.note if kind == "sheet" else head,
-        measure=posted.measure,
-        box=posted.box,
+        panels=_panels(caption, fields.head),
+        title=f"{caption.text} {head}".strip(),
+        note=caption.note if kind == "sheet" else head,
+        measure=caption.measure,
+        box=caption.box,
         look=fields.look,
     )
 
 
-def _panels(posted: Caption, head: int | None) -> list[Panel]:
+def _panels(caption: Caption, head: int | None) -> list[Panel]:
     """Return the words with their weights as lists, which can be pickled without torch."""
     return [
-        panel._replace(weights=np.asarray(panel.weights).tolist()) for panel in posted.panels(head)
+        panel._replace(weights=np.asarray(panel.weights).tolist()) for panel in caption.panels(head)
     ]
 
 
-def _head_note(posted: Caption, head: int | None) -> str:
+def _head_note(caption: Caption, head: int | None) -> str:
     """Return the label of the attention head, in brackets."""
-    label = posted.words[0].head_label(head) if posted.words else ""
+    label = caption.words[0].head_label(head) if caption.words else ""
     return f"({label})" if label else ""
 
 
 async def _draw(
     request: Request,
     service: CaptionService,
-    fields: type[Drawn],
+    kind: type[Drawn],
     make: Callable[[Caption, Drawn], Drawing],
+    *,
+    media_type: str,
 ) -> Response:
-    file, posted, values = await read_with_record(request, service, fields)
-    if any(word.attention is None for word in posted.words):
-        raise ConfigError("the record has no attention: caption the photo with attention=true")
-    drawing = make(posted, values)
-    work = service.draw(file.data, drawing, client=client_of(request.scope))
-    kind = "image/webp" if drawing.kind == "animation" else "image/png"
-    return Response(await while_connected(request, work), media_type=kind)
+    (file,), fields = await read_photos(request, service, kind)
+    service = named_service(request, fields.model)
+    work = service.draw(
+        file.data,
+        fields.settings(service.captioner),
+        lambda caption: make(caption.choose(fields.sentence - 1), fields),
+        client=client_of(request.scope),
+    )
+    picture = await while_connected(request, work)
+    request_info(request.scope).is_reported = True
+    return Response(picture, media_type=media_type)

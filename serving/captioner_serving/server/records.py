@@ -1,17 +1,13 @@
-"""Records over HTTP: answers with marks for doubt, and records that clients post back."""
+"""Records over HTTP, with marks for doubt."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, Field
 
 from captioner.caption import Caption
-from captioner.errors import ConfigError
 from captioner.record import CaptionRecord, SentenceRecord, WordRecord
-from captioner_serving.server.problems import RefusedError
 
 
 class ServedWord(WordRecord):
@@ -61,10 +57,6 @@ class FailedRecord(BaseModel):
     error: PhotoError
 
 
-# Limits of posted records, which are drawn: words, letters of a word, letters of the caption.
-_MOST_WORDS, _LONGEST_WORD, _LONGEST_TEXT = 64, 40, 3000
-
-
 def served_record(
     caption: Caption,
     *,
@@ -108,38 +100,3 @@ def needs_preview(data: bytes) -> bool:
         pixels = data.find(b"IDAT")
         return b"acTL" in data[: max(pixels, 0)]
     return False
-
-
-def read_posted(text: str) -> Caption:
-    """Return the caption of a posted record.
-
-    Raises:
-        RefusedError: it is not a record in JSON.
-        ConfigError: a value of the record is out of range.
-    """
-    if not text:
-        raise RefusedError(
-            "bad-request", "there is no record: send one, such as curl -F 'record=<file.json'"
-        )
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(
-            "bad-request", "the record is not JSON: send one of the `records` of /api/caption"
-        ) from error
-    if not isinstance(record, dict) or not {"caption", "words"} <= record.keys():
-        raise RefusedError(
-            "bad-request",
-            "the record has no caption with words: send one of the `records` of /api/caption",
-        )
-    caption = replace(Caption.from_record(record), image=None)  # not the client's path
-    if len(caption.words) > _MOST_WORDS:
-        raise ConfigError(f"the record has more than {_MOST_WORDS} words")
-    for word in caption.words:
-        if len(word.text) > _LONGEST_WORD:
-            raise ConfigError(
-                f"a word of the record has {len(word.text)} letters; the limit is {_LONGEST_WORD}"
-            )
-    if len(caption.text) > _LONGEST_TEXT:
-        raise ConfigError(f"the caption of the record has more than {_LONGEST_TEXT} letters")
-    return caption

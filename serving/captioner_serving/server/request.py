@@ -22,7 +22,6 @@ _ROUTES = [
     (name, re.compile(path, re.DOTALL))
     for name, path in {
         "/api/caption": r"/api/caption",
-        "/api/effect": r"/api/effect",
         "/api/overlay": r"/api/overlay",
         "/api/sheet": r"/api/sheet",
         "/api/animation": r"/api/animation",
@@ -53,7 +52,7 @@ _ROUTES = [
 _METHODS = {
     **dict.fromkeys(
         (
-            *("/api/caption", "/api/effect", "/api/overlay", "/api/sheet", "/api/animation"),
+            *("/api/caption", "/api/overlay", "/api/sheet", "/api/animation"),
             *("/api/generate", "/api/chat", "/api/show", "/v1/chat/completions", "/v1/responses"),
             "/gradio_api/mcp",
         ),

@@ -13,11 +13,9 @@ import numpy as np
 import torch
 
 from captioner.caption import Caption
-from captioner.captioner import Captioner, PreparedImage
-from captioner.errors import CaptionerError, ConfigError, ImageError
+from captioner.errors import CaptionerError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.vision.transform import Box
-from captioner.vocabulary import Vocabulary
 from captioner_serving.decoding.decoded import EncodedPhoto, Output, Readable, Square
 from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.batcher import Batcher, JobSettings, Place
@@ -153,52 +151,48 @@ class CaptionService:
         config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
         start = time.monotonic()
         settings = JobSettings(config, check_attention)
-        results = [
-            self._checked(result) for result in await self._run(images, settings, client, place)
-        ]
+        with self._batcher.admit(len(images) * settings.cost, client):
+            results = await self._run(images, settings, client, place)
         self._report(results, time.monotonic() - start)
         return results
 
-    async def check_words(self, image: bytes, caption: Caption, *, client: str = "") -> Caption:
-        """Measure the effect of each word of a given caption.
+    async def draw(
+        self,
+        image: bytes,
+        config: GenerationConfig,
+        make: Callable[[Caption], Output],
+        *,
+        client: str = "",
+    ) -> bytes:
+        """Caption a photo, and draw its caption. Cancelling the caller stops both.
+
+        Args:
+            image: the photo.
+            config: as for `caption`.
+            make: returns the drawing of a caption.
+            client: as for `caption`.
 
         Raises:
-            ConfigError: a word is not in the vocabulary, or there are no words.
-            ImageError: the image cannot be decoded.
-            BusyError, ClosedError: as for `caption`.
-        """
-        config = replace(
-            self.captioner.generation,
-            beam_size=1,
-            captions=1,
-            style=self.captioner.vocabulary.style(caption.style or "") or "",
-        )
-        _require_known(caption, self.captioner.vocabulary)
-        settings = JobSettings(config, check_attention=True, sentence=caption)
-        shared = self.share(image, client=client)
-        try:
-            (result,) = await self._run([shared], settings, client)
-        finally:
-            shared.cancel()
-        if not isinstance(result, Caption):
-            raise result
-        if not result.has_effects:
-            raise ConfigError("the model has no attention, so words cannot be checked")
-        return result
-
-    async def draw(self, image: bytes, drawing: Output, *, client: str = "") -> bytes:
-        """Draw on a photo in the decoding pool. Cancelling the caller stops the drawing.
-
-        Raises:
-            ImageError: the photo cannot be decoded, or drawing takes too long.
+            ImageError: the photo cannot be decoded or captioned, or drawing takes too long.
             ConfigError: an option of the drawing is out of range.
             BusyError, ClosedError: as for `caption`.
         """
-        with self._batcher.admit(1, client):
-            photo = EncodedPhoto(_NAME, image)
-            (result,) = await self.pool.produce(photo, [drawing], client=client)
-        result.check()
-        return bytes(result.pixels)
+        config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
+        settings, photo = JobSettings(config), EncodedPhoto(_NAME, image)
+        start = time.monotonic()
+        with self._batcher.admit(1 + settings.cost, client):
+            shared = self.share(photo, client=client)
+            try:
+                results = await self._run([shared], settings, client)
+            finally:
+                shared.cancel()
+            self._report(results, time.monotonic() - start)
+            (caption,) = results
+            if isinstance(caption, ImageError):
+                raise caption
+            (drawn,) = await self.pool.produce(photo, [make(caption)], client=client)
+        drawn.check()
+        return bytes(drawn.pixels)
 
     async def _run(
         self,
@@ -207,22 +201,21 @@ class CaptionService:
         client: str,
         place: Place | None = None,
     ) -> list[Caption | ImageError]:
-        """Caption or check images, in order."""
-        with self._batcher.admit(len(images) * settings.cost, client):
-            places = [*[None] * (len(images) - 1), place]
-            if place is not None:
-                place.ahead = self._batcher.waiting
-                place.admitted.set()
-            self.metrics.queue.inc(len(images))
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(self._caption_one(image, settings, client, image_place))
-                        for image, image_place in zip(images, places, strict=True)
-                    ]
-            finally:
-                self.metrics.queue.dec(len(images))
-        return [task.result() for task in tasks]
+        """Caption admitted images, in order."""
+        places = [*[None] * (len(images) - 1), place]
+        if place is not None:
+            place.ahead = self._batcher.waiting
+            place.admitted.set()
+        self.metrics.queue.inc(len(images))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._caption_one(image, settings, client, image_place))
+                    for image, image_place in zip(images, places, strict=True)
+                ]
+        finally:
+            self.metrics.queue.dec(len(images))
+        return [self._checked(task.result()) for task in tasks]
 
     def require_room(self, client: str) -> None:
         """Check before an upload that the queue has room for an image.
@@ -323,12 +316,9 @@ class CaptionService:
         torch.set_num_threads(self._threads)
         start = time.monotonic()
         try:
-            if settings.sentence is None:
-                captions = self.captioner.caption_prepared(
-                    images, settings.generation, check_attention=settings.check_attention
-                )
-            else:
-                captions = check_sentence(self.captioner, images, settings.sentence)
+            captions = self.captioner.caption_prepared(
+                images, settings.generation, check_attention=settings.check_attention
+            )
         except Exception:
             self._failed = time.monotonic()
             raise
@@ -361,33 +351,3 @@ class CaptionService:
         for result in results:
             if isinstance(result, ImageError):
                 self._say(f"a photo was not captioned: {result.title}")
-
-
-def _require_known(caption: Caption, vocabulary: Vocabulary) -> None:
-    """Raise ConfigError if a sentence has no words, or a word that is not in the vocabulary."""
-    if not caption.words:
-        raise ConfigError("the record has no words to check")
-    if unknown := [word.text for word in caption.words if not vocabulary.knows(word.text)]:
-        raise ConfigError(f"the word {unknown[0][:40]!r} is not in the model's vocabulary")
-
-
-def check_sentence(
-    captioner: Captioner, images: Sequence[PreparedImage], caption: Caption
-) -> list[Caption]:
-    """Return the caption once for each image, with the `effect` of its words on that image.
-
-    See captioner.deletion. If the model has no attention, `effect` is None.
-    """
-    effects_by_image = captioner.word_effects(
-        np.stack([image.pixels for image in images]),
-        [word.text for word in caption.words],
-        style=caption.style or "",
-    )
-    checked = []
-    for effects in effects_by_image:
-        values: Sequence[float | None] = effects or [None] * len(caption.words)
-        pairs = zip(caption.words, values, strict=True)
-        words = tuple(replace(word, effect=effect) for word, effect in pairs)
-        sentence = replace(caption.sentences[0], words=words)
-        checked.append(replace(caption, sentences=(sentence, *caption.alternatives)))
-    return checked

@@ -7,7 +7,6 @@ import io
 import json
 import re
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from PIL import Image, ImageChops, ImageStat
 from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner.checkpoint import Checkpoint
-from captioner_serving.server.records import needs_preview, read_posted, served_record
-from captioner_serving.server.service import check_sentence
+from captioner_serving.server.records import needs_preview, served_record
 from tests.conftest import make_heads, make_tiny, make_trust
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.running import serving
@@ -104,11 +102,8 @@ def test_a_style_can_be_asked_for(api: httpx.Client, styled: Checkpoint) -> None
             answer = client.post("/api/caption", files=files, data={"style": style})
             (record,) = answer.json()["records"]
             config = captioner.generation.for_request(style=style)
-            expected = captioner.caption(photo, config, check_attention=True)
+            expected = captioner.caption(photo, config)
             assert record["style"] == style and record["caption"] == expected.text
-            answer = client.post("/api/effect", files=files, data={"record": json.dumps(record)})
-            effects = [word["effect"] for word in answer.json()["records"][0]["words"]]
-            assert effects == pytest.approx([word.effect for word in expected.words], abs=2e-3)
     answer = api.post("/api/caption", files={"image": jpeg()}, data={"style": "long"})
     assert answer.status_code == 422 and "no style 'long'" in answer.json()["detail"]
 
@@ -124,13 +119,6 @@ def test_a_request_can_name_a_model(saved_tiny: Path) -> None:
         assert ask().json()["records"][0]["model"]["name"] == "variant"
         (record,) = ask(model="tiny").json()["records"]
         assert record["caption"] == tiny.caption(SAMPLES / "rocket.jpg").text
-        # Its words are checked by itself, as when they were found.
-        (checked,) = ask(model="tiny", attention="true", check_attention="true").json()["records"]
-        wanted = [word.pop("effect") for word in checked["words"]]
-        form = {"record": json.dumps({**checked, "alternatives": []})}
-        answer = client.post("/api/effect", files={"image": photo}, data=form)
-        found = [word["effect"] for word in answer.json()["records"][0]["words"]]
-        assert found == pytest.approx(wanted, abs=2e-4)
         answer = ask(model="no")
         assert answer.status_code == 422 and "use variant, tiny" in answer.json()["detail"]
         assert client.get("/api/health/ready").status_code == 200
@@ -191,7 +179,7 @@ def test_the_documentation_asks_no_other_host(api: httpx.Client) -> None:
     page = api.get("/docs").text
     assert "swagger-ui" in page and "https://" not in page
     schema = api.get("/openapi.json").json()
-    assert {"/api/caption", "/api/overlay", "/api/effect", "/metrics"} <= set(schema["paths"])
+    assert {"/api/caption", "/api/overlay", "/metrics"} <= set(schema["paths"])
     body = schema["paths"]["/api/caption"]["post"]["requestBody"]["content"]
     assert set(body["multipart/form-data"]["schema"]["properties"]) == {
         "preview", "image", "image_url", "beam_size", "captions", "style", "attention",
@@ -244,9 +232,7 @@ def test_what_is_doubtful_is_marked_in_every_sentence() -> None:
 
     doubted = sentence(0.009, cats=0.1, run=0.4)
     text = {**sentence(0.3, dogs=0.9, run=0.4), "alternatives": [doubted]}
-    posted = read_posted(json.dumps({**text, "image": "/etc/hostname"}))
-    assert posted.image is None  # no file of the server is read
-    record = served_record(posted, name="a.jpg", attention=False)
+    record = served_record(Caption.from_record(text), name="a.jpg", attention=False)
     (other,) = record["alternatives"]
     assert [word.get("doubtful") for word in record["words"]] == [None, True]
     assert [word.get("doubtful") for word in other["words"]] == [True, True]
@@ -325,134 +311,44 @@ def test_browsers_show_no_tiff_heic_and_sequence() -> None:
         assert needs_preview(b"\0\0\0\x18ftyp" + brand + bytes(8)) is drawn, brand
 
 
-def doubted(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of doubtful words that look at the lower right, by two heads."""
-    below, right = [0, 0, 0, 0, 0.5, 0.5], [0, 0, 0.5, 0, 0, 0.5]
-    mean = [(a + b) / 2 for a, b in zip(below, right, strict=True)]
-    attention = {
-        "rows": 2, "columns": 3, "box": [0, 0, 1, 1], "weights": mean, "heads": [below, right]
-    }  # fmt: skip
-    words = [{**word, "trust": 0.3, "attention": attention} for word in record["words"]]
-    return {**record, "words": words, "trust": 0.001}
-
-
 @pytest.mark.parametrize("kind", PICTURES)
-def test_a_picture_is_drawn_of_a_photo_and_its_record(api: httpx.Client, kind: str) -> None:
-    record = doubted(recorded(api, jpeg()))
-    look = {"smooth": "false", "strength": "0.5", "colors": "viridis", "head": "2"}
-    fields = {"record": json.dumps(record), **look}
-    answer = api.post(f"/api/{kind}", files={"image": jpeg()}, data=fields)
-    assert answer.status_code == 200 and answer.headers["content-type"] == PICTURES[kind]
-    drawn = Image.open(io.BytesIO(answer.content))
-    caption = Caption.from_record(record)
-    options: Any = {
-        "photo": jpeg(), "smooth": False, "strength": 0.5, "colors": "viridis", "head": 2
-    }  # fmt: skip
+def test_a_picture_is_of_the_caption_that_the_fields_ask_for(kind: str) -> None:
+    captioner = Captioner(make_heads("scaled_dot", 4), device="cpu")
+    look: dict[str, Any] = {"smooth": False, "strength": 0.5, "colors": "viridis", "head": 2}
+    search = {"captions": "3", "beam_size": "4", "sentence": "2"}
+    fields = {**search, **{name: str(value) for name, value in look.items()}}
+    found = captioner.caption(jpeg(), captioner.generation.for_request(beam_size=4, captions=3))
+    caption, count = found.choose(1), len(found.choose(1).words)
+    assert caption.text != found.text
+    with serving(captioner) as url, httpx.Client(base_url=url, timeout=300) as client:
 
-    def apart(wanted: Image.Image) -> list[float]:
-        return ImageStat.Stat(ImageChops.difference(drawn.convert("RGB"), wanted)).mean
+        def ask(**more: Any) -> httpx.Response:
+            return client.post(f"/api/{kind}", files={"image": jpeg()}, data={**fields, **more})
 
-    if kind == "overlay":
-        assert max(apart(caption.overlay(labelled=True, **options))) == 0
-        last = {**fields, "word": str(len(record["words"]))}
-        assert api.post("/api/overlay", files={"image": jpeg()}, data=last).status_code == 200
-        over = {**fields, "word": str(len(record["words"]) + 1)}
-        assert api.post("/api/overlay", files={"image": jpeg()}, data=over).status_code == 422
-    elif kind == "animation":
-        assert drawn.n_frames == len(record["words"]) + 2
-        drawn.seek(1)
-        plain = caption.animation(photo=jpeg(), head=2)[1]
-        assert max(apart(caption.animation(**options)[1])) < 2 < max(apart(plain))
-    else:
-        assert max(apart(caption.contact_sheet(**options))) == 0
+        answer = ask()
+        assert answer.status_code == 200 and answer.headers["content-type"] == PICTURES[kind]
+        drawn = Image.open(io.BytesIO(answer.content))
 
+        def apart(wanted: Image.Image) -> list[float]:
+            return ImageStat.Stat(ImageChops.difference(drawn.convert("RGB"), wanted)).mean
 
-def test_the_words_of_a_record_are_checked_as_they_stand(api: httpx.Client) -> None:
-    """Of the sentence that was posted, not of a new one, and as a search measures them."""
-    checked = recorded(api, jpeg(), captions="2", check_attention="true")
-    for sentence in (checked, {**checked, **checked["alternatives"][0]}):
-        bare = [
-            {key: word[key] for key in ("word", "probability", "attention")}
-            for word in sentence["words"]
-        ]
-        posted = {**sentence, "words": bare, "alternatives": []}
-        answer = api.post(
-            "/api/effect", files={"image": jpeg()}, data={"record": json.dumps(posted)}
-        )
-        (record,) = answer.json()["records"]
-        assert record["caption"] == sentence["caption"]
-        effects = [word["effect"] for word in record["words"]]
-        assert effects == pytest.approx([word["effect"] for word in sentence["words"]], abs=2e-4)
-
-
-def test_a_given_sentence_gets_the_effects_of_a_sentence_that_was_found() -> None:
-    """Of a model that looks at something: the tiny one's words do not mind."""
-    captioner = Captioner.from_pretrained(dtype="float32")
-    photo = SAMPLES / "coffee.jpg"
-    found = captioner.caption(photo, check_attention=True)
-    bare = replace(found, words=tuple(replace(word, effect=None) for word in found.words))
-    (checked,) = check_sentence(captioner, [captioner.prepare(photo)], bare)
-    wanted = [word.effect for word in found.words]
-    assert max(wanted) > 0.1
-    assert [word.effect for word in checked.words] == pytest.approx(wanted, abs=1e-3)
-
-
-def spoiled(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A record whose first word has other attention."""
-    first, *others = record["words"]
-    return {
-        **record,
-        "words": [{**first, "attention": {**first["attention"], **changes}}, *others],
-    }
-
-
-RECORDS: dict[str, tuple[Callable[[dict[str, Any]], Any], int]] = {
-    "no JSON": (lambda _: "[", 400),
-    "deep": (lambda _: "[" * 100_000, 400),
-    "a list": (lambda record: [record], 400),
-    "no record": (lambda _: {"image": "x"}, 400),
-    "no words": (lambda record: {**record, "words": 7}, 422),
-    "words that are none": (lambda record: {**record, "words": [None]}, 422),
-    "too many words": (lambda record: {**record, "words": record["words"][:1] * 65}, 422),
-    "no attention": (lambda record: {**record, "words": [{"word": "a", "probability": 1}]}, 422),
-    "a probability of two": (
-        lambda record: {**record, "words": [{**record["words"][0], "probability": 2}]}, 422),
-    "a box that is empty": (lambda record: spoiled(record, box=[0, 0, 0, 1]), 422),
-    "a box of infinity": (lambda record: spoiled(record, box=[0, 0, 1, float("inf")]), 422),
-    "another box": (lambda record: spoiled(record, box=[0, 0, 1, 0.5]), 422),
-    "no weights": (lambda record: spoiled(record, weights=[]), 422),
-    "a weight of text": (lambda record: spoiled(record, weights=["1"] * 9), 422),
-    "a weight of NaN": (lambda record: spoiled(record, weights=[float("nan")] * 9), 422),
-    "weights that are no share": (lambda record: spoiled(record, weights=[0.5] * 9), 422),
-    "a grid of a million": (lambda record: spoiled(record, rows=1000, columns=1000), 422),
-    "a score that is none": (lambda record: {**record, "score": None}, 422),
-    "alternatives that are none": (lambda record: {**record, "alternatives": {}}, 422),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", RECORDS)
-def test_a_bad_record_gets_its_status_and_a_sentence(api: httpx.Client, kind: str) -> None:
-    spoil, status = RECORDS[kind]
-    record = spoil(recorded(api, jpeg()))
-    text = record if isinstance(record, str) else json.dumps(record)
-    answer = api.post("/api/sheet", files={"image": jpeg()}, data={"record": text})
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert len(answer.json()["detail"].split()) > 3
-
-
-def test_a_word_that_the_model_does_not_know_cannot_be_checked(api: httpx.Client) -> None:
-    record = recorded(api, jpeg())
-    for words in (
-        [],
-        [{"word": "zebra", "probability": 0.5}],
-        [{"word": "<end>", "probability": 1}],
-    ):
-        posted = json.dumps(
-            {**record, "words": [{"word": word, "probability": 0.5} for word in words]}
-        )
-        answer = api.post("/api/effect", files={"image": jpeg()}, data={"record": posted})
-        assert answer.status_code == 422 and "word" in answer.json()["detail"]
+        if kind == "overlay":
+            assert max(apart(caption.overlay(photo=jpeg(), labelled=True, **look))) < 0.5
+            assert ask(word=count).status_code == 200
+            assert ask(word=count + 1).status_code == 422
+        elif kind == "animation":
+            assert drawn.n_frames == count + 2
+            drawn.seek(1)
+            plain = caption.animation(photo=jpeg(), head=2)[1]
+            assert max(apart(caption.animation(photo=jpeg(), **look)[1])) < 2 < max(apart(plain))
+        else:
+            assert max(apart(caption.contact_sheet(photo=jpeg(), **look))) < 0.5
+            assert max(apart(found.contact_sheet(photo=jpeg(), **look))) > 0.5
+        for bad in ({"colors": "pink"}, {"head": "5"}, {"sentence": "4"}, {"beam_size": "0"}):
+            refused = ask(**bad)
+            assert refused.status_code == 422 and len(refused.json()["detail"].split()) > 3
+        unknown = ask(record="{}")
+        assert unknown.status_code == 400 and "'record' is not a field" in unknown.json()["detail"]
 
 
 def test_sample_photos_are_served(api: httpx.Client) -> None:

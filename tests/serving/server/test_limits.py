@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import socket
 import threading
@@ -22,7 +21,7 @@ from tests.captioner.pictures import png
 from tests.process_tree import children, seconds
 from tests.serving.server.conftest import Server, serve
 from tests.serving.server.running import until
-from tests.serving.server.test_api import jpeg, recorded
+from tests.serving.server.test_api import jpeg
 from tests.serving.server.test_bad_uploads import resident
 from tests.serving.server.test_life import metric
 
@@ -197,13 +196,12 @@ def test_pictures_are_opened_beside_the_model_and_two_at_a_time(server: Server) 
     image = Image.new("RGB", (4000, 3000), "teal")
     image.save(buffer := io.BytesIO(), "PNG")
     with server.client() as client:
-        record = recorded(client, jpeg())
         before, most = resident(server), 0
         statuses: list[int] = []
 
         def fetch() -> None:
             files = {"image": ("x.png", buffer.getvalue(), "image/png")}
-            answer = client.post("/api/sheet", files=files, data={"record": json.dumps(record)})
+            answer = client.post("/api/sheet", files=files)
             statuses.append(answer.status_code)
 
         threads = [threading.Thread(target=fetch) for _ in range(6)]

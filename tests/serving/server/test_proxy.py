@@ -19,7 +19,7 @@ from PIL import Image
 from tests.serving.server.conftest import SAMPLES, Server, serve
 from tests.serving.server.proxy import nginx
 from tests.serving.server.running import until
-from tests.serving.server.test_api import jpeg, recorded
+from tests.serving.server.test_api import jpeg
 from tests.serving.server.test_limits import head
 
 pytestmark = [pytest.mark.needs("nginx"), pytest.mark.slow]
@@ -56,26 +56,6 @@ def client(url: str) -> Iterator[httpx.Client]:
 def answers(server: Server, path: str) -> int:
     """How many posts a server has answered."""
     return sum(f'"path": "{path}", "status": 200' in line for line in server.lines)
-
-
-def test_what_one_server_captioned_another_draws_and_checks(
-    client: httpx.Client, servers: tuple[Server, Server]
-) -> None:
-    """The second request may go to another server, because servers keep no state."""
-    record = recorded(client, jpeg(), captions="3")
-    posted = {"record": json.dumps(record)}
-    for path in ("api/sheet", "api/effect"):
-        for _ in range(4):
-            answer = client.post(path, files={"image": jpeg()}, data=posted)
-            assert answer.status_code == 200
-        for server in servers:
-            assert until(lambda server=server, path=path: answers(server, f"/{path}") > 0)
-    # Each of them, of what the other captioned.
-    for asked, other in (servers, servers[::-1]):
-        with asked.client() as one, other.client() as two:
-            posted = {"record": json.dumps(recorded(one, jpeg()))}
-            answer = two.post("/api/effect", files={"image": jpeg()}, data=posted)
-            assert answer.status_code == 200
 
 
 def test_the_page_and_its_parts_are_found_below_the_prefix(client: httpx.Client) -> None:
@@ -169,8 +149,7 @@ def test_an_answer_that_is_not_read_does_not_block_the_server(
 ) -> None:
     """It is in nginx's hands as soon as it is made, and given up."""
     Image.effect_noise((2400, 2400), 90).convert("RGB").save(photo := io.BytesIO(), "JPEG")
-    files, fields = {"image": photo.getvalue()}, {"record": json.dumps(recorded(client, jpeg()))}
-    request = client.build_request("POST", "api/overlay", files=files, data=fields)
+    request = client.build_request("POST", "api/overlay", files={"image": photo.getvalue()})
     start = f"POST /captioner/api/overlay HTTP/1.1\r\nHost: {request.url.netloc.decode()}\r\n"
     names = ("content-type", "content-length")
     lines = "".join(f"{name}: {request.headers[name]}\r\n" for name in names)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -26,8 +23,9 @@ from captioner_serving.server.links import WebPhoto
 from tests.process_tree import children, seconds
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.running import Clock, serving, until
-from tests.serving.server.test_api import jpeg, recorded
+from tests.serving.server.test_api import jpeg
 from tests.serving.server.test_endpoint import USUAL, call, file_data, result, upload
+from tests.serving.server.test_life import metric
 from tests.web import Handler, hosting
 
 pytestmark = pytest.mark.slow
@@ -35,55 +33,27 @@ pytestmark = pytest.mark.slow
 PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
 
 
-def words_of(record: dict[str, Any], *texts: str) -> dict[str, Any]:
-    """Return a record with its words replaced by these."""
-    words = [{**record["words"][0], "word": text} for text in texts]
-    return {**record, "words": words, "caption": " ".join(texts), "alternatives": []}
-
-
 def at(server: Server, address: str) -> httpx.Client:
     """A client with a separate address."""
     return server.client(transport=httpx.HTTPTransport(local_address=address))
 
 
-def test_words_of_a_posted_record_have_40_letters_at_most(api: httpx.Client) -> None:
-    record = recorded(api, jpeg())
-    for texts, status, said in (
-        (["w" * 40] * 16, 200, ""),
-        (["w"] * 64, 200, ""),
-        (["w" * 41], 422, "a word of the record has 41 letters; the limit is 40"),
-        (["w" * 200] * 64, 422, "200 letters"),
-    ):
-        form = {"record": json.dumps(words_of(record, *texts))}
-        start = time.monotonic()
-        answer = api.post("/api/animation", files={"image": jpeg()}, data=form)
-        assert answer.status_code == status, answer.text[:300]
-        assert said in answer.text
-        assert time.monotonic() - start < 20  # two minutes and more before
-    title = {**record, "caption": "a " * 1501}
-    answer = api.post("/api/sheet", files={"image": jpeg()}, data={"record": json.dumps(title)})
-    assert answer.status_code == 422 and "3000 letters" in answer.json()["detail"]
-
-
 def test_a_client_that_leaves_stops_its_drawing(server: Server) -> None:
     noise = Image.frombytes("RGB", (2500, 2400), os.urandom(2500 * 2400 * 3))
     noise.save(buffer := io.BytesIO(), "WEBP", lossless=True, quality=0, method=0)
-    photo = buffer.getvalue()  # 18 MB, and 64 frames to draw: seconds of work
-    with server.client() as client:
-        record = words_of(recorded(client, jpeg()), *["seen"] * 64)
+    photo = buffer.getvalue()  # 18 MB, and many frames to draw: seconds of work
     fields = httpx.Request(
-        "POST",
-        f"{server.url}/api/animation",
-        files={"image": ("x.webp", photo)},
-        data={"record": json.dumps(record)},
+        "POST", f"{server.url}/api/animation", files={"image": ("x.webp", photo)}
     )
     where = urlsplit(server.url)
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.headers.items())
     before = set(children(server.process.pid))
-    worked = seconds(before)
-    with socket.create_connection((where.hostname, where.port)) as peer:
+    with server.client() as client, socket.create_connection((where.hostname, where.port)) as peer:
+        captioned = metric(client, "captioner_captions_total")
         peer.sendall(f"POST /api/animation HTTP/1.1\r\n{head}\r\n".encode() + fields.read())
-        assert until(lambda: seconds(before) > worked + 0.2)  # it is at work on it
+        assert until(lambda: metric(client, "captioner_captions_total") > captioned)
+        worked = seconds(before)
+        assert until(lambda: seconds(before) > worked + 0.1)  # it is drawn
     # The process that drew is killed, and there is a fresh one for the next photo.
     assert until(lambda: set(children(server.process.pid)) != before, 15)
     with server.client() as client:

@@ -1,6 +1,9 @@
 // Draw attention over a photo: weights of a grid -> heat of 0 to 255 per pixel -> colours. The formulas
 // are those of captioner/drawing/overlay.py and of Pillow's resize, so page and files look the same.
 
+const LEAST_LABELLED = 256;  // pixels of the shorter side
+const PAPER = "#ffffff", INK = "#1c2027";
+
 // overlay._heat_grid: 0.5 to 255.5 for each cell.
 function heatGrid(weights, fullHeat) {
   const even = weights.reduce((sum, weight) => sum + weight, 0) / weights.length;
@@ -68,6 +71,25 @@ function inks({ colors, strength }, { palettes, opacity_gain }) {
   }).flat());
 }
 
+// lettering.label: a word in the lower left corner; a doubtful word has a dashed outline.
+function label(context, text, doubtful) {
+  const { width, height } = context.canvas, shorter = Math.min(width, height);
+  if (shorter < LEAST_LABELLED) return;
+  const size = Math.floor(shorter / 20), pad = Math.floor(size / 2), bottom = height - pad;
+  context.font = `${size}px system-ui, sans-serif`;
+  const most = width - 4 * pad, across = Math.min(most, context.measureText(text).width);
+  context.fillStyle = PAPER;
+  context.fillRect(pad, bottom - 2 * size, 2 * pad + across, 2 * size);
+  context.fillStyle = context.strokeStyle = INK;
+  if (doubtful) {
+    context.setLineDash([Math.max(2, size / 3)]);
+    context.lineWidth = Math.max(1, size / 10);
+    context.strokeRect(pad, bottom - 2 * size, 2 * pad + across, 2 * size);
+  }
+  context.textBaseline = "middle";
+  context.fillText(text, 2 * pad, bottom - size, most);
+}
+
 export class Heat {
   // drawing: the constants of captioner/drawing; look: { strength 0..1, colors, smooth }.
   constructor(canvas, photo, drawing, look) {
@@ -83,13 +105,26 @@ export class Heat {
   }
 
   draw() {
-    const { canvas, photo, look, drawing } = this;
-    const { width: across, height: down } = photo.getBoundingClientRect(), density = window.devicePixelRatio || 1;
-    const width = Math.max(1, Math.round(across * density)), height = Math.max(1, Math.round(down * density));
-    Object.assign(canvas, { width, height });  // also clears it
-    canvas.dataset.word = this.word;
-    const attention = this.attentions[this.word];
-    if (!attention || !across) return;
+    const { width, height } = this.photo.getBoundingClientRect(), density = window.devicePixelRatio || 1;
+    this.canvas.dataset.word = this.word;
+    this.#paint(this.canvas, this.attentions[this.word], Math.round(width * density), Math.round(height * density));
+  }
+
+  // The photo in its own size, with the heat and the name of a word, as a canvas.
+  picture(word, { text, doubtful }) {
+    const { naturalWidth: width, naturalHeight: height } = this.photo;
+    const [canvas, layer] = [0, 1].map(() => Object.assign(document.createElement("canvas"), { width, height }));
+    this.#paint(layer, this.attentions[word], width, height);
+    const context = canvas.getContext("2d");
+    for (const image of [this.photo, layer]) context.drawImage(image, 0, 0, width, height);
+    label(context, text, doubtful);
+    return canvas;
+  }
+
+  #paint(canvas, attention, width, height) {
+    const { photo, look, drawing } = this;
+    Object.assign(canvas, { width: Math.max(1, width), height: Math.max(1, height) });  // also clears it
+    if (!attention || !width || !height) return;
     const heat = attentionMap(attention, width, height, look.smooth, drawing.full_heat), table = inks(look, drawing);
     const context = canvas.getContext("2d", { willReadFrequently: true });
     context.fillStyle = "#fff";  // below transparent pixels

@@ -31,23 +31,25 @@ export function start(element, props) {
   //   job, phase              while it is captioned: an AbortController, and the progress
   let visits = [];
   let visit = null;     // the open photo; the first sample is not in `visits` until it is changed
-  let checking = null;  // cancels a check of words
   let removed = null;   // the last removed photo and its position, for Undo
 
   const [first] = props.value;
   const viewer = new Viewer(element.querySelector(".viewer"), props.drawing, {
     onModel: (number) => { change({ record: visit.records[number], sentence: 0, head: null }); show(); },
-    onChoose: (sentence, head) => { change({ sentence, head }); check(); },
+    onChoose: (sentence, head) => { change({ sentence, head }); },
     onCorrect: (text, aside) => { change({ text, aside }, { soon: true }); },
     onAccept: accept,
-    draw: async (kind, { chosen, head }, word, look) => server.draw(kind, await readable(visit), chosen, { word, head, look }),
+    draw: async (kind, { record, sentence, head }, look) => {
+      const model = props.models.length > 1 ? record.model.name : undefined, settings = { ...visit.settings, model };
+      return server.draw(kind, await readable(visit), settings, { sentence, head, look });
+    },
   });
   const strip = new Strip(element.querySelector(".strip"), {
     onOpen: (key) => open(visits.find((entry) => entry.key === key)), onClear: clear, onRemove: remove, onUndo: undoRemove,
     fileOf: ({ key }) => readable(visits.find((entry) => entry.key === key)),
   });
   const allAgain = element.querySelector(".search .all");
-  const showSettings = listenToSettings(element.querySelector(".search"), settings, props, again, check);
+  const showSettings = listenToSettings(element.querySelector(".search"), settings, props, again);
   const { explain } = listen(element, take, (sample) => add([ofSample(sample)]), props.allow_urls ? (url) => add([ofUrl(url)]) : null);
 
   // The entry in the browser's history.
@@ -80,7 +82,6 @@ export function start(element, props) {
   }
 
   function turnTo(next) {
-    checking?.abort();
     visit = next;
     Object.assign(settings, visit.settings);
     showSettings();
@@ -98,7 +99,7 @@ export function start(element, props) {
     const { key } = visit, withheld = record ? reasonToWithhold(record, visit.settings.minimum_trust) : "";
     if (problem) viewer.fail(problem, problem.again ? retry : null, visits.includes(visit) ? () => remove(key) : null);
     else if (!record) viewer.wait({ photo, name, text: phase ?? "Waiting …", quiet });
-    else { viewer.show({ photo, name, url, record, sentence, head, text, aside, withheld, compared: compared(records) }); check(); }
+    else viewer.show({ photo, name, url, record, sentence, head, text, aside, withheld, compared: compared(records) });
   }
 
   // The records of all models, if there are several.
@@ -159,13 +160,11 @@ export function start(element, props) {
   // Caption the open photo again with other settings; its text is kept.
   function again() {
     if (!visit) return;
-    checking?.abort();
     change(renewed(visit, settings));
     pump();
   }
 
   function againWithAll() {
-    checking?.abort();
     for (const entry of visits) { Object.assign(entry, renewed(entry, settings)); keep(entry); }
     if (visit) show();
     pump();
@@ -232,29 +231,8 @@ export function start(element, props) {
     return file;
   }
 
-  // Measure the effect of each word of the open sentence, if the visitor has selected this.
-  async function check() {
-    checking?.abort();
-    const mine = visit, { shown } = viewer;
-    if (!settings.check_attention || !shown || shown.chosen.words.every((word) => !word.attention || word.effect !== undefined)) return;
-    const { signal } = (checking = new AbortController());
-    viewer.say("Checking each word …");
-    try {
-      const { words, note } = await server.check(await readable(mine), shown.chosen, signal);
-      if (signal.aborted) return;
-      const { record } = mine, { sentence } = shown;
-      Object.assign(sentence ? record.alternatives[sentence - 1] : record, { words, note });
-      change({ settings: { ...settings } });
-      viewer.show({ ...viewer.shown, word: viewer.word, text: mine.text });
-      viewer.say("Each word is checked.");
-    } catch (problem) {
-      if (!signal.aborted) viewer.say(`${problem.title}: ${problem.detail}`);
-    }
-  }
-
   async function clear() {
     for (const entry of visits) { entry.job?.abort(); clearTimeout(entry.writing); }
-    checking?.abort();
     removed = null;
     strip.offerUndo(null);
     visits = [];
@@ -268,7 +246,6 @@ export function start(element, props) {
   // After a reload or Back: open the photo of this history entry.
   function restore() {
     const { key } = here(), kept = visits.find((entry) => entry.key === key);
-    checking?.abort();
     visit = null;
     if (kept) return turnTo(kept);
     list();

@@ -92,24 +92,10 @@ async function answer(path, type, options) {
   return response;
 }
 
-// Post a photo with the record of one sentence.
-function post(path, type, file, { preview, ...record }, fields, signal) {
-  const form = formOf(file, { record: JSON.stringify({ ...record, alternatives: [] }), ...fields });
-  return answer(path, type, { method: "POST", body: form, signal });
-}
-
-// The record with the effect of each word.
-export async function check(file, record, signal) {
-  const response = await post("api/effect", "application/json", file, record, {}, signal);
-  const news = parse(await response.text());
-  if (!news?.records?.length) throw problems.unexpected;
-  return news.records[0];
-}
-
-// A picture as a Blob. kind: overlay (of `word`, from 1), sheet or animation.
-export async function draw(kind, file, record, { word, head, look }) {
-  const fields = { ...look, ...(head ? { head } : {}), ...(kind === "overlay" ? { word } : {}) };
-  return (await post("api/" + kind, "image/", file, record, fields)).blob();
+// A picture of all words of a sentence (0: the caption), as a Blob. kind: sheet or animation.
+export async function draw(kind, file, { model, beam_size, captions, style }, { sentence, head, look }) {
+  const body = formOf(file, { model, beam_size, captions, style, sentence: sentence + 1, head: head ?? undefined, ...look });
+  return (await answer("api/" + kind, "image/", { method: "POST", body })).blob();
 }
 
 // The preview of a photo that the server downloaded, as a file.

@@ -1,8 +1,8 @@
 // The search settings.
 
-// Connect the form to `settings`, which it changes in place. again() captions the photo again, check() measures the
-// effect of each word. Returns a function that updates the form.
-export function listenToSettings(element, settings, props, again, check) {
+// Connect the form to `settings`, which it changes in place. again() captions the photo again. Returns a function that
+// updates the form.
+export function listenToSettings(element, settings, props, again) {
   const sliders = [...element.querySelectorAll("input[type=range]")], [beam, captions] = sliders;
   const box = element.querySelector(".check input"), style = element.querySelector("select");
   const show = () => {
@@ -17,7 +17,7 @@ export function listenToSettings(element, settings, props, again, check) {
   element.querySelector(".styles").hidden = props.styles.length < 2;
   element.querySelector(".trusts").hidden = !("minimum_trust" in props.settings);
   style.onchange = () => { settings.style = style.value; again(); };
-  box.onchange = () => { settings.check_attention = box.checked; check(); };
+  box.onchange = () => { settings.check_attention = box.checked; again(); };
   beam.max = props.most;
   captions.max = Math.min(10, props.most);
   for (const slider of sliders) {

@@ -16,7 +16,7 @@ export class Viewer {
   //   onCorrect(text, aside)  the visitor's text ("": decorative, undefined: none), and the text that Decorative or
   //                           Undo has replaced
   //   onAccept()              Enter was pressed in the alt text
-  //   draw(kind, shown, word, look)  returns a picture to download; null without a server
+  //   draw(kind, shown, look)  returns a picture of all words to download; null without a server
   constructor(root, drawing, { onModel = () => {}, onChoose = () => {}, onCorrect = () => {}, onAccept = null, draw = null } = {}) {
     Object.assign(this, { root, drawing, onModel, onChoose, onCorrect, onAccept, draw, shown: null, photo: null, isMore: false });
     this.look = { strength: drawing.default_strength, colors: drawing.default_colors, smooth: true };
@@ -30,7 +30,7 @@ export class Viewer {
     this.#listenToText();
     this.find(".json").onclick = () => this.#saveRecord();
     for (const button of root.querySelectorAll("[data-picture]")) {
-      button.hidden = !draw;
+      button.hidden = !draw && button.dataset.picture !== "overlay";
       button.onclick = () => this.#savePicture(button.dataset.picture);
     }
   }
@@ -237,11 +237,18 @@ export class Viewer {
     const name = `${stem(shown.name)}-${part}.${kind === "animation" ? "webp" : "png"}`;
     this.say("Drawing …");
     try {
-      save(await this.draw(kind, shown, index + 1, this.look), name);
+      save(await (kind === "overlay" ? this.#drawWord(index) : this.draw(kind, shown, this.look)), name);
       this.say("Saved " + name);
     } catch (problem) {
       if (this.shown === shown) this.say(`${problem.title}: ${problem.detail}`.replace(/\.?$/, "."));
     }
+  }
+
+  // The photo with the heat of one word, as a PNG.
+  async #drawWord(index) {
+    if (!this.heat.attentions[index]) throw { title: "There is nothing to draw", detail: "This word has no attention on a photo that the browser shows." };
+    const { word: text, doubtful } = this.shown.chosen.words[index], canvas = this.heat.picture(index, { text, doubtful });
+    return new Promise((done) => canvas.toBlob(done, "image/png"));
   }
 
   #saveRecord() {

@@ -56,7 +56,3 @@ def test_both_models_show_a_sentence_and_one_its_words(
         tab.reload()  # the one that was open is open again
         visit.settled()
         assert " ".join(visit.words()) == said[1] and models.count() == 2
-        tab.click("text=Search settings")
-        tab.check("[name=check_attention]")
-        tab.wait_for_selector(".about [data-term=effect]")
-        assert visit.posts("api/effect") == 1  # by the model whose words they are
