@@ -93,7 +93,6 @@ class Client:
         photo: bytes,
         path: str = "/api/caption",
         name: str = "image",
-        accept: str = "*/*",
         **fields: object,
     ) -> bytes:
         """Make a whole request with a photo."""
@@ -102,7 +101,7 @@ class Client:
         body = f'{texts}{part}"{name}"; filename="x.jpg"\r\n\r\n'.encode() + photo
         body += f"\r\n--{_BOUNDARY}--\r\n".encode()
         kind = f"Content-Type: multipart/form-data; boundary={_BOUNDARY}"
-        return self.head("POST", path, len(body), kind, f"Accept: {accept}") + body
+        return self.head("POST", path, len(body), kind) + body
 
     def call(self, data: object, session: str) -> bytes:
         """Make a call of a function of the page."""

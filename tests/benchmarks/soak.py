@@ -121,14 +121,12 @@ class Soak:
     async def ask_once(self, client: Client, photo: bytes, tally: Tally, visitor: bool) -> None:
         """Send a photo until it is captioned, as often as the server asks for it."""
         started = time.monotonic()
-        accept = "application/x-ndjson" if visitor else "*/*"
-        request = client.upload(photo, accept=accept, attention="true")
+        request = client.upload(photo, attention="true")
         answer = await self.insist(client, request, tally)
         if answer is None:
             return
         tally.seconds.append(time.monotonic() - started)
-        record = re.search(rb'{"records": \[(.*)\]}', answer)
-        if visitor and record is not None:
+        if visitor:
             request = client.upload(photo, "/api/sheet")
             if await self.insist(client, request, tally) is None:
                 tally.lost["picture"] += 1

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
@@ -18,7 +16,6 @@ from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner.errors import ConfigError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
-from captioner_serving.server.batcher import Place
 from captioner_serving.server.body import Upload, read_bare, read_form, read_json
 from captioner_serving.server.description import (
     PROBLEMS,
@@ -36,11 +33,6 @@ from captioner_serving.server.service import CaptionService
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=BaseModel)
 _Answered = tuple[list[Caption | ImageError], list[dict[str, Any]]]
-
-LINES = "application/x-ndjson"
-"""The media type of a streamed answer, which includes the place in the queue."""
-
-_POLL = 0.2  # seconds between checks of a photo's place
 
 router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartition("/")[2])
 
@@ -179,7 +171,6 @@ async def caption(request: Request, service: Service) -> Response:
         for number, service in enumerate(services)
     ]
     client = client_of(request.scope)
-    places = [Place() for _ in services]
 
     async def work() -> _Answered:
         photos = [_share(file, fields, services, client) for file in files]
@@ -191,11 +182,10 @@ async def caption(request: Request, service: Service) -> Response:
                             photos,
                             config,
                             client=client,
-                            place=place,
                             check_attention=fields.check_attention,
                         )
                     )
-                    for service, config, place in zip(services, configs, places, strict=True)
+                    for service, config in zip(services, configs, strict=True)
                 ]
         except BaseExceptionGroup as group_error:  # answer with the error of the first model
             raise group_error.exceptions[0] from None
@@ -207,8 +197,6 @@ async def caption(request: Request, service: Service) -> Response:
         results = [result for answer in answers for result in answer]
         return results, _records(files, photos, results, fields)
 
-    if LINES in request.headers.get("accept", ""):
-        return await _stream(work(), places)
     results, records = await while_connected(request, work())
     errors = [result for result in results if isinstance(result, ImageError)]
     if len(errors) == len(results):
@@ -275,38 +263,6 @@ def _records(
     return records
 
 
-async def _stream(work: Coroutine[Any, Any, _Answered], places: Sequence[Place]) -> Response:
-    """Stream JSON lines: the number of photos ahead, whenever it changes; finally the records.
-
-    If the client disconnects, its photos leave the queue.
-
-    Raises CaptionerError: the queue does not admit the photos.
-    """
-    task, place = asyncio.create_task(work), places[0]
-    admitted = asyncio.gather(*(model.admitted.wait() for model in places))
-    first: set[asyncio.Future[Any]] = {task, admitted}
-    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-    admitted.cancel()
-    if task.done():
-        task.result()
-
-    async def lines() -> AsyncIterator[str]:
-        ahead: int | None = None
-        try:
-            while not task.done():
-                if place.ahead != ahead:
-                    ahead = place.ahead
-                    yield json.dumps({"ahead": ahead}) + "\n"
-                await asyncio.wait({task}, timeout=_POLL)
-            yield json.dumps({"records": task.result()[1]}) + "\n"
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    # nginx would buffer the lines.
-    return StreamingResponse(lines(), media_type=LINES, headers={"X-Accel-Buffering": "no"})
-
-
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`. If the client disconnects, cancel it, so that its images leave the queue.
 
@@ -344,13 +300,13 @@ async def live() -> dict[str, str]:
     "/api/health/ready",
     response_model=Health,
     responses={503: PROBLEMS[503]},
-    summary="Check that the models caption",
+    summary="Check that the models work",
     tags=["operation"],
 )
 async def health(request: Request, service: Service) -> dict[str, Any]:
-    """Return ready if every model works: it captioned recently, is busy, or can caption now."""
+    """Return ready if the thread of every model is running, and none is stuck in a batch."""
     for model_service in services_of(request).values():
-        await model_service.check()
+        model_service.check()
     model = {"name": service.captioner.name, "version": service.captioner.version}
     return {"status": "ready", "version": __version__, "model": model}
 

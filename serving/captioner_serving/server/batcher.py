@@ -8,7 +8,6 @@ client cannot block the others.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import Counter
@@ -50,23 +49,10 @@ CaptionBatch = Callable[[Sequence[PreparedImage], JobSettings], Sequence[Caption
 
 
 @dataclass(eq=False)
-class Place:
-    """A place in the queue.
-
-    ahead: the number of images before this one, kept up to date.
-    admitted: set when the queue has admitted the request.
-    """
-
-    ahead: int = 0
-    admitted: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(eq=False)
 class _Job:
     image: PreparedImage
     settings: JobSettings
     client: str
-    place: Place
     future: Future[Caption] = field(default_factory=Future)
 
 
@@ -119,9 +105,9 @@ class Batcher:
         return self._closed
 
     @property
-    def waiting(self) -> int:
-        """The number of images that wait for the model."""
-        return len(self._turns.in_order())
+    def is_alive(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
 
     @property
     def busy_since(self) -> float | None:
@@ -167,25 +153,19 @@ class Batcher:
                 self._changed.notify()
 
     def submit(
-        self,
-        image: PreparedImage,
-        settings: JobSettings,
-        client: str = "",
-        place: Place | None = None,
+        self, image: PreparedImage, settings: JobSettings, client: str = ""
     ) -> Future[Caption]:
         """Add an admitted image to the queue.
 
         If the model raises an exception for this image, the future raises it too. If the future is
-        cancelled before its batch begins, the image is skipped. `place` is kept up to date until
-        then.
+        cancelled before its batch begins, the image is skipped.
         """
-        job = _Job(image, settings, client, place or Place())
+        job = _Job(image, settings, client)
         with self._changed:
             if self._ending:
                 job.future.set_exception(ClosedError())
                 return job.future
             self._turns.put(job, client)
-            self._number()
             self._changed.notify()
         return job.future
 
@@ -223,7 +203,6 @@ class Batcher:
                 if (batch := self._take()) or self._ending:
                     break
             self._begun = time.monotonic()
-            self._number()
             return batch
 
     def _delay(self) -> float | None:
@@ -259,16 +238,11 @@ class Batcher:
             if len(batch) >= self._most(job.settings):
                 break
             self._turns.start(job, job.client)
-            job.place.ahead = 0
             if job.future.set_running_or_notify_cancel():
                 batch.append(job)
             else:
                 self._turns.done(job.client, 0.0)
         return batch
-
-    def _number(self) -> None:
-        for ahead, job in enumerate(self._turns.in_order()):
-            job.place.ahead = ahead
 
     def _caption(self, jobs: list[_Job]) -> None:
         """Caption a batch; if that fails, caption each image alone to find the faulty one."""

@@ -28,7 +28,7 @@ class Records(BaseModel):
 
 
 class Health(BaseModel):
-    """The server is ready: its models caption photos, even if the queue is full."""
+    """The server is ready: its models work, even if the queue is full."""
 
     status: Literal["ready"]
     version: str

@@ -18,7 +18,6 @@ from pydantic import AfterValidator, BaseModel
 from pydantic_core import PydanticCustomError
 
 from captioner import __version__
-from captioner_serving.server.api import LINES
 from captioner_serving.server.prompt import (
     Answer,
     Message,
@@ -33,6 +32,8 @@ from captioner_serving.server.prompt import (
 )
 
 router = APIRouter(include_in_schema=False)
+
+_LINES = "application/x-ndjson"
 
 
 def _now() -> str:
@@ -146,7 +147,7 @@ def _respond(reply: Answer, fields: Fields, content: Callable[[str], dict[str, A
         yield json.dumps({**head, **content(reply.text), "done": False}) + "\n"
         yield json.dumps({**head, **content(""), **end}) + "\n"
 
-    return StreamingResponse(lines(), media_type=LINES)
+    return StreamingResponse(lines(), media_type=_LINES)
 
 
 def _head(model: str) -> dict[str, str]:

@@ -9,16 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from captioner.caption import Caption
+from captioner.captioner import Captioner, PreparedImage
 from captioner.errors import CaptionerError, ImageError
 from captioner.generation.config import GenerationConfig
-from captioner.vision.transform import Box
 from captioner_serving.decoding.decoded import EncodedPhoto, Output, Readable, Square
 from captioner_serving.memory import is_out_of_memory
-from captioner_serving.server.batcher import Batcher, JobSettings, Place
+from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.photos import PhotoPool, SharedPhoto
@@ -31,9 +30,7 @@ from captioner_serving.server.problems import (
 )
 
 _LOGGER = logging.getLogger("captioner.server")
-# Limits of the health check, in seconds: the age of a caption that shows that the model works, the
-# time of a running batch, and the time of a test caption.
-_RECENT, _LONGEST_BATCH, _PROBE_TIMEOUT = 5.0, 120.0, 10.0
+_LONGEST_BATCH = 120.0  # seconds; a longer batch is stuck
 _NAME = "the image"  # in messages, instead of the client's file name
 
 
@@ -63,8 +60,6 @@ class CaptionService:
         self.config = config
         self.metrics = metrics
         self._threads, self._say = threads, say
-        self._succeeded = self._failed = 0.0  # time.monotonic() of the last such batch
-        self._probe: asyncio.Task[None] | None = None
         self._batcher = Batcher(
             self._caption_batch, max_batch=config.max_batch, capacity=config.queue
         )
@@ -128,7 +123,6 @@ class CaptionService:
         config: GenerationConfig,
         *,
         client: str = "",
-        place: Place | None = None,
         check_attention: bool = False,
     ) -> list[Caption | ImageError]:
         """Caption images, in order; an image that fails has an ImageError in its place.
@@ -139,7 +133,6 @@ class CaptionService:
             images: the photos.
             config: beam size, number of captions, style.
             client: the client's key in the fair queue.
-            place: kept up to date with the queue position of the last image.
             check_attention: measure the effect of each word; see Captioner.caption.
 
         Raises:
@@ -152,7 +145,7 @@ class CaptionService:
         start = time.monotonic()
         settings = JobSettings(config, check_attention)
         with self._batcher.admit(len(images) * settings.cost, client):
-            results = await self._run(images, settings, client, place)
+            results = await self._run(images, settings, client)
         self._report(results, time.monotonic() - start)
         return results
 
@@ -199,19 +192,14 @@ class CaptionService:
         images: Sequence[SharedPhoto],
         settings: JobSettings,
         client: str,
-        place: Place | None = None,
     ) -> list[Caption | ImageError]:
         """Caption admitted images, in order."""
-        places = [*[None] * (len(images) - 1), place]
-        if place is not None:
-            place.ahead = self._batcher.waiting
-            place.admitted.set()
         self.metrics.queue.inc(len(images))
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._caption_one(image, settings, client, image_place))
-                    for image, image_place in zip(images, places, strict=True)
+                    group.create_task(self._caption_one(image, settings, client))
+                    for image in images
                 ]
         finally:
             self.metrics.queue.dec(len(images))
@@ -227,49 +215,18 @@ class CaptionService:
         with self._batcher.admit(1, client):
             pass
 
-    async def check(self) -> None:
+    def check(self) -> None:
         """Check that the model works; a full queue is not an error.
 
-        An idle model makes a test caption, unless it has captioned recently.
-
-        Raises RefusedError: the model does not answer, a batch takes minutes, or the service is
-            closed.
+        Raises RefusedError: the model's thread has ended or is stuck, or the service is closed.
         """
         if self._batcher.closed:
             raise ClosedError
-        now = time.monotonic()
-        if now - self._succeeded < _RECENT:
-            return
+        if not self._batcher.is_alive:
+            raise RefusedError("not-ready", "the model's thread has ended; the log has the reason")
         begun = self._batcher.busy_since
-        if begun is not None and self._failed <= self._succeeded:
-            if now - begun < _LONGEST_BATCH:
-                return
+        if begun is not None and time.monotonic() - begun > _LONGEST_BATCH:
             raise RefusedError("not-ready", f"a batch has taken more than {_LONGEST_BATCH:.0f} s")
-        # Concurrent checks share one test caption.
-        if self._probe is None or self._probe.done():
-            self._probe = asyncio.create_task(self._test_caption())
-            self._probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
-        await asyncio.wait([self._probe])
-        self._probe.result()
-
-    async def _test_caption(self) -> None:
-        side = self.captioner.transform.config.size
-        pixels = np.full((3, side, side), 128, np.uint8)
-        whole = Box(0.0, 0.0, 1.0, 1.0)
-        blank = PreparedImage(image=None, pixels=pixels, box=whole, size=(side, side))
-        generation = self.captioner.generation
-        short = replace(generation, beam_size=1, captions=1, minimum_length=0, maximum_length=1)
-        try:
-            future = self._batcher.submit(blank, JobSettings(short))
-            await asyncio.wait_for(asyncio.wrap_future(future), _PROBE_TIMEOUT)
-        except TimeoutError as error:
-            detail = f"the model made no caption within {_PROBE_TIMEOUT:.0f} s"
-            raise RefusedError("not-ready", detail) from error
-        except CaptionerError as error:
-            raise RefusedError("not-ready", error.detail) from error
-        except Exception as error:
-            _LOGGER.exception("the readiness check failed")
-            raise RefusedError("not-ready", "the model fails; the log has the reason") from error
 
     def refuse(self) -> None:
         """Refuse new photos; accepted ones are finished."""
@@ -284,13 +241,12 @@ class CaptionService:
         image: SharedPhoto,
         settings: JobSettings,
         client: str,
-        place: Place | None,
     ) -> Caption | ImageError:
         result: Caption | ImageError
         try:
             with self._batcher.decoding():
                 decoded = await image.square(self.captioner.transform.config)
-                future = self._batcher.submit(decoded.prepared(), settings, client, place)
+                future = self._batcher.submit(decoded.prepared(), settings, client)
             with self.metrics.photo.labels("model").time():
                 result = await asyncio.wrap_future(future)
         except ImageError as error:
@@ -316,17 +272,12 @@ class CaptionService:
         torch.set_num_threads(self._threads)
         start = time.monotonic()
         try:
-            captions = self.captioner.caption_prepared(
+            return self.captioner.caption_prepared(
                 images, settings.generation, check_attention=settings.check_attention
             )
-        except Exception:
-            self._failed = time.monotonic()
-            raise
         finally:
             self.metrics.batch_size.observe(len(images))
             self.metrics.batch_seconds.observe(time.monotonic() - start)
-        self._succeeded = time.monotonic()
-        return captions
 
     def _checked(self, result: Caption | ImageError) -> Caption | ImageError:
         """Return the result, or an error if its trust is below the server's minimum."""

@@ -187,7 +187,6 @@ def test_the_documentation_asks_no_other_host(api: httpx.Client) -> None:
     }  # fmt: skip
 
 
-LINES = {"Accept": "application/x-ndjson"}
 PICTURES = {"overlay": "image/png", "sheet": "image/png", "animation": "image/webp"}
 
 
@@ -196,25 +195,6 @@ def recorded(client: httpx.Client, photo: bytes, **fields: str) -> dict[str, Any
     answer = client.post("/api/caption", files={"image": ("a.jpg", photo)}, data=fields)
     (record,) = answer.json()["records"]
     return record
-
-
-def test_a_stream_has_the_place_in_the_queue_and_then_the_record(api: httpx.Client) -> None:
-    answer = api.post(
-        "/api/caption",
-        files={"image": ("a.jpg", jpeg())},
-        data={"attention": "true"},
-        headers=LINES,
-    )
-    assert answer.headers["content-type"].startswith("application/x-ndjson")
-    first, *_, last = map(json.loads, answer.text.splitlines())
-    assert set(first) == {"ahead"} and last == {"records": [recorded(api, jpeg())]}
-    # A photo that fails stands in its record; what fails before it waits has its status.
-    bad = api.post("/api/caption", files={"image": ("b.txt", b"text")}, headers=LINES)
-    (record,) = json.loads(bad.text.splitlines()[-1])["records"]
-    assert bad.status_code == 200 and record["error"]["type"] == "image-format"
-    broken = api.post("/api/caption", files={"photo": jpeg()}, headers=LINES)
-    assert broken.status_code == 400
-    assert broken.headers["content-type"] == "application/problem+json"
 
 
 def test_alternatives_have_words_and_their_weights(api: httpx.Client) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import sys
 import threading
@@ -21,8 +20,7 @@ from captioner.generation.config import GenerationConfig
 from captioner_serving.decoding.decoded import EncodedPhoto
 from captioner_serving.server import batcher as batcher_module
 from captioner_serving.server.batcher import Batcher, JobSettings
-from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.problems import BusyError
+from captioner_serving.server.problems import BusyError, ClosedError, RefusedError
 from tests.serving.server.conftest import run_async
 from tests.serving.server.running import Clock, service_of, until
 from tests.serving.server.test_api import jpeg
@@ -105,7 +103,7 @@ def test_turns_count_costs_and_no_images_that_left(monkeypatch: pytest.MonkeyPat
         order.clear()
         going.clear()
         futures = [batcher.submit("first", cheap, "another")]
-        assert until(lambda: batcher.waiting == 0)
+        assert until(lambda: not batcher._turns.in_order())
         futures += [batcher.submit(*image) for image in images]
         going.set()
         assert [future.result(60) for future in futures]
@@ -113,10 +111,10 @@ def test_turns_count_costs_and_no_images_that_left(monkeypatch: pytest.MonkeyPat
 
     going.clear()
     batcher.submit("first", cheap, "another")
-    assert until(lambda: batcher.waiting == 0)
+    assert until(lambda: not batcher._turns.in_order())
     assert batcher.submit("gone", cheap, "a").cancel()
     going.set()
-    assert until(lambda: batcher.waiting == 0 and order == ["first"])
+    assert until(lambda: not batcher._turns.in_order() and order == ["first"])
     assert run(("a0", cheap, "a"), ("b0", cheap, "b")) == ["a0", "b0"]
     images = [("costly", costly, "c"), ("d1", cheap, "d"), ("c2", cheap, "c"), ("d2", cheap, "d")]
     assert run(*images) == ["costly", "d1", "d2", "c2"]  # c has used 22 s, d 2 s
@@ -319,15 +317,16 @@ def test_a_request_larger_than_the_queue_leaves_no_wait_behind(batcher: Batcher)
     assert wait() == before
 
 
-def test_concurrent_health_checks_share_one_test_caption(tiny_checkpoint: Checkpoint) -> None:
-    metrics = Metrics()
-
-    async def probes() -> None:
-        await asyncio.gather(*(service.check() for _ in range(30)))
-
-    with service_of(Captioner(tiny_checkpoint), metrics) as service:
-        run_async(probes())
-    assert "captioner_batch_images_sum 1.0" in metrics.exposition().decode()
+def test_health_depends_on_the_thread_of_the_model(tiny_checkpoint: Checkpoint) -> None:
+    with service_of(Captioner(tiny_checkpoint)) as service:
+        service.check()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Batcher, "is_alive", property(lambda _: False))
+            with pytest.raises(RefusedError, match="thread has ended"):
+                service.check()
+        service.refuse()
+        with pytest.raises(ClosedError):
+            service.check()
 
 
 def test_a_photo_that_fails_unexpectedly_is_that_photo_s_error(

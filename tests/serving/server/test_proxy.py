@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import socket
 import time
@@ -85,15 +84,6 @@ def test_servers_behind_a_proxy_get_the_real_client_address(
     lines = lambda: "".join(line for server in servers for line in server.lines)  # noqa: E731
     assert until(lambda: '"client": "127.0.0.9"' in lines())
     assert "203.0.113.9" not in lines()
-
-
-def test_a_place_in_the_queue_is_sent_at_once(client: httpx.Client) -> None:
-    files, headers = {"image": jpeg()}, {"Accept": "application/x-ndjson"}
-    with client.stream("POST", "api/caption", files=files, headers=headers) as answer:
-        lines = [json.loads(line) for line in answer.iter_lines()]
-    assert answer.headers["content-type"].startswith("application/x-ndjson")
-    assert "x-accel-buffering" not in answer.headers  # nginx has read it
-    assert set(lines[0]) == {"ahead"} and "records" in lines[-1]
 
 
 def test_gradio_client_comes_back_to_the_same_server(url: str) -> None:

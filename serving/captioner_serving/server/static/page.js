@@ -185,12 +185,12 @@ export function start(element, props) {
   async function send(mine) {
     const { signal } = (mine.job = new AbortController());
     const update = (options) => { if (mine === visit) show(options); else list(); };
-    const follow = (progress) => {
+    const follow = (sent) => {
       if (signal.aborted) return;
-      mine.phase = phaseOf(progress);
-      update({ quiet: "sent" in progress });
+      mine.phase = phaseOf(sent);
+      update({ quiet: sent > 0 && sent < 1 });
     };
-    follow(mine.file ? {} : { ahead: 0 });
+    follow(mine.file ? 0 : 1);
     let result;
     try {
       const file = mine.url ? null : await readable(mine);
@@ -289,9 +289,8 @@ function ofUrl(url) {
 // The file or the URL of a sample, for the viewer. The record of a downloaded photo has a preview.
 const photoOf = ({ file, sample }) => (sample ? server.sampleUrl(sample) : file);
 
-function phaseOf({ sent, ahead }) {
-  if (ahead === 1) return "1 photo before this one …";
-  if (ahead > 1) return ahead + " photos before this one …";
-  if (ahead === 0) return "Captioning …";
-  return "Sending the photo" + (sent > 0 && sent < 1 ? ", " + percent(sent) : "") + " …";
+// The progress after a share of the upload.
+function phaseOf(sent) {
+  if (sent === 1) return "Captioning …";
+  return "Sending the photo" + (sent ? ", " + percent(sent) : "") + " …";
 }

@@ -1,7 +1,6 @@
 // Requests to the public HTTP API. Errors are thrown as { title, detail, again } for visitors; `again` is true if a
 // retry can help.
 const at = (path) => new URL(path, document.baseURI).href;
-const LINES = "application/x-ndjson";
 const megabytes = (bytes) => Math.round(bytes / 1e5) / 10 + " MB";
 
 export const problems = {
@@ -20,7 +19,6 @@ export const problems = {
     detail: "You may have to sign in again. Reload the page; your texts are kept.",
     again: true,
   },
-  interrupted: { title: "The server stopped early", detail: "There is no caption of this photo yet.", again: true },
 };
 
 const WORDS = {
@@ -51,35 +49,22 @@ function formOf(file, fields) {
   return form;
 }
 
-// Caption a photo, a file or a URL. Returns the records, one per model. `follow` is called with { sent: 0..1 }, then with
-// { ahead: n } while n photos come first. Not with fetch(), which cannot report the progress of an upload.
+// Caption a photo, a file or a URL. Returns the records, one per model. follow(sent) is called with the share of the upload
+// that is done, 0 to 1. Not with fetch(), which cannot report this.
 export function caption({ name, file, url }, settings, { signal, follow }) {
   return new Promise((done, failed) => {
     const request = new XMLHttpRequest();
-    // Messages of the server do not contain the name of the photo.
-    const withName = (problem) => ({ ...problem, detail: problem.detail.replace(/^the image/, name) });
-    const take = () => {
-      const line = request.responseText.split("\n").at(-2);  // the last complete line
-      if (request.status !== 200 || !line) return;
-      const news = parse(line), records = news?.records ?? [], bad = records.find((record) => record.error);
-      if (bad) failed(withName(problemOf(bad.error, 200)));
-      else if (records.length) done(records);
-      else if (typeof news?.ahead === "number") follow(news);
-      else failed(problems.unexpected);
-    };
-    request.upload.onprogress = ({ loaded, total }) => follow({ sent: loaded / total });
-    request.upload.onload = () => follow({ ahead: 0 });
-    request.onprogress = take;
+    request.upload.onprogress = ({ loaded, total }) => follow(loaded / total);
+    request.upload.onload = () => follow(1);
     request.onerror = () => failed(problems.unreachable);
     request.onload = () => {
-      take();
-      if (request.status !== 200) return failed(problemOf(parse(request.responseText), request.status));
-      const isStream = request.getResponseHeader("Content-Type")?.startsWith(LINES);
-      failed(isStream ? problems.interrupted : problems.unexpected);
+      const answer = parse(request.responseText), records = answer?.records ?? [];
+      if (request.status === 200 && records.length) return done(records);
+      const problem = request.status === 200 ? problems.unexpected : problemOf(answer, request.status);
+      failed({ ...problem, detail: problem.detail.replace(/^the image/, name) });  // the server does not name it
     };
     signal.addEventListener("abort", () => request.abort());
     request.open("POST", at("api/caption"));
-    request.setRequestHeader("Accept", LINES);
     request.send(formOf(file, { ...settings, image_url: url, attention: true, preview: true }));
   });
 }

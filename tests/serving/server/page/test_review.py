@@ -267,7 +267,6 @@ def test_an_answer_of_somebody_else_is_an_error_in_its_photo_s_place(visit: Visi
     """As of a login proxy, which answers everything with 200 and its form."""
     for kind, body in {
         "text/html": LOGIN,
-        "application/x-ndjson": LOGIN,
         "application/json": "{}\n",
     }.items():
         answer = {"content_type": kind, "body": body}
