@@ -24,7 +24,7 @@ from captioner_serving.server.description import (
     caption_body,
 )
 from captioner_serving.server.links import WebPhoto
-from captioner_serving.server.photos import SharedPhoto
+from captioner_serving.server.photos import Photo
 from captioner_serving.server.problems import NO_URLS, RefusedError, problem
 from captioner_serving.server.records import needs_preview, served_record
 from captioner_serving.server.request import client_of, request_info
@@ -32,7 +32,6 @@ from captioner_serving.server.service import CaptionService
 
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=BaseModel)
-_Answered = tuple[list[Caption | ImageError], list[dict[str, Any]]]
 
 router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartition("/")[2])
 
@@ -64,17 +63,13 @@ class SearchFields(BaseModel):
     captions: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
     style: Annotated[str, Field(max_length=100)] | None = None
 
-    def settings(self, captioner: Captioner, *, shared: bool = False) -> GenerationConfig:
+    def settings(self, captioner: Captioner) -> GenerationConfig:
         """Return the generation settings for a captioner.
-
-        shared: ignore the style, which applies only to the first model of a request.
 
         Raises ConfigError: the captioner has no such style.
         """
         return captioner.generation.for_request(
-            beam_size=self.beam_size,
-            captions=self.captions,
-            style=None if shared else self.style,
+            beam_size=self.beam_size, captions=self.captions, style=self.style
         )
 
 
@@ -82,20 +77,18 @@ class CaptionFields(SearchFields):
     """The fields of POST /api/caption, without the images."""
 
     image_url: Annotated[str, Field(max_length=8000)] | None = None
-    all_models: bool = False
     attention: bool = False
     check_attention: bool = False
     minimum_trust: Annotated[float, Field(ge=0, le=1)] | None = None
     preview: bool = False
 
-    def settings(self, captioner: Captioner, *, shared: bool = False) -> GenerationConfig:
+    def settings(self, captioner: Captioner) -> GenerationConfig:
         """See SearchFields.
 
         Raises ConfigError: the captioner has no such style, or no trust.
         """
-        if not shared:
-            captioner.check_trust(self.minimum_trust)
-        return super().settings(captioner, shared=shared)
+        captioner.check_trust(self.minimum_trust)
+        return super().settings(captioner)
 
 
 async def read_photos(
@@ -165,53 +158,24 @@ async def caption(request: Request, service: Service) -> Response:
     `curl -F image=@photo.jpg http://127.0.0.1:7860/api/caption`.
     """
     files, fields = await _read_photos(request, service)
-    services = _requested_services(request, fields)
-    configs = [
-        fields.settings(service.captioner, shared=number > 0)
-        for number, service in enumerate(services)
+    service = named_service(request, fields.model)
+    photos = [_photo(file, fields, service) for file in files]
+    work = service.caption(
+        photos,
+        fields.settings(service.captioner),
+        client=client_of(request.scope),
+        check_attention=fields.check_attention,
+    )
+    results = await while_connected(request, work)
+    request_info(request.scope).is_reported = True
+    records = [
+        _record(file, photo, result, fields)
+        for file, photo, result in zip(files, photos, results, strict=True)
     ]
-    client = client_of(request.scope)
-
-    async def work() -> _Answered:
-        photos = [_share(file, fields, services, client) for file in files]
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(
-                        service.caption(
-                            photos,
-                            config,
-                            client=client,
-                            check_attention=fields.check_attention,
-                        )
-                    )
-                    for service, config in zip(services, configs, strict=True)
-                ]
-        except BaseExceptionGroup as group_error:  # answer with the error of the first model
-            raise group_error.exceptions[0] from None
-        finally:
-            for photo in photos:
-                photo.cancel()
-        request_info(request.scope).is_reported = True
-        answers = zip(*(task.result() for task in tasks), strict=True)  # by photo, then by model
-        results = [result for answer in answers for result in answer]
-        return results, _records(files, photos, results, fields)
-
-    results, records = await while_connected(request, work())
     errors = [result for result in results if isinstance(result, ImageError)]
     if len(errors) == len(results):
         return problem(errors[0], records=records)
     return _Records(records)
-
-
-def _requested_services(request: Request, fields: CaptionFields) -> list[CaptionService]:
-    """Return the services of the requested models.
-
-    Raises ConfigError: there is no such model.
-    """
-    if fields.all_models:
-        return [*services_of(request).values()]
-    return [named_service(request, fields.model)]
 
 
 def named_service(request: Request, name: str | None) -> CaptionService:
@@ -227,40 +191,25 @@ def named_service(request: Request, name: str | None) -> CaptionService:
     return services[name]
 
 
-def _share(
-    file: Upload, fields: CaptionFields, services: list[CaptionService], client: str
-) -> SharedPhoto:
-    first, *rest = services
+def _photo(file: Upload, fields: CaptionFields, service: CaptionService) -> Photo:
     if file.url is None:
         has_preview = fields.preview and needs_preview(file.data)
-        return first.share(file.data, *rest, client=client, has_preview=has_preview)
-    photo = WebPhoto(file.url, first.config.max_upload)
-    return first.share(photo, *rest, client=client, has_preview=fields.preview)
+        return Photo.of_bytes(file.data, has_preview=has_preview)
+    return Photo(WebPhoto(file.url, service.config.max_upload), has_preview=fields.preview)
 
 
-def _records(
-    files: list[Upload],
-    photos: list[SharedPhoto],
-    results: list[Caption | ImageError],
-    fields: CaptionFields,
-) -> list[dict[str, Any]]:
-    """Return the records: all models of the first photo, then all models of the second, ..."""
-    records: list[dict[str, Any]] = []
-    models = len(results) // len(files)
-    for number, result in enumerate(results):
-        file, photo = files[number // models], photos[number // models]
-        if not isinstance(result, Caption):
-            records.append({"image": file.name, "error": result.record()})
-            continue
-        record = served_record(
-            result,
-            name=file.name,
-            attention=fields.attention,
-            minimum_trust=None if number % models else fields.minimum_trust,
-            preview=None if number % models else photo.preview,
-        )
-        records.append(record)
-    return records
+def _record(
+    file: Upload, photo: Photo, result: Caption | ImageError, fields: CaptionFields
+) -> dict[str, Any]:
+    if not isinstance(result, Caption):
+        return {"image": file.name, "error": result.record()}
+    return served_record(
+        result,
+        name=file.name,
+        attention=fields.attention,
+        minimum_trust=fields.minimum_trust,
+        preview=photo.preview,
+    )
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

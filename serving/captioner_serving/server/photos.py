@@ -7,19 +7,25 @@ import base64
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from captioner.captioner import Captioner
 from captioner.vision.transform import TransformConfig
-from captioner_serving.decoding.decoded import Decoded, Output, Readable, Square
+from captioner_serving.decoding.decoded import (
+    Decoded,
+    EncodedPhoto,
+    Output,
+    Readable,
+    Square,
+)
 from captioner_serving.decoding.reader import Reader
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.drawing import Preview
 from captioner_serving.server.metrics import Metrics
 
-LONGEST_PREVIEW = 1440
-"""Pixels of a preview's longer side: sharp at 720 points on a high-density screen."""
-
+# Pixels of a preview's longer side: sharp at 720 points on a high-density screen.
+_LONGEST_PREVIEW = 1440
 _SECONDS = 20.0  # time limit of a photo; the largest PNG takes five seconds
 _NICE = 5  # lower priority than the model and ordinary photos
 _BESIDE = 30_000_000  # pixels that can be decoded beside the largest photo
@@ -73,59 +79,37 @@ class PhotoPool:
         self.reader.close()
 
 
-class SharedPhoto:
-    """A photo that is read and decoded once for all models.
+@dataclass(eq=False)
+class Photo:
+    """A photo of a request.
 
-    Args:
-        pool: decodes the photo.
-        photo: the photo.
-        configs: the transforms of the models.
-        client: the client's key in the fair queue.
-        has_preview: also make a preview.
+    source: the encoded photo or its URL.
+    has_preview: also make a preview.
+    preview: width, height and data URL of the preview, once the photo is decoded.
     """
 
-    def __init__(
-        self,
-        pool: PhotoPool,
-        photo: Readable,
-        configs: Sequence[TransformConfig],
-        *,
-        client: str,
-        has_preview: bool = False,
-    ) -> None:
-        self._pool, self._photo, self._client = pool, photo, client
-        self._configs = list(dict.fromkeys(configs))
-        self._has_preview = has_preview
-        self._task: asyncio.Task[list[Decoded]] | None = None
+    source: Readable
+    has_preview: bool = False
+    preview: dict[str, Any] | None = None
 
-    async def square(self, config: TransformConfig) -> Decoded:
+    @classmethod
+    def of_bytes(cls, data: bytes, *, has_preview: bool = False) -> Photo:
+        """Return the photo of a client, whose file name is not in error messages."""
+        return cls(EncodedPhoto("the image", data), has_preview)
+
+    async def square(self, pool: PhotoPool, config: TransformConfig, *, client: str) -> Decoded:
         """Return the pixels for a model.
 
         Raises:
             ImageError: the photo cannot be decoded.
             CaptionerError: the failure is not due to the photo.
         """
-        if self._task is None:
-            outputs: list[Output] = [Square(config) for config in self._configs]
-            outputs += [Preview(LONGEST_PREVIEW)] if self._has_preview else []
-            work = self._pool.produce(self._photo, outputs, client=self._client)
-            self._task = asyncio.create_task(work)
-        results = await asyncio.shield(self._task)
-        result = results[self._configs.index(config)]
-        result.check()
-        return result
-
-    @property
-    def preview(self) -> dict[str, Any] | None:
-        """Width, height and data URL of the preview; None if there is none."""
-        if not self._has_preview or self._task is None or not self._task.done():
-            return None
-        preview = self._task.result()[-1]
-        width, height = preview.shape
-        image = f"data:image/jpeg;base64,{base64.b64encode(preview.pixels).decode()}"
-        return {"width": width, "height": height, "image": image}
-
-    def cancel(self) -> None:
-        """Stop decoding."""
-        if self._task is not None:
-            self._task.cancel()
+        outputs: list[Output] = [Square(config)]
+        outputs += [Preview(_LONGEST_PREVIEW)] if self.has_preview else []
+        square, *previews = await pool.produce(self.source, outputs, client=client)
+        square.check()
+        for preview in previews:
+            width, height = preview.shape
+            image = f"data:image/jpeg;base64,{base64.b64encode(preview.pixels).decode()}"
+            self.preview = {"width": width, "height": height, "image": image}
+        return square

@@ -20,7 +20,7 @@ from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.photos import PhotoPool, SharedPhoto
+from captioner_serving.server.photos import Photo, PhotoPool
 from captioner_serving.server.problems import (
     ClosedError,
     LowTrustError,
@@ -31,7 +31,6 @@ from captioner_serving.server.problems import (
 
 _LOGGER = logging.getLogger("captioner.server")
 _LONGEST_BATCH = 120.0  # seconds; a longer batch is stuck
-_NAME = "the image"  # in messages, instead of the client's file name
 
 
 class CaptionService:
@@ -90,47 +89,25 @@ class CaptionService:
 
         Raises ImageError: it cannot be decoded.
         """
-        shared = self.share(photo, client=client)
-        try:
-            (result,) = await self.caption(
-                [shared], config, client=client, check_attention=check_attention
-            )
-        finally:
-            shared.cancel()
-        if isinstance(result, Caption):
-            return result
-        try:
-            raise result
-        finally:
-            del result  # its traceback would keep the photo in memory
-
-    def share(
-        self,
-        photo: bytes | Readable,
-        *services: CaptionService,
-        client: str,
-        has_preview: bool = False,
-    ) -> SharedPhoto:
-        """Return a photo that is decoded once for this service and other services."""
-        if isinstance(photo, bytes):
-            photo = EncodedPhoto(_NAME, photo)
-        configs = [service.captioner.transform.config for service in (self, *services)]
-        return SharedPhoto(self.pool, photo, configs, client=client, has_preview=has_preview)
+        photos = [Photo.of_bytes(photo) if isinstance(photo, bytes) else Photo(photo)]
+        return _only(
+            await self.caption(photos, config, client=client, check_attention=check_attention)
+        )
 
     async def caption(
         self,
-        images: Sequence[SharedPhoto],
+        photos: Sequence[Photo],
         config: GenerationConfig,
         *,
         client: str = "",
         check_attention: bool = False,
     ) -> list[Caption | ImageError]:
-        """Caption images, in order; an image that fails has an ImageError in its place.
+        """Caption photos, in order; a photo that fails has an ImageError in its place.
 
-        Cancelling the caller removes its waiting images from the queue.
+        Cancelling the caller removes its waiting photos from the queue.
 
         Args:
-            images: the photos.
+            photos: the photos.
             config: beam size, number of captions, style.
             client: the client's key in the fair queue.
             check_attention: measure the effect of each word; see Captioner.caption.
@@ -144,8 +121,8 @@ class CaptionService:
         config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
         start = time.monotonic()
         settings = JobSettings(config, check_attention)
-        with self._batcher.admit(len(images) * settings.cost, client):
-            results = await self._run(images, settings, client)
+        with self._batcher.admit(len(photos) * settings.cost, client):
+            results = await self._run(photos, settings, client)
         self._report(results, time.monotonic() - start)
         return results
 
@@ -171,38 +148,29 @@ class CaptionService:
             BusyError, ClosedError: as for `caption`.
         """
         config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
-        settings, photo = JobSettings(config), EncodedPhoto(_NAME, image)
+        settings, photo = JobSettings(config), Photo.of_bytes(image)
         start = time.monotonic()
         with self._batcher.admit(1 + settings.cost, client):
-            shared = self.share(photo, client=client)
-            try:
-                results = await self._run([shared], settings, client)
-            finally:
-                shared.cancel()
+            results = await self._run([photo], settings, client)
             self._report(results, time.monotonic() - start)
-            (caption,) = results
-            if isinstance(caption, ImageError):
-                raise caption
-            (drawn,) = await self.pool.produce(photo, [make(caption)], client=client)
+            caption = _only(results)
+            (drawn,) = await self.pool.produce(photo.source, [make(caption)], client=client)
         drawn.check()
         return bytes(drawn.pixels)
 
     async def _run(
-        self,
-        images: Sequence[SharedPhoto],
-        settings: JobSettings,
-        client: str,
+        self, photos: Sequence[Photo], settings: JobSettings, client: str
     ) -> list[Caption | ImageError]:
-        """Caption admitted images, in order."""
-        self.metrics.queue.inc(len(images))
+        """Caption admitted photos, in order."""
+        self.metrics.queue.inc(len(photos))
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._caption_one(image, settings, client))
-                    for image in images
+                    group.create_task(self._caption_one(photo, settings, client))
+                    for photo in photos
                 ]
         finally:
-            self.metrics.queue.dec(len(images))
+            self.metrics.queue.dec(len(photos))
         return [self._checked(task.result()) for task in tasks]
 
     def require_room(self, client: str) -> None:
@@ -237,15 +205,13 @@ class CaptionService:
         self._batcher.close()
 
     async def _caption_one(
-        self,
-        image: SharedPhoto,
-        settings: JobSettings,
-        client: str,
+        self, photo: Photo, settings: JobSettings, client: str
     ) -> Caption | ImageError:
         result: Caption | ImageError
         try:
             with self._batcher.decoding():
-                decoded = await image.square(self.captioner.transform.config)
+                transform = self.captioner.transform.config
+                decoded = await photo.square(self.pool, transform, client=client)
                 future = self._batcher.submit(decoded.prepared(), settings, client)
             with self.metrics.photo.labels("model").time():
                 result = await asyncio.wrap_future(future)
@@ -302,3 +268,14 @@ class CaptionService:
         for result in results:
             if isinstance(result, ImageError):
                 self._say(f"a photo was not captioned: {result.title}")
+
+
+def _only(results: list[Caption | ImageError]) -> Caption:
+    """Return the only result, or raise its error."""
+    result = results.pop()
+    if isinstance(result, Caption):
+        return result
+    try:
+        raise result
+    finally:
+        del result  # its traceback would keep the photo in memory

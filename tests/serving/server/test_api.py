@@ -7,7 +7,6 @@ import io
 import json
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,29 +123,6 @@ def test_a_request_can_name_a_model(saved_tiny: Path) -> None:
         assert client.get("/api/health/ready").status_code == 200
 
 
-def test_style_minimum_trust_and_preview_are_of_the_first_of_all_models(
-    styled: Checkpoint,
-) -> None:
-    trust = make_trust(words=len(styled.vocabulary))
-    first, tiny = Captioner(styled, device="cpu", trust=trust), make_tiny()
-    crop = replace(tiny, name="crop", transform=replace(tiny.transform, mode="crop"))
-    other = Captioner(crop, device="cpu")
-    with Image.open(SAMPLES / "rocket.jpg") as photo:
-        photo.crop((0, 0, 600, 200)).save(buffer := io.BytesIO(), "TIFF")
-    form = {"all_models": "true", "style": "short", "minimum_trust": "1", "preview": "true"}
-    with serving(first, None, other) as url:
-        files = {"image": buffer.getvalue()}
-        answer = httpx.post(f"{url}/api/caption", files=files, data=form, timeout=300)
-    one, two = answer.json()["records"]
-    assert one["style"] == "short" and one["review"] is True
-    assert (one["preview"]["width"], one["preview"]["height"]) == (600, 200)
-    assert not {"style", "review", "preview"} & two.keys()
-    wanted = other.caption(buffer.getvalue())
-    assert two["caption"] == wanted.text
-    assert two["score"] == pytest.approx(wanted.score, abs=1e-3)
-    assert two["score"] != pytest.approx(Captioner(tiny).caption(buffer.getvalue()).score, abs=2e-3)
-
-
 def test_health_names_the_model(api: httpx.Client) -> None:
     answer = api.get("/api/health")
     assert answer.status_code == 200
@@ -183,7 +159,7 @@ def test_the_documentation_asks_no_other_host(api: httpx.Client) -> None:
     body = schema["paths"]["/api/caption"]["post"]["requestBody"]["content"]
     assert set(body["multipart/form-data"]["schema"]["properties"]) == {
         "preview", "image", "image_url", "beam_size", "captions", "style", "attention",
-        "check_attention", "minimum_trust", "model", "all_models",
+        "check_attention", "minimum_trust", "model",
     }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from captioner.generation.config import GenerationConfig
 from captioner_serving.decoding.decoded import EncodedPhoto
 from captioner_serving.server import batcher as batcher_module
 from captioner_serving.server.batcher import Batcher, JobSettings
+from captioner_serving.server.photos import Photo
 from captioner_serving.server.problems import BusyError, ClosedError, RefusedError
 from tests.serving.server.conftest import run_async
 from tests.serving.server.running import Clock, service_of, until
@@ -343,8 +344,8 @@ def test_a_photo_that_fails_unexpectedly_is_that_photo_s_error(
         config = service.captioner.generation
 
         async def both() -> Any:
-            shared = [service.share(photo, client="") for photo in (jpeg(), b"bad")]
-            return await service.caption(shared, config)
+            photos = [Photo.of_bytes(photo) for photo in (jpeg(), b"bad")]
+            return await service.caption(photos, config)
 
         good, bad = run_async(both())
     assert good.text
@@ -360,8 +361,8 @@ def test_a_refused_upload_is_released_at_once(tiny_checkpoint: Checkpoint) -> No
         with service_of(Captioner(tiny_checkpoint)) as service:
 
             async def ask() -> Any:
-                shared = service.share(upload, client="")
-                return await service.caption([shared], service.captioner.generation)
+                photos = [Photo.of_bytes(upload)]
+                return await service.caption(photos, service.captioner.generation)
 
             (refused,) = run_async(ask())
         held = sys.getrefcount(upload) - alone

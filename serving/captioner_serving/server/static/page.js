@@ -40,7 +40,7 @@ export function start(element, props) {
     onCorrect: (text, aside) => { change({ text, aside }, { soon: true }); },
     onAccept: accept,
     draw: async (kind, { record, sentence, head }, look) => {
-      const model = props.models.length > 1 ? record.model.name : undefined, settings = { ...visit.settings, model };
+      const settings = settingsFor(visit, record.model.name);
       return server.draw(kind, await readable(visit), settings, { sentence, head, look });
     },
   });
@@ -51,6 +51,10 @@ export function start(element, props) {
   const allAgain = element.querySelector(".search .all");
   const showSettings = listenToSettings(element.querySelector(".search"), settings, props, again);
   const { explain } = listen(element, take, (sample) => add([ofSample(sample)]), props.allow_urls ? (url) => add([ofUrl(url)]) : null);
+
+  // The settings of a photo's request to a model. The style and the minimum trust are of the first model.
+  const settingsFor = ({ settings }, model) => (model === props.models[0] ? { ...settings, model }
+    : { ...settings, model, style: undefined, minimum_trust: undefined });
 
   // The entry in the browser's history.
   const here = () => history.state?.captioner ?? {};
@@ -195,8 +199,8 @@ export function start(element, props) {
     try {
       const file = mine.url ? null : await readable(mine);
       if (signal.aborted) return;
-      const settings = { ...mine.settings, all_models: props.models.length > 1 };
-      const records = await server.caption({ ...mine, file }, settings, { signal, follow }), [record] = records;
+      const ask = (model, number) => server.caption({ ...mine, file }, settingsFor(mine, model), { signal, follow: number ? () => {} : follow });
+      const records = await Promise.all(props.models.map(ask)), [record] = records;
       result = { record, records };
     } catch (problem) {
       result = { problem };

@@ -49,7 +49,7 @@ function formOf(file, fields) {
   return form;
 }
 
-// Caption a photo, a file or a URL. Returns the records, one per model. follow(sent) is called with the share of the upload
+// Caption a photo, a file or a URL. Returns the record. follow(sent) is called with the share of the upload
 // that is done, 0 to 1. Not with fetch(), which cannot report this.
 export function caption({ name, file, url }, settings, { signal, follow }) {
   return new Promise((done, failed) => {
@@ -58,8 +58,8 @@ export function caption({ name, file, url }, settings, { signal, follow }) {
     request.upload.onload = () => follow(1);
     request.onerror = () => failed(problems.unreachable);
     request.onload = () => {
-      const answer = parse(request.responseText), records = answer?.records ?? [];
-      if (request.status === 200 && records.length) return done(records);
+      const answer = parse(request.responseText), record = answer?.records?.[0];
+      if (request.status === 200 && record) return done(record);
       const problem = request.status === 200 ? problems.unexpected : problemOf(answer, request.status);
       failed({ ...problem, detail: problem.detail.replace(/^the image/, name) });  // the server does not name it
     };
