@@ -16,12 +16,13 @@ from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner.errors import ConfigError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
-from captioner_serving.server.body import Upload, read_bare, read_form, read_json
+from captioner_serving.server.body import Upload, read_form
 from captioner_serving.server.description import (
+    PHOTOS,
     PROBLEMS,
     Health,
     Records,
-    caption_body,
+    form,
 )
 from captioner_serving.server.links import WebPhoto
 from captioner_serving.server.photos import Photo
@@ -105,29 +106,6 @@ async def read_photos(
     return await read_form(request, fields, max_bytes=max_bytes, max_files=max_files)
 
 
-async def _read_photos(
-    request: Request, service: CaptionService
-) -> tuple[list[Upload], CaptionFields]:
-    """Read the photos from a form, JSON with base64, or a body that is one photo."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    most = service.config.max_upload
-    if kind.startswith("image/") or kind == "application/octet-stream":
-        service.require_room(client_of(request.scope))
-        files, fields = await read_bare(request, CaptionFields, max_bytes=most)
-    elif kind == "application/json":
-        service.require_room(client_of(request.scope))
-        count = service.config.queue
-        files, fields = await read_json(request, CaptionFields, max_bytes=most, max_files=count)
-    else:
-        count = service.config.queue
-        files, fields = await read_photos(request, service, CaptionFields, max_files=count)
-    if fields.image_url is None:
-        return files, fields
-    if not service.config.allow_urls:
-        raise RefusedError("forbidden", NO_URLS)
-    return [*files, Upload(fields.image_url, url=fields.image_url)], fields
-
-
 # Answers
 
 
@@ -147,7 +125,7 @@ class _Records(Response):
     "/api/caption",
     response_model=Records,
     responses=PROBLEMS,
-    openapi_extra=caption_body(CaptionFields),
+    openapi_extra=form(CaptionFields, PHOTOS, is_required=False),
     tags=["captions"],
     summary="Caption one image or many",
 )
@@ -157,7 +135,12 @@ async def caption(request: Request, service: Service) -> Response:
     The status is 200 if any image was captioned, otherwise that of the first error. Example:
     `curl -F image=@photo.jpg http://127.0.0.1:7860/api/caption`.
     """
-    files, fields = await _read_photos(request, service)
+    count = service.config.queue
+    files, fields = await read_photos(request, service, CaptionFields, max_files=count)
+    if fields.image_url is not None:
+        if not service.config.allow_urls:
+            raise RefusedError("forbidden", NO_URLS)
+        files.append(Upload(fields.image_url, url=fields.image_url))
     service = named_service(request, fields.model)
     photos = [_photo(file, fields, service) for file in files]
     work = service.caption(

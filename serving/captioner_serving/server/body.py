@@ -10,7 +10,7 @@ import asyncio
 import base64
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -209,42 +209,16 @@ async def read_form(
             detail = f"a field other than an image can have at most {_LONGEST_FIELD:,} bytes"
             raise RefusedError("upload-too-large", detail) from error
         raise RefusedError("bad-request", f"the multipart body is invalid: {reason}") from error
-    return _checked(files, values, fields, max_bytes)
-
-
-async def read_bare(
-    request: Request, fields: type[Fields], *, max_bytes: int
-) -> tuple[list[Upload], Fields]:
-    """Read a body that is one photo; the fields are in the query of the URL.
-
-    Errors as for `read_form`.
-    """
-    uploads = [Upload(None, b"".join([chunk async for chunk in request.stream()]))]
-    return _checked(uploads, dict(request.query_params), fields, max_bytes)
-
-
-async def read_json(
-    request: Request, fields: type[Fields], *, max_bytes: int, max_files: int
-) -> tuple[list[Upload], Fields]:
-    """Read a JSON body, in which `image` is base64, a data URL, or a list of these.
-
-    Errors as for `read_form`.
-    """
-
-    def parse(body: bytes) -> tuple[list[Upload], Fields]:
-        values = parse_object(body)
-        del body
-        images = values.pop("image", None)
-        images = images if isinstance(images, list) else [] if images is None else [images]
-        if len(images) > max_files:
-            raise RefusedError("upload-too-large", f"send at most {max_files} images in a request")
-        images.reverse()
-        files = []
-        while images:
-            files.append(Upload(None, decode_photo(images.pop())))
-        return _checked(files, values, fields, max_bytes)
-
-    return await parse_body(request, parse)
+    if sum(len(file.data) for file in files) > max_bytes:
+        raise too_large(max_bytes)
+    if not files and "image_url" not in values:
+        raise RefusedError(
+            "bad-request", "there is no image: send one, such as curl -F image=@photo.jpg"
+        )
+    try:
+        return files, fields.model_validate(values)
+    except ValidationError as error:
+        raise bad_fields(error.errors()) from None
 
 
 async def parse_body(request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
@@ -294,21 +268,6 @@ def decode_photo(image: object) -> bytes:
         return base64.b64decode(coded, validate=True)
     except ValueError as error:
         raise RefusedError("bad-request", "'image' must be base64 or a data URL") from error
-
-
-def _checked(
-    files: list[Upload], values: Mapping[str, Any], fields: type[Fields], max_bytes: int
-) -> tuple[list[Upload], Fields]:
-    if sum(len(file.data) for file in files) > max_bytes:
-        raise too_large(max_bytes)
-    if not files and values.get("image_url") is None:
-        raise RefusedError(
-            "bad-request", "there is no image: send one, such as curl -F image=@photo.jpg"
-        )
-    try:
-        return files, fields.model_validate(values)
-    except ValidationError as error:
-        raise bad_fields(error.errors()) from None
 
 
 def boundary_of(kind: str) -> str:

@@ -36,46 +36,27 @@ class Health(BaseModel):
 
 
 PHOTO = {"type": "string", "format": "binary"}
-_PHOTOS = {
+PHOTOS = {
     "type": "array",
     "items": PHOTO,
     "description": "one photo or several: JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF or TIFF",
 }
 
 
-def form(fields: type[BaseModel], image: dict[str, Any] = PHOTO, *required: str) -> dict[str, Any]:
+def form(
+    fields: type[BaseModel], image: dict[str, Any] = PHOTO, *, is_required: bool = True
+) -> dict[str, Any]:
     """Return the description of a form with an image."""
     properties = {"image": image, **fields.model_json_schema()["properties"]}
     posted = {
         "type": "object",
-        "required": ["image", *required],
+        "required": ["image"] if is_required else [],
         "properties": properties,
         "additionalProperties": False,
     }
     return {
         "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": posted}}}
     }
-
-
-def caption_body(fields: type[BaseModel]) -> dict[str, Any]:
-    """Return the description of the three kinds of body of /api/caption."""
-    body = form(fields, _PHOTOS)
-    content = body["requestBody"]["content"]
-    posted = content["multipart/form-data"]["schema"]
-    del posted["required"]  # image_url may replace the image
-    coded = {"type": "string", "format": "byte", "description": "base64, or a data URL of it"}
-    image = {"anyOf": [coded, {"type": "array", "items": coded}]}
-    properties = {**posted["properties"], "image": image}
-    content["application/json"] = {"schema": {**posted, "properties": properties}}
-    content["image/*"] = {"schema": PHOTO}
-    text = "only if the body is a photo; otherwise it is a field of the body"
-    parameters = []
-    for name, schema in posted["properties"].items():
-        if name not in ("image", "image_url"):
-            # Without its default, which clients would send with every body.
-            kind = {key: value for key, value in schema.items() if key != "default"}
-            parameters.append({"name": name, "in": "query", "description": text, "schema": kind})
-    return {**body, "parameters": parameters}
 
 
 def describe(schema: dict[str, Any]) -> dict[str, Any]:

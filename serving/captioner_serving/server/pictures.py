@@ -21,7 +21,7 @@ from captioner_serving.server.api import (
     read_photos,
     while_connected,
 )
-from captioner_serving.server.description import PHOTO, form, picture
+from captioner_serving.server.description import form, picture
 from captioner_serving.server.drawing import Drawing
 from captioner_serving.server.request import client_of, request_info
 from captioner_serving.server.service import CaptionService
@@ -55,7 +55,7 @@ Drawn = TypeVar("Drawn", bound=DrawingFields)
 
 @router.post(
     "/api/overlay",
-    openapi_extra=form(OverlayFields, PHOTO),
+    openapi_extra=form(OverlayFields),
     responses=picture("image/png"),
     response_class=Response,
     tags=["pictures"],
@@ -76,7 +76,7 @@ async def overlay(request: Request, service: Service) -> Response:
 
 @router.post(
     "/api/sheet",
-    openapi_extra=form(DrawingFields, PHOTO),
+    openapi_extra=form(DrawingFields),
     responses=picture("image/png"),
     response_class=Response,
     tags=["pictures"],
@@ -89,7 +89,7 @@ async def sheet(request: Request, service: Service) -> Response:
 
 @router.post(
     "/api/animation",
-    openapi_extra=form(DrawingFields, PHOTO),
+    openapi_extra=form(DrawingFields),
     responses=picture("image/webp"),
     response_class=Response,
     tags=["pictures"],

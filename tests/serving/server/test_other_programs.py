@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import re
 import subprocess
 import sys
 import time
@@ -54,51 +53,6 @@ def shop(shared: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_a_photo_comes_bare_in_json_or_in_a_form(shop: httpx.Client) -> None:
-    bare, unknown = {"Content-Type": "image/jpeg"}, {"Content-Type": "application/octet-stream"}
-    charset = {"Content-Type": "Application/JSON; charset=utf-8"}
-    form = shop.post("/api/caption", files={"image": PHOTO}, data={"captions": "2"}).json()
-    (wanted,) = form["records"]
-    for answer in (
-        shop.post("/api/caption?captions=2", content=PHOTO, headers=bare),
-        shop.post("/api/caption", json={"image": CODED, "captions": 2}),
-        shop.post(
-            "/api/caption", json={"image": [f"data:image/jpeg;base64,{CODED}"], "captions": 2}
-        ),
-        shop.post("/api/caption?captions=2", content=PHOTO, headers=unknown),
-        shop.post(
-            "/api/caption", content=json.dumps({"image": CODED, "captions": 2}), headers=charset
-        ),
-    ):
-        (record,) = answer.json()["records"]
-        assert {**record, "image": wanted["image"]} == wanted
-    rocket = (SAMPLES / "rocket.jpg").read_bytes()
-    several = shop.post("/api/caption", files=[("image", rocket), ("image", PHOTO)]).json()
-    coded = [base64.b64encode(rocket).decode(), CODED]
-    records = shop.post("/api/caption", json={"image": coded}).json()["records"]
-    captions = [record["caption"] for record in records]
-    assert captions == [record["caption"] for record in several["records"]]
-    assert len(set(captions)) == 2
-    for body, status, said in (
-        (b"{", 400, "not valid JSON"),
-        (b"[]", 400, "must be an object"),
-        (b"{}", 400, "no image"),
-        (b'{"image_url": null}', 400, "no image"),
-        (b'{"image_url": "http://\\ud800/"}', 400, "not valid JSON"),
-        (b'{"\\ud800": 1}', 400, "not valid JSON"),
-        (b'{"image": "%"}', 400, "base64"),
-        (b'{"image": 7}', 400, "base64"),
-        (json.dumps({"image": CODED, "beam": 3}).encode(), 422, "beam is '3'"),
-        (json.dumps({"image": CODED, "beam_size": 0}).encode(), 422, "beam_size is '0'"),
-        (json.dumps({"image": [""] * 65}).encode(), 413, "at most 64 images"),
-    ):
-        json_body = {"Content-Type": "application/json"}
-        answer = shop.post("/api/caption", content=body, headers=json_body)
-        assert answer.status_code == status and said in answer.json()["detail"], body
-    answer = shop.post("/api/caption?beam=3", content=PHOTO, headers=bare)
-    assert answer.status_code == 422 and "beam is" in answer.json()["detail"]
-
-
 def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
     shop: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,17 +64,14 @@ def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
             "http://2130706433/": "leads to a private address",
             "file:///etc/passwd": "is not an http or https URL",
         }.items():
-            answer = shop.post("/api/caption", json={"image_url": refused})
+            answer = shop.post("/api/caption", files={"image_url": (None, refused)})
             assert answer.status_code == 422 and answer.json()["type"] == "image-not-found"
             assert said in answer.json()["detail"]
         monkeypatch.setattr(api, "WebPhoto", HERE)
-        for answer in (
-            shop.post("/api/caption", json={"image_url": address}),
-            shop.post("/api/caption", files={"image_url": (None, address)}),
-        ):
-            (record,) = answer.json()["records"]
-            assert record["image"] == address and record["words"]
-        answer = shop.post("/api/caption", json={"image_url": f"{address}.no"})
+        answer = shop.post("/api/caption", files={"image_url": (None, address)})
+        (record,) = answer.json()["records"]
+        assert record["image"] == address and record["words"]
+        answer = shop.post("/api/caption", files={"image_url": (None, f"{address}.no")})
         assert "status 404" in answer.json()["detail"]
 
 
@@ -165,13 +116,13 @@ def test_a_download_is_limited_in_memory_and_time(
             "head": late, "round": late, "body": "status 404", "large": large
         }.items():  # fmt: skip
             address = f"{web}/{path}"
-            answer = shop.post("/api/caption", json={"image_url": address})
+            answer = shop.post("/api/caption", files={"image_url": (None, address)})
             assert answer.status_code == 422 and said in answer.json()["detail"], path
             assert answer.elapsed.total_seconds() < 7, path
 
 
 def test_urls_are_not_downloaded_by_default(api: httpx.Client) -> None:
-    answer = api.post("/api/caption", json={"image_url": "https://example.org/a.jpg"})
+    answer = api.post("/api/caption", files={"image_url": (None, "https://example.org/a.jpg")})
     assert answer.status_code == 403 and "does not download photos" in answer.json()["detail"]
 
 
@@ -251,14 +202,13 @@ def test_a_client_that_is_generated_from_the_description_captions(
     command = [sys.executable, "-m", "openapi_python_client", "generate", *options]
     command += ["--output-path", "generated"]
     made = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=True)
-    left_out = re.findall("Unsupported (.*)", made.stdout + made.stderr)
-    assert left_out == ["content type image/*"], made.stdout  # it sends a photo bare to nobody
+    assert "Unsupported" not in made.stdout + made.stderr, made.stdout
     script = """
 import io, json, sys
 from generated import AuthenticatedClient
 from generated.api.captions import caption
 from generated.api.pictures import overlay
-from generated.models import CaptionFilesBody, CaptionJsonBody, OverlayBody
+from generated.models import CaptionBody, OverlayBody
 from generated.types import File
 
 url, token, photo = sys.argv[1:]
@@ -266,16 +216,15 @@ data = open(photo, "rb").read()
 file = lambda: File(io.BytesIO(data), "cup.jpg", "image/jpeg")
 client = AuthenticatedClient(url, token, timeout=300)
 ask = lambda body: caption.sync(client=client, body=body)
-(record,) = ask(CaptionFilesBody(image=[file()], captions=2, attention=True)).records
-picture = overlay.sync(
-    client=client, body=OverlayBody(file(), json.dumps(record.to_dict()), word=1)
-)
+(record,) = ask(CaptionBody(image=[file()], captions=2, attention=True)).records
+picture = overlay.sync(client=client, body=OverlayBody(file(), word=1))
+bad = File(io.BytesIO(b"none"), "cup.jpg", "image/jpeg")
 print(json.dumps({
     "record": record.to_dict(),
     "alternatives": len(record.alternatives),
     "weights": len(record.words[0].attention.weights),
     "picture": picture.payload.read(8).hex(),
-    "problem": ask(CaptionJsonBody(image="bm9uZQ==")).type_,
+    "problem": ask(CaptionBody(image=[bad])).type_,
 }))
 """
     (tmp_path / "program.py").write_text(script)
