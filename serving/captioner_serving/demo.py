@@ -24,7 +24,6 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from captioner.captioner import Captioner
 from captioner.errors import ConfigError
-from captioner_serving.server.access import Credentials
 from captioner_serving.server.app import Application
 from captioner_serving.server.config import ServerConfig
 
@@ -69,13 +68,13 @@ class Demo:
         """Start the server; other arguments as for gradio.Blocks.launch.
 
         Args:
-            auth: user and password, for HTTP Basic.
+            auth: a name and a token, the password with HTTP Basic.
             tls: ssl_keyfile, ssl_certfile, ssl_keyfile_password, ssl_verify.
 
         Returns:
             The application, the local URL, and the share link or None.
 
-        Raises ConfigError: the demo is running, or `auth` is not a user and a password.
+        Raises ConfigError: the demo is running, or `auth` is not a name and a token.
         """
         if self._server is not None:
             raise ConfigError("this demo is already running: call close() first")
@@ -85,7 +84,7 @@ class Demo:
             )
         host = server_name or os.environ.get("GRADIO_SERVER_NAME", self._config.host)
         config = _launch_config(self._config, host, is_shared=_is_shared(share))
-        application = self._application(config, credentials=_credentials(auth))
+        application = self._application(config, tokens=_tokens(auth))
         self._server = _Server(application, config)
         app, local, shared = self._server.launch(
             share=share,
@@ -133,13 +132,13 @@ class Demo:
         self._close.close()
 
     def _application(
-        self, config: ServerConfig, credentials: Credentials | None = None
+        self, config: ServerConfig, tokens: dict[str, str] | None = None
     ) -> Application:
         application = Application(
             *self._captioners,
             config=config,
             threads=torch.get_num_threads(),
-            credentials=credentials,
+            tokens=tokens,
             samples=dict(self._samples),
         )
         self._close.callback(application.close)
@@ -189,13 +188,13 @@ def _launch_config(config: ServerConfig, host: str, *, is_shared: bool) -> Serve
     return replace(config, host=host, allowed_hosts=hosts, frame_ancestors=frames)
 
 
-def _credentials(auth: tuple[str, str] | None) -> Credentials | None:
+def _tokens(auth: tuple[str, str] | None) -> dict[str, str]:
     if auth is None:
-        return None
+        return {}
     if not (
         isinstance(auth, tuple)
         and len(auth) == 2
         and all(isinstance(part, str) and part for part in auth)
     ):
-        raise ConfigError("auth must be a tuple of a user and a password")
-    return Credentials(user=auth[0], password=auth[1])
+        raise ConfigError("auth must be a tuple of a name and a token")
+    return dict([auth])

@@ -20,10 +20,10 @@ from tests.captioner import bombs
 from tests.captioner.pictures import png
 from tests.serving.server.test_limits import huge_tile, many_scans
 
-__all__ = ["PASSWORD", "Client", "honest_photos", "hostile_photos", "make_attacks"]
+__all__ = ["TOKEN", "Client", "honest_photos", "hostile_photos", "make_attacks"]
 
-PASSWORD = "soak:under attack"
-_AUTHORIZATION = f"Authorization: Basic {base64.b64encode(PASSWORD.encode()).decode()}"
+TOKEN = "soak-under-attack"
+_AUTHORIZATION = f"Authorization: Bearer {TOKEN}"
 _BOUNDARY = "soak"
 
 Attack = Callable[[], Awaitable[object]]

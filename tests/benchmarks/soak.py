@@ -10,7 +10,7 @@
 4. It rests again, and its memory is that "after".
 
 The whole takes about 8 minutes more than 20. The server is started here, on the same
-cores, with a password; honest clients have addresses of their own (127.0.1.x), hostile ones theirs
+cores, with a token; honest clients have addresses of their own (127.0.1.x), hostile ones theirs
 (127.0.2.x), and nothing is sent to any other machine. Every fourth honest client is a visitor of
 the page, who hears of the queue, and then wants a sheet. With --proxy all of them come through
 nginx, as examples/deploy has it; without, they attack the bare server, which does not withstand
@@ -38,7 +38,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.attacks import PASSWORD, Client, honest_photos, hostile_photos, make_attacks
+from tests.benchmarks.attacks import TOKEN, Client, honest_photos, hostile_photos, make_attacks
 from tests.benchmarks.measuring import Memory
 from tests.process_tree import children
 from tests.serving.server.conftest import Server, serve
@@ -260,6 +260,13 @@ def say(words: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {words}", file=sys.stderr, flush=True)
 
 
+def _tokens(folder: Path) -> Path:
+    path = folder / "tokens"
+    path.write_text(f"soak:{TOKEN}\n")
+    path.chmod(0o600)
+    return path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=20, help="of attack")
@@ -274,7 +281,7 @@ def main() -> None:
     options = ("--root-path", "/captioner", "--trusted-proxy", "127.0.0.1", "--upload-ttl", KEEP)
     with (
         tempfile.TemporaryDirectory() as folder,
-        serve(Path(folder), *options, CAPTIONER_AUTH=PASSWORD) as server,
+        serve(Path(folder), *options, "--token-file", _tokens(Path(folder))) as server,
         ExitStack() as stack,
     ):
         url = server.url

@@ -167,7 +167,7 @@ def test_unknown_options_and_limits_are_refused() -> None:
     demo = make_demo()
     with pytest.raises(ConfigError, match="no option max_file_size"):
         demo.launch(max_file_size=1)
-    with pytest.raises(ConfigError, match="a user and a password"):
+    with pytest.raises(ConfigError, match="a name and a token"):
         demo.launch(auth=("ann", ""))
 
 

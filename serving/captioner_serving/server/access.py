@@ -1,7 +1,4 @@
-"""Authentication with USER:PASSWORD or bearer tokens, and refusal of cross-site requests.
-
-Secrets come from a file or the environment, and are compared in constant time.
-"""
+"""Authentication with tokens, and refusal of cross-site requests."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import hmac
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,56 +18,21 @@ from captioner.errors import ConfigError
 from captioner_serving.server.problems import RefusedError, problem
 from captioner_serving.server.request import request_info
 
-AUTH_VARIABLE = "CAPTIONER_AUTH"
-"""The environment variable that may hold USER:PASSWORD in place of a file."""
-
 _TOKEN = re.compile(r"[\w.~+/-]{16,}=*", re.ASCII)  # RFC 6750, with a minimum length
-_PROBE = "/api/health/live"  # needs no password, for health checks of containers
-
-
-@dataclass(frozen=True, kw_only=True)
-class Credentials:
-    """The user name and password of the server; the repr hides the password."""
-
-    user: str
-    password: str
-
-    def __repr__(self) -> str:
-        return f"Credentials(user={self.user!r}, password=...)"
-
-    def match(self, given: bytes) -> bool:
-        """Compare `user:password` in constant time."""
-        return hmac.compare_digest(given, f"{self.user}:{self.password}".encode())
-
-
-def read_credentials(path: str | None) -> Credentials | None:
-    """Read USER:PASSWORD from a file, or from the environment; None if there is neither.
-
-    Raises ConfigError: the file cannot be read, or the text is not USER:PASSWORD.
-    """
-    if path is not None:
-        text, place = _read(path, "--auth-file"), f"--auth-file {path}"
-    elif AUTH_VARIABLE in os.environ:
-        text, place = os.environ[AUTH_VARIABLE], AUTH_VARIABLE
-    else:
-        return None
-    user, colon, password = text.strip().partition(":")
-    if not (user and colon and password) or "\n" in password:
-        raise ConfigError(f"{place} must have one line, USER:PASSWORD, and neither may be empty")
-    if password.startswith("$scrypt$"):
-        raise ConfigError(f"{place} has a password hash: write the password itself")
-    return Credentials(user=user, password=password)
+_PROBE = "/api/health/live"  # needs no token, for health checks of containers
 
 
 def read_tokens(path: str | None) -> dict[str, str]:
-    """Read bearer tokens from a file with lines NAME:TOKEN; return them by name.
+    """Read tokens from a file with lines NAME:TOKEN; return them by name.
 
     Raises ConfigError: the file cannot be read, other users can read it, or a line is invalid.
     """
+    if "CAPTIONER_AUTH" in os.environ:  # a server that had a password must not start without one
+        raise ConfigError("CAPTIONER_AUTH is set, but no longer read: use --token-file")
     if path is None:
         return {}
-    lines = _read(path, "--token-file").split("\n")
-    if is_exposed(path):
+    lines = _read(path).split("\n")
+    if os.name == "posix" and Path(path).stat().st_mode & 0o044:
         raise ConfigError(
             f"others on this machine can read --token-file {path}: run chmod 600 {path}"
         )
@@ -97,12 +58,12 @@ def is_exposed(path: str | None) -> bool:
     return path is not None and os.name == "posix" and bool(Path(path).stat().st_mode & 0o044)
 
 
-def _read(path: str, option: str) -> str:
+def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise ConfigError(f"{option} {path} cannot be read: {reason}") from error
+        raise ConfigError(f"--token-file {path} cannot be read: {reason}") from error
 
 
 class TrustedHosts:
@@ -132,13 +93,13 @@ def _is_below(host: str, pattern: str) -> bool:
 
 
 class Access:
-    """Middleware that requires the credentials or a token, if the server has any.
+    """Middleware that requires a token, if the server has any.
 
-    Credentials are HTTP Basic (RFC 7617), tokens are Bearer (RFC 6750).
+    A token is sent as Bearer (RFC 6750), or as the password of any user with HTTP Basic (RFC 7617),
+    for browsers. Tokens are compared in constant time.
 
     Args:
         app: the next application.
-        credentials: the user and password; None: none.
         tokens: bearer tokens by name.
         origins: origins of other sites whose pages may call the API.
     """
@@ -146,12 +107,10 @@ class Access:
     def __init__(
         self,
         app: ASGIApp,
-        credentials: Credentials | None,
         tokens: Mapping[str, str] | None = None,
         origins: Sequence[str] = (),
     ) -> None:
         self.app = app
-        self._credentials = credentials
         self._tokens = tokens or {}
         self._origins = origins
 
@@ -169,37 +128,33 @@ class Access:
         is_allowed = headers.get("origin") in self._origins and info.is_api
         if scope["method"] not in ("GET", "OPTIONS") and _is_cross_site(headers) and not is_allowed:
             raise RefusedError("cross-site", "a page of another site sent this request")
-        if info.route == _PROBE or (self._credentials is None and not self._tokens):
+        if info.route == _PROBE or not self._tokens:
             return
         info.user = self._user(headers.get("authorization", ""))
         if info.user is None:
-            # With "Basic" a browser asks for the password.
-            scheme = 'Basic realm="Captioner", charset="UTF-8"' if self._credentials else "Bearer"
             raise RefusedError(
                 "unauthorized",
-                "send the user and password with HTTP Basic, or a token as Bearer",
-                {"WWW-Authenticate": scheme},
+                "send a token as Bearer, or as the password with HTTP Basic",
+                {"WWW-Authenticate": 'Basic realm="Captioner", charset="UTF-8"'},
             )
 
     def _user(self, header: str) -> str | None:
-        """Return the user or token name of an Authorization header; None if it is wrong."""
+        """Return the name of the token in an Authorization header; None if it is wrong."""
         scheme, _, value = header.partition(" ")
-        value = value.strip()
-        if scheme.lower() == "bearer":
-            secret = value.encode()
-            matches = [
-                name
-                for name, token in self._tokens.items()
-                if hmac.compare_digest(secret, token.encode())
-            ]
-            return matches[0] if matches else None
-        if scheme.lower() != "basic" or self._credentials is None:
+        secret = value.strip().encode()
+        if scheme.lower() == "basic":
+            try:
+                _, _, secret = base64.b64decode(secret, validate=True).partition(b":")
+            except binascii.Error:
+                return None
+        elif scheme.lower() != "bearer":
             return None
-        try:
-            secret = base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
-            return None
-        return self._credentials.user if self._credentials.match(secret) else None
+        matches = [
+            name
+            for name, token in self._tokens.items()
+            if hmac.compare_digest(secret, token.encode())
+        ]
+        return matches[0] if matches else None
 
 
 def _is_cross_site(headers: Headers) -> bool:

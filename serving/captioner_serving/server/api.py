@@ -223,7 +223,7 @@ async def _disconnected(request: Request) -> None:
 
 @router.get("/api/health/live", summary="Check that the process answers", tags=["operation"])
 async def live() -> dict[str, str]:
-    """Answer while the process is running. Needs no password."""
+    """Answer while the process is running. Needs no token."""
     return {"status": "live"}
 
 

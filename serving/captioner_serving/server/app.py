@@ -37,7 +37,7 @@ from captioner.captioner import Captioner
 from captioner.errors import CaptionerError
 from captioner_serving.server import api as captions
 from captioner_serving.server import ollama, openai, pictures
-from captioner_serving.server.access import Access, Credentials, TrustedHosts
+from captioner_serving.server.access import Access, TrustedHosts
 from captioner_serving.server.assistant import add_assistant_function
 from captioner_serving.server.body import BodyLimits
 from captioner_serving.server.config import ServerConfig
@@ -68,8 +68,7 @@ class Application:
         captioners: the models, with different names; the first is the default.
         config: addresses and limits.
         threads: the number of threads that torch uses for the models.
-        credentials: the user and password; None: no password.
-        tokens: bearer tokens by name.
+        tokens: tokens by name; none: everyone has access.
         samples: sample photos of the page by name; the first is shown at the start.
         log: the access log; None: no log.
         say: called with messages for the terminal.
@@ -80,7 +79,6 @@ class Application:
         *captioners: Captioner,
         config: ServerConfig,
         threads: int,
-        credentials: Credentials | None = None,
         tokens: Mapping[str, str] | None = None,
         samples: dict[str, Path] | None = None,
         log: TextIO | None = None,
@@ -113,9 +111,8 @@ class Application:
         for app in (api, self._gradio, *self._pages):
             for kind in (CaptionerError, HTTPException, RequestValidationError):
                 app.add_exception_handler(kind, self._answer)
-        access = Access(
-            BodyLimits(api, config, self.metrics), credentials, tokens, config.allowed_origins
-        )
+        bounded = BodyLimits(api, config, self.metrics)
+        access = Access(bounded, tokens, config.allowed_origins)
         trusted = TrustedHosts(self._with_cors(access), config.names)
         self.asgi: ASGIApp = RequestLimits(
             AccessLog(trusted, self.metrics, log, say),

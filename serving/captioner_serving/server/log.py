@@ -36,7 +36,7 @@ _LOGGER = logging.getLogger("captioner.server")
 class AccessLog:
     """Middleware that counts and logs a request when its answer is complete.
 
-    Query strings, photo names and passwords are not logged.
+    Query strings, photo names and tokens are not logged.
 
     Args:
         app: the next application.

@@ -18,7 +18,7 @@ NO_URLS = "this server does not download photos: send the photo"
 
 PROBLEMS = {
     "bad-request": (400, "The request is invalid"),
-    "unauthorized": (401, "A user and a password are needed"),
+    "unauthorized": (401, "Authentication required"),
     "cross-site": (403, "Cross-site request refused"),
     "forbidden": (403, "Forbidden"),
     "no-such-session": (404, "The session has ended"),

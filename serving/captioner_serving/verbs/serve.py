@@ -21,19 +21,18 @@ from captioner.paths import expanded
 from captioner_serving.verbs.texts import given_fields
 
 if TYPE_CHECKING:
-    from captioner_serving.server.access import Credentials
     from captioner_serving.server.app import Application
     from captioner_serving.server.config import ServerConfig
 
 HELP = "Serve the web page and the HTTP API."
 EXAMPLES = """examples:
   captioner serve
-  captioner serve --host 0.0.0.0 --auth-file secret.txt     # one line: USER:PASSWORD
+  captioner serve --host 0.0.0.0 --token-file tokens.txt     # one NAME:TOKEN per line
   captioner serve --root-path /captioner --allowed-host example.org --trusted-proxy 127.0.0.1
 
-The page is at /, the API's documentation at /docs, Prometheus metrics at /metrics. USER:PASSWORD
-can also come from the variable CAPTIONER_AUTH. Ctrl-C or SIGTERM finishes accepted requests, then
-exits with 0. After 30 s or a second Ctrl-C it cuts off the rest and exits with 1."""
+The page is at /, the API's documentation at /docs, Prometheus metrics at /metrics. Ctrl-C
+or SIGTERM finishes accepted requests, then exits with 0. After 30 s or a second Ctrl-C it cuts off
+the rest and exits with 1."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,13 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds to receive a request's body, plus 1 per 50 kB received; default: 15",
     )
     add = parser.add_argument_group("access").add_argument
-    add(
-        "--auth-file",
-        metavar="FILE",
-        help="require the user and password of this file, USER:PASSWORD",
-    )
     add("--token-file", metavar="FILE",
-        help="accept bearer tokens, one NAME:TOKEN per line")  # fmt: skip
+        help="require one of the tokens of this file, one NAME:TOKEN per line")  # fmt: skip
     add("--allowed-host", action="append", dest="allowed_hosts", metavar="NAME",
         help="accept this Host header too; may be repeated")  # fmt: skip
     add("--root-path", metavar="PATH", help="path prefix behind a proxy, such as /captioner")
@@ -93,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return 1 if requests were cut off."""
-    from captioner_serving.server.access import is_exposed, read_credentials, read_tokens
+    from captioner_serving.server.access import read_tokens
 
     config = _config(arguments)
     checkpoints: list[str] = arguments.checkpoint or []
@@ -103,15 +97,11 @@ def run(arguments: argparse.Namespace) -> int:
         from captioner_serving.server.assistant import check_installed
 
         check_installed()
-    credentials = read_credentials(arguments.auth_file)
     tokens = read_tokens(arguments.token_file)
-    if is_exposed(arguments.auth_file):
-        path = arguments.auth_file
-        _say(f"warning: others on this machine can read --auth-file {path}: chmod 600 {path}")
     log = _open_log(arguments.log)
     _check_certificates()
     with _listen(config.host, config.port) as listener:
-        application = _load(arguments, config, credentials, tokens, log)
+        application = _load(arguments, config, tokens, log)
         try:
             cut_off = _serve(application, config, listener)
         finally:
@@ -147,7 +137,6 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
 def _load(
     arguments: argparse.Namespace,
     config: ServerConfig,
-    credentials: Credentials | None,
     tokens: dict[str, str],
     log: TextIO | None,
 ) -> Application:
@@ -178,7 +167,6 @@ def _load(
         *captioners,
         config=config,
         threads=threads,
-        credentials=credentials,
         tokens=tokens,
         samples=sample_photos(),
         log=log,

@@ -16,7 +16,6 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from captioner.captioner import Captioner
-from captioner_serving.server.access import Credentials
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.photos import PhotoPool
@@ -50,7 +49,6 @@ def serving(
     captioner: Captioner,
     config: ServerConfig | None = None,
     *others: Captioner,
-    credentials: Credentials | None = None,
     tokens: dict[str, str] | None = None,
     samples: dict[str, Path] | None = None,
     wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
@@ -67,7 +65,6 @@ def serving(
             *others,
             config=config,
             threads=1,
-            credentials=credentials,
             tokens=tokens,
             samples=samples,
         )
