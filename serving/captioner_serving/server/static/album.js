@@ -36,46 +36,23 @@ export const newKey = () => (last = Math.max(Date.now(), Math.floor(last) + 1) +
 // Store pairs [key, visit], all or none. Returns false if the browser cannot.
 export async function put(visits) {
   const stored = await use("readwrite", (store) => visits.map(([key, visit]) => store.put(visit, key)));
-  if (stored) for (const [key, { text }] of visits) if (draftOf(key).text === text) forgetDraft(key);
   await sweep();
   return Boolean(stored);
 }
 
-export function remove(key) {
-  forgetDraft(key);
-  return use("readwrite", (store) => [store.delete(key)]);
-}
-
-// Text that is being written is stored synchronously, because a reload does not wait for the database.
-const draftName = (key) => "captioner-draft-" + key;
-
-export function putDraft(key, draft) {
-  try { localStorage.setItem(draftName(key), JSON.stringify(draft)); } catch { /* no storage */ }
-}
-
-function forgetDraft(key) {
-  try { localStorage.removeItem(draftName(key)); } catch { /* no storage */ }
-}
-
-function draftOf(key) {
-  try { return JSON.parse(localStorage.getItem(draftName(key))) ?? {}; } catch { return {}; }
-}
+export const remove = (key) => use("readwrite", (store) => [store.delete(key)]);
 
 // All stored visits, oldest first.
 export async function all() {
   await sweep();
   const [keys, visits] = await use("readonly", (store) => [store.getAllKeys(), store.getAll()]) ?? [[], []];
-  return visits.map((visit, at) => ({ sentence: 0, head: null, ...visit, ...draftOf(keys[at]), key: keys[at], stored: true }));
+  return visits.map((visit, at) => ({ sentence: 0, head: null, ...visit, key: keys[at], stored: true }));
 }
 
-export async function clear() {
-  const [keys] = await use("readwrite", (store) => [store.getAllKeys(), store.clear()]) ?? [[]];
-  keys.forEach(forgetDraft);
-}
+export const clear = () => use("readwrite", (store) => [store.clear()]);
 
 export async function sweep() {
   const [keys] = await use("readonly", (store) => [store.getAllKeys()]) ?? [[]];
   const old = keys.filter((key, index) => key < Date.now() - AGE || index < keys.length - MOST);
-  old.forEach(forgetDraft);
   if (old.length) await use("readwrite", (store) => [store.delete(IDBKeyRange.upperBound(old.at(-1)))]);
 }

@@ -117,10 +117,9 @@ export function start(element, props) {
       history.replaceState(stateOf(visit.key), "");
     }
     clearTimeout(mine.writing);
-    if (soon && mine.stored) {  // the visitor is typing
-      album.putDraft(mine.key, { text: mine.text, aside: mine.aside });
-      mine.writing = setTimeout(() => keep(mine), 300);
-    } else keep(mine);
+    mine.stored = false;
+    if (soon) mine.writing = setTimeout(() => keep(mine), 300);  // the visitor is typing
+    else keep(mine);
     list();
   }
 

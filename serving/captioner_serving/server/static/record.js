@@ -57,18 +57,10 @@ function rowOf(photo) {
   return cells.map((cell) => (typeof cell === "number" ? cell : cellOf(cell))).join(",");
 }
 
-const escapeHtml = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
-
-const imageOf = (photo) => photo.problem ? `<!-- ${escapeHtml(photo.name).replaceAll("--", "&#45;&#45;")} has no caption -->`
-  : `<img src="${escapeHtml(photo.url ?? encodeURIComponent(photo.name))}" alt="${escapeHtml(textOf(photo))}"${dataOf(marksOf(photo))}>`;
-
-const dataOf = (marks) => (marks.length ? ` data-marks="${marks.join(" ")}"` : "");
-
 // Formats for downloading all photos, by suffix.
 export const FORMATS = {
   jsonl: { type: "application/jsonl", make: (photos) => photos.map((photo) => JSON.stringify(recordOf(photo)) + "\n").join("") },
   csv: { type: "text/csv", make: (photos) => "\ufeff" + [COLUMNS.join(","), ...photos.map(rowOf)].join("\r\n") + "\r\n" },
-  html: { type: "text/html", make: (photos) => `<!doctype html>\n<meta charset="utf-8">\n<title>Captions</title>\n${photos.map(imageOf).join("\n")}\n` },
 };
 
 export function save(blob, name) {

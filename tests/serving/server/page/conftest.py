@@ -31,6 +31,9 @@ PHONE = {
     "has_touch": True,
 }
 
+STORED = "dispatchEvent(new Event('beforeunload', { cancelable: true }))"
+"""Whether the browser has stored everything, so that the page does not ask before it is left."""
+
 
 class Remembering(Captioner):
     """A captioner that captions equal photos with equal settings once."""

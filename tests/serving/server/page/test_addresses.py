@@ -54,7 +54,6 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
             assert overlay.size == open_image(SAMPLES / "chelsea.jpg").size
             assert saved.value.suggested_filename[:8] == "chelsea-"
         assert json.loads(visit.taken_home("jsonl"))["image"] == address
-        assert f'src="{address.replace("&", "&#38;")}"' in visit.taken_home("html")
         visit.forget()
         desk.grant_permissions(["clipboard-read", "clipboard-write"])
         tab.evaluate("address => navigator.clipboard.writeText(address)", f" {web}/coffee.jpg\n")

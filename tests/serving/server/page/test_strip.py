@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from tests.serving.server.conftest import SAMPLES
-from tests.serving.server.page.conftest import Visit
+from tests.serving.server.page.conftest import STORED, Visit
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +77,7 @@ def test_what_is_corrected_is_copied_kept_and_in_every_download(
     tab.locator(".strip button[title='=cat.jpg']").click()
     tab.check(".decorative")
     assert tab.input_value(".text") == "" and visit.strip()[2] == "Decorative"
-    tab.wait_for_timeout(400)  # what is written is kept when nobody types any more
+    tab.wait_for_function(STORED)
     tab.reload()
     visit.settled()
     assert tab.is_checked(".decorative")
@@ -90,8 +89,5 @@ def test_what_is_corrected_is_copied_kept_and_in_every_download(
     assert [row["alt"] for row in rows] == ['A "cup" <on> a plate.', "", ""]
     assert [row["image"] for row in rows] == ["coffee.jpg", "cut.jpg", "'=cat.jpg"]
     assert "cut off" in rows[1]["error"]
-    html = visit.taken_home("html")
-    assert 'src="coffee.jpg" alt="A &#34;cup&#34; &#60;on&#62; a plate."' in html
-    assert 'src="%3Dcat.jpg" alt=""' in html and len(re.findall("<img", html)) == 2
     tab.click(".undo")
     assert not tab.is_checked(".decorative") and tab.input_value(".text")
