@@ -116,6 +116,7 @@ class Application:
         trusted = TrustedHosts(self._with_cors(access), config.names)
         self.asgi: ASGIApp = RequestLimits(
             AccessLog(trusted, self.metrics, log, say),
+            max_rest=4 * config.max_upload,
             root_path=config.root_path,
             frame_ancestors=config.frame_ancestors,
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +44,6 @@ _MOST_FIELDS = 16
 _MOST_VALUES = 10_000  # commas in JSON; base64 has none
 _LONGEST_FIELD = 16_384  # bytes
 _SLACK = 1 << 20  # bytes besides the images: fields, boundaries, texts of a chat
-_MOST_DRAINED = 4  # times the largest upload; larger refused bodies are not read
 _SLOWEST = 50_000  # bytes per second that a client must send after the body timeout
 
 # The head of a data URL, which some clients send without "data:".
@@ -88,8 +86,6 @@ class BodyLimits:
         try:
             self._check_head(scope)
         except RefusedError as refusal:
-            if refusal.kind == "upload-too-large":
-                await self._drain(scope, receive)
             return await problem(refusal)(scope, receive, send)
         body = _Body(started=asyncio.get_running_loop().time())
 
@@ -117,20 +113,6 @@ class BodyLimits:
             raise RefusedError("bad-request", detail, {"Connection": "close"})
         if length.isdecimal() and int(length) > self._config.max_upload + _SLACK:
             raise too_large(self._config.max_upload)
-
-    async def _drain(self, scope: Scope, receive: Receive) -> None:
-        """Read a refused body of moderate size, because many clients first send all of it.
-
-        Otherwise the connection is reset, and they do not see the answer.
-        """
-        headers = Headers(scope=scope)
-        limit = _MOST_DRAINED * self._config.max_upload
-        if "expect" in headers or int(headers["content-length"]) > limit:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.body_timeout):
-                while (await receive()).get("more_body", False):
-                    pass
 
     async def _next(self, body: _Body, receive: Receive) -> Message:
         """Receive the next part of a body.

@@ -6,6 +6,7 @@ routes that open files and download URLs; the page and gradio_client do not need
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any, Literal
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # Names of routes for logs and metrics. Clients must not be able to add names.
@@ -93,6 +94,8 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_LONGEST_PAUSE, _LONGEST_REST = 1.0, 15.0  # seconds for the rest of a refused body
+
 # Paths of files that never change, and of files that a browser revalidates.
 _IMMUTABLE, _REVALIDATED = ("/assets/", "/static/", "/static-offline-docs/"), ("/page/",)
 
@@ -160,16 +163,26 @@ def request_info(scope: Scope) -> RequestInfo:
 class RequestLimits:
     """Middleware that adds a `RequestInfo` to the scope and security headers to every answer.
 
+    Before a refusal it reads the rest of the body. Many clients first send all of it, and would see
+    a reset connection in place of the answer.
+
     Args:
         app: the next application.
+        max_rest: the largest rest of a refused body that is read, in bytes.
         root_path: the path prefix of the server behind a proxy. Requests work with and without it.
         frame_ancestors: origins that may embed the page.
     """
 
     def __init__(
-        self, app: ASGIApp, *, root_path: str = "", frame_ancestors: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        *,
+        max_rest: int = 0,
+        root_path: str = "",
+        frame_ancestors: Sequence[str] = (),
     ) -> None:
         self.app = app
+        self._max_rest = max_rest
         self._root_path = root_path
         ancestors = " ".join(("frame-ancestors 'self'", *frame_ancestors))
         self._headers = {**_HEADERS, "Content-Security-Policy": "; ".join((*_POLICY, ancestors))}
@@ -197,8 +210,12 @@ class RequestLimits:
             "captioner": info,
         }
 
+        rest = _Rest(receive, Headers(scope=scope), self._max_rest)
+
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start":
+                if message["status"] >= 400:
+                    await rest.read()
                 headers = MutableHeaders(scope=message)
                 headers.update({**self._headers, "X-Request-ID": info.id})
                 if message["status"] >= 400 or not path.startswith((*_IMMUTABLE, *_REVALIDATED)):
@@ -207,7 +224,35 @@ class RequestLimits:
                     headers["Cache-Control"] = "no-cache"
             await send(message)
 
-        return await self.app(scope, receive, add)
+        return await self.app(scope, rest, add)
+
+
+class _Rest:
+    """Forwards a body, and can read what is left of it."""
+
+    def __init__(self, receive: Receive, headers: Headers, limit: int) -> None:
+        self._receive, self._limit = receive, limit
+        length = headers.get("content-length", "")
+        # Without a body there is no rest, and a client that expects 100 waits before it sends.
+        self._is_complete = "expect" in headers or not (length or "transfer-encoding" in headers)
+        if length.isdecimal() and int(length) > limit:
+            self._is_complete = True
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._is_complete |= not message.get("more_body", False)
+        return message
+
+    async def read(self) -> None:
+        """Read the rest, until the client pauses, or sends too much or for too long."""
+        size, end = 0, asyncio.get_running_loop().time() + _LONGEST_REST
+        try:
+            async with asyncio.timeout_at(end):
+                while not self._is_complete and size <= self._limit:
+                    async with asyncio.timeout(_LONGEST_PAUSE):
+                        size += len((await self()).get("body", b""))
+        except TimeoutError:
+            pass
 
 
 def _is_trusted(name: bytes) -> bool:

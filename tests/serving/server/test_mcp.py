@@ -13,6 +13,7 @@ import httpx
 import mcp
 import pytest
 import torch
+from captioner_serving.server.assistant import describe, place_of
 from mcp.client.streamable_http import streamable_http_client
 
 from captioner import __version__
@@ -21,7 +22,6 @@ from captioner.captioner import Captioner
 from captioner.drawing.overlay import WHOLE
 from captioner.vision.transform import Box
 from captioner_serving.server import assistant
-from captioner_serving.server.assistant import describe, place_of
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
 from tests.serving.server.conftest import SAMPLES, run_async
