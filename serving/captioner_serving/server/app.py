@@ -28,6 +28,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
@@ -38,12 +39,12 @@ from captioner.errors import CaptionerError
 from captioner_serving.server import api as captions
 from captioner_serving.server import ollama, openai, pictures
 from captioner_serving.server.access import Access, TrustedHosts
-from captioner_serving.server.assistant import add_assistant_function
 from captioner_serving.server.body import BodyLimits
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import describe
 from captioner_serving.server.endpoint import GradioGuard, add_endpoint, mount
 from captioner_serving.server.log import AccessLog
+from captioner_serving.server.mcp import McpServer
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.page import PREVIEW, SENTENCES, add_page, draw_preview
 from captioner_serving.server.parts import STATIC
@@ -104,6 +105,7 @@ class Application:
         os.environ |= {"GRADIO_TEMP_DIR": self._folder, **_GRADIO}
         blocks = self._page(samples, first)
         self._gradio = mount(blocks, config)
+        self._mcp = McpServer(next(iter(self.services.values()))) if config.mcp else None
         api = self._api(samples, first)
         uploads = Uploads(Path(self._folder), capacity=config.max_bodies, ttl=config.upload_ttl)
         self._guard = GradioGuard(self._gradio, uploads, blocks, config)
@@ -122,7 +124,7 @@ class Application:
         )
 
     def _page(self, samples: Mapping[str, Path], first: Sequence[Caption]) -> gr.Blocks:
-        """Return the page with the functions of gradio_client and MCP."""
+        """Return the page with the function of gradio_client."""
         service = next(iter(self.services.values()))
         records = [served_record(sample, name=sample.image, attention=True) for sample in first]
         models = [*self.services]
@@ -130,8 +132,6 @@ class Application:
         with blocks:  # once, because Gradio builds an application when the block ends
             add_page(service.captioner, self._config, models=models, samples=samples, first=records)
             add_endpoint(service)
-            if self._config.mcp:
-                add_assistant_function(service)
         # No limit in Gradio, because the service has its own queue.
         blocks.queue(default_concurrency_limit=None, max_size=self._config.queue)
         blocks.state_session_capacity = 100  # sessions in memory; the page does not use them
@@ -157,6 +157,9 @@ class Application:
             preview = draw_preview(first[0], next(iter(samples.values())))
             api.add_route(f"/{PREVIEW}", lambda _: Response(preview, media_type="image/jpeg"))
         api.mount("/page/static", StaticFiles(directory=STATIC))
+        if self._mcp is not None:
+            for path in ("/gradio_api/mcp", "/gradio_api/mcp/"):
+                api.router.routes.append(Route(path, self._mcp))
         return api
 
     def _with_cors(self, app: ASGIApp) -> ASGIApp:
@@ -193,8 +196,11 @@ class Application:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        """Run Gradio's queue and the deletion of old uploads."""
-        async with self._gradio.router.lifespan_context(self._gradio):
+        """Run Gradio's queue, the deletion of old uploads, and MCP."""
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self._gradio.router.lifespan_context(self._gradio))
+            if self._mcp is not None:
+                await stack.enter_async_context(self._mcp.manager.run())
             watching = asyncio.create_task(self._guard.watch())
             try:
                 yield

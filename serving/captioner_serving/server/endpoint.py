@@ -24,7 +24,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import CaptionerError
 from captioner_serving.server.api import CaptionFields
-from captioner_serving.server.assistant import limit_to_function
 from captioner_serving.server.body import boundary_of, parse_object
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.page import page_head, put_preview
@@ -121,7 +120,6 @@ def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
         ssr_mode=False,
         enable_monitoring=False,
         pwa=False,
-        mcp_server=config.mcp,
         theme=gr.themes.Base(
             primary_hue="orange",
             neutral_hue="stone",
@@ -131,8 +129,6 @@ def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
         ),
         head=page_head(),
     )
-    if config.mcp:
-        limit_to_function(blocks, config)
     return app
 
 
@@ -172,9 +168,7 @@ class GradioGuard:
         if scope["method"] == "POST" and route == "/gradio_api/upload":
             return await self.app(scope, self._counted(receive, scope, client), send)
         if scope["method"] == "POST":
-            # An MCP call contains the photo; `describe_image` checks its paths and URLs.
-            is_assistant = route == "/gradio_api/mcp"
-            call, receive = await self._checked(Request(scope, receive), assistant=is_assistant)
+            call, receive = await self._checked(Request(scope, receive))
             session = call.get("session_hash")
             if request_info(scope).path.rstrip("/").endswith("/queue/join"):
                 if not isinstance(session, str):
@@ -221,20 +215,17 @@ class GradioGuard:
 
         return counted
 
-    async def _checked(
-        self, request: Request, *, assistant: bool
-    ) -> tuple[dict[str, Any], Receive]:
+    async def _checked(self, request: Request) -> tuple[dict[str, Any], Receive]:
         """Read and check a call; return it, and a `receive` that replays it."""
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
-            if len(body) > _LONGEST_CALL and not assistant:
+            if len(body) > _LONGEST_CALL:
                 raise RefusedError(
                     "upload-too-large", f"the limit of a call is {_LONGEST_CALL:,} bytes"
                 )
         call = parse_object(bytes(body))
-        if not assistant:
-            self._check(call)
+        self._check(call)
         checked = json.dumps(call).encode()
         first: Message = {"type": "http.request", "body": checked, "more_body": False}
         pending = [first]

@@ -1,38 +1,34 @@
-"""MCP for assistants: the tool `describe_image`, served by Gradio's MCP server.
-
-Everything else that Gradio's MCP server offers is removed, because it would download URLs and
-connect to the host that a request names.
-"""
+"""MCP for assistants: the tool `describe_image`, over streamable HTTP."""
 
 from __future__ import annotations
 
-import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
-from gradio.events import api
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
 
 from captioner import __version__
 from captioner.caption import Caption, Word
 from captioner.errors import (
-    ConfigError,
+    CaptionerError,
     ImageNotFoundError,
     ImageTooLargeError,
     MissingExtraError,
 )
 from captioner.vision.transform import Box
 from captioner_serving.decoding.decoded import Readable
-from captioner_serving.server.body import decode_photo
+from captioner_serving.server.body import decode_photo, parse_body, parse_object
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
 from captioner_serving.server.problems import NO_URLS, RefusedError
-from captioner_serving.server.request import client_key
+from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
 
-_NAME = "describe_image"
-_ANSWERED = ("InitializeRequest", "PingRequest", "ListToolsRequest", "CallToolRequest")
+_TOOL = "describe_image"
+_INPUTS = ("image", "image_url", "image_path")
 _PLACES = (
     ("top left", "top", "top right"),
     ("left", "middle", "right"),
@@ -41,42 +37,86 @@ _PLACES = (
 
 
 def check_installed() -> None:
-    """Raise MissingExtraError if the package that Gradio's MCP server needs is not installed."""
-    from gradio.mcp import GradioMCPServer
-
-    if not hasattr(GradioMCPServer, "StreamableHTTPSessionManager"):
+    """Raise MissingExtraError if the package mcp is not installed."""
+    if find_spec("mcp") is None:
         raise MissingExtraError("captioner serve --mcp", "mcp")
 
 
-def add_assistant_function(service: CaptionService) -> None:
-    """Add the MCP tool, with the kinds of input that the server allows."""
-    config = service.config
+class McpServer:
+    """An ASGI application with the tool. `manager.run()` must be entered while it serves."""
 
-    async def describe_image(
-        request: gr.Request, image: str = "", image_url: str = "", image_path: str = ""
-    ) -> str:
-        """Caption a photo.
+    def __init__(self, service: CaptionService) -> None:
+        from mcp import types  # slow to import
+        from mcp.server.lowlevel import Server
+        from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-        Args:
-            request: the request.
-            image: the photo's file in base64, or as a data URL
-            image_url: the photo's http or https URL
-            image_path: the photo's file on the machine of this server
-        """
-        photo = await _photo(config, image, image_url, image_path)
-        client = client_key(request.client.host if request.client else "")
-        generation = service.captioner.generation.for_request(captions=2)
-        return describe(await service.caption_one(photo, generation, client=client))
+        config = service.config
+        server: Server[Any, Request] = Server("captioner", version=__version__)
+        inputs = _inputs(config)
+        schema = {
+            "type": "object",
+            "properties": {
+                name: {"type": "string", "description": text} for name, text in inputs.items()
+            },
+            **({"required": [*inputs]} if len(inputs) == 1 else {}),
+        }
+        ways = "; ".join(f"`{name}`, {text[0].lower()}{text[1:]}" for name, text in inputs.items())
+        description = (
+            "Describe a photo in one sentence, with the probability that it is right and where in "
+            f"the photo each thing is. Give one of {ways}."
+        )
+        tool = types.Tool(name=_TOOL, description=description, inputSchema=schema)
 
-    inputs = [f"`{name}`, {text[0].lower()}{text[1:]}" for name, text in _inputs(config).items()]
-    description = (
-        "Describe a photo in one sentence, with the probability that it is right and where in the "
-        f"photo each thing is. Give one of {'; '.join(inputs)}."
-    )
-    # Warnings would contain names from clients.
-    logging.getLogger("mcp").setLevel(logging.ERROR)
-    # Without Gradio's queue, because the service has its own.
-    api(describe_image, api_name=_NAME, api_description=description, queue=False)
+        async def list_tools(_: types.ListToolsRequest) -> types.ServerResult:
+            return types.ServerResult(types.ListToolsResult(tools=[tool]))
+
+        async def call_tool(call: types.CallToolRequest) -> types.ServerResult:
+            is_error = False
+            try:
+                request = server.request_context.request
+                client = "" if request is None else client_of(request.scope)
+                text = await _call(service, call.params.name, call.params.arguments or {}, client)
+            except CaptionerError as error:
+                text, is_error = str(error), True
+            content: list[types.ContentBlock] = [types.TextContent(type="text", text=text)]
+            return types.ServerResult(types.CallToolResult(content=content, isError=is_error))
+
+        server.request_handlers[types.ListToolsRequest] = list_tools
+        server.request_handlers[types.CallToolRequest] = call_tool
+        # BodyLimits has already limited the request.
+        size = 2 * config.max_upload + 2_000_000
+        self.manager = StreamableHTTPSessionManager(
+            server, stateless=True, json_response=True, max_request_body_size=size
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request, and answer it."""
+        request = Request(scope, receive)
+        bodies: list[bytes] = []
+
+        def parse(body: bytes) -> None:
+            parse_object(body)
+            bodies.append(body)
+
+        await parse_body(request, parse)
+
+        async def again() -> Message:
+            if not bodies:
+                return await request.receive()
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+
+        await self.manager.handle_request(scope, again, send)
+
+
+async def _call(service: CaptionService, tool: str, arguments: dict[str, Any], client: str) -> str:
+    if tool != _TOOL:
+        raise RefusedError("bad-request", f"Unknown tool {tool[:40]!r}: use {_TOOL}")
+    values = [arguments.get(name) or "" for name in _INPUTS]
+    if not all(isinstance(value, str) for value in values):
+        raise RefusedError("bad-request", f"{', '.join(_INPUTS)} must be texts")
+    photo = await _photo(service.config, *values)
+    generation = service.captioner.generation.for_request(captions=2)
+    return describe(await service.caption_one(photo, generation, client=client))
 
 
 def _inputs(config: ServerConfig) -> dict[str, str]:
@@ -87,31 +127,6 @@ def _inputs(config: ServerConfig) -> dict[str, str]:
     if config.mcp_folder is not None:
         inputs["image_path"] = f"The photo's file in the folder {config.mcp_folder} of this server"
     return inputs
-
-
-def limit_to_function(blocks: gr.Blocks, config: ServerConfig) -> None:
-    """Remove everything but `describe_image` from Gradio's MCP server, and set an exact schema."""
-    server = blocks.mcp_server_obj
-    if server is None:
-        raise ConfigError(f"--mcp does not work with this version of Gradio: {blocks.mcp_error}")
-    # The package's own limit is 4 MiB; BodyLimits has already checked the request.
-    server.manager.asgi_app.max_body_size = 2 * config.max_upload + 2_000_000
-    endpoints = server.tool_to_endpoint
-    server.tool_to_endpoint = {tool: at for tool, at in endpoints.items() if at == f"/{_NAME}"}
-    handlers = server.mcp_server.request_handlers
-    for kind in [kind for kind in handlers if kind.__name__ not in _ANSWERED]:
-        del handlers[kind]
-    server.mcp_server.version = __version__
-    inputs = _inputs(config)
-    properties = {name: {"type": "string", "description": text} for name, text in inputs.items()}
-    schema: dict[str, Any] = {"type": "object", "properties": properties}
-    if len(inputs) == 1:
-        schema["required"] = [*inputs]
-
-    def input_schema(*_: object, **__: object) -> tuple[dict[str, Any], list[list[str | int]]]:
-        return schema, []  # no argument is a file
-
-    server.get_input_schema = input_schema  # type: ignore[method-assign]
 
 
 async def _photo(
@@ -134,7 +149,7 @@ async def _photo(
         if config.mcp_folder is None:
             raise RefusedError("forbidden", "this server does not open files: send the photo")
         return await run_in_threadpool(_read, image_path, config.mcp_folder, most)
-    data = decode_photo(image)
+    data = await run_in_threadpool(decode_photo, image)
     if len(data) > most:
         raise _too_large(most)
     return data

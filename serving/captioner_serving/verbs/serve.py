@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     if repeated := [name for at, name in enumerate(checkpoints) if name in checkpoints[:at]]:
         raise ConfigError(f"--checkpoint {repeated[0]} is given twice: use another checkpoint")
     if config.mcp:
-        from captioner_serving.server.assistant import check_installed
+        from captioner_serving.server.mcp import check_installed
 
         check_installed()
     tokens = read_tokens(arguments.token_file)

@@ -21,9 +21,10 @@ from captioner.caption import Caption, Word
 from captioner.captioner import Captioner
 from captioner.drawing.overlay import WHOLE
 from captioner.vision.transform import Box
-from captioner_serving.server import assistant
+from captioner_serving.server import mcp as mcp_module
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
+from captioner_serving.server.mcp import describe, place_of
 from tests.serving.server.conftest import SAMPLES, run_async
 from tests.serving.server.running import serving
 from tests.web import hosting
@@ -164,7 +165,7 @@ def test_what_is_no_call_is_refused(asked: Callable[..., Any], body: bytes, stat
 def test_the_schema_has_what_is_on_and_the_version_is_the_product_s(
     saved_tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assistant, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
+    monkeypatch.setattr(mcp_module, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
     captioner = Captioner.from_pretrained(saved_tiny)
     small = len(PHOTO) - 1  # bytes
     for config, names, required, said in (

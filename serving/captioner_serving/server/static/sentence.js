@@ -9,7 +9,7 @@ const PLAY = "M4 2.5v11l9-5.5z", PAUSE = "M3.5 2.5h3v11h-3zM9.5 2.5h3v11h-3z";
 
 const PLACES = [["top left", "top", "top right"], ["left", "middle", "right"], ["bottom left", "bottom", "bottom right"]];
 
-// The part of the photo, out of 3 x 3, with most of a word's attention; like place_of in assistant.py.
+// The part of the photo, out of 3 x 3, with most of a word's attention; like place_of in mcp.py.
 export function placeOf({ rows, columns, box, weights }) {
   const [left, top, right, bottom] = box, shares = [[0, 0, 0], [0, 0, 0], [0, 0, 0]];
   const overlap = (from, to, third) => Math.max(0, Math.min(to, (third + 1) / 3) - Math.max(from, third / 3)) / (to - from);
