@@ -103,11 +103,22 @@ class Client:
         kind = f"Content-Type: multipart/form-data; boundary={_BOUNDARY}"
         return self.head("POST", path, len(body), kind) + body
 
+    def files(self, count: int) -> bytes:
+        """Make an upload to Gradio with many files."""
+        part = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="files"; filename="x.jpg"'
+        body = f"{part}\r\n\r\nx\r\n" * count + f"--{_BOUNDARY}--\r\n"
+        kind = f"Content-Type: multipart/form-data; boundary={_BOUNDARY}"
+        return self.head("POST", "/gradio_api/upload", len(body), kind) + body.encode()
+
+    def post(self, path: str, value: object) -> bytes:
+        """Make a request with JSON."""
+        body = json.dumps(value).encode()
+        return self.head("POST", path, len(body), "Content-Type: application/json") + body
+
     def call(self, data: object, session: str) -> bytes:
         """Make a call of a function of the page."""
-        body = json.dumps({"data": data, "fn_index": 0, "session_hash": session}).encode()
-        kind = "Content-Type: application/json"
-        return self.head("POST", "/gradio_api/queue/join", len(body), kind) + body
+        value = {"data": data, "fn_index": 0, "session_hash": session}
+        return self.post("/gradio_api/queue/join", value)
 
 
 def _whole(answer: bytes) -> bytes:
@@ -164,6 +175,8 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
     photo = client.upload(honest_photos()[0])
     asset = client.head("GET", "/static-offline-docs/swagger-ui-bundle.js")
     backslashes = "\\" * 50_000
+    prompt = client.post("/api/generate", {"prompt": "a, " * 6_000_000})
+    coded = base64.b64encode(honest_photos()[0] + bytes(14_000_000)).decode()
     costly = client.upload(honest_photos()[0], beam_size=20, captions=20, check_attention="true")
     stream = client.head("GET", f"/gradio_api/heartbeat/x{secrets.token_hex(4)}")
     guesser = Client(f"http://{client.host}:{client.port}{client.prefix}", "127.0.3.1")
@@ -181,7 +194,13 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
             name: lambda data=data: client.exchange(client.upload(data))
             for name, data in photos.items()
         },
-        "password guesses": guess,
+        "token guesses": guess,
+        "prompts of 18 MB": lambda: several([prompt] * 3),
+        "photos of 14 MB in base64": lambda: several(
+            [client.post("/api/generate", {"images": [coded]})] * 3
+        ),
+        "999 files in an upload": lambda: client.exchange(client.files(999)),
+        "style of a megabyte": lambda: client.exchange(client.upload(b"x", style="x" * 1_000_000)),
         "pictures": lambda: _pictures(client, honest_photos()[-3], taken=True),
         "pictures that nobody takes": lambda: _pictures(client, honest_photos()[0], taken=False),
         "pictures of a large photo": lambda: _pictures(
