@@ -1,8 +1,10 @@
-"""Out-of-memory errors of Python, torch and the operating system."""
+"""Out-of-memory errors, and the release of memory."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
+from contextlib import suppress
 
 import torch
 
@@ -19,3 +21,9 @@ def is_out_of_memory(error: Exception) -> bool:
         return True
     is_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
     return is_system or isinstance(error, _EXCEPTIONS)
+
+
+def release_memory() -> None:
+    """Return free memory to the system, where the C library is glibc."""
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

@@ -7,7 +7,8 @@ all bodies together.
 from __future__ import annotations
 
 import asyncio
-import base64
+import binascii
+import contextlib
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from starlette.formparsers import MultiPartParser
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from captioner_serving.memory import release_memory
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError, RefusedError, bad_fields, problem
@@ -44,6 +46,7 @@ _MOST_FIELDS = 16
 _MOST_VALUES = 10_000  # commas in JSON; base64 has none
 _LONGEST_FIELD = 16_384  # bytes
 _SLACK = 1 << 20  # bytes besides the images: fields, boundaries, texts of a chat
+_MUCH = 50_000_000  # bytes of bodies after which an idle server releases memory
 _SLOWEST = 50_000  # bytes per second that a client must send after the body timeout
 
 # The head of a data URL, which some clients send without "data:".
@@ -77,6 +80,7 @@ class BodyLimits:
         self.app = app
         self._config = config
         self._bodies: set[_Body] = set()
+        self._freed = 0  # bytes of bodies since memory was last released
         metrics.bodies.set_function(self._held)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,6 +101,10 @@ class BodyLimits:
             return await self.app(scope, bounded, send)
         finally:
             self._bodies.discard(body)
+            self._freed += body.size
+            if self._freed > _MUCH and not self._held():
+                self._freed = 0
+                asyncio.get_running_loop().run_in_executor(_PARSERS, release_memory)
 
     def _check_head(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -203,23 +211,18 @@ async def read_form(
         raise bad_fields(error.errors()) from None
 
 
-async def parse_body(request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
+async def parse_body(request: Request, parse: Callable[[bytearray], Parsed]) -> Parsed:
     """Read a body and parse it in a thread, which keeps the event loop free.
 
-    Only `parse` has a reference to the body, so it can free it.
+    `parse` may clear the body, to free its memory as early as possible.
     """
-    chunks = [chunk async for chunk in request.stream()]
-    work = asyncio.get_running_loop().run_in_executor(_PARSERS, lambda: parse(_joined(chunks)))
-    return await work
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+    return await asyncio.get_running_loop().run_in_executor(_PARSERS, parse, body)
 
 
-def _joined(chunks: list[bytes]) -> bytes:
-    body = b"".join(chunks)
-    chunks.clear()
-    return body
-
-
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     """Parse a JSON object.
 
     Raises RefusedError: it is not an object, or has too many values, which would take much memory.
@@ -244,10 +247,11 @@ def decode_photo(image: object) -> bytes:
         if not isinstance(image, str):
             raise ValueError
         scheme = _SCHEME.match(image)
-        coded = image[scheme.end() if scheme else 0 :].encode("ascii")
-        coded = coded.translate(None, b" \t\r\n").rstrip(b"=")
-        coded += b"=" * (-len(coded) % 4)
-        return base64.b64decode(coded, validate=True)
+        text = image[scheme.end() if scheme else 0 :]
+        with contextlib.suppress(binascii.Error):  # line breaks, or no padding
+            return binascii.a2b_base64(text, strict_mode=True)  # copies nothing
+        coded = text.encode("ascii").translate(None, b" \t\r\n").rstrip(b"=")
+        return binascii.a2b_base64(coded + b"=" * (-len(coded) % 4), strict_mode=True)
     except ValueError as error:
         raise RefusedError("bad-request", "'image' must be base64 or a data URL") from error
 
@@ -276,6 +280,7 @@ async def _sort(
     for key, value in items:
         if isinstance(value, UploadFile) and key == "image":
             files.append(Upload(value.filename or None, await value.read()))
+            await value.close()  # frees its copy
         elif isinstance(value, str) and key in names and key not in values:
             values[key] = value
         elif key in names or key == "image":

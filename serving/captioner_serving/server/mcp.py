@@ -94,9 +94,9 @@ class McpServer:
         request = Request(scope, receive)
         bodies: list[bytes] = []
 
-        def parse(body: bytes) -> None:
+        def parse(body: bytearray) -> None:
             parse_object(body)
-            bodies.append(body)
+            bodies.append(bytes(body))
 
         await parse_body(request, parse)
 

@@ -109,10 +109,14 @@ async def read_fields(request: Request, fields: type[Fields]) -> Fields:
         field has a wrong type.
     """
     next(iter(services_of(request).values())).require_room(client_of(request.scope))
+
+    def parse(body: bytearray) -> Fields:
+        values = parse_object(body)
+        body.clear()
+        return fields.model_validate(_without_nulls(values))
+
     try:
-        return await parse_body(
-            request, lambda body: fields.model_validate(_without_nulls(parse_object(body)))
-        )
+        return await parse_body(request, parse)
     except ValidationError as error:
         raise RefusedError("bad-request", bad_fields(error.errors()).detail) from None
 

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 LARGEST = ServerConfig().max_upload
 LIMIT = 0.3  # seconds
 TEXT = "a" * (LARGEST - 1000)
+ACCEPT = "application/json, text/event-stream"
 DATA = "data:image/jpeg;base64,"
 FORM = "multipart/form-data; boundary=b"
 PART = b'--b\r\nContent-Disposition: form-data; name="image"; filename="x.jpg"\r\n\r\n'
@@ -62,7 +63,7 @@ def watched(saved_tiny: Path) -> Iterator[tuple[httpx.Client, Watch]]:
         return watches[0]
 
     with (
-        serving(Captioner.from_pretrained(saved_tiny), wrap=watch) as url,
+        serving(Captioner.from_pretrained(saved_tiny), ServerConfig(mcp=True), wrap=watch) as url,
         httpx.Client(base_url=url, timeout=300) as client,
     ):
         client.get("/api/health")
@@ -92,6 +93,8 @@ BODIES: dict[str, tuple[str, object]] = {
         {"messages": picture("image_url", {"url": DATA + TEXT})},
     ),
     "a data URL of an input": ("/v1/responses", {"input": picture("input_image", DATA + TEXT)}),
+    "JSON of an assistant": ("/gradio_api/mcp/", {"image": TEXT}),
+    "commas of an assistant": ("/gradio_api/mcp/", b"[" + b"1," * (LARGEST // 2 - 10) + b"1]"),
     "another field": ("/api/caption", {"image": "aaaa", TEXT: 1}),
     "no JSON": ("/api/generate", b"[" * LARGEST),
     "objects": ("/api/generate", b'{"a":' * (LARGEST // 5)),
@@ -111,7 +114,7 @@ def test_no_large_request_stalls_the_loop(watched: tuple[httpx.Client, Watch], n
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     kind = FORM if body.startswith(PART) else "application/json"
     watch.longest = 0.0
-    answer = client.post(path, content=body, headers={"Content-Type": kind})
+    answer = client.post(path, content=body, headers={"Content-Type": kind, "Accept": ACCEPT})
     assert 400 <= answer.status_code < 500, answer.text[:300]
     assert len(answer.content) < 2000
     assert 0 < watch.longest < LIMIT
