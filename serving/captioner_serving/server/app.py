@@ -37,23 +37,21 @@ from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner.errors import CaptionerError
 from captioner_serving.server import api as captions
-from captioner_serving.server import ollama, openai, pictures
+from captioner_serving.server import gradio_page, ollama, openai, pictures
 from captioner_serving.server.access import Access, TrustedHosts
 from captioner_serving.server.body import BodyLimits
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import describe
-from captioner_serving.server.endpoint import GradioGuard, add_endpoint, mount
+from captioner_serving.server.gradio_guard import GradioGuard, Uploads
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.mcp import McpServer
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.page import PREVIEW, SENTENCES, add_page, draw_preview
 from captioner_serving.server.parts import STATIC
 from captioner_serving.server.photos import PhotoPool
 from captioner_serving.server.problems import bad_call, http_problem, problem
 from captioner_serving.server.records import served_record
 from captioner_serving.server.request import RequestLimits
 from captioner_serving.server.service import CaptionService
-from captioner_serving.server.uploads import Uploads
 
 _GRADIO = {"GRADIO_ANALYTICS_MAX_EVENTS": "100", "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000"}
 
@@ -96,7 +94,7 @@ class Application:
         self.services = {service.captioner.name: service for service in services}
         samples = samples or {}
         first = [
-            service.sample(name, samples[name], captions=SENTENCES)
+            service.sample(name, samples[name], captions=gradio_page.SENTENCES)
             for name in list(samples)[:1]
             for service in services
         ]
@@ -104,13 +102,13 @@ class Application:
         # Set before Gradio is used. The limits stop its statistics from growing with every call.
         os.environ |= {"GRADIO_TEMP_DIR": self._folder, **_GRADIO}
         blocks = self._page(samples, first)
-        self._gradio = mount(blocks, config)
+        self._gradio = gradio_page.mount(blocks, config)
         self._mcp = McpServer(next(iter(self.services.values()))) if config.mcp else None
         api = self._api(samples, first)
         uploads = Uploads(Path(self._folder), capacity=config.max_bodies, ttl=config.upload_ttl)
         self._guard = GradioGuard(self._gradio, uploads, blocks, config)
         api.mount("/", self._guard)
-        for app in (api, self._gradio, *self._pages):
+        for app in (api, self._gradio, *gradio_page.applications(self._gradio)):
             for kind in (CaptionerError, HTTPException, RequestValidationError):
                 app.add_exception_handler(kind, self._answer)
         bounded = BodyLimits(api, config, self.metrics)
@@ -128,14 +126,7 @@ class Application:
         service = next(iter(self.services.values()))
         records = [served_record(sample, name=sample.image, attention=True) for sample in first]
         models = [*self.services]
-        blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
-        with blocks:  # once, because Gradio builds an application when the block ends
-            add_page(service.captioner, self._config, models=models, samples=samples, first=records)
-            add_endpoint(service)
-        # No limit in Gradio, because the service has its own queue.
-        blocks.queue(default_concurrency_limit=None, max_size=self._config.queue)
-        blocks.state_session_capacity = 100  # sessions in memory; the page does not use them
-        return blocks
+        return gradio_page.build(service, models=models, samples=samples, first=records)
 
     def _api(self, samples: Mapping[str, Path], first: Sequence[Caption]) -> FastAPI:
         """Return the application of the API, which also serves the files of the page."""
@@ -154,8 +145,10 @@ class Application:
         for name, path in samples.items():
             api.add_route(f"/page/samples/{name}", _file(path))
         if first:
-            preview = draw_preview(first[0], next(iter(samples.values())))
-            api.add_route(f"/{PREVIEW}", lambda _: Response(preview, media_type="image/jpeg"))
+            preview = gradio_page.draw_preview(first[0], next(iter(samples.values())))
+            api.add_route(
+                f"/{gradio_page.PREVIEW}", lambda _: Response(preview, media_type="image/jpeg")
+            )
         api.mount("/page/static", StaticFiles(directory=STATIC))
         if self._mcp is not None:
             for path in ("/gradio_api/mcp", "/gradio_api/mcp/"):
@@ -178,8 +171,7 @@ class Application:
         """Refuse new photos, and end the open streams of Gradio."""
         for service in self.services.values():
             service.refuse()
-        for page in self._pages:
-            page.stop_event.set()
+        gradio_page.stop_streams(self._gradio)
 
     def close(self) -> None:
         """Finish accepted photos, and delete the uploads of gradio_client."""
@@ -187,12 +179,6 @@ class Application:
             service.close()
         self._pool.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    @property
-    def _pages(self) -> list[gr.routes.App]:
-        """The applications that Gradio mounted into ours."""
-        apps = [getattr(route, "app", None) for route in self._gradio.routes]
-        return [app for app in apps if isinstance(app, gr.routes.App)]
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:

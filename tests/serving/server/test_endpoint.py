@@ -19,7 +19,7 @@ from PIL import Image
 
 from captioner import Captioner
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.uploads import Uploads
+from captioner_serving.server.gradio_guard import Uploads
 from tests.conftest import ROOT, make_tiny, make_trust
 from tests.node import install, run_module
 from tests.serving.server.conftest import SAMPLES, Server

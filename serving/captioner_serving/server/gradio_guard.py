@@ -1,4 +1,4 @@
-"""The endpoint for gradio_client: predict(handle_file("photo.jpg"), ..., api_name="/caption").
+"""Limits for gradio_client: its calls, its uploads on disk, and results that are not read.
 
 Photos are uploaded to a folder through Gradio, and kept for ten minutes. A call may only name files
 in this folder, because Gradio would also download URLs.
@@ -8,128 +8,182 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from fastapi import FastAPI
-from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner.errors import CaptionerError
-from captioner_serving.server.api import CaptionFields
 from captioner_serving.server.body import boundary_of, parse_object
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.page import page_head, put_preview
-from captioner_serving.server.problems import BusyError, RefusedError, bad_fields
-from captioner_serving.server.request import client_key, client_of, request_info
-from captioner_serving.server.service import CaptionService
-from captioner_serving.server.uploads import Results, Uploads
+from captioner_serving.server.gradio_page import (
+    ENDPOINT,
+    drop_results,
+    endpoint_of,
+    has_pending_calls,
+)
+from captioner_serving.server.problems import BusyError, RefusedError
+from captioner_serving.server.request import client_of, request_info
 
-_NAME = "caption"
 _MOST_HEARTBEATS = 16  # open streams of a client
 _LONGEST_CALL = 16_000  # bytes; a call contains only numbers and paths
+_SWEEP = 30.0  # seconds between sweeps of old uploads
+_LEAST = 16_384  # bytes; smaller uploads count as much, which limits the number of uploads
+_UNREAD = 60.0  # seconds after which a result without a reader is dropped
 
 
-def add_endpoint(service: CaptionService) -> None:
-    """Add the function for gradio_client, which takes the API's fields and returns a record."""
+@dataclass(eq=False)
+class _Upload:
+    client: str
+    size: int
+    written: float
 
-    async def record(
-        request: gr.Request,
-        image: Any,
-        beam_size: Any = None,
-        captions: Any = 1,
-        attention: Any = False,
-        check_attention: Any = False,
-        style: Any = None,
-        minimum_trust: Any = None,
-    ) -> dict[str, Any]:
-        """Caption one image; return the record as `captioner caption --json` does.
 
-        Raises gr.Error: it cannot be captioned; gradio_client raises an AppError with the reason.
+class Uploads:
+    """The folder of Gradio's uploads, with a limit of bytes.
+
+    Args:
+        folder: the folder.
+        capacity: the limit of bytes of all uploads; one client may use half.
+        ttl: seconds that an upload is kept.
+    """
+
+    def __init__(self, folder: Path, *, capacity: int, ttl: float) -> None:
+        self.folder = folder.resolve()
+        self._capacity, self._ttl = capacity, ttl
+        self.interval = min(_SWEEP, ttl)  # seconds between sweeps
+        self._uploads: set[_Upload] = set()
+
+    def begin(self, client: str, size: int) -> _Upload:
+        """Start to count an upload with an announced number of bytes.
+
+        Raises BusyError: there is not enough space; nothing is written.
         """
-        values = {
-            "beam_size": beam_size,
-            "captions": captions,
-            "attention": attention,
-            "check_attention": check_attention,
-            "style": style or None,
-            "minimum_trust": minimum_trust,
-        }
+        upload = _Upload(client, max(size, _LEAST), time.monotonic())
+        self._uploads.add(upload)
         try:
-            client = client_key(request.client.host if request.client else "")
-            return await _record(service, image, values, client)
-        except CaptionerError as error:
-            raise gr.Error(str(error), print_exception=False) from error
+            self._check(upload)
+        except BusyError:
+            self._uploads.discard(upload)
+            raise
+        return upload
 
-    with gr.Group(visible=False):
-        inputs = [
-            gr.Image(type="filepath", label="image"),
-            gr.Number(None, precision=0, label="beam_size"),  # None: the checkpoint's
-            gr.Number(1, precision=0, label="captions"),
-            gr.Checkbox(False, label="attention"),
-            gr.Checkbox(False, label="check_attention"),
-            gr.Textbox(None, label="style"),  # None: the checkpoint's
-            gr.Number(None, label="minimum_trust"),
-        ]
-        # preprocess=False: the function, not Gradio, opens the file.
-        gr.Button("Caption").click(
-            record, inputs, gr.JSON(label="record"), preprocess=False, api_name=_NAME
-        )
+    def grow(self, upload: _Upload, size: int) -> None:
+        """Update the number of received bytes of an upload.
+
+        Raises BusyError: there is not enough space. A sweep deletes the partial file.
+        """
+        upload.size, upload.written = max(size, upload.size), time.monotonic()
+        self._check(upload)
+
+    def _check(self, upload: _Upload) -> None:
+        sizes = Counter[str]()
+        for counted in self._uploads:
+            sizes[counted.client] += counted.size
+        limit = max(self._capacity // 2, upload.size)
+        if sizes.total() > self._capacity or sizes[upload.client] > limit:
+            raise BusyError(60, "recent uploads fill the space for uploads")
+
+    def owns(self, path: object) -> bool:
+        """Return whether a value is the path of a file in the folder."""
+        try:
+            return isinstance(path, str) and Path(path).resolve().is_relative_to(self.folder)
+        except (OSError, ValueError):  # an invalid path
+            return False
+
+    def sweep(self) -> None:
+        """Delete old files and empty folders; Gradio leaves those of aborted uploads."""
+        oldest, now = time.time() - self._ttl, time.monotonic()
+        for folder, _, names in os.walk(self.folder, topdown=False):
+            is_old = os.lstat(folder).st_ctime < oldest
+            for name in names:
+                path = Path(folder, name)
+                with suppress(OSError):  # already deleted
+                    if path.lstat().st_ctime < oldest:
+                        path.unlink()
+            if is_old and Path(folder) != self.folder:
+                with suppress(OSError):  # not empty
+                    Path(folder).rmdir()
+        self._uploads = {
+            upload for upload in self._uploads if now - upload.written < self._ttl + self.interval
+        }
 
 
-async def _record(
-    service: CaptionService, image: Any, values: dict[str, Any], client: str
-) -> dict[str, Any]:
-    if not isinstance(image, dict) or "path" not in image:
-        raise RefusedError("forbidden", "there is no image: pass handle_file('photo.jpg')")
-    data = await run_in_threadpool(_read, str(image["path"]))
-    try:
-        fields = CaptionFields(**values)
-    except ValidationError as error:
-        raise bad_fields(error.errors()) from error
-    config = fields.settings(service.captioner)
-    caption = await service.caption_one(
-        data, config, client=client, check_attention=fields.check_attention
-    )
-    result = caption.record(attention=fields.attention, minimum_trust=fields.minimum_trust)
-    return {**result, "image": image.get("orig_name")}
+@dataclass(eq=False)
+class _Session:
+    client: str
+    touched: float
+    readers: int = 0
 
 
-def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
-    """Return an application that serves the page and deletes old uploads."""
-    # Without this, Gradio does not check the paths of files that clients name.
-    blocks.has_launched = True
-    blocks.delete_cache = int(min(30, config.upload_ttl)), int(config.upload_ttl)
-    put_preview()
-    app = FastAPI(openapi_url=None)
-    gr.mount_gradio_app(
-        app,
-        blocks,
-        path="",
-        root_path=config.root_path or None,
-        max_file_size=config.max_upload,
-        footer_links=[],
-        run_history=False,
-        ssr_mode=False,
-        enable_monitoring=False,
-        pwa=False,
-        theme=gr.themes.Base(
-            primary_hue="orange",
-            neutral_hue="stone",
-            radius_size="lg",
-            font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"],
-            font_mono=["ui-monospace", "SFMono-Regular", "DejaVu Sans Mono", "monospace"],
-        ),
-        head=page_head(),
-    )
-    return app
+class Results:
+    """The sessions of Gradio's queue with calls or results, limited in number and time.
+
+    Args:
+        blocks: the Gradio application.
+        limit: the number of sessions without a reader; one client may have a quarter.
+    """
+
+    def __init__(self, blocks: gr.Blocks, *, limit: int) -> None:
+        self._blocks = blocks
+        self._limit = limit
+        self._sessions: dict[str, _Session] = {}
+
+    def admit(self, session: str, client: str) -> None:
+        """Admit a call of a client in a session.
+
+        Raises BusyError: too many sessions have unread results.
+        """
+        self.drop_stale()
+        if (existing := self._sessions.get(session)) is not None:
+            existing.touched = time.monotonic()
+            return
+        unread = Counter(entry.client for entry in self._sessions.values() if not entry.readers)
+        if unread.total() >= self._limit or unread[client] >= max(1, self._limit // 4):
+            raise BusyError(round(_UNREAD), "too many results are unread")
+        self._sessions[session] = _Session(client, time.monotonic())
+
+    @contextmanager
+    def reading(self, session: str) -> Iterator[None]:
+        """Keep a session during the block, which reads its results.
+
+        Raises RefusedError: there is no such session.
+        """
+        entry = self._sessions.get(session)
+        if entry is None:
+            raise RefusedError(
+                "no-such-session",
+                "the results of this session were already read or have expired: call again",
+            )
+        entry.readers += 1
+        try:
+            yield
+        finally:
+            entry.readers -= 1
+            entry.touched = time.monotonic()
+            if not entry.readers and not has_pending_calls(self._blocks, session):
+                self._drop(session)
+
+    def drop_stale(self) -> None:
+        """Drop the sessions that had no reader for a minute."""
+        now = time.monotonic()
+        for session, entry in list(self._sessions.items()):
+            if not entry.readers and now - entry.touched > _UNREAD:
+                self._drop(session)
+
+    def _drop(self, session: str) -> None:
+        self._sessions.pop(session, None)
+        drop_results(self._blocks, session)
 
 
 class GradioGuard:
@@ -149,8 +203,7 @@ class GradioGuard:
         self._uploads, self._root_path = uploads, config.root_path
         self._heartbeats = Counter[str]()  # open streams by client
         self._results = Results(blocks, limit=4 * config.queue)
-        (endpoint,) = [function for function in blocks.fns.values() if function.api_name == _NAME]
-        self._function, self._values = endpoint._id, len(endpoint.inputs)
+        self._function, self._values = endpoint_of(blocks)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the request and pass it on.
@@ -245,7 +298,9 @@ class GradioGuard:
             )
         # Gradio would log a traceback for other calls.
         if "data" in call and (call.get("fn_index"), len(data)) != (self._function, self._values):
-            detail = f"only /{_NAME} can be called, with {self._values} values: use gradio_client"
+            detail = (
+                f"only /{ENDPOINT} can be called, with {self._values} values: use gradio_client"
+            )
             raise RefusedError("bad-request", detail)
 
 
@@ -257,12 +312,3 @@ def _paths(value: object) -> Iterator[object]:
     if isinstance(value, list):
         for part in value:
             yield from _paths(part)
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()  # an upload: see GradioGuard
-    except OSError as error:
-        raise RefusedError(
-            "forbidden", "the photo was deleted, because uploads are temporary: upload it again"
-        ) from error
