@@ -7,6 +7,7 @@ One thread serves each process. Clients take turns, see FairQueue.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import weakref
@@ -155,6 +156,18 @@ class Reader(Closing):
             is_stopped: polled; the process is killed when it returns True.
         """
         return self._submit(photo, outputs, client, lambda results: results, is_stopped)
+
+    async def decode(
+        self, photo: Readable, outputs: Sequence[Output], *, client: str = ""
+    ) -> list[Decoded]:
+        """Make outputs as `produce` does. Cancelling the caller stops the decoding."""
+        cancelled = threading.Event()
+        try:
+            return await asyncio.wrap_future(
+                self.produce(photo, outputs, client=client, is_stopped=cancelled.is_set)
+            )
+        finally:
+            cancelled.set()
 
     def _submit(
         self,

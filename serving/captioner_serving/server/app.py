@@ -47,7 +47,7 @@ from captioner_serving.server.log import AccessLog
 from captioner_serving.server.mcp import McpServer
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.parts import STATIC
-from captioner_serving.server.photos import PhotoPool
+from captioner_serving.server.photos import start_reader
 from captioner_serving.server.problems import bad_call, http_problem, problem
 from captioner_serving.server.records import served_record
 from captioner_serving.server.request import RequestLimits
@@ -86,9 +86,9 @@ class Application:
         for captioner in captioners:
             captioner.check_trust(config.minimum_trust, setting="minimum_trust")
         self.metrics, self._config = Metrics(), config
-        self._pool = PhotoPool(captioners[0], config, self.metrics)
+        self._reader = start_reader(captioners[0], config)
         services = [
-            CaptionService(captioner, config, self.metrics, self._pool, threads=threads, say=say)
+            CaptionService(captioner, config, self.metrics, self._reader, threads=threads, say=say)
             for captioner in captioners
         ]
         self.services = {service.captioner.name: service for service in services}
@@ -177,7 +177,7 @@ class Application:
         """Finish accepted photos, and delete the uploads of gradio_client."""
         for service in self.services.values():
             service.close()
-        self._pool.close()
+        self._reader.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextlib.asynccontextmanager

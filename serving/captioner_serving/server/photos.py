@@ -1,12 +1,9 @@
-"""Decode untrusted photos in the decoding pool, for the server's event loop."""
+"""The photos of requests, and the decoding processes of a server."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
-import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +19,6 @@ from captioner_serving.decoding.decoded import (
 from captioner_serving.decoding.reader import Reader
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.drawing import Preview
-from captioner_serving.server.metrics import Metrics
 
 # Pixels of a preview's longer side: sharp at 720 points on a high-density screen.
 _LONGEST_PREVIEW = 1440
@@ -34,49 +30,26 @@ _FETCHING = 6  # processes for photos at URLs, which may wait for their hosts
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # variables that downloads need
 
 
-class PhotoPool:
-    """Decoding processes with a time limit, a memory limit and a fair queue.
+def start_reader(captioner: Captioner, config: ServerConfig) -> Reader:
+    """Start the decoding processes of a server.
 
     Args:
         captioner: its `max_pixels` is the limit of a photo.
         config: if it allows URLs, further processes download them.
-        metrics: records the decoding time.
     """
-
-    def __init__(self, captioner: Captioner, config: ServerConfig, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self.reader = Reader(
-            captioner.transform.config,
-            workers=_WORKERS,
-            quick=_WORKERS,
-            fetching=_FETCHING if config.allow_urls else 0,
-            max_pixels=captioner.max_pixels,
-            seconds=_SECONDS,
-            budget=captioner.max_pixels + _BESIDE,
-            nice=_NICE,
-            environment={name: os.environ[name] for name in _CERTIFICATES if name in os.environ},
-        )
-        self.reader.start()
-
-    async def produce(
-        self, photo: Readable, outputs: Sequence[Output], *, client: str
-    ) -> list[Decoded]:
-        """Read a photo once and make the outputs. Cancelling the caller stops the decoding.
-
-        Raises CaptionerError: the failure is not due to the photo; see Reader.produce.
-        """
-        cancelled = threading.Event()
-        with self._metrics.photo.labels("opening").time():
-            try:
-                return await asyncio.wrap_future(
-                    self.reader.produce(photo, outputs, client=client, is_stopped=cancelled.is_set)
-                )
-            finally:
-                cancelled.set()
-
-    def close(self) -> None:
-        """Stop the processes."""
-        self.reader.close()
+    reader = Reader(
+        captioner.transform.config,
+        workers=_WORKERS,
+        quick=_WORKERS,
+        fetching=_FETCHING if config.allow_urls else 0,
+        max_pixels=captioner.max_pixels,
+        seconds=_SECONDS,
+        budget=captioner.max_pixels + _BESIDE,
+        nice=_NICE,
+        environment={name: os.environ[name] for name in _CERTIFICATES if name in os.environ},
+    )
+    reader.start()
+    return reader
 
 
 @dataclass(eq=False)
@@ -97,7 +70,7 @@ class Photo:
         """Return the photo of a client, whose file name is not in error messages."""
         return cls(EncodedPhoto("the image", data), has_preview)
 
-    async def square(self, pool: PhotoPool, config: TransformConfig, *, client: str) -> Decoded:
+    async def square(self, reader: Reader, config: TransformConfig, *, client: str) -> Decoded:
         """Return the pixels for a model.
 
         Raises:
@@ -106,7 +79,7 @@ class Photo:
         """
         outputs: list[Output] = [Square(config)]
         outputs += [Preview(_LONGEST_PREVIEW)] if self.has_preview else []
-        square, *previews = await pool.produce(self.source, outputs, client=client)
+        square, *previews = await reader.decode(self.source, outputs, client=client)
         square.check()
         for preview in previews:
             width, height = preview.shape

@@ -16,11 +16,12 @@ from captioner.captioner import Captioner, PreparedImage
 from captioner.errors import CaptionerError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner_serving.decoding.decoded import EncodedPhoto, Output, Readable, Square
+from captioner_serving.decoding.reader import Reader
 from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.photos import Photo, PhotoPool
+from captioner_serving.server.photos import Photo
 from captioner_serving.server.problems import (
     ClosedError,
     LowTrustError,
@@ -40,7 +41,7 @@ class CaptionService:
         captioner: the model.
         config: limits of the queue and batches.
         metrics: counts images, batches and errors.
-        pool: decodes photos, shared with other models.
+        reader: decodes photos, shared with other models.
         threads: the number of threads that torch uses for the model.
         say: called with messages for the terminal.
     """
@@ -50,7 +51,7 @@ class CaptionService:
         captioner: Captioner,
         config: ServerConfig,
         metrics: Metrics,
-        pool: PhotoPool,
+        reader: Reader,
         *,
         threads: int,
         say: Callable[[str], None] = lambda _: None,
@@ -62,7 +63,7 @@ class CaptionService:
         self._batcher = Batcher(
             self._caption_batch, max_batch=config.max_batch, capacity=config.queue
         )
-        self.pool = pool
+        self.reader = reader
 
     def sample(self, name: str, path: Path, *, captions: int) -> Caption:
         """Caption a sample photo, without limits.
@@ -71,7 +72,7 @@ class CaptionService:
         """
         square = Square(self.captioner.transform.config)
         photo = EncodedPhoto(str(path), path.read_bytes())
-        (decoded,) = self.pool.reader.produce(photo, [square]).result()
+        (decoded,) = self.reader.produce(photo, [square]).result()
         decoded.check()
         image = decoded.prepared(image=name)
         config = self.captioner.generation.for_request(captions=captions)
@@ -154,7 +155,7 @@ class CaptionService:
             results = await self._run([photo], settings, client)
             self._report(results, time.monotonic() - start)
             caption = _only(results)
-            (drawn,) = await self.pool.produce(photo.source, [make(caption)], client=client)
+            (drawn,) = await self.reader.decode(photo.source, [make(caption)], client=client)
         drawn.check()
         return bytes(drawn.pixels)
 
@@ -211,7 +212,8 @@ class CaptionService:
         try:
             with self._batcher.decoding():
                 transform = self.captioner.transform.config
-                decoded = await photo.square(self.pool, transform, client=client)
+                with self.metrics.photo.labels("opening").time():
+                    decoded = await photo.square(self.reader, transform, client=client)
                 future = self._batcher.submit(decoded.prepared(), settings, client)
             with self.metrics.photo.labels("model").time():
                 result = await asyncio.wrap_future(future)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from captioner.captioner import Captioner
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.photos import PhotoPool
+from captioner_serving.server.photos import start_reader
 from captioner_serving.server.service import CaptionService
 from tests.launcher import NO_DRAFTS
 from tests.serving.server.conftest import run_async
@@ -90,13 +90,13 @@ def service_of(
 ) -> Iterator[CaptionService]:
     """A service with its own decoding pool, without HTTP."""
     metrics, config = metrics or Metrics(), ServerConfig()
-    pool = PhotoPool(captioner, config, metrics)
-    service = CaptionService(captioner, config, metrics, pool, threads=threads)
+    reader = start_reader(captioner, config)
+    service = CaptionService(captioner, config, metrics, reader, threads=threads)
     try:
         yield service
     finally:
         service.close()
-        pool.close()
+        reader.close()
 
 
 @contextlib.contextmanager

@@ -339,8 +339,8 @@ def test_a_photo_that_fails_unexpectedly_is_that_photo_s_error(
         return produce(photo, *options, **more)
 
     with service_of(Captioner(tiny_checkpoint)) as service:
-        produce = service.pool.reader.produce
-        monkeypatch.setattr(service.pool.reader, "produce", failing)
+        produce = service.reader.produce
+        monkeypatch.setattr(service.reader, "produce", failing)
         config = service.captioner.generation
 
         async def both() -> Any:
