@@ -13,7 +13,7 @@ import httpx
 from captioner.certificates import CertificatesError
 from captioner.errors import ImageNotFoundError, ImageTooLargeError
 from captioner.paths import is_web_address
-from captioner_serving.batch.inputs.networks import (
+from captioner_serving.networks import (
     PrivateAddressError,
     PublicTransport,
     stream_url,

@@ -20,9 +20,10 @@ import pytest
 
 from captioner import Captioner, ImageNotFoundError, ImageTooLargeError
 from captioner.errors import MissingExtraError
+from captioner_serving import networks
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.engine import LocalEngine
-from captioner_serving.batch.inputs import links, networks
+from captioner_serving.batch.inputs import links
 from captioner_serving.batch.inputs.links import RemotePhoto
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.sources import Inputs

@@ -21,8 +21,8 @@ from captioner.errors import (
 )
 from captioner.paths import is_web_address
 from captioner.vision.image import LARGEST_FILE
-from captioner_serving.batch.inputs.networks import PublicTransport, Transport, stream_url
 from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.networks import PublicTransport, Transport, stream_url
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

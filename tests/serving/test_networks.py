@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from captioner_serving.batch.inputs.networks import PrivateAddressError, check_address
+from captioner_serving.networks import PrivateAddressError, check_address
 from tests.properties import FEW
 
 # IANA's registry of special-purpose addresses, and multicast.
