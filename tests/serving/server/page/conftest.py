@@ -138,13 +138,19 @@ class Visit:
         self.errors: list[str] = []
         self.tab.on("request", self._note)
         self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.tab.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
+        self.tab.on("console", self._hear)
         self.dialogs: list[str] = []  # such as the question before a page is left
         self.tab.on("dialog", self._accept)
         self.tab.goto(url)
         self.settled()
         for other in context.pages[:-1]:
             other.close()
+
+    def _hear(self, said: Any) -> None:
+        # The browser reports every status over 399; a photo that fails has one.
+        is_refusal = said.location["url"].endswith("/api/caption") and "status of 4" in said.text
+        if said.type == "error" and not is_refusal:
+            self.errors.append(said.text)
 
     def _accept(self, dialog: Any) -> None:
         self.dialogs.append(dialog.type)

@@ -14,7 +14,7 @@ from captioner import Caption
 from captioner.captioner import Captioner
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit, record_of
-from tests.spots import CASES, lit_place, make_spot_checkpoint, near, pictures_in
+from tests.spots import CASES, lit_place, make_spot_checkpoint, near
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,8 @@ def test_the_page_marks_the_spot(visit: Visit, tmp_path: Path) -> None:
             shown.scroll_into_view_if_needed()
             marked = visit.tab.screenshot(clip=shown.bounding_box())
             with visit.tab.expect_download() as download:
-                visit.tab.click("[data-picture=sheet]")
-            _, sheet = pictures_in(Image.open(download.value.path()))
-            for picture in (Image.open(io.BytesIO(marked)), sheet):
+                visit.tab.click("[data-picture=overlay]")
+            saved = Image.open(download.value.path())
+            assert saved.size == case.size
+            for picture in (Image.open(io.BytesIO(marked)), saved):
                 assert near(lit_place(picture, case.photo), case.at)
