@@ -38,19 +38,17 @@ from captioner.captioner import Captioner
 from captioner.errors import CaptionerError
 from captioner_serving.server import api as captions
 from captioner_serving.server import gradio_page, ollama, openai, pictures
-from captioner_serving.server.access import Access, TrustedHosts
 from captioner_serving.server.body import BodyLimits
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import describe
 from captioner_serving.server.gradio_guard import GradioGuard, Uploads
-from captioner_serving.server.log import AccessLog
 from captioner_serving.server.mcp import McpServer
 from captioner_serving.server.metrics import Metrics
+from captioner_serving.server.middleware import Access, AccessLog, RequestLimits, TrustedHosts
 from captioner_serving.server.parts import STATIC
 from captioner_serving.server.photos import start_reader
 from captioner_serving.server.problems import bad_call, http_problem, problem
 from captioner_serving.server.records import served_record
-from captioner_serving.server.request import RequestLimits
 from captioner_serving.server.service import CaptionService
 
 _GRADIO = {"GRADIO_ANALYTICS_MAX_EVENTS": "100", "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000"}

@@ -1,7 +1,8 @@
-"""The settings of a server."""
+"""The settings of a server, and its tokens."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from captioner_serving.server.request import parse_address
 # ASCII only, because browsers send international names as xn--...
 _NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII | re.IGNORECASE)
 _ORIGIN = re.compile(r"https?://(\*\.)?[\w.-]+(:(\d+|\*))?", re.ASCII)
+_TOKEN = re.compile(r"[\w.~+/-]{16,}=*", re.ASCII)  # RFC 6750, with a minimum length
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -117,3 +119,47 @@ def parse_size(text: str) -> int:
     if not match or match[2].upper() not in _UNITS:
         raise ConfigError(f"{text!r} is not a size: write a number with B, kB, MB or GB, like 20MB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def read_tokens(path: str | None) -> dict[str, str]:
+    """Read tokens from a file with lines NAME:TOKEN; return them by name.
+
+    Raises ConfigError: the file cannot be read, other users can read it, or a line is invalid.
+    """
+    if "CAPTIONER_AUTH" in os.environ:  # a server that had a password must not start without one
+        raise ConfigError("CAPTIONER_AUTH is set, but no longer read: use --token-file")
+    if path is None:
+        return {}
+    lines = _read(path).split("\n")
+    if os.name == "posix" and Path(path).stat().st_mode & 0o044:
+        raise ConfigError(
+            f"others on this machine can read --token-file {path}: run chmod 600 {path}"
+        )
+    tokens: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        name, _, token = line.strip().partition(":")
+        if line.strip() and not (name and _TOKEN.fullmatch(token)):
+            raise ConfigError(
+                f"line {number} of --token-file {path} must be NAME:TOKEN, with at least 16 "
+                "characters in the token: make one with openssl rand -hex 32"
+            )
+        if name in tokens:
+            raise ConfigError(f"--token-file {path} has the name {name} twice: use another name")
+        if name:
+            tokens[name] = token
+    if not tokens:
+        raise ConfigError(f"--token-file {path} has no line NAME:TOKEN")
+    return tokens
+
+
+def is_exposed(path: str | None) -> bool:
+    """Return whether other users of this machine can read a file."""
+    return path is not None and os.name == "posix" and bool(Path(path).stat().st_mode & 0o044)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"--token-file {path} cannot be read: {reason}") from error

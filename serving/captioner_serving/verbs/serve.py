@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return 1 if requests were cut off."""
-    from captioner_serving.server.access import read_tokens
+    from captioner_serving.server.config import read_tokens
 
     config = _config(arguments)
     checkpoints: list[str] = arguments.checkpoint or []

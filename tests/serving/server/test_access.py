@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from captioner.captioner import Captioner
-from captioner_serving.server.access import read_tokens
+from captioner_serving.server.config import read_tokens
 from tests.serving.server.conftest import ROOT, SAMPLES, Server
 from tests.serving.server.running import serving
 

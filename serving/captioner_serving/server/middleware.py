@@ -1,0 +1,389 @@
+"""The middleware of the server, from the outermost to the innermost; BodyLimits comes after it.
+
+RequestLimits: known routes, trusted headers, security headers.
+AccessLog: counts and logs requests, and answers unhandled exceptions.
+TrustedHosts: refuses unknown Host headers.
+Access: tokens, and refusal of cross-site requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TextIO
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from captioner.errors import CaptionerError
+from captioner.terminal import in_a_line
+from captioner_serving.memory import is_out_of_memory
+from captioner_serving.server.metrics import Metrics
+from captioner_serving.server.problems import (
+    PROBLEM_TYPE,
+    PROBLEMS,
+    ClosedError,
+    MemoryShortError,
+    RefusedError,
+    internal_error,
+    problem,
+)
+from captioner_serving.server.request import (
+    RequestInfo,
+    current_request,
+    find_route,
+    request_info,
+)
+
+# Gradio needs inline scripts and eval. Other hosts are not allowed for anything.
+_POLICY = (
+    "default-src 'self'",
+    "script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:",
+    "style-src 'self' 'unsafe-inline'",
+    "img-src 'self' data: blob:",
+    "media-src 'self' data: blob:",
+    "font-src 'self' data:",
+    "connect-src 'self' data: blob:",
+    "worker-src 'self' blob:",
+    "object-src 'none'",
+    "base-uri 'self'",
+    "form-action 'self'",
+)
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_LONGEST_PAUSE, _LONGEST_REST = 1.0, 15.0  # seconds for the rest of a refused body
+
+# Paths of files that never change, and of files that a browser revalidates.
+_IMMUTABLE, _REVALIDATED = ("/assets/", "/static/", "/static-offline-docs/"), ("/page/",)
+
+
+_GONE, _ = PROBLEMS["client-gone"]
+_LOGGER = logging.getLogger("captioner.server")
+_PROBE = "/api/health/live"  # needs no token, for health checks of containers
+
+
+class RequestLimits:
+    """Middleware that adds a `RequestInfo` to the scope and security headers to every answer.
+
+    Before a refusal it reads the rest of the body. Many clients first send all of it, and would see
+    a reset connection in place of the answer.
+
+    Args:
+        app: the next application.
+        max_rest: the largest rest of a refused body that is read, in bytes.
+        root_path: the path prefix of the server behind a proxy. Requests work with and without it.
+        frame_ancestors: origins that may embed the page.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_rest: int = 0,
+        root_path: str = "",
+        frame_ancestors: Sequence[str] = (),
+    ) -> None:
+        self.app = app
+        self._max_rest = max_rest
+        self._root_path = root_path
+        ancestors = " ".join(("frame-ancestors 'self'", *frame_ancestors))
+        self._headers = {**_HEADERS, "Content-Security-Policy": "; ".join((*_POLICY, ancestors))}
+        if not frame_ancestors:
+            self._headers["X-Frame-Options"] = "SAMEORIGIN"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close"})
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        path = scope["path"]
+        if path == self._root_path or path.startswith(f"{self._root_path}/"):
+            path = path.removeprefix(self._root_path) or "/"
+        info = RequestInfo(path, find_route(path))
+        current_request.set(info)
+        scope = {
+            **scope,
+            # FastAPI has no HEAD routes; uvicorn drops the body of the answer.
+            "method": "GET" if scope["method"] == "HEAD" else scope["method"],
+            "headers": [header for header in scope["headers"] if _is_trusted(header[0])],
+            "root_path": self._root_path,
+            "path": self._root_path + path,  # in ASGI, the path includes the prefix
+            "captioner": info,
+        }
+
+        rest = _Rest(receive, Headers(scope=scope), self._max_rest)
+
+        async def add(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if message["status"] >= 400:
+                    await rest.read()
+                headers = MutableHeaders(scope=message)
+                headers.update({**self._headers, "X-Request-ID": info.id})
+                if message["status"] >= 400 or not path.startswith((*_IMMUTABLE, *_REVALIDATED)):
+                    headers["Cache-Control"] = "no-store"
+                elif path.startswith(_REVALIDATED):
+                    headers["Cache-Control"] = "no-cache"
+            await send(message)
+
+        return await self.app(scope, rest, add)
+
+
+class _Rest:
+    """Forwards a body, and can read what is left of it."""
+
+    def __init__(self, receive: Receive, headers: Headers, limit: int) -> None:
+        self._receive, self._limit = receive, limit
+        length = headers.get("content-length", "")
+        # Without a body there is no rest, and a client that expects 100 waits before it sends.
+        self._is_complete = "expect" in headers or not (length or "transfer-encoding" in headers)
+        if length.isdecimal() and int(length) > limit:
+            self._is_complete = True
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._is_complete |= not message.get("more_body", False)
+        return message
+
+    async def read(self) -> None:
+        """Read the rest, until the client pauses, or sends too much or for too long."""
+        size, end = 0, asyncio.get_running_loop().time() + _LONGEST_REST
+        try:
+            async with asyncio.timeout_at(end):
+                while not self._is_complete and size <= self._limit:
+                    async with asyncio.timeout(_LONGEST_PAUSE):
+                        size += len((await self()).get("body", b""))
+        except TimeoutError:
+            pass
+
+
+def _is_trusted(name: bytes) -> bool:
+    """Return whether a header is passed on.
+
+    Forwarding headers are dropped because Gradio trusts them from every client. Cookies are not
+    needed, and parsing one with many backslashes takes minutes (CVE-2024-7592).
+    """
+    return name not in (b"cookie", b"forwarded") and not name.startswith(b"x-forwarded-")
+
+
+class AccessLog:
+    """Middleware that counts and logs a request when its answer is complete.
+
+    Query strings, photo names and tokens are not logged.
+
+    Args:
+        app: the next application.
+        metrics: counts requests.
+        stream: the access log, with a line of JSON for each request; None: no log.
+        say: called with a message for each failure.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, stream: TextIO | None, say: Callable[[str], None]
+    ) -> None:
+        self.app = app
+        self._metrics = metrics
+        self._stream = stream
+        self._say = say
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and log its answer."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        start = time.perf_counter()
+        failure: CaptionerError = internal_error()
+        protocol = request_info(scope).protocol
+        answer = _Answer(send, PROBLEM_TYPE if protocol is None else "application/json")
+        try:
+            await self.app(scope, receive, answer)
+        except ClientDisconnect:  # not an error of the server
+            answer.status, answer.failed = _GONE, False
+        except asyncio.CancelledError:  # the server is stopping
+            if not answer.started:
+                await problem(ClosedError())(scope, receive, answer)
+            raise
+        except Exception as error:
+            answer.failed = True
+            if is_out_of_memory(error):
+                failure = MemoryShortError()
+            else:
+                _LOGGER.exception("%s failed", _one_line(request_info(scope).shown_path))
+        if answer.failed and not answer.started:
+            await problem(failure)(scope, receive, answer)
+        return self._record(scope, answer, time.perf_counter() - start)
+
+    def _record(self, scope: Scope, answer: _Answer, seconds: float) -> None:
+        info = request_info(scope)
+        name = info.route or "other"
+        self._metrics.requests.labels(name, answer.status).inc()
+        self._metrics.latency.labels(name).observe(seconds)
+        client = (scope.get("client") or ("",))[0]
+        if answer.status >= 400 and not info.is_reported:
+            path = _one_line(info.shown_path)
+            self._say(f"{client} {scope['method'][:10]} {path}: {answer.status}")
+        if self._stream is None:
+            return
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "request": info.id,
+            "client": client,
+            "user": info.user,
+            "method": scope["method"],
+            "path": info.shown_path,
+            "status": answer.status,
+            "ms": round(1000 * seconds, 1),
+            "bytes": answer.size,
+        }
+        with suppress(OSError):  # a full disk must not fail requests
+            print(json.dumps(line), file=self._stream, flush=True)
+
+
+def _one_line(path: str) -> str:
+    """Return a path from a client, escaped and shortened for a log."""
+    return in_a_line(path[:200])
+
+
+class _Answer:
+    """Forwards an answer and records its status; holds back a 500 without a problem document."""
+
+    def __init__(self, send: Send, error_type: str) -> None:
+        self._send, self._error_type = send, error_type
+        self.status, self.size = _GONE, 0
+        self.started, self.failed = False, False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and not self.started:
+            kind = Headers(raw=message.get("headers", [])).get("content-type", "")
+            self.failed = message["status"] >= 500 and not kind.startswith(self._error_type)
+            if not self.failed:
+                self.started, self.status = True, message["status"]
+        elif message["type"] == "http.response.body" and self.started:
+            self.size += len(message.get("body", b""))
+        if self.started:
+            await self._send(message)
+
+
+class TrustedHosts:
+    """Middleware that refuses requests with an unknown Host header; see ServerConfig.names."""
+
+    def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
+        self.app = app
+        self._names = [name.lower() for name in names]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 400."""
+        if scope["type"] == "http" and "*" not in self._names:
+            host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
+            if not any(host == name or _is_below(host, name) for name in self._names):
+                shown = host[:100]
+                detail = (
+                    f"the host name {shown!r} is not one of this server's: start it with "
+                    "--allowed-host NAME to accept it"
+                )
+                return await problem(RefusedError("bad-request", detail))(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+
+def _is_below(host: str, pattern: str) -> bool:
+    """Return whether a host matches a pattern such as *.example.org."""
+    return pattern.startswith("*.") and host.endswith(pattern[1:])
+
+
+class Access:
+    """Middleware that requires a token, if the server has any.
+
+    A token is sent as Bearer (RFC 6750), or as the password of any user with HTTP Basic (RFC 7617),
+    for browsers. Tokens are compared in constant time.
+
+    Args:
+        app: the next application.
+        tokens: bearer tokens by name.
+        origins: origins of other sites whose pages may call the API.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        tokens: Mapping[str, str] | None = None,
+        origins: Sequence[str] = (),
+    ) -> None:
+        self.app = app
+        self._tokens = tokens or {}
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 401 or 403."""
+        if scope["type"] == "http":
+            try:
+                self._admit(scope, Headers(scope=scope))
+            except RefusedError as error:
+                return await problem(error)(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        info = request_info(scope)
+        is_allowed = headers.get("origin") in self._origins and info.is_api
+        if scope["method"] not in ("GET", "OPTIONS") and _is_cross_site(headers) and not is_allowed:
+            raise RefusedError("cross-site", "a page of another site sent this request")
+        if info.route == _PROBE or not self._tokens:
+            return
+        info.user = self._user(headers.get("authorization", ""))
+        if info.user is None:
+            raise RefusedError(
+                "unauthorized",
+                "send a token as Bearer, or as the password with HTTP Basic",
+                {"WWW-Authenticate": 'Basic realm="Captioner", charset="UTF-8"'},
+            )
+
+    def _user(self, header: str) -> str | None:
+        """Return the name of the token in an Authorization header; None if it is wrong."""
+        scheme, _, value = header.partition(" ")
+        secret = value.strip().encode()
+        if scheme.lower() == "basic":
+            try:
+                _, _, secret = base64.b64decode(secret, validate=True).partition(b":")
+            except binascii.Error:
+                return None
+        elif scheme.lower() != "bearer":
+            return None
+        matches = [
+            name
+            for name, token in self._tokens.items()
+            if hmac.compare_digest(secret, token.encode())
+        ]
+        return matches[0] if matches else None
+
+
+def _is_cross_site(headers: Headers) -> bool:
+    """Return whether a page of another site sent a request. CORS does not stop forms."""
+    # Browsers send Sec-Fetch-Site over https and to localhost, and Origin with every POST.
+    site = headers.get("sec-fetch-site", "").lower()
+    if site in ("same-origin", "none", "cross-site"):
+        return site == "cross-site"
+    # "same-site" may be another subdomain or port, so compare the origin.
+    origin = headers.get("origin")
+    if origin is None:
+        return False  # not a browser
+    try:
+        sender, server = urlsplit(origin), urlsplit(f"//{headers.get('host', '')}")
+        usual = {"http": 80, "https": 443}.get(sender.scheme)
+        is_same = (sender.hostname, sender.port or usual) == (server.hostname, server.port or usual)
+    except ValueError:
+        return True
+    return sender.hostname is None or not is_same
