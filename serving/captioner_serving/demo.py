@@ -1,7 +1,6 @@
 """The page as a Gradio demo, for Spaces, notebooks and other applications.
 
-Gradio only opens the port, the frame in the notebook and the share link. `Application` answers all
-requests, so the limits and checks of `captioner serve` apply.
+Gradio opens the port, the frame in a notebook and the share link. `Application` answers requests.
 """
 
 from __future__ import annotations
@@ -27,13 +26,7 @@ from captioner_serving.server.gradio_page import Launcher, launch_config
 
 
 class Demo:
-    """A demo that can be launched, or mounted into a FastAPI application.
-
-    Args:
-        captioners: the models, with different names.
-        samples: sample photos by name.
-        config: limits, host names and origins; the methods set `host`, `port` and `root_path`.
-    """
+    """A demo that can be launched, or mounted into a FastAPI application; see `gradio_demo`."""
 
     def __init__(
         self, *captioners: Captioner, samples: Mapping[str, Path], config: ServerConfig
@@ -46,18 +39,13 @@ class Demo:
     def launch(
         self, *, auth: tuple[str, str] | None = None, **options: Any
     ) -> tuple[FastAPI, str, str | None]:
-        """Start the server.
+        """Start the server; return the application, the local URL, and the share link or None.
 
         Args:
             auth: a name and a token, the password with HTTP Basic.
-            options: share, inline, inbrowser, server_name, server_port, prevent_thread_lock, quiet,
-                height, width and ssl_*, as for gradio.Blocks.launch.
+            options: as for gradio.Blocks.launch; see Launcher.OPTIONS.
 
-        Returns:
-            The application, the local URL, and the share link or None.
-
-        Raises ConfigError: the demo is running, an option is unknown, or `auth` is not a name and
-            a token.
+        Raises ConfigError: the demo is running, or an option is unknown or invalid.
         """
         if self._launcher is not None:
             raise ConfigError("this demo is already running: call close() first")
@@ -69,8 +57,8 @@ class Demo:
             raise ConfigError("auth must be a tuple of a name and a token")
         host = options.get("server_name") or os.environ.get("GRADIO_SERVER_NAME", self._config.host)
         config = launch_config(self._config, host, share=options.get("share"))
-        application = self._application(config, tokens=dict([auth] if auth else []))
-        self._launcher = Launcher(_behind_proxies(application, config))
+        application, asgi = self._application(config, tokens=dict([auth] if auth else []))
+        self._launcher = Launcher(asgi)
         return self._launcher.start(application.lifespan, **{**options, "server_name": host})
 
     def mount_to(self, app: FastAPI, path: str) -> FastAPI:
@@ -79,7 +67,7 @@ class Demo:
         The application's host names, except localhost, must be in `allowed_hosts`.
         """
         config = replace(self._config, root_path=path.rstrip("/"))
-        application = self._application(config)
+        application, asgi = self._application(config)
         outer = app.router.lifespan_context
 
         @contextlib.asynccontextmanager
@@ -88,7 +76,7 @@ class Demo:
                 yield state
 
         app.router.lifespan_context = lifespan
-        app.mount(config.root_path, _behind_proxies(application, config))
+        app.mount(config.root_path, asgi)
         return app
 
     def close(self) -> None:
@@ -100,20 +88,13 @@ class Demo:
 
     def _application(
         self, config: ServerConfig, *, tokens: dict[str, str] | None = None
-    ) -> Application:
+    ) -> tuple[Application, ASGIApp]:
+        threads, samples = torch.get_num_threads(), dict(self._samples)
         application = Application(
-            *self._captioners,
-            config=config,
-            threads=torch.get_num_threads(),
-            tokens=tokens,
-            samples=dict(self._samples),
+            *self._captioners, config=config, threads=threads, tokens=tokens, samples=samples
         )
         self._close.callback(application.close)
         self._close.callback(application.refuse)
-        return application
-
-
-def _behind_proxies(application: Application, config: ServerConfig) -> ASGIApp:
-    """Read the client's address from the headers of trusted proxies."""
-    proxies = list(config.trusted_proxies)
-    return cast(ASGIApp, ProxyHeadersMiddleware(cast(Any, application.asgi), proxies))
+        proxies = list(config.trusted_proxies)  # whose headers have the client's address
+        asgi = ProxyHeadersMiddleware(cast(Any, application.asgi), proxies)
+        return application, cast(ASGIApp, asgi)
