@@ -105,9 +105,9 @@ def test_the_server_s_processes_trust_the_same_authority(
     host: str, photo: Path, captioner: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "WebPhoto", partial(WebPhoto, trusted_host="localhost"))
-    asked = {"image_url": f"{host}/{photo.name}"}
+    asked = {"image_url": (None, f"{host}/{photo.name}")}
     with serving(captioner, ServerConfig(allow_urls=True)) as url:
-        (record,) = httpx.post(f"{url}/api/caption", json=asked, timeout=60).json()["records"]
+        (record,) = httpx.post(f"{url}/api/caption", files=asked, timeout=60).json()["records"]
     assert record["caption"] == captioner.caption(photo).text
 
 

@@ -259,7 +259,7 @@ def test_a_model_that_is_short_of_memory_is_busy_and_not_broken(url: str, model:
 
 
 def test_health_depends_on_the_model_not_on_its_queue(
-    model: Model, clock: Clock, tiny_checkpoint: Checkpoint
+    model: Model, clock: Clock, tiny_checkpoint: Checkpoint, queued: list[object]
 ) -> None:
     """On each of two models: the first works all the time."""
     first = Model(replace(tiny_checkpoint, name="first"))
@@ -273,7 +273,7 @@ def test_health_depends_on_the_model_not_on_its_queue(
     with serving(first, None, model) as url, ExitStack() as stack:
         fields = {"model": "tiny"}
         waits = [stack.enter_context(waiting(url, level, fields)) for level in range(1, 10)]
-        assert until(lambda: model.batches)
+        assert until(lambda: model.batches and len(queued) == 9)
         assert health() == (200, "")  # it is at work, on the first batch of all
         clock.ahead += 130
         assert health() == (503, "not-ready")  # for minutes

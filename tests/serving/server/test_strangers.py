@@ -178,7 +178,7 @@ def test_a_slow_host_does_not_block_other_photos(
     def ask(address: str, path: str, done: list[int]) -> None:
         transport = httpx.HTTPTransport(local_address=address)
         with httpx.Client(base_url=fetching, transport=transport, timeout=300) as client:
-            answer = client.post("/api/caption", json={"image_url": f"{web}/{path}"})
+            answer = client.post("/api/caption", files={"image_url": (None, f"{web}/{path}")})
             done.append(answer.status_code)
 
     slow: list[int] = []
@@ -209,7 +209,7 @@ def test_an_address_that_cannot_be_fetched_has_the_right_reason(fetching: str, w
             "http://no.such.host.invalid/": "the host is unknown",
             "http://127.0.0.1:9/": "the server does not answer",
         }.items():
-            answer = client.post("/api/caption", json={"image_url": address})
+            answer = client.post("/api/caption", files={"image_url": (None, address)})
             assert answer.status_code == 422, address
             assert said in answer.json()["detail"], address
 
