@@ -149,8 +149,8 @@ class Application:
             )
         api.mount("/page/static", StaticFiles(directory=STATIC))
         if self._mcp is not None:
-            for path in ("/gradio_api/mcp", "/gradio_api/mcp/"):
-                api.router.routes.append(Route(path, self._mcp))
+            for route in ("/gradio_api/mcp", "/gradio_api/mcp/"):
+                api.router.routes.append(Route(route, self._mcp))
         return api
 
     def _with_cors(self, app: ASGIApp) -> ASGIApp:

@@ -44,7 +44,7 @@ _ROUTES = {
 
 _MOST_FIELDS = 16
 _MOST_VALUES = 10_000  # commas in JSON; base64 has none
-_LONGEST_FIELD = 16_384  # bytes
+_LONGEST_FIELD = 1 << 20  # bytes
 _SLACK = 1 << 20  # bytes besides the images: fields, boundaries, texts of a chat
 _MUCH = 50_000_000  # bytes of bodies after which an idle server releases memory
 _SLOWEST = 50_000  # bytes per second that a client must send after the body timeout

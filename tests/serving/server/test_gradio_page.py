@@ -10,16 +10,20 @@ import pytest
 from fastapi import FastAPI
 
 from captioner_serving.server import gradio_page
+from tests.serving.server.conftest import run_async
 
 
 @pytest.fixture
 def blocks() -> gr.Blocks:
-    with gr.Blocks(analytics_enabled=False) as made:
-        gr.Button().click(
-            lambda value: value, gr.Number(), gr.Number(), api_name=gradio_page.ENDPOINT
-        )
-    made.queue()
-    return made
+    async def build() -> gr.Blocks:  # in a loop, or Gradio makes one and leaves it open
+        with gr.Blocks(analytics_enabled=False) as made:
+            gr.Button().click(
+                lambda value: value, gr.Number(), gr.Number(), api_name=gradio_page.ENDPOINT
+            )
+        made.queue()
+        return made
+
+    return run_async(build())
 
 
 def test_settings_of_blocks_have_their_names(blocks: gr.Blocks) -> None:
@@ -54,7 +58,11 @@ def test_results_of_a_session_leave_the_queue(blocks: gr.Blocks) -> None:
 
 def test_streams_of_the_mounted_application_can_be_stopped(blocks: gr.Blocks) -> None:
     app = FastAPI()
-    gr.mount_gradio_app(app, blocks, path="", ssr_mode=False)
+
+    async def mount() -> None:
+        gr.mount_gradio_app(app, blocks, path="", ssr_mode=False)
+
+    run_async(mount())
     (page,) = gradio_page.applications(app)
     gradio_page.stop_streams(app)
     assert page.stop_event.is_set()
