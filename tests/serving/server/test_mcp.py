@@ -13,7 +13,6 @@ import httpx
 import mcp
 import pytest
 import torch
-from captioner_serving.server.assistant import describe, place_of
 from mcp.client.streamable_http import streamable_http_client
 
 from captioner import __version__
