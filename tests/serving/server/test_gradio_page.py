@@ -47,6 +47,7 @@ def test_results_of_a_session_leave_the_queue(blocks: gr.Blocks) -> None:
     queue.pending_event_ids_session["mine"] = {"call"}
     queue.event_ids_to_events["call"] = call
     queue.pending_messages_per_session["mine"] = "messages"
+    queue.create_event_queue_for_fn(next(iter(blocks.fns.values())))
     (waiting,) = queue.event_queue_per_concurrency_id.values()
     waiting.queue.append(call)
     assert gradio_page.has_pending_calls(blocks, "mine")
