@@ -93,7 +93,6 @@ BODIES: dict[str, tuple[str, object]] = {
         {"messages": picture("image_url", {"url": DATA + TEXT})},
     ),
     "a data URL of an input": ("/v1/responses", {"input": picture("input_image", DATA + TEXT)}),
-    "JSON of an assistant": ("/gradio_api/mcp/", {"image": TEXT}),
     "commas of an assistant": ("/gradio_api/mcp/", b"[" + b"1," * (LARGEST // 2 - 10) + b"1]"),
     "another field": ("/api/caption", {"image": "aaaa", TEXT: 1}),
     "no JSON": ("/api/generate", b"[" * LARGEST),
@@ -117,4 +116,16 @@ def test_no_large_request_stalls_the_loop(watched: tuple[httpx.Client, Watch], n
     answer = client.post(path, content=body, headers={"Content-Type": kind, "Accept": ACCEPT})
     assert 400 <= answer.status_code < 500, answer.text[:300]
     assert len(answer.content) < 2000
+    assert 0 < watch.longest < LIMIT
+
+
+def test_no_large_photo_of_an_assistant_stalls_the_loop(
+    watched: tuple[httpx.Client, Watch],
+) -> None:
+    client, watch = watched
+    params = {"name": "describe_image", "arguments": {"image": TEXT}}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    watch.longest = 0.0
+    answer = client.post("/gradio_api/mcp/", json=call, headers={"Accept": ACCEPT})
+    assert answer.json()["result"]["isError"], answer.text[:300]
     assert 0 < watch.longest < LIMIT
