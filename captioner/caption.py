@@ -18,7 +18,7 @@ from captioner.drawing.lettering import label
 from captioner.drawing.notebook import notebook_sheet
 from captioner.drawing.overlay import WHOLE, OverlayOptions, Panel, attention_density, overlay
 from captioner.drawing.sheet import contact_sheet
-from captioner.errors import ConfigError, ImageError, ImageNotFoundError
+from captioner.errors import ConfigError, ImageError, ImageNotFoundError, NoWordsError
 from captioner.record import SentenceRecord, WordRecord, read_record
 from captioner.sources import ImageSource, as_source
 from captioner.trust.familiarity import UNFAMILIAR
@@ -287,6 +287,14 @@ class Caption:
             if words[least].trust is not None and words[least].text != texts[least]:
                 return f"{warning}, or '{words[least].text}'"
         return warning
+
+    @property
+    def error(self) -> NoWordsError | None:
+        """The error of a caption without words; None if it has words."""
+        if self.text.strip():
+            return None
+        photo, model = self.image or "the image", self.model.name
+        return NoWordsError(f"the model {model} made no words for {photo}: use another model")
 
     @property
     def is_unfamiliar(self) -> bool:

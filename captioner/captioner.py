@@ -381,7 +381,7 @@ class Captioner:
             A Caption, or a list of them in the order of the images.
 
         Raises:
-            ImageError: an image cannot be opened, or its caption has too little trust.
+            ImageError: an image cannot be opened, or its caption has no words or too little trust.
             ConfigError: a setting or style is unknown or invalid, or `minimum_trust` is given and
                 the checkpoint has no trust.
             GenerationError: a score is NaN.
@@ -436,7 +436,7 @@ class Captioner:
                         result = (
                             image
                             if isinstance(image, ImageError)
-                            else _check_trusted(next(captions), minimum_trust)
+                            else _checked(next(captions), minimum_trust)
                         )
                         if isinstance(result, ImageError) and (errors == "raise" or not is_several):
                             raise result
@@ -579,8 +579,10 @@ class Captioner:
             )
 
 
-def _check_trusted(caption: Caption, minimum_trust: float | None) -> Caption | UntrustedError:
-    """Return the caption, or an UntrustedError if it has too little trust."""
+def _checked(caption: Caption, minimum_trust: float | None) -> Caption | ImageError:
+    """Return the caption, or an error if it has no words or too little trust."""
+    if caption.error is not None:
+        return caption.error
     if not caption.is_below(minimum_trust):
         return caption
     return UntrustedError(

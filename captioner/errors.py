@@ -8,6 +8,7 @@ CaptionerError
 │   ├── ImageTypeError            an object that is not an image
 │   ├── ImageTruncatedError       truncated or damaged
 │   ├── ImageTooLargeError        more pixels than the limit
+│   ├── NoWordsError              the model made no words for it
 │   └── UntrustedError            its caption has less trust than required
 ├── CheckpointError             a model file cannot be used
 │   ├── CheckpointNotFoundError   the file does not exist
@@ -52,6 +53,7 @@ __all__ = [
     "ImageTruncatedError",
     "ImageTypeError",
     "MissingExtraError",
+    "NoWordsError",
     "OutputError",
     "UntrustedError",
 ]
@@ -107,6 +109,10 @@ class ImageTypeError(ImageError, TypeError, type="image-type", title="Not an ima
 
 class ImageTooLargeError(ImageError, type="image-too-large", title="The image has too many pixels"):
     """The image has more pixels than the limit."""
+
+
+class NoWordsError(ImageError, type="no-words", title="The caption has no words"):
+    """The model made no words for an image."""
 
 
 class UntrustedError(ImageError, type="untrusted", title="The caption is not trusted"):

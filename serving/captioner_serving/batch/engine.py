@@ -230,6 +230,10 @@ class LocalEngine(Closing):
                 yield Outcome(photo=photo, record={"image": photo.name, "error": decoded.error})
                 continue
             caption = next(remaining)
+            if caption.error is not None:
+                record = {"image": photo.name, "error": caption.error.record()}
+                yield Outcome(photo=photo, record=record)
+                continue
             record = caption.record(
                 attention=self._config.attention,
                 minimum_trust=self._config.minimum_trust,

@@ -216,7 +216,8 @@ class CaptionService:
                     decoded = await photo.square(self.reader, transform, client=client)
                 future = self._batcher.submit(decoded.prepared(), settings, client)
             with self.metrics.photo.labels("model").time():
-                result = await asyncio.wrap_future(future)
+                caption = await asyncio.wrap_future(future)
+            result = caption.error or caption
         except ImageError as error:
             result = error.without_traceback()
         except Exception as error:
