@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import shutil
 import stat
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,9 +25,7 @@ HEADER_KEY = "captioner"
 
 
 @contextmanager
-def replace_file(
-    path: str | os.PathLike[str], *, part: str | None = None, keep_stat: bool = False
-) -> Iterator[BinaryIO]:
+def replace_file(path: str | os.PathLike[str], *, part: str | None = None) -> Iterator[BinaryIO]:
     """Open a temporary binary file that replaces `path` when the block ends without an error.
 
     >>> with replace_file("captions.json") as file:         # doctest: +SKIP
@@ -43,7 +40,6 @@ def replace_file(
         path: the path of the file.
         part: the name of the temporary file, from `new_part`, so that the caller can find it after
             a crash; not for concurrent writers. None: a unique name.
-        keep_stat: keep the owner, times and extended attributes of the old file too.
 
     Raises OutputError: an OSError occurred when the file was opened, or in the block.
     """
@@ -61,26 +57,12 @@ def replace_file(
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            if keep_stat and mode is not None:
-                copy_stat(target, temporary)
             temporary.replace(target)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
             raise
         sync_folder(target.parent)
-
-
-def copy_stat(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Give a file the owner, permissions, times and extended attributes of another.
-
-    Raises OSError: the times cannot be set.
-    """
-    if hasattr(os, "chown"):
-        status = Path(source).stat()
-        with suppress(OSError):  # only the superuser may give files away
-            os.chown(target, status.st_uid, status.st_gid)
-    shutil.copystat(source, target)
 
 
 @contextmanager

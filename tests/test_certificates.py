@@ -20,9 +20,9 @@ from captioner import Captioner, DownloadError, ImageNotFoundError, certificates
 from captioner.certificates import tls_context
 from captioner.sources import as_source
 from captioner_serving.batch import caption_batch
-from captioner_serving.batch.inputs import links
-from captioner_serving.batch.inputs.links import RemotePhoto
+from captioner_serving.batch.inputs import urls
 from captioner_serving.batch.inputs.sources import Inputs
+from captioner_serving.batch.inputs.urls import RemotePhoto
 from captioner_serving.server import api as routes
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
@@ -37,7 +37,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the certificates anew in each test; try again without a pause."""
     monkeypatch.setattr(certificates._thread, "context", None)
     clock = SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic)
-    monkeypatch.setattr(links, "time", clock)
+    monkeypatch.setattr(urls, "time", clock)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_certificates_that_cannot_be_loaded_are_named(
     if kind == "empty":
         path.touch()
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
-    monkeypatch.setattr(links, "time", None)  # it is not tried again
+    monkeypatch.setattr(urls, "time", None)  # it is not tried again
     wanted = rf"SSL_CERT_FILE={path} cannot be loaded \({reason}\): correct or unset it"
     address = "http://127.0.0.1:9/a.jpg"
     for read in as_source, lambda url: RemotePhoto(name="a", url=url).read():

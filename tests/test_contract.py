@@ -255,16 +255,6 @@ def test_every_front_end_draws_the_head_that_is_chosen(
     with pytest.raises(ConfigError, match="head 0: the model table has the heads 1 to 2"):
         captioner.check_head(0)
 
-    for kind in ("overlay", "sheet"):
-        output, maps = photo.with_name(f"{kind}.jsonl"), photo.with_name(kind)
-        batch = ("batch", photo, "--output", output, "--maps", kind, "--maps-to", maps, *options, 2)
-        result = run_main(*batch)
-        assert result.returncode == 0, result.stderr
-        with Image.open(next(maps.rglob("*.png"))) as image:
-            assert mean_difference(image, drawings(2)[kind]) == 0
-    result = run_main(*batch, "--check-attention")
-    assert result.returncode == 2 and "--check-attention" in result.stderr
-
     record = {"record": json.dumps(caption.record(attention=True))}
     upload = {"image": (photo.name, photo.read_bytes())}
 

@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 from PIL import Image
 
 from captioner import Caption, Captioner
+from tests.conftest import ROOT
 from tests.launcher import Run
 from tests.serving.server.conftest import serve
 from tests.spots import (
@@ -112,30 +114,22 @@ def test_command(run_main: Run, folder: Path, tmp_path: Path, mode: str) -> None
             check_sheet(sheet, case)
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("crop", "overlay"), ("pad", "sheet")])
-def test_batch(
-    run_main: Run,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: str,
-    kind: str,
+@pytest.mark.parametrize("mode", ["crop", "pad"])
+def test_overlays_of_a_batch(
+    run_main: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.chdir(folder)
-    done = run_main(
-        "batch", mode, "--output", tmp_path / "c.jsonl", "--attention",
-        "--maps", kind, "--maps-to", tmp_path / "maps", "--checkpoint", f"{mode}.safetensors",
-    )  # fmt: skip
+    output, model = tmp_path / "c.jsonl", f"{mode}.safetensors"
+    done = run_main("batch", mode, "--output", output, "--attention", "--checkpoint", model)
     assert done.returncode == 0, done.stderr
-    records = map(json.loads, (tmp_path / "c.jsonl").read_text().splitlines())
-    for record, (name, case) in zip(records, cases_of(mode), strict=True):
+    example = runpy.run_path(str(ROOT / "examples" / "overlays.py"))
+    example["draw_overlays"](output, tmp_path / "overlays")
+    records = map(json.loads, output.read_text().splitlines())
+    for number, (record, (name, case)) in enumerate(zip(records, cases_of(mode), strict=True), 1):
         assert record["image"] == f"{mode}/{name}"
         assert near(said_place(record, case.size), case.at)
-        with Image.open(tmp_path / f"maps/{mode}/{name}.png") as drawn:
-            if kind == "sheet":
-                check_sheet(drawn, case)
-            else:
-                assert drawn.size == case.size and near(lit_place(drawn, case.photo), case.at)
+        with Image.open(tmp_path / f"overlays/{number:06}-{Path(name).stem}.png") as drawn:
+            assert drawn.size == case.size and near(lit_place(drawn, case.photo), case.at)
 
 
 def test_server(folder: Path, tmp_path: Path) -> None:

@@ -183,21 +183,6 @@ def test_the_exported_folder_gives_the_records_of_the_command(
 
 
 @pytest.mark.slow
-def test_the_folder_draws_what_the_library_draws(
-    exported: Path, saved_tiny: Path, photos: list[Path], tmp_path: Path
-) -> None:
-    photo = photos[1]  # turned: its picture is as high as the photo's pixels are wide
-    caption = Captioner.from_pretrained(saved_tiny, dtype="float32").caption(photo)
-    word = caption.words[-1].text
-    done = alone(exported, photo, "--overlay", tmp_path / "dog.png", "--word", word)
-    assert done.stdout.strip() == caption.text
-    with Image.open(tmp_path / "dog.png") as drawn:
-        assert drawn.size == (80, 120)
-        far = np.abs(np.asarray(drawn).astype(int) - np.asarray(caption.overlay(word)))
-    assert far.max() <= 2  # the record's weights have six digits
-
-
-@pytest.mark.slow
 def test_caption_py_reads_photos_as_a_viewer_does(exported: Path, tmp_path: Path) -> None:
     """Expected colours and sizes come from the definitions of EXIF and ICC."""
     red = Image.new("RGB", (40, 20), "red")
@@ -402,26 +387,19 @@ def listed(text: str) -> dict[str, list[tuple[str, list[str], int]]]:
 
 
 @pytest.mark.slow
-def test_inputs_and_outputs_are_listed_in_the_readme_and_the_docs(exported: Path) -> None:
+def test_inputs_and_outputs_are_listed_in_the_docs(exported: Path) -> None:
     import onnx
 
-    readme = listed((exported / "README.md").read_text())
     docs = listed((ROOT / "docs" / "export.md").read_text())
     for graph in ("encoder", "step"):
         model = onnx.load(exported / f"{graph}.onnx").graph
         nodes = [*model.input, *model.output]
-        assert [node.name for node in nodes] == [name for name, _, _ in readme[graph]]
         assert [node.name for node in nodes] == [name for name, _, _ in docs[graph]]
-        tables = zip(nodes, readme[graph], docs[graph], strict=True)
-        for node, (name, shape, kind), (_, documented, documented_kind) in tables:
-            kinds = (node.type.tensor_type.elem_type, kind, documented_kind)
-            assert len(set(kinds)) == 1, name
+        for node, (name, shape, kind) in zip(nodes, docs[graph], strict=True):
+            assert node.type.tensor_type.elem_type == kind, name
             sizes = node.type.tensor_type.shape.dim
-            assert len(sizes) == len(shape) == len(documented), name
-            for size, text, example in zip(sizes, shape, documented, strict=True):
-                # A size that is free is a letter; sizes of the docs are of another checkpoint.
-                assert text == (str(size.dim_value) if size.dim_value else example), name
-                assert example.isdigit() == bool(size.dim_value), name
+            # A size that is free is a letter; sizes of the docs are of another checkpoint.
+            assert [bool(size.dim_value) for size in sizes] == [s.isdigit() for s in shape], name
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -23,6 +24,7 @@ from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import LocalEngine, Outcome
 from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
 
+_LOG_LEVEL = "RAY_BACKEND_LOG_LEVEL"
 _WINDOW = 64  # batches per actor that are submitted together; actors wait between two windows
 _CARRIED = 1 << 29  # bytes of photos from compressed archives that are submitted together
 _BATCH = 32
@@ -88,9 +90,14 @@ class RayEngine:
         self._config = replace(config, batch_size=self._batch)
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
         # Silence Ray's progress messages; errors are raised. Set the level after the import of
-        # ray.data, which sets it too.
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+        # ray.data, which sets it too. `close` restores all settings of the process.
+        self._restore = ExitStack()
+        if _LOG_LEVEL not in os.environ:
+            os.environ[_LOG_LEVEL] = "fatal"
+            self._restore.callback(os.environ.pop, _LOG_LEVEL, None)
+        logger = logging.getLogger("ray.data")
+        self._restore.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL)
         try:
             ray.init(
                 address,
@@ -100,6 +107,7 @@ class RayEngine:
                 runtime_env={"env_vars": {"PYTHONPATH": path}},
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
+            self.close()
             raise CaptionerError(
                 f"there is no Ray cluster at {address} ({error}): start one with ray start --head"
             ) from error
@@ -111,8 +119,12 @@ class RayEngine:
         self._actors = self._gpus or cpus
         self._share = max(1, cpus // self._actors)
         context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        context.execution_options.preserve_order = True
+        for holder, name, value in (
+            (context, "enable_progress_bars", False),
+            (context.execution_options, "preserve_order", True),
+        ):
+            self._restore.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, value)
 
     @property
     def description(self) -> str:
@@ -123,7 +135,8 @@ class RayEngine:
         )
 
     def close(self) -> None:
-        """Do nothing: Ray releases the actors when this process ends."""
+        """Restore Ray's settings. Ray releases the actors when this process ends."""
+        self._restore.close()
 
     def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:
         """See Engine.run."""
@@ -172,9 +185,8 @@ class RayEngine:
 
 
 def _without_data(outcome: Outcome) -> Outcome:
-    """Remove the file's bytes, the caption and `open_photo`, which the driver does not need."""
-    photo = outcome.photo.without_data()
-    return replace(outcome, photo=photo, caption=None, open_photo=None)
+    """Remove the file's bytes, which the driver does not need."""
+    return replace(outcome, photo=outcome.photo.without_data())
 
 
 def _reason(error: BaseException) -> str:

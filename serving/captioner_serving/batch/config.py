@@ -15,12 +15,11 @@ from captioner.vision.bounds import Positive, Share, check_bounds
 from captioner_serving.batch.wording import Existing, Wording
 
 Sidecar = Literal["txt", "caption", "json", "xmp"]
-Maps = Literal["overlay", "sheet"]
 
 # RFC 3066; x-default is not a language.
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
 # Fields that may differ between runs with one output, and fields that `generation` contains.
-_FREE = ("retry_errors", "restart", "batch_size", "workers", "max_pixels", "backup")
+_FREE = ("retry_errors", "restart", "batch_size", "workers", "max_pixels")
 _GENERATION = ("beam_size", "captions", "style")
 
 
@@ -62,19 +61,14 @@ class BatchConfig:
     check_attention: bool = False  # add each word's effect to the records
     keywords: Share | None = None  # the minimum trust of a keyword; None: no keywords
     wording: Wording = field(default_factory=Wording)
-    plain: bool = False  # no capital letter or full stop in XMP, CSV and embedded texts
     # Outputs
-    min_score: Annotated[float, Interval(le=0)] | None = None  # lower scores go to `review`
-    minimum_trust: Share | None = None  # captions with less trust go to `review`
-    review: str | None = None
+    # Records with a lower score or less trust get "review": true, and no sidecar.
+    min_score: Annotated[float, Interval(le=0)] | None = None
+    minimum_trust: Share | None = None
     sidecar: Sidecar | None = None
-    embed: bool = False  # write texts into the JPEG files, with exiftool
-    backup: bool = True  # keep the unchanged JPEG file as FILE_original
+    embed: bool = False  # copy the XMP sidecars into the JPEG files, with exiftool
     existing: Existing = "skip"  # how existing texts of sidecars and photos are treated
     language: str = "en"  # of the captions, for XMP
-    maps: Maps | None = None  # pictures of the attention, written to `maps_to`
-    maps_to: str | None = None
-    head: int | None = None  # attention head of the maps, from 1; None: the mean of all
     # Photos
     shard: Shard | None = None
     retry_errors: bool = False
@@ -89,20 +83,12 @@ class BatchConfig:
         check_bounds(self, also=self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
-        if self.review is not None and not self.review.endswith(".jsonl"):
-            yield f"review is {self.review!r}; it must end in .jsonl"
-        if (self.min_score is None and self.minimum_trust is None) != (self.review is None):
-            yield "review requires min_score or minimum_trust, and vice versa"
-        if (self.maps is None) != (self.maps_to is None):
-            yield "maps requires maps_to, and vice versa"
-        if self.head is not None and self.maps is None:
-            yield f"head is {self.head}; it requires maps"
-        if self.existing != "skip" and self.sidecar is None and not self.embed:
-            yield f"existing is {self.existing!r}; it requires sidecar or embed"
+        if self.embed and self.sidecar != "xmp":
+            yield "embed requires sidecar xmp"
+        if self.existing != "skip" and self.sidecar is None:
+            yield f"existing is {self.existing!r}; it requires sidecar"
         if self.existing in ("prepend", "append") and self.sidecar == "json":
             yield f"existing is {self.existing!r}; use skip or overwrite for json sidecars"
-        if not self.backup and not self.embed:
-            yield "--no-backup requires --embed"
         if _LANGUAGE.fullmatch(self.language) is None:
             yield f"language is {self.language!r}; use a language tag such as en or pt-BR"
 
@@ -112,14 +98,12 @@ class BatchConfig:
             beam_size=self.beam_size, captions=self.captions, style=self.style
         )
 
-    def settings(self, generation: GenerationConfig, review: str | None) -> dict[str, Any]:
+    def settings(self, generation: GenerationConfig) -> dict[str, Any]:
         """Return the settings that all runs with one output must share.
 
-        Args:
-            generation: the result of `generation_config`.
-            review: the path of the review, relative to the output.
+        generation: the result of `generation_config`.
         """
         settings = asdict(self)
         for name in (*_FREE, *_GENERATION):
             del settings[name]
-        return {**asdict(generation), **settings, "review": review}
+        return {**asdict(generation), **settings}

@@ -10,15 +10,13 @@ import gc
 import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from PIL import Image
 
 from captioner.caption import Caption
 from captioner.captioner import Captioner
@@ -29,8 +27,8 @@ from captioner.inference.device import cores
 from captioner.terminal import counted
 from captioner.vision.transform import Box
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.inputs.links import link_environment
-from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
+from captioner_serving.batch.inputs.photos import LostPhoto, Photo
+from captioner_serving.batch.inputs.urls import url_environment
 from captioner_serving.decoding.decoded import Decoded
 from captioner_serving.decoding.reader import Reader
 from captioner_serving.memory import is_out_of_memory
@@ -38,23 +36,16 @@ from captioner_serving.memory import is_out_of_memory
 _CPU_BATCH = 32  # larger batches do not fit the caches, smaller ones do not use all matrix units
 _GPU_SHARE = 0.5  # the part of the free memory that a batch may use
 _GPU_LARGEST = 128  # larger batches were slower (docs/performance.md)
-_CARRIED = 1 << 27  # bytes of photos from compressed archives in a batch
 _ALLOCATIONS = 20_000  # new objects, of about 500 photos, after which garbage is collected
 _FAILING = 8  # a batch has at most this many times its size of photos, including failed ones
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A photo and its record, which may be an error.
-
-    caption: None after an error, or if another process made it.
-    open_photo: opens the whole photo for a map; valid until the next outcomes are requested.
-    """
+    """A photo and its record, which may be an error."""
 
     photo: Photo
     record: dict[str, Any]
-    caption: Caption | None = None
-    open_photo: Callable[[], Image.Image] | None = None
 
 
 class Engine(Protocol):
@@ -114,7 +105,7 @@ class LocalEngine(Closing):
             max_pixels=config.max_pixels or captioner.max_pixels,
             workers=self.workers,
             fetching=self.workers,
-            environment=link_environment(),
+            environment=url_environment(),
         )
         # Otherwise garbage collections would visit all objects of torch and of the model, and
         # records that are not written yet, again and again.
@@ -179,19 +170,14 @@ class LocalEngine(Closing):
 
     def _batches(self, photos: Iterator[Photo]) -> Iterator[_Batch]:
         batch: _Batch = []
-        sound = carried = 0
+        sound = 0
         try:
             for photo, decoded in self._reader.stream(photos, ahead=2 * self.batch_size):
-                if self._config.maps is None or decoded.error is not None:
-                    photo = photo.without_data()
-                elif isinstance(photo, MemoryPhoto):
-                    carried += len(photo.data)
-                batch.append(_Entry(photo, decoded))
+                batch.append(_Entry(photo.without_data(), decoded))
                 sound += decoded.error is None
-                full = sound >= self.batch_size or carried >= _CARRIED
-                if full or len(batch) >= _FAILING * self.batch_size:
+                if sound >= self.batch_size or len(batch) >= _FAILING * self.batch_size:
                     yield batch
-                    batch, sound, carried = [], 0, 0
+                    batch, sound = [], 0
         except CaptionerError:
             yield batch
             raise
@@ -239,9 +225,7 @@ class LocalEngine(Closing):
                 minimum_trust=self._config.minimum_trust,
                 keywords=self._config.keywords,
             )
-            # Maps decode the photo again, in a decoding process.
-            open_photo = partial(self._reader.picture, photo)
-            yield Outcome(photo=photo, record=record, caption=caption, open_photo=open_photo)
+            yield Outcome(photo=photo, record=record)
 
     def _suited_batch_size(self) -> int:
         """Return the default batch size for the device.

@@ -1,68 +1,43 @@
-"""The files of a run: names, locks and writing."""
+"""The files of a run: names, locks, settings and writing."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
 from captioner.closing import Closing
 from captioner.errors import ConfigError, OutputError
-from captioner.files import digest
+from captioner.files import digest, replace_file
 
+_FORMAT = 4
 _REMEDY = "Finished photos are kept: fix the cause, then run the same command to resume"
 
 
 class RunFiles:
-    """The files that a run writes, except sidecars and maps.
+    """The files that a run writes, except sidecars; see docs/batch.md.
 
     Attributes:
-        output: OUTPUT itself.
-        review: the records to review; None without a limit on score or trust.
-        records: OUTPUT if that is .jsonl, else OUTPUT.journal.jsonl.
-        errors: OUTPUT.errors.jsonl, the failed photos; only if there are any.
-        state: OUTPUT.run.json, the settings.
-        written: OUTPUT.written.jsonl, the log of sidecars and maps.
         auxiliary: the files without captions.
-        all: all files.
         folder: the absolute folder of the output.
-
-    Raises ConfigError: `review` is also another file of the run.
     """
 
-    def __init__(self, output: Path, review: Path | None = None) -> None:
+    def __init__(self, output: Path) -> None:
         def with_suffix(suffix: str) -> Path:
             return output.with_name(output.name + suffix)
 
-        self.output, self.review = output, review
+        self.output = output
         self.records = output if output.suffix == ".jsonl" else with_suffix(".journal.jsonl")
         self.errors, self.state = with_suffix(".errors.jsonl"), with_suffix(".run.json")
         self.written = with_suffix(".written.jsonl")
         self.auxiliary = (self.errors, self.state, self.written)
         self.all = [output, self.records, *self.auxiliary]
         self.folder = Path(os.path.realpath(output.absolute().parent))
-        if review is not None:
-            if os.path.realpath(review) in map(os.path.realpath, self.all):
-                raise ConfigError(
-                    f"review is {review}, but the run needs this name for another file: choose "
-                    "another name"
-                )
-            self.all.append(review)
-
-    @property
-    def review_name(self) -> str | None:
-        """The path of the review relative to the output."""
-        if self.review is None:
-            return None
-        review = os.path.realpath(self.review)
-        try:
-            return os.path.relpath(review, self.folder)
-        except ValueError:  # another drive
-            return review
 
     def part(self, kind: str = "") -> str:
         """Return the name of a temporary file, unique to this output."""
@@ -107,6 +82,57 @@ def _inode(path: Path) -> int | None:
         return path.stat().st_ino
     except FileNotFoundError:
         return None
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """Read the settings and exports of a run; return None if the file does not exist.
+
+    Raises OutputError: the file is damaged, or from another version.
+    """
+    try:
+        state = json.loads(path.read_bytes())
+        if isinstance(state["settings"], dict) and state["format"] == _FORMAT:
+            return {"settings": state["settings"], "exported": list(state["exported"])}
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise OutputError(
+        f"{path} is damaged or from another version of Captioner: restore it, resume with that "
+        "version, or choose another output"
+    )
+
+
+def write_state(path: Path, state: Mapping[str, Any], *, part: str) -> None:
+    """Write the settings and exports; `part` is the name of the temporary file."""
+    with replace_file(path, part=part) as file:
+        file.write(json.dumps({**state, "format": _FORMAT}).encode() + b"\n")
+
+
+def check_settings(output: Path, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the settings of two runs differ; the detail names every difference."""
+    changed = [
+        f"{_option(key)} was {_value(before.get(key))} and is {_value(settings.get(key))}"
+        for key in {**before, **settings}
+        if before.get(key) != settings.get(key)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{output} has records with other settings: {'; '.join(changed)}. "
+            "Use the same settings, choose another output, or start over with --restart"
+        )
+
+
+def _option(key: str) -> str:
+    """Return the command-line option for a setting."""
+    words = {"model": "the model of --checkpoint", "wording": "--template or --replace"}
+    return words.get(key, f"--{key.replace('_', '-')}")
+
+
+def _value(value: Any) -> str:
+    if value is None or value == "" or value is False:
+        return "not given"
+    return "given" if value is True else value if isinstance(value, str) else json.dumps(value)
 
 
 @contextmanager

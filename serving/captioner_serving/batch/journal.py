@@ -1,6 +1,6 @@
 """The journal of a run: JSON Lines files and the settings, from which a run resumes.
 
-A photo is done when its line is on disk. Sidecars and maps come first, then the line, then fsync.
+A photo is done when its line is on disk. Its sidecar comes first, then the line, then fsync.
 A resume reads the names in the lines and truncates a torn line, so a killed run loses at most the
 photos of its last second and writes no line twice.
 """
@@ -8,10 +8,10 @@ photos of its last second and writes no line twice.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,22 +23,23 @@ from captioner_serving.batch.files import (
     RunFiles,
     RunLock,
     check_free,
+    check_settings,
+    read_state,
     resumable,
     size_of,
     write_all,
+    write_state,
 )
-from captioner_serving.batch.outputs.records import read_captions, write_records
-from captioner_serving.batch.outputs.review import sort_review
+from captioner_serving.batch.outputs.formats import read_captions, write_records
 from captioner_serving.batch.outputs.written import WrittenFiles
-from captioner_serving.batch.state import RunState
 
-RECORDS, ERRORS, REVIEW = range(3)
+RECORDS, ERRORS = range(2)
 """Indexes of the JSON Lines files."""
 
-_COMMITTED = (ERRORS, REVIEW, RECORDS)
+_COMMITTED = (ERRORS, RECORDS)
 """The order of writing in a commit: the error of a sidecar is on disk before its record."""
 _PREFIX = b'{"image": "'  # every line begins with it
-# A part of the lines for failed sidecars and maps. Their photos have a record too.
+# A part of the lines for failed sidecars. Their photos have a record too.
 _OUTPUT_ERROR = f'"error": {{"type": "{OutputError.type}"'.encode()
 
 
@@ -48,14 +49,8 @@ class Journal(Closing):
     Attributes:
         done: digests of the names of photos to skip.
         failed: the digests in `done` whose photos failed.
-        counts: the number of photos in each JSON Lines file.
-        written: writes sidecars and maps, and logs them.
-
-    Args:
-        files: the files of the run.
-        settings: the settings that all runs with one output must share.
-        restart: delete the results of an earlier run.
-        retry_errors: caption failed photos again.
+        modified: when an earlier run last wrote a record, in seconds; infinity without one.
+        note: a line about the ids in COCO results, after `finish`.
 
     Raises:
         ConfigError: an earlier run had other settings.
@@ -74,20 +69,28 @@ class Journal(Closing):
         self.written = WrittenFiles(files)
         self.done: set[bytes] = set()
         self.failed: set[bytes] = set()
-        self.counts = [0, 0, 0]
-        self._paths = (files.records, files.errors, files.review)
-        self._files: list[BinaryIO | None] = [None, None, None]
-        self._locks: list[RunLock] = []
-        self._ends = [0, 0, 0]
+        self.counts = [0, 0]
+        self.note = ""
+        self.modified = math.inf
+        self._paths = (files.records, files.errors)
+        self._files: list[BinaryIO | None] = [None, None]
+        self._lock: RunLock | None = None
+        self._ends = [0, 0]
         self._pending: list[tuple[int, bytes]] = []
         self._retried: dict[bytes, bytes] = {}  # lines of failed sidecars, by name
-        self._state = RunState(settings=json.loads(json.dumps(settings)))
+        self._state: dict[str, Any] = {
+            "settings": json.loads(json.dumps(settings)),
+            "exported": [],  # digests of the last two exports; others were edited
+        }
         self._new: list[Path] = []  # removed at the end if empty
         with resumable(files.output):
             try:
-                self._is_new = self._open(RECORDS, lock=True)
-                if (earlier := RunState.read(files.state)) is None or restart:
-                    self._begin(earlier)
+                self._lock = RunLock(files.records)
+                with suppress(FileNotFoundError):
+                    self.modified = files.records.stat().st_mtime
+                self._is_new = self._open(RECORDS)
+                if (earlier := read_state(files.state)) is None or restart:
+                    self._begin(is_first=earlier is None)
                 else:
                     self._resume(earlier)
                 self._read(retry_errors=retry_errors)
@@ -96,16 +99,15 @@ class Journal(Closing):
                 raise
         self._new = [files.errors]
 
-    def add(
-        self, record: Mapping[str, Any], file: int, *, failure: Mapping[str, Any] | None = None
-    ) -> None:
-        """Add a record to a file; it is on disk after the next commit.
+    def add(self, record: Mapping[str, Any], *, failure: Mapping[str, Any] | None = None) -> None:
+        """Add a record or error; it is on disk after the next commit.
 
-        failure: the error of the photo's sidecar or map. The record is kept, the photo counts as
-            failed, and a retry adds no second record.
+        failure: the error of the photo's sidecar. The record is kept, the photo counts as failed,
+            and a retry adds no second record.
         """
+        file = ERRORS if "error" in record else RECORDS
         is_retried = bool(self._retried) and digest(record["image"]) in self._retried
-        lines = [] if is_retried else [(file, record)]
+        lines = [] if is_retried and file == RECORDS else [(file, record)]
         lines += [] if failure is None else [(ERRORS, failure)]
         for number, _ in lines:
             self.counts[number] += 1
@@ -133,16 +135,13 @@ class Journal(Closing):
         self._ends, self._pending = ends, []
 
     def finish(self) -> None:
-        """Sort the review and write the output, after all photos are captioned."""
-        errors, review, part = self.files.errors, self.files.review, self.files.part()
+        """Write the output, after all photos are captioned."""
+        errors, part = self.files.errors, self.files.part()
         with resumable(self.files.output):
             self._close_file(ERRORS)  # Windows replaces no open files
-            self._close_file(REVIEW)
             if head := sum(map(len, self._retried.values())):
                 with replace_file(errors, part=part) as file:
                     file.write(errors.read_bytes()[head:])
-            if review is not None:
-                sort_review(review, part=part)
         self._export()
 
     def close(self) -> None:
@@ -150,55 +149,42 @@ class Journal(Closing):
         for number in range(len(self._files)):
             self._close_file(number)
         self.written.close()
-        locks, self._locks = self._locks, []
-        if locks:  # once unlocked, the files may belong to another run
-            with suppress(OSError):
-                for path in self._new:
-                    if path.exists() and not path.stat().st_size:
-                        path.unlink()
-        for lock in locks:
-            lock.close()
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+        with suppress(OSError):  # once unlocked, the files may belong to another run
+            for path in self._new:
+                if path.exists() and not path.stat().st_size:
+                    path.unlink()
+        lock.close()
 
-    def _begin(self, earlier: RunState | None) -> None:
+    def _begin(self, *, is_first: bool) -> None:
         """Start a new run; delete the files of an earlier one."""
-        files, settings = self.files, self._state.settings
-        old_review = earlier.settings.get("review") if earlier else None
-        self.written.remove_parts(old_review)
-        if files.review and old_review != settings["review"]:
-            # An empty review may belong to another run, or be left by this run, killed at its
-            # start. Allow it only in the second case.
-            check_free(files.review, empty=earlier is None and not self._is_new)
-        if earlier is None:
+        files = self.files
+        self.written.remove_parts()
+        if is_first:
             for path in (files.output, files.records, files.errors, files.written):
                 check_free(path)
         else:
             self.written.delete_files()
-            for path in filter(None, (files.output, files.errors, files.review)):
-                if path != files.records:
-                    path.unlink(missing_ok=True)
+            for path in {files.output, files.errors} - {files.records}:
+                path.unlink(missing_ok=True)
             os.truncate(files.records, 0)
         sync_folder(files.folder)
-        if files.review is not None and not self._open(REVIEW, lock=True):
-            check_free(files.review)  # another run may have started at the same time
         self._save()
 
-    def _resume(self, earlier: RunState) -> None:
+    def _resume(self, earlier: dict[str, Any]) -> None:
         """Check that the files and settings are those of an earlier run."""
-        self.written.remove_parts(earlier.settings.get("review"))
+        self.written.remove_parts()
         if self._is_new:
             raise _damaged(self.files.records, "is missing")
-        earlier.check_settings(self.files.output, self._state.settings)
+        check_settings(self.files.output, earlier["settings"], self._state["settings"])
         self._state = earlier
         self._check_exported()
-        if self.files.review is not None and self._open(REVIEW, lock=True):
-            raise _damaged(self.files.review, "is missing")
 
-    def _open(self, number: int, *, lock: bool = False) -> bool:
-        """Open, and optionally lock, a JSON Lines file; return whether it is new."""
+    def _open(self, number: int) -> bool:
+        """Open a JSON Lines file; return whether it is new."""
         path = self._paths[number]
-        assert path is not None
-        if lock:
-            self._locks.append(RunLock(path))
         is_new = not path.exists()
         self._close_file(number)
         # Unbuffered: closing must not write, or it could fail on a full disk.
@@ -215,11 +201,9 @@ class Journal(Closing):
 
     def _read(self, *, retry_errors: bool) -> None:
         """Read the names of finished photos."""
-        for number in (RECORDS, REVIEW):
-            if (path := self._paths[number]) is not None:
-                for name, _ in _read_lines(path):
-                    self.done.add(name)
-                    self.counts[number] += 1
+        for name, _ in _read_lines(self.files.records):
+            self.done.add(name)
+            self.counts[RECORDS] += 1
         self._open(ERRORS)
         with_record, errors, end = {}, self.files.errors, 0
         for name, line in _read_lines(errors):
@@ -239,7 +223,7 @@ class Journal(Closing):
             self.done -= with_record.keys()
         self.done |= self.failed
         self.counts[ERRORS] = len(self.failed)
-        self._ends = [0 if path is None else size_of(path) for path in self._paths]
+        self._ends = list(map(size_of, self._paths))
 
     def _truncate(self) -> None:
         """Remove the lines of a failed commit."""
@@ -256,14 +240,12 @@ class Journal(Closing):
         self._check_exported()
         try:
             with replace_file(output, part=self.files.part()) as file:
-                rows, plain = (
-                    filter(None, read_captions(records)),
-                    self._state.settings.get("plain"),
-                )
-                write_records(file, output.suffix, rows, plain=bool(plain))
+                rows, settings = filter(None, read_captions(records)), self._state["settings"]
+                plain = settings.get("wording", {}).get("template") is not None
+                self.note = write_records(file, output.suffix, rows, plain=plain)
                 # Save the digest before the new file replaces the old one.
-                exported = (*self._state.exported[-1:], file_digest(Path(file.name)))
-                self._state = replace(self._state, exported=exported)
+                exported = [*self._state["exported"][-1:], file_digest(Path(file.name))]
+                self._state["exported"] = exported
                 self._save()
         except OutputError as error:
             raise OutputError(
@@ -276,21 +258,18 @@ class Journal(Closing):
         path = self.files.output
         if path == self.files.records or not size_of(path):
             return
-        if file_digest(path) not in self._state.exported:
+        if file_digest(path) not in self._state["exported"]:
             raise OutputError(
                 f"{path} was changed since the run wrote it: move it and run the same command "
                 "again, or start over with --restart, which deletes it"
             )
 
     def _save(self) -> None:
-        self._state.write(self.files.state, part=self.files.part("-state"))
+        write_state(self.files.state, self._state, part=self.files.part("-state"))
 
 
 def _read_lines(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yield each line with the digest of its name; truncate a torn line at the end of the file.
-
-    Raises OutputError: a line is not a record.
-    """
+    """Yield each line with the digest of its name; truncate a torn line at the end of the file."""
     end = 0
     with path.open("rb", buffering=1 << 20) as file:
         for number, line in enumerate(file, 1):
@@ -321,7 +300,7 @@ def _name_in(line: bytes) -> str | bytes | None:
     return name if isinstance(name, str) else None
 
 
-def _damaged(path: Path | None, problem: str) -> OutputError:
+def _damaged(path: Path, problem: str) -> OutputError:
     return OutputError(
         f"{path} {problem}: restore the file, or start over with --restart, which deletes it"
     )

@@ -1,11 +1,9 @@
-"""Progress of a run on standard error: a bar on a terminal, otherwise a line per minute."""
+"""Progress of a run on standard error."""
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
-import time
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -16,34 +14,33 @@ from captioner.terminal import in_a_line, printable
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
 
-_LINE_SECONDS = 60.0
+_LOG_SECONDS = 60.0  # between lines in a log
 
 
 class ProgressBar(Closing):
-    """Progress on standard error; a context manager. Failures are printed even if `quiet`.
+    """A bar of tqdm; a context manager. Failures are printed even if `quiet`.
 
     A thread counts the photos during the run; the time left appears when it has finished.
     """
 
     def __init__(self, *, quiet: bool, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._quiet = quiet
-        self._bar: tqdm[Any] | None = None
+        self._stream, self._quiet = stream or sys.stderr, quiet
         self._total: int | None = None
-        self._done = self._errors = 0
-        self._started = time.monotonic()
-        self._printed = -math.inf  # when the last line was printed
+        self._errors = 0
         self._closed = threading.Event()
         # Ctrl-C must not interrupt the creation of the lock.
         tqdm.get_lock()  # type: ignore[no-untyped-call]
-        if not quiet and self._stream.isatty():
-            self._bar = tqdm(unit=" photos", file=self._stream, smoothing=0.1, dynamic_ncols=True)
+        self._is_terminal = self._stream.isatty()
+        wait = 0.0 if self._is_terminal else _LOG_SECONDS
+        self._bar: tqdm[Any] = tqdm(
+            unit=" photos", file=self._stream, smoothing=0.1, dynamic_ncols=True, disable=quiet,
+            delay=wait, mininterval=max(wait, 0.1), maxinterval=max(wait, 10.0),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Stop counting and close the bar."""
         self._closed.set()
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
     def count(self, inputs: Inputs, shard: Shard | None, *, done: int) -> None:
         """Count the photos of a shard in a thread, without the `done` photos of earlier runs."""
@@ -65,49 +62,21 @@ class ProgressBar(Closing):
 
     def update(self, record: dict[str, Any]) -> None:
         """Count a record, and print its error."""
-        self._done += 1
         if "error" in record:
             self._errors += 1
-            self._say(in_a_line(f"captioner: {record['error']['detail']}"))
-        if self._bar is not None:
-            if self._total is not None and self._bar.total is None:
-                self._bar.total = self._total
-            if self._errors:
-                self._bar.set_postfix(errors=self._errors, refresh=False)
-            self._bar.update()
-        elif not self._quiet and time.monotonic() - self._printed >= _LINE_SECONDS:
-            self._printed = time.monotonic()
-            self.say(self._line())
+            self._print(in_a_line(f"captioner: {record['error']['detail']}"))
+            self._bar.set_postfix(errors=self._errors, refresh=False)
+        if self._total is not None and self._bar.total is None:
+            self._bar.total = self._total
+        self._bar.update()
 
     def say(self, text: str) -> None:
         """Print lines above the bar, unless quiet."""
         if not self._quiet:
-            self._say(text)
+            self._print(text)
 
-    def _say(self, text: str) -> None:
-        tqdm.write(printable(text), file=self._stream)
-
-    def _line(self) -> str:
-        rate = self._done / (time.monotonic() - self._started)
-        of, left = "", ""
-        if self._total is not None:
-            # Photos of an earlier run were subtracted, and may no longer be inputs.
-            total = max(self._total, self._done)
-            of = f" of {total:,}"
-            left = f", {duration((total - self._done) / rate)} left"
-        failed = f", {self._errors:,} failed" if self._errors else ""
-        noun = "photo" if self._done == 1 and not of else "photos"
-        return f"{self._done:,}{of} {noun}, {rate:.1f} per second{left}{failed}"
-
-
-def duration(seconds: float) -> str:
-    """Format a duration.
-
-    >>> duration(7384)
-    '2 h 3 min'
-    """
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    def _print(self, text: str) -> None:
+        if self._is_terminal:
+            tqdm.write(printable(text), file=self._stream)
+        else:  # tqdm would draw the bar again
+            print(printable(text), file=self._stream, flush=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from captioner.captioner import Captioner
 from captioner.closing import Closing
@@ -21,17 +23,13 @@ from captioner.trust.familiarity import UNFAMILIAR
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import Engine, LocalEngine, Outcome
 from captioner_serving.batch.files import RunFiles, with_remedy
-from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
-from captioner_serving.batch.inputs.sources import Inputs, LeftOut
-from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
-from captioner_serving.batch.outputs.coco import image_ids
-from captioner_serving.batch.outputs.embedding import Embedder
-from captioner_serving.batch.outputs.exiftool import check_exiftool
-from captioner_serving.batch.outputs.maps import MapWriter, check_maps_folder
-from captioner_serving.batch.outputs.records import check_output
+from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.batch.inputs.sources import Inputs, skipped_entries
+from captioner_serving.batch.journal import ERRORS, RECORDS, Journal
+from captioner_serving.batch.outputs.embedding import Embedder, check_exiftool
+from captioner_serving.batch.outputs.formats import check_output
 from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
 from captioner_serving.batch.outputs.written import write_unlogged
-from captioner_serving.batch.progress import duration
 
 _NAMED = 10  # photos named in the summary
 _COMMIT_SECONDS = 1.0  # between commits; a crash loses this much work
@@ -82,19 +80,10 @@ def caption_batch(
 class BatchRun(Closing):
     """One batch run; a context manager.
 
-    Attributes:
-        counts: the numbers of records, errors and reviews of this and earlier runs; the indexes are
-            RECORDS, ERRORS and REVIEW of journal.py.
-        before: the number of photos that earlier runs finished.
-
     Args:
         inputs, output, config: as for caption_batch.
         load: returns the model; called after all checks that need no model.
         ray: the address of a Ray cluster.
-
-    Raises:
-        ConfigError, DataError, OutputError: as for caption_batch. Nothing was written.
-        MissingExtraError: an extra is not installed.
     """
 
     def __init__(
@@ -106,26 +95,22 @@ class BatchRun(Closing):
         load: Callable[[], Captioner],
         ray: str | None = None,
     ) -> None:
-        review = None if config.review is None else Path(config.review)
-        files = None if output is None else RunFiles(Path(output), review)
+        files = None if output is None else RunFiles(Path(output))
         _check_outputs(inputs, config, files, ray=ray)
         inputs.check()
-        self._left_out = LeftOut(files.all if files else ())
-        photos = inputs.photos(self._left_out)
+        self._skipped_entries: Counter[str] = Counter()
+        photos = inputs.photos(self._skipped_entries, ignored=files.all if files else ())
         first = list(islice(photos, 1))
         # After an earlier run an empty folder is not an error: its photos may have been moved.
         if not first and (files is None or config.restart or not files.state.exists()):
-            raise DataError("; ".join(filter(None, (_NO_PHOTOS, str(self._left_out)))))
-        photos = chain(first, photos)
-        if files is not None and files.output.suffix == ".json":
-            photos = _with_ids(photos, files, config)
-        self._photos, self._config = photos, config
+            skipped = skipped_entries(self._skipped_entries)
+            raise DataError("; ".join(filter(None, (_NO_PHOTOS, skipped))))
+        self._photos, self._config = chain(first, photos), config
         captioner = load()
         captioner.check_trust(config.minimum_trust)
         captioner.check_trust(config.keywords, setting="keywords")
         generation = config.generation_config(captioner.generation)
         captioner.vocabulary.start(generation.style)
-        captioner.check_head(config.head)
         self._journal = journal = (
             None if files is None else _journal(files, config, captioner, generation)
         )
@@ -136,23 +121,21 @@ class BatchRun(Closing):
             raise
         self._done = journal.done if journal else set()
         self._failed_before = frozenset(journal.failed if journal else ())
-        self.counts = list(journal.counts if journal else (0, 0, 0))
-        self.before = len(self._done)
-        self._skipped = self._finished = self._unfamiliar = 0
+        self.counts = list(journal.counts if journal else (0, 0))
+        self.before = len(self._done)  # photos that earlier runs finished
+        self._skipped = self._finished = self._unfamiliar = self._unsure = self._newer = 0
         self._uncommitted: list[Record] = []
+        self._to_embed: dict[str, tuple[str, Record]] = {}  # sidecars and records by photo
         self._failed_again: set[bytes] = set()  # failed before, and still among the inputs
         self._unfamiliar_names: list[str] = []  # at most _NAMED
         write = journal.written.write if journal else write_unlogged
         self._sidecars = SidecarWriter(config, write) if config.sidecar else None
-        self._maps = MapWriter(config, write) if config.maps else None
-        self._embedder = Embedder(config, write) if config.embed else None
+        self._embedder = Embedder() if config.embed else None
         self._started = time.monotonic()
 
     def close(self) -> None:
         """Stop the engine and close the files of the run."""
         self._engine.close()
-        if self._embedder is not None:
-            self._embedder.close()
         self._close_journal()
 
     def _close_journal(self) -> None:
@@ -196,23 +179,17 @@ class BatchRun(Closing):
         lines = []
         if self._finished:
             photos, rate = counted(self._finished, "photo"), self._finished / seconds
-            lines.append(f"{photos} in {duration(seconds)}, {rate:.1f} per second")
+            lines.append(f"{photos} in {tqdm.format_interval(seconds)}, {rate:.1f} per second")
             lines.append(self._engine.description)
-        journal, (captioned, _, unsure) = self._journal, self.counts
-        kept = self._sidecars.kept if self._sidecars else 0
-        renamed = self._sidecars.renamed if self._sidecars else 0
-        replaced = self._sidecars.replaced if self._sidecars else 0
-        embedded = self._embedder.replaced if self._embedder else 0
+        journal, captioned = self._journal, self.counts[RECORDS]
         removed = len(self._failed_before - self._failed_again)
         where = f", in {journal.files.errors}" if journal else ""
         counts = {
             f"{counted(captioned, 'caption')} in total": captioned,
-            f"{unsure:,} to review, in {self._config.review}": unsure,
+            f"{self._unsure:,} new ones to review": self._unsure,
             f"{self._skipped:,} done before": self._skipped,
-            f"{counted(kept, 'sidecar')} unchanged": kept,
-            f"{counted(replaced, 'sidecar')} overwritten": replaced,
-            f"{counted(renamed, 'sidecar')} named photo.jpg.* (photos share a stem)": renamed,
-            f"{counted(embedded, 'photo')} with new texts embedded": embedded,
+            **(self._sidecars.counts() if self._sidecars else {}),
+            **(self._embedder.counts() if self._embedder else {}),
             f"{self.failed:,} failed{where}": self.failed,
         }
         lines.append("; ".join(part for part, count in counts.items() if count) or _NO_PHOTOS)
@@ -225,16 +202,27 @@ class BatchRun(Closing):
                 f"{UNFAMILIAR}); check the captions of {names}"
                 f"{f' and {more:,} more' if more else ''}"
             )
+        if self._newer:
+            noun = "photo is" if self._newer == 1 else "photos are"
+            lines.append(f"{self._newer:,} {noun} newer than the records; --restart captions all")
         if again := len(self._failed_again):
             lines.append(f"{again:,} of these failed in an earlier run; --retry-errors retries")
         if removed:
             verb = "is no longer an input" if removed == 1 else "are no longer inputs"
             lines.append(f"{removed:,} that failed before {verb}; --retry-errors removes them")
-        lines.append(str(self._left_out))
+        lines.append(skipped_entries(self._skipped_entries))
+        lines.append(journal.note if journal else "")
         return "\n".join(filter(None, lines))
 
     def _commit(self) -> list[Record]:
-        """Write the uncommitted records to disk, and return them."""
+        """Embed sidecars, then write the uncommitted records to disk; return the records."""
+        if self._embedder is not None:
+            sidecars = {photo: sidecar for photo, (sidecar, _) in self._to_embed.items()}
+            for photo, error in self._embedder.embed(sidecars).items():
+                record = self._to_embed[photo][1]
+                record["error"] = error.record()
+                self._add({"image": record["image"], "error": record["error"]})
+            self._to_embed = {}
         if self._journal is not None:
             self._journal.commit()
         records, self._uncommitted = self._uncommitted, []
@@ -252,69 +240,53 @@ class BatchRun(Closing):
                 if name in self._failed_before:
                     self._failed_again.add(name)
                 self._skipped = min(self._skipped + 1, self.before)
+                self._newer += self._is_newer(photo)
                 continue
             done.add(name)
             yield photo
 
+    def _is_newer(self, photo: Photo) -> bool:
+        """Return whether a photo was changed after the earlier runs."""
+        if photo.path is None or self._journal is None:
+            return False
+        with suppress(OSError):
+            return os.stat(photo.path).st_mtime > self._journal.modified
+        return False
+
     def _finish(self, outcome: Outcome) -> Record:
-        """Write the sidecar, map and embedded texts of a photo, then its record."""
+        """Write the sidecar of a photo, and add its record to the journal."""
         photo, record, config = outcome.photo, outcome.record, self._config
-        file = ERRORS
         if "error" not in record:
             record = config.wording.apply(record)
             if config.min_score is not None and record["score"] < config.min_score:
                 record["review"] = True
-            file = REVIEW if "review" in record else RECORDS
+            self._unsure += "review" in record
         if record.get("familiarity", 1.0) < UNFAMILIAR:
             self._unfamiliar += 1
             if self._unfamiliar <= _NAMED:
                 self._unfamiliar_names.append(photo.name)
-        problem: Record = {}
-        if file == RECORDS:
+        result, problem = dict(record), {}
+        if self._sidecars is not None and not record.keys() & {"error", "review"}:
             try:
-                if self._sidecars is not None:
-                    self._sidecars.write(photo, record)
-                if self._maps is not None and outcome.caption and outcome.open_photo:
-                    self._maps.write(photo, outcome.caption, outcome.open_photo)
-                if self._embedder is not None:  # last: it changes the photo, which maps read
-                    self._embedder.write(photo, record)
+                sidecar = self._sidecars.write(photo, record)
+                if self._embedder is not None and photo.path is not None:
+                    self._to_embed[photo.path] = sidecar, result
             except OutputError as error:
                 if is_fatal(error):
                     raise
                 problem = {"error": error.record()}
-        failure = {"image": photo.name, **problem} if problem else None
+        self._add(record, {"image": photo.name, **problem} if problem else None)
+        result.update(problem)
+        return result
+
+    def _add(self, record: Record, failure: Record | None = None) -> None:
+        """Add a record or error, and the error of its sidecar, to the journal."""
         if self._journal is not None:
-            self._journal.add(record, file, failure=failure)
+            self._journal.add(record, failure=failure)
             self.counts = self._journal.counts
         else:
-            self.counts[file] += 1
+            self.counts[ERRORS if "error" in record else RECORDS] += 1
             self.counts[ERRORS] += failure is not None
-        return {**record, **problem}
-
-
-def _with_ids(photos: Iterator[Photo], files: RunFiles, config: BatchConfig) -> Iterator[Photo]:
-    """Check before the first caption that no photos share a COCO id.
-
-    Photos of compressed archives are too large to list in advance; they are checked at the end.
-    """
-    names = [] if config.restart else list(_names(files.records))
-    listed: list[Photo] = []
-    for photo in photos:
-        listed.append(photo)
-        if isinstance(photo, MemoryPhoto):
-            break
-        if config.shard is None or digest(photo.name) in config.shard:
-            names.append(photo.name)
-    image_ids(names, str(files.output))
-    return chain(listed, photos)
-
-
-def _names(records: Path) -> Iterator[str]:
-    """Yield the names in a file of records, which may end with a torn line."""
-    with suppress(FileNotFoundError), records.open("rb") as file:
-        for line in file:
-            with suppress(ValueError, TypeError, KeyError):
-                yield json.loads(line)["image"]
 
 
 def _journal(
@@ -327,7 +299,7 @@ def _journal(
     }
     return Journal(
         files,
-        {"model": model, **config.settings(generation, files.review_name)},
+        {"model": model, **config.settings(generation)},
         restart=config.restart,
         retry_errors=config.retry_errors,
     )
@@ -353,14 +325,8 @@ def _check_outputs(
         for source in (*inputs.sources, *inputs.lists):
             if os.path.realpath(source) in written:
                 raise ConfigError(f"{source} is an input and an output: choose another output")
-    elif config.review is not None:
-        raise ConfigError("review requires an output file, not standard output")
-    if config.maps_to is not None:
-        check_maps_folder(config.maps_to, inputs.sources)
     if config.sidecar is not None and (packed := inputs.without_folder()):
         raise ConfigError(f"sidecars need photos in a folder; {packed} is an archive or URL")
-    if config.embed and (packed := inputs.without_folder()):
-        raise ConfigError(f"embed needs photos in a folder; {packed} is an archive or URL")
     if config.embed:
         check_exiftool()
     if ray is not None:
@@ -371,8 +337,6 @@ def _check_cluster(config: BatchConfig) -> None:
     """Refuse settings that do not work on a cluster."""
     from captioner_serving.batch.cluster import check_ray
 
-    if config.maps is not None:
-        raise ConfigError("--ray cannot draw maps: leave out --ray or --maps")
     if config.workers is not None:
         raise ConfigError("--ray uses all CPUs of the cluster: leave out --workers")
     check_ray()

@@ -1,4 +1,4 @@
-"""Wording of captions before they are written: replaced words, a template, a prefix.
+"""Wording of captions before they are written: replaced words and a template.
 
 A record keeps the model's sentence as `unworded`, so that another wording can be applied later.
 """
@@ -25,33 +25,22 @@ _HUGE = re.compile(r"\d{4}")  # a width or precision of 1000 or more
 
 @dataclass(frozen=True, kw_only=True)
 class Wording:
-    """Replace words, then fill the template, then add the prefix.
+    """Replace words, then fill the template.
+
+    With a template, texts are written as it gives them. Otherwise captions in XMP and CSV begin
+    with a capital letter and end with a full stop.
 
     Raises ConfigError: the template lacks {caption} or has an unknown field, or a text has a
         control character.
     """
 
-    template: str = "{caption}"  # fields: caption, score
-    prefix: str = ""
+    template: str | None = None  # fields: caption, score
     replace: tuple[tuple[str, str], ...] = ()  # whole words: man=person does not change "woman"
 
     def __post_init__(self) -> None:
-        try:
-            parsed = list(string.Formatter().parse(self.template))
-            fields = {name for _, name, _, _ in parsed} - {None}
-            if invalid := [form for _, _, form, _ in parsed if form and _is_unsafe(form)]:
-                raise ValueError(f"invalid format {invalid[0]!r}")
-            self.template.format(caption="", score=-1.0)
-        except (ValueError, KeyError, IndexError, AttributeError) as error:
-            raise ConfigError(
-                f"template {self.template!r} cannot be filled in ({error}): use the fields "
-                "{caption} and {score}; write a brace twice"
-            ) from error
-        if not {"caption"} <= fields <= _FIELDS:
-            raise ConfigError(
-                f"template {self.template!r} must have the field {{caption}} and may have {{score}}"
-            )
-        for text in (self.template, self.prefix, *(part for pair in self.replace for part in pair)):
+        if self.template is not None:
+            _check_template(self.template)
+        for text in (self.template or "", *(part for pair in self.replace for part in pair)):
             if CONTROL.search(text):
                 raise ConfigError(f"{text!r} has a control character: remove it")
             if any("\ud800" <= sign <= "\udfff" for sign in text):
@@ -83,11 +72,30 @@ class Wording:
 
     def _word(self, sentence: Mapping[str, Any]) -> dict[str, Any]:
         original = sentence.get("unworded", sentence["caption"])
-        text = self.template.format(caption=self._replaced(original), score=sentence["score"])
-        text = self.prefix + text
+        text = self._replaced(original)
+        if self.template is not None:
+            text = self.template.format(caption=text, score=sentence["score"])
         worded = {**sentence, "caption": text}
         worded.pop("unworded", None)
         return worded if text == original else {**worded, "unworded": original}
+
+
+def _check_template(template: str) -> None:
+    try:
+        parsed = list(string.Formatter().parse(template))
+        fields = {name for _, name, _, _ in parsed} - {None}
+        if invalid := [form for _, _, form, _ in parsed if form and _is_unsafe(form)]:
+            raise ValueError(f"invalid format {invalid[0]!r}")
+        template.format(caption="", score=-1.0)
+    except (ValueError, KeyError, IndexError, AttributeError) as error:
+        raise ConfigError(
+            f"template {template!r} cannot be filled in ({error}): use the fields "
+            "{caption} and {score}; write a brace twice"
+        ) from error
+    if not {"caption"} <= fields <= _FIELDS:
+        raise ConfigError(
+            f"template {template!r} must have the field {{caption}} and may have {{score}}"
+        )
 
 
 def sentence(text: str) -> str:
@@ -103,13 +111,17 @@ def sentence(text: str) -> str:
 
 
 def combine(old: str | None, new: str, existing: Existing) -> str | None:
-    """Combine two texts; return None to keep the old one. Idempotent."""
+    """Combine two texts; return None to keep the old one. Idempotent.
+
+    A text of several lines gets a new line, any other text a sentence in its line.
+    """
     if old is None or not old.strip() or existing == "overwrite":
         return new
+    between = "\n" if "\n" in old else " "
     if existing == "append":
-        return old if old == new or old.endswith(f" {new}") else f"{old} {new}"
+        return old if old == new or old.endswith(between + new) else f"{old}{between}{new}"
     if existing == "prepend":
-        return old if old == new or old.startswith(f"{new} ") else f"{new} {old}"
+        return old if old == new or old.startswith(new + between) else f"{new}{between}{old}"
     return None
 
 

@@ -26,10 +26,9 @@ from captioner.trust.trust import (
     trust_file,
 )
 from captioner_serving.export.graphs import Graphs, export_graphs
-from captioner_serving.export.readme import write_readme
 from captioner_serving.server.parts import limits_of
 
-_APP = Path(__file__).parent / "app" / "caption.py"
+_APP = Path(__file__).parent / "app"
 
 _LICENCES = {"bundled": "weights for research only, like their data (Flickr8k); program MIT"}
 _UNKNOWN = "weights by the checkpoint's author, who sets their licence; program MIT"
@@ -69,16 +68,9 @@ def write_folder(
     *,
     report: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Export a checkpoint into an existing folder.
+    """Export a checkpoint into an existing folder; `report` gets a line before each step.
 
-    Args:
-        checkpoint: the file of the checkpoint.
-        folder: the folder for the exported files.
-        report: called with a line of progress before each step.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be used, or a part of it cannot be exported.
-        MissingExtraError: the extra `onnx` is not installed.
+    Raises CheckpointError: the checkpoint cannot be used, or a part of it cannot be exported.
     """
     loaded = load_checkpoint(checkpoint)
     graphs = export_graphs(loaded, folder, report=report)
@@ -87,8 +79,9 @@ def write_folder(
     about = _describe(loaded, graphs, has_trust=has_trust)
     text = json.dumps(about, indent=1, ensure_ascii=False)
     (folder / "captioner.json").write_text(text + "\n", encoding="utf-8")
-    shutil.copy(_APP, folder)
-    write_readme(folder, about)
+    shutil.copy(_APP / "caption.py", folder)
+    readme = (_APP / "README.md").read_text(encoding="utf-8")
+    (folder / "README.md").write_text(readme.format_map(about), encoding="utf-8")
 
 
 def _describe(checkpoint: Checkpoint, graphs: Graphs, *, has_trust: bool) -> dict[str, Any]:

@@ -23,7 +23,7 @@ HELP = "Caption many photos. The same command resumes an interrupted run."
 EXAMPLES = """examples:
   captioner batch photos --output captions.jsonl
   captioner batch 'shards/*.tar' --output captions.parquet --shard 1/8
-  find . -name '*.jpg' -print0 | captioner batch - --null --output captions.jsonl
+  find . -name '*.jpg' | captioner batch - --output captions.jsonl
   captioner batch photos.csv --column path --output captions.csv --sidecar xmp
 Failed photos are listed in FILE.errors.jsonl. See docs/batch.md."""
 
@@ -38,11 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("inputs").add_argument
     add("--list", action="append", default=[], dest="lists", metavar="FILE",
         help="paths or URLs, one per line")  # fmt: skip
-    add("--null", action="store_true", help="lists are separated by NUL, not by lines")
     add("--column", metavar="NAME", help="the table's column of paths")
     add("--root", metavar="DIR", help="base of relative paths in lists and tables")
-    add("--allow-scheme", action="append", default=[], dest="schemes", metavar="NAME",
-        help="allow URLs of this scheme besides http, https, s3, gs")  # fmt: skip
     add("--allow-private", action="store_true",
         help="allow URLs of private addresses")  # fmt: skip
     add("--no-recursive", action="store_false", dest="recursive",
@@ -61,19 +58,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="add each word's effect to the records (slower)",
     )
-    add("--min-score", type=float, metavar="S", help="captions with a score below S go to --review")
+    add("--min-score", type=float, metavar="S", help="mark captions with a score below S: review")
     add(
         "--minimum-trust",
         type=probability,
         metavar="P",
-        help="captions with a trust below P go to --review",
+        help="mark captions with a trust below P: review",
     )
-    add("--review", metavar="FILE", help="file of captions to review (.jsonl)")
     add_keywords(outputs)
     add_sidecars(outputs)
-    add("--maps", metavar="KIND", help="draw the attention: overlay or sheet")
-    add("--maps-to", metavar="DIR", help="folder of the drawings")
-    add("--head", type=int, metavar="N", help="attention head to draw; default: the mean of all")
     add_wording(outputs)
     model = parser.add_argument_group("model and speed")
     add = model.add_argument

@@ -7,7 +7,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,13 +30,14 @@ EXAMPLES = """examples:
   captioner convert captions.jsonl --sidecar xmp --replace man=person
   captioner convert captions.csv --sidecar xmp --existing overwrite
 
-A .csv may be edited: its columns image, caption, score and keywords are used. Records are not
-changed; photos are changed only with --embed. See docs/batch.md."""
+A .csv may be edited: its columns image, caption, score, keywords and review are used. Captions to
+review get no sidecar. Records are not changed; photos are changed only with --embed. See
+docs/batch.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.usage = "%(prog)s RECORDS... [--to FILE] [--sidecar KIND] [--embed] [options]"
+    parser.usage = "%(prog)s RECORDS... [--to FILE] [--sidecar KIND] [options]"
     add = parser.add_argument
     add("records", nargs="+", metavar="RECORDS", help=".jsonl or .csv files of captioner batch")
     add("--to", metavar="FILE", help=".jsonl, .csv, .parquet, or .json (COCO results)")
@@ -54,18 +54,20 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.terminal import counted, printable
     from captioner_serving.batch.config import BatchConfig
     from captioner_serving.batch.files import RunFiles
-    from captioner_serving.batch.inputs.edited import read_record_table
-    from captioner_serving.batch.outputs.records import keywords_of, read_captions, write_records
+    from captioner_serving.batch.outputs.formats import (
+        keywords_of,
+        read_captions,
+        read_record_table,
+        write_records,
+    )
 
     config = BatchConfig(
         keywords=arguments.keywords,
         sidecar=arguments.sidecar,
         embed=arguments.embed,
-        backup=arguments.backup,
         existing=arguments.existing,
         language=arguments.language,
         wording=read_wording(arguments),
-        plain=arguments.plain,
     )
     matched = [Path(name) for name in arguments.records]
     # A pattern such as captions-*.jsonl also matches the runs' other files, without captions.
@@ -93,17 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.to is not None:
         with replace_file(arguments.to) as file:
             rows = chain.from_iterable(map(captions, paths))
-            write_records(file, Path(arguments.to).suffix, rows, plain=arguments.plain)
-        summary.append(f"written to {arguments.to}")
-    status = 0
-    for noun in (["sidecar"] if config.sidecar else []) + (["photo"] if config.embed else []):
-        kept, problems = _write_beside(noun, paths, captions, config, arguments.root)
-        summary.append(f"{counted(counts[True] - kept - problems, noun)} written")
-        summary += [f"{kept:,} unchanged"] if kept else []
-        summary += [f"{problems:,} not written"] if problems else []
-        status |= problems > 0
+            plain = arguments.template is not None
+            note = write_records(file, Path(arguments.to).suffix, rows, plain=plain)
+        summary += [f"written to {arguments.to}", *filter(None, [note])]
+    problems = 0
+    if config.sidecar is not None:
+        written, problems = _write_sidecars(paths, captions, config, arguments.root)
+        summary += [part for part, count in written.items() if count]
     print(printable("; ".join(summary)), file=sys.stderr)
-    return int(status)
+    return int(problems > 0)
 
 
 def _check_trust(records: Iterable[dict[str, Any]]) -> None:
@@ -123,11 +123,11 @@ def _check_trust(records: Iterable[dict[str, Any]]) -> None:
 def _check(arguments: argparse.Namespace, paths: Sequence[Path], auxiliary: Iterable[Path]) -> None:
     """Refuse invalid arguments before the work starts."""
     from captioner.files import refuse_input
-    from captioner_serving.batch.outputs.exiftool import check_exiftool
-    from captioner_serving.batch.outputs.records import check_output
+    from captioner_serving.batch.outputs.embedding import check_exiftool
+    from captioner_serving.batch.outputs.formats import check_output
 
-    if arguments.to is None and arguments.sidecar is None and not arguments.embed:
-        raise ConfigError("no output: add --to FILE, --sidecar KIND or --embed")
+    if arguments.to is None and arguments.sidecar is None:
+        raise ConfigError("no output: add --to FILE or --sidecar KIND")
     if arguments.embed:
         check_exiftool()
     for path in paths:
@@ -153,32 +153,49 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path], auxiliary: Iter
         raise OutputError(f"{arguments.to} exists: choose another file, or add --overwrite")
 
 
-def _write_beside(
-    noun: str,
+def _write_sidecars(
     paths: Sequence[Path],
     captions: Callable[[Path], Iterator[dict[str, Any]]],
     config: BatchConfig,
     root: str | None,
-) -> tuple[int, int]:
-    """Write sidecars or photos; return how many stayed unchanged, and how many failed."""
-    from captioner.terminal import in_a_line
+) -> tuple[dict[str, int], int]:
+    """Write sidecars, and embed them; return the counts of the summary, and of failed photos."""
+    from captioner.terminal import counted, in_a_line
     from captioner_serving.batch.outputs.embedding import Embedder
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, find_photo, is_fatal
     from captioner_serving.batch.outputs.written import lock_and_log
 
-    kept = problems = 0
+    written = kept = unsure = problems = 0
+
+    def fail(error: OutputError) -> None:
+        nonlocal problems
+        print(in_a_line(f"captioner: {error}"), file=sys.stderr)
+        problems += 1
+
+    embedder = Embedder()
     for path in paths:
-        with lock_and_log(path) as write, ExitStack() as stack:
-            writer: SidecarWriter | Embedder = SidecarWriter(config, write)
-            if noun == "photo":
-                writer = stack.enter_context(Embedder(config, write))
+        with lock_and_log(path) as write:
+            writer, sidecars = SidecarWriter(config, write), {}
             for record in captions(path):
+                if "review" in record:
+                    unsure += 1
+                    continue
                 try:
-                    writer.write(find_photo(record["image"], root), record)
+                    photo = find_photo(record["image"], root)
+                    sidecars[photo.file] = writer.write(photo, record)
+                    written += 1
                 except OutputError as error:
                     if is_fatal(error):
                         raise
-                    print(in_a_line(f"captioner: {error}"), file=sys.stderr)
-                    problems += 1
+                    fail(error)
             kept += writer.kept
-    return kept, problems
+            if config.embed:
+                for failure in embedder.embed(sidecars).values():
+                    fail(failure)
+    return {
+        f"{counted(written - kept, 'sidecar')} written": 1,
+        f"{kept:,} unchanged": kept,
+        **embedder.counts(),
+        f"{unsure:,} to review skipped": unsure,
+        f"{problems:,} not written": problems,
+    }, problems

@@ -23,13 +23,7 @@ def add_sidecars(group: argparse._ArgumentGroup) -> None:
     add(
         "--embed",
         action="store_true",
-        help="write texts into the JPEG files too (needs exiftool)",
-    )
-    add(
-        "--no-backup",
-        action="store_false",
-        dest="backup",
-        help="with --embed: no copy PHOTO_original",
+        help="with --sidecar xmp: copy it into the JPEG file too (needs exiftool)",
     )
     add("--existing", default="skip", metavar="HOW",
         help="if a text exists: skip, overwrite, prepend or append")  # fmt: skip
@@ -46,13 +40,9 @@ def add_wording(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--template",
-        default="{caption}",
         metavar="TEXT",
         help="text around the caption: 'Photo of {caption}.'",
     )
-    add("--prefix", default="", metavar="TEXT", help="text before each caption")
-    add("--plain", action="store_true",
-        help="no capital letter or full stop in written texts")  # fmt: skip
     add("--replace", action="append", default=[], metavar="OLD=NEW", help="replace whole words")
 
 
@@ -68,7 +58,7 @@ def given_fields(kind: Any, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def is_worded(arguments: argparse.Namespace) -> bool:
     """Return whether an option for wording is given."""
-    return bool(arguments.replace or arguments.prefix or arguments.template != "{caption}")
+    return bool(arguments.replace or arguments.template is not None)
 
 
 def read_wording(arguments: argparse.Namespace) -> Wording:
@@ -79,4 +69,4 @@ def read_wording(arguments: argparse.Namespace) -> Wording:
         raise ConfigError(f"--replace {invalid[0]!r} has no '=': write OLD=NEW")
     pairs = (text.partition("=") for text in arguments.replace)
     replace = tuple((old, new) for old, _, new in pairs)
-    return Wording(template=arguments.template, prefix=arguments.prefix, replace=replace)
+    return Wording(template=arguments.template, replace=replace)

@@ -18,7 +18,7 @@ from captioner import Captioner
 from captioner.checkpoint import load_checkpoint
 from captioner.vision.transform import Transform
 from captioner_serving.batch.files import RunFiles
-from captioner_serving.batch.journal import RECORDS, Journal
+from captioner_serving.batch.journal import Journal
 from tests import launcher
 from tests.launcher import environment
 
@@ -54,9 +54,9 @@ def write_lines(path: Path, *records: dict[str, Any]) -> None:
 
 def write_run(output: Path, *records: dict[str, Any]) -> None:
     """Write an output as a run does that captions these photos; another call resumes it."""
-    with Journal(RunFiles(output), {"review": None}) as journal:
+    with Journal(RunFiles(output), {}) as journal:
         for record in records:
-            journal.add(record, RECORDS)
+            journal.add(record)
         journal.commit()
         journal.finish()
 

@@ -15,12 +15,10 @@ import pytest
 from PIL import Image
 
 from captioner import Captioner, ImageNotFoundError
-from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.engine import LocalEngine
+from captioner_serving.batch import caption_batch
 from captioner_serving.batch.inputs.archives import archive_photos
-from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
+from captioner_serving.batch.inputs.photos import LostPhoto, Photo
 from captioner_serving.batch.inputs.sources import Inputs
-from captioner_serving.decoding.decoded import Decoded
 from tests.benchmarks.fuzz_archives import fuzz
 from tests.serving.batch.conftest import draw
 
@@ -312,21 +310,6 @@ def test_large_members_of_a_small_archive_do_not_pile_up(
         tracemalloc.stop()
     assert ["error" in one for one in made] == [False, True] * 10
     assert most < 10 * each
-
-
-def test_a_batch_keeps_few_bytes_for_its_maps(
-    tiny: Captioner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("captioner_serving.batch.engine._CARRIED", 1000)
-    decoded = Decoded(b"", (1, 1), bytes(3), (1, 1))
-    carried = [(MemoryPhoto(name=str(n), data=bytes(400)), decoded) for n in range(7)]
-    for maps, lengths, kept in (("overlay", [3, 3, 1], 400), (None, [7], 0)):
-        config = BatchConfig(maps=maps, maps_to=maps and "maps")  # type: ignore[arg-type]
-        with LocalEngine(tiny, tiny.generation, config) as engine:
-            monkeypatch.setattr(engine._reader, "stream", lambda photos, **_: photos)
-            batches = list(engine._batches(iter(carried)))  # type: ignore[arg-type]
-        assert [len(batch) for batch in batches] == lengths
-        assert {len(each.photo.data) for batch in batches for each in batch} == {kept}  # type: ignore[attr-defined]
 
 
 # Mutated archives through the whole command; tests/benchmarks/fuzz_archives.py takes thousands

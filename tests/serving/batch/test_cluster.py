@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import signal
@@ -149,7 +150,9 @@ class Cluster:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.options: dict[str, Any] = {}
         self.windows: list[list[Any]] = []
-        self.context = SimpleNamespace(execution_options=SimpleNamespace())
+        options = SimpleNamespace(preserve_order=False)
+        self.context = SimpleNamespace(execution_options=options, enable_progress_bars=True)
+        self.during: tuple[bool, bool] | None = None  # the context while photos are captioned
         self.failure: BaseException | None = None
         self.shift = 0
         ray, data = ModuleType("ray"), ModuleType("ray.data")
@@ -169,6 +172,9 @@ class Cluster:
 
     def from_items(self, items: list[dict[str, Any]], **options: Any) -> Cluster:
         self.windows.append([item["photo"] for item in items])
+        self.during = (
+            self.context.enable_progress_bars, self.context.execution_options.preserve_order
+        )  # fmt: skip
         self.options |= options
         return self
 
@@ -250,8 +256,20 @@ def test_an_actor_looks_for_a_device_where_it_is_unless_one_is_named(
         "num_gpus": gpus, "num_cpus": share, "batch_size": 4, "max_restarts": 4,
         "max_task_retries": 4, "share": share,
     }  # fmt: skip
-    assert cluster.context.enable_progress_bars is False
-    assert cluster.context.execution_options.preserve_order is True
+    assert cluster.during == (False, True)
+
+
+def test_a_run_leaves_the_settings_of_ray_as_they_were(
+    photos: Photos, tiny: Captioner, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_BACKEND_LOG_LEVEL", raising=False)
+    logger = logging.getLogger("ray.data")
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    run_on(cluster, tiny, photos(1))
+    assert cluster.during == (False, True)
+    assert cluster.context.enable_progress_bars is True
+    assert cluster.context.execution_options.preserve_order is False
+    assert logger.level == logging.WARNING and "RAY_BACKEND_LOG_LEVEL" not in os.environ
 
 
 def test_photos_that_carry_many_bytes_are_submitted_in_several_windows(

@@ -25,11 +25,9 @@ import torch
 from PIL import Image
 
 from captioner import Captioner, CaptionerError
-from captioner.files import digest
 from captioner.trust.familiarity import Familiarity, pool
 from captioner.trust.trust import digest_weights, trust_file
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch import progress as module
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.engine import LocalEngine
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
@@ -82,8 +80,8 @@ def test_a_list_on_standard_input_and_records_on_standard_output(
     start_batch: Start, photos: Photos, tmp_path: Path
 ) -> None:
     folder = photos(3)
-    listed = "\0".join(str(folder / name) for name in ("p002.jpg", "p000.jpg", "missing.jpg"))
-    process = start_batch("-", "--null", "--output", "-", stdin=subprocess.PIPE)
+    listed = "\n".join(str(folder / name) for name in ("p002.jpg", "p000.jpg", "missing.jpg"))
+    process = start_batch("-", "--output", "-", stdin=subprocess.PIPE)
     out, said = process.communicate(listed, timeout=300)
     assert process.returncode == 1
     first, second, third = map(json.loads, out.splitlines())
@@ -152,23 +150,19 @@ def test_wording_and_review(tiny: Captioner, photos: Photos, tmp_path: Path) -> 
     middle = sorted(record["score"] for record in plain)[6]
     word = plain[0]["caption"].split()[0]
     config = BatchConfig(
-        wording=Wording(
-            template="Photo: {caption}.", prefix="> ", replace=((word, r"X\1"), (word[:-1], "Y"))
-        ),
+        wording=Wording(template="> Photo: {caption}.", replace=((word, r"X\1"), (word[:-1], "Y"))),
         min_score=middle,
-        review=str(tmp_path / "unsure.jsonl"),
         sidecar="txt",
     )
     output = tmp_path / "sure.jsonl"
     records = list(caption_batch(folder, output=output, config=config, captioner=tiny))
     assert len(records) == 12
-    sure, unsure = read_lines(output), read_lines(tmp_path / "unsure.jsonl")
+    unsure = [record for record in read_lines(output) if "review" in record]
+    sure = [record for record in read_lines(output) if "review" not in record]
     assert [record["score"] >= middle for record in sure] == [True] * len(sure)
     assert [record["score"] < middle for record in unsure] == [True] * len(unsure)
     assert (len(sure), len(unsure)) == (sum(r["score"] >= middle for r in plain), 12 - len(sure))
     assert len(unsure) >= 3
-    rising = sorted(unsure, key=lambda record: record["score"])
-    assert unsure == rising != sorted(unsure, key=lambda record: record["image"])
     first = next(r for r in sure + unsure if r["image"] == plain[0]["image"])
     replaced = " ".join(r"X\1" if w == word else w for w in plain[0]["caption"].split())
     assert first["caption"] == f"> Photo: {replaced}."
@@ -177,32 +171,29 @@ def test_wording_and_review(tiny: Captioner, photos: Photos, tmp_path: Path) -> 
     assert beside == {Path(record["image"]).stem for record in sure}
 
 
-def test_captions_of_little_trust_go_to_the_review(
-    tiny: Captioner, photos: Photos, tmp_path: Path
+def test_captions_of_little_trust_are_marked_in_every_output(
+    tiny: Captioner, photos: Photos, tmp_path: Path, run_main: Run
 ) -> None:
+    """They get a sidecar when their mark is removed."""
     sure, folder = Captioner(tiny.checkpoint, device="cpu", trust=make_trust()), photos(8)
     trusts = sorted(record["trust"] for record in caption_batch(folder, captioner=sure))
     assert trusts[0] < trusts[4]
 
-    config = BatchConfig(minimum_trust=trusts[4], review=str(tmp_path / "unsure.jsonl"))
+    config = BatchConfig(minimum_trust=trusts[4])
     output = tmp_path / "sure.csv"
     assert len(list(caption_batch(folder, output=output, config=config, captioner=sure))) == 8
     with output.open(newline="") as file:
-        kept = [float(row["trust"]) for row in csv.DictReader(file)]
-    records = read_lines(tmp_path / "unsure.jsonl")
-    left = [record["trust"] for record in records]
-    assert sorted(left) + sorted(kept) == trusts and min(kept) == trusts[4]
-    assert all(record["review"] is True for record in records)
-    # What comes later is brought to its place, and the whole is still what the run has left.
-    for at in range(4):
-        shutil.copy(sorted(folder.iterdir())[at], folder / f"z{at}.png")
-    assert len(list(caption_batch(folder, output=output, config=config, captioner=sure))) == 4
-    more = read_lines(tmp_path / "unsure.jsonl")
-    # A copy has the words of its photo, and so the place beside it.
-    words = [record["words"] for record in more]
-    assert len(more) > len(records) and [one for one in words if words.count(one) > 1]
-    assert words == sorted(words, key=words.index)
-    assert list(caption_batch(folder, output=output, config=config, captioner=sure)) == []
+        rows = list(csv.DictReader(file))
+    assert sorted(float(row["trust"]) for row in rows) == trusts
+    assert all((row["review"] == "True") == (float(row["trust"]) < trusts[4]) for row in rows)
+    records = read_lines(Path(f"{output}.journal.jsonl"))
+    unsure = [record for record in records if record.get("review") is True]
+    assert sum(row["review"] == "True" for row in rows) == len(unsure)
+    result = run_main("convert", output, "--sidecar", "txt")
+    assert f"{8 - len(unsure)} sidecars written; {len(unsure)} to review skipped" in result.stderr
+    assert len(list(folder.glob("*.txt"))) == 8 - len(unsure)
+    output.write_text(output.read_text().replace(",True", ","))
+    assert "8 sidecars written" in run_main("convert", output, "--sidecar", "caption").stderr
 
 
 def test_shards_are_disjoint_and_complete(
@@ -371,19 +362,28 @@ def test_the_summary_leaves_out_what_belongs_to_photos(
             ("--restart", "--existing", "overwrite"),
             f"4 captions in total; 2 sidecars overwritten; {longer}",
         ),
-        (
-            ("--restart", "--min-score", 0, "--review", folder / "u.jsonl"),
-            f"4 to review, in {folder}/u.jsonl",
-        ),
+        (("--restart", "--min-score", 0), "4 captions in total; 4 new ones to review"),
     ):
         result = run_batch(*command, "--captions", 2, *more)
         *_, left_out = lines = result.stderr.splitlines()
-        assert left_out == "skipped, not images: 1 .txt, 1 .cr2"
+        assert left_out == "skipped: 1 .cr2"
         assert f"{counts}; 1 failed, in {folder}/c.csv.errors.jsonl" in lines
         assert not any(line.startswith(" ") for line in lines)  # whole, in a file
         if not more:
             names = {path.name for path in folder.iterdir()}
             assert {"p000.jpg.txt", "p000.png.txt", "p001.txt", "c.csv.journal.jsonl"} <= names
+
+
+def test_photos_that_are_newer_than_their_records_are_mentioned(
+    run_batch: Run, photos: Photos, tmp_path: Path
+) -> None:
+    folder, output = photos(3), tmp_path / "c.jsonl"
+    assert "newer" not in run_batch(folder, "--output", output).stderr
+    written = output.stat().st_mtime
+    for number, seconds in enumerate((-10, 10, -10)):
+        os.utime(folder / f"p00{number}.jpg", (written + seconds, written + seconds))
+    result = run_batch(folder, "--output", output)
+    assert "1 photo is newer than the records; --restart captions all" in result.stderr
 
 
 # What a person sees of a run
@@ -395,33 +395,12 @@ def await_count(progress: ProgressBar) -> None:
         time.sleep(0.01)
 
 
-def test_a_plain_line_where_there_is_no_terminal(
-    photos: Photos, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+def test_a_log_has_failures_and_no_bar_in_the_first_minute() -> None:
     said = io.StringIO()
-    shard = Shard(index=1, count=2)
-    folder = photos(80)
-    inputs = Inputs(sources=(str(folder),))
-    mine = sum(digest(photo.name) in shard for photo in inputs.photos())
     with ProgressBar(quiet=False, stream=said) as progress:
-        progress.count(inputs, shard, done=5)
-        await_count(progress)
-        for _ in range(8):
-            clock[0] += 10
-            progress.update({"image": "a", "caption": "b"})
         progress.update({"image": "c", "error": {"detail": "c is broken"}})
-        clock[0] += 60
-        progress.update({"image": "d", "caption": "b"})
-    left = divmod(14 * (mine - 5 - 10), 60)  # 10 took 140 s
-    first, seventh = (divmod(10 * (mine - 5 - done), 60) for done in (1, 7))
-    assert said.getvalue().splitlines() == [
-        f"1 of {mine - 5} photos, 0.1 per second, {first[0]} min {first[1]} s left",
-        f"7 of {mine - 5} photos, 0.1 per second, {seventh[0]} min {seventh[1]} s left",
-        "captioner: c is broken",
-        f"10 of {mine - 5} photos, 0.1 per second, {left[0]} min {left[1]} s left, 1 failed",
-    ]
+        progress.say("1 photo")
+    assert said.getvalue() == "captioner: c is broken\n1 photo\n"
 
 
 def test_a_bar_on_a_terminal(photos: Photos) -> None:

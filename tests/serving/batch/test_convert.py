@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_command_makes_a_table_and_sidecars(folder: Path, run_main: Run) -> None:
-    wording = ("--replace", "man=person", "--prefix", "Photo: ")
+    wording = ("--replace", "man=person", "--template", "Photo: {caption}")
     result = run_main("convert", "r.jsonl", "--to", "c.csv", "--sidecar", "txt", *wording)
     assert (result.returncode, result.stdout) == (0, "")
     assert result.stderr == (
@@ -42,8 +42,8 @@ def test_the_command_makes_a_table_and_sidecars(folder: Path, run_main: Run) -> 
     with (folder / "c.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["image"], row["caption"], row["alternatives"]) for row in rows] == [
-        ("a.jpg", "Photo: a person and a dog.", "Photo: the person."),
-        ("b.jpg", "Photo: a cat.", "Photo: the person."),
+        ("a.jpg", "Photo: a person and a dog", "Photo: the person"),
+        ("b.jpg", "Photo: a cat", "Photo: the person"),
     ]
     assert rows[0]["model"] == "tiny 1"
     assert (folder / "a.txt").read_text() == "Photo: a person and a dog\n"
@@ -83,8 +83,6 @@ def test_new_wording_starts_from_the_models_sentence(folder: Path) -> None:
     assert "A woman, a senior and a x=y." in (folder / "s.csv").read_text()
     assert main(["convert", "one.jsonl", "--to", "two.jsonl", "--template", "{caption}!"]) == 0
     assert read_lines(folder / "two.jsonl")[0]["caption"] == "a man and a dog!"
-    assert main(["convert", "one.jsonl", "--to", "three.jsonl", "--prefix", "Photo: "]) == 0
-    assert read_lines(folder / "three.jsonl")[0]["caption"] == "Photo: a man and a dog"
     assert main(["convert", "one.jsonl", "--to", "same.jsonl"]) == 0  # no wording: as they stand
     assert (folder / "same.jsonl").read_bytes() == (folder / "one.jsonl").read_bytes()
     assert Wording().apply(first) == read_lines(folder / "r.jsonl")[0]
@@ -254,7 +252,7 @@ REFUSED: Refusals = {
     "convert t.csv --sidecar json": (2, "--sidecar json need the .jsonl"),
     "convert r.jsonl --to no/c.csv": (1, "there is no folder"),
     "convert gone.jsonl --to c.csv": (1, "gone.jsonl cannot be read"),
-    "convert r.jsonl --sidecar doc": (2, "--sidecar 'doc' is invalid: it"),
+    "convert r.jsonl --sidecar doc": (2, "sidecar 'doc' is invalid: it"),
     "convert r.jsonl --to c.csv --existing append": (2, "it requires"),
     "convert r.jsonl --to c.csv --replace man": (2, "write OLD=NEW"),
 }
@@ -287,6 +285,6 @@ def test_restart_deletes_converted_sidecars(folder: Path, tiny: Captioner) -> No
 def test_convert_is_refused_while_a_run_holds_the_records(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Journal(RunFiles(Path("c.jsonl")), {"review": None}):
+    with Journal(RunFiles(Path("c.jsonl")), {}):
         assert main(["convert", "c.jsonl", "--sidecar", "txt"]) == 1
     assert "another run is writing to c.jsonl" in capsys.readouterr().err

@@ -6,7 +6,6 @@ Every file that a run writes is compared with that of a run that nobody disturbe
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import stat
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from captioner import Captioner, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
@@ -29,7 +27,7 @@ Tree = dict[str, bytes]  # the files below a folder, by their paths in it
 Run = Callable[..., Iterator[dict[str, Any]]]
 
 NOTES = (".run.json", ".written.jsonl", ".lock")
-PLAIN: dict[str, Any] = dict.fromkeys(("sidecar", "maps", "maps_to", "min_score", "review"))
+PLAIN: dict[str, Any] = dict.fromkeys(("sidecar", "min_score"))
 OUTPUTS = pytest.mark.parametrize("output", ["c.jsonl", "c.csv"])
 
 
@@ -117,13 +115,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(root: Path, tiny: Captioner) -> Run:
-    """Caption root/photos (two, two that are unsure, one that is broken) into root/OUTPUT.
-
-    Of the unsure ones the second belongs first in the review, which has a folder of its own.
-    """
+    """Caption root/photos (two, two that are unsure, one that is broken) into root/OUTPUT."""
     (root / "photos").mkdir()
-    (root / "review").mkdir()
-    (root / "review/mine.txt").write_text("mine\n")
     drawn = sorted(map(draw, range(4)), key=lambda each: -tiny.caption(each).score)
     for number, picture in zip((0, 3, 1, 2), drawn, strict=True):
         picture.save(root / f"photos/p{number}.jpg", "PNG")  # which loses nothing
@@ -133,10 +126,7 @@ def run(root: Path, tiny: Captioner) -> Run:
         batch_size=1,
         workers=1,
         sidecar="txt",
-        maps="overlay",
-        maps_to=str(root / "maps"),
         min_score=(scores[1] + scores[2]) / 2,
-        review=str(root / "review/unsure.jsonl"),
     )
 
     def caption(output: str, **options: Any) -> Iterator[dict[str, Any]]:
@@ -174,16 +164,14 @@ Watch = Callable[[str], tuple[Disk, Tree]]
 
 
 def check_synced(synced: Tree, record: dict[str, Any], output: str) -> None:
-    """A yielded record is synced to the disk, with its sidecar and map."""
+    """A yielded record is synced to the disk, with its sidecar."""
     lines = output if output.endswith(".jsonl") else f"{output}.journal.jsonl"
-    names = (lines, "review/unsure.jsonl", f"{output}.errors.jsonl")
+    names = (lines, f"{output}.errors.jsonl")
     (name,) = (n for n in names if record in map(json.loads, synced.get(n, b"").splitlines()))
-    assert (name == names[2]) == ("error" in record)
-    if name == lines:
+    assert (name == names[1]) == ("error" in record)
+    if not record.keys() & {"error", "review"}:
         stem = Path(record["image"]).stem
         assert synced[f"photos/{stem}.txt"].decode() == record["caption"] + "\n"
-        (drawn,) = (name for name in synced if name.endswith(f"{stem}.jpg.png"))
-        Image.open(io.BytesIO(synced[drawn])).load()
 
 
 def check_gone_on(run: Run, root: Path, output: str, state: Tree, wanted: Tree) -> None:
@@ -199,12 +187,10 @@ def test_a_record_counts_when_it_and_what_belongs_to_it_are_synced(
 ) -> None:
     """The synced lines of the logs are enough to remove all written files."""
     disk, wanted = watch(output)
-    unsure = [json.loads(line)["image"] for line in wanted["review/unsure.jsonl"].splitlines()]
-    assert unsure == [str(disk.root / f"photos/p{number}.jpg") for number in (2, 1)]
     assert made(disk.synced()) == made(wanted)
     write_tree(disk.root, disk.synced())
     list(run(output, restart=True, **PLAIN))
-    beside = (name for name in read_tree(disk.root) if name.startswith(("photos/", "maps/")))
+    beside = (name for name in read_tree(disk.root) if name.startswith("photos/"))
     assert {Path(name).suffix for name in beside} == {".jpg"}
 
 
@@ -221,13 +207,13 @@ def test_lines_reach_the_disk_after_the_files_that_they_record(
 
 
 def test_a_killed_run_leaves_no_part_of_a_file(run: Run, watch: Watch) -> None:
-    """The next run removes temporary files of sidecar, map, review and output."""
+    """The next run removes temporary files of sidecar and output."""
     disk, wanted = watch("c.csv")
     parts: dict[Path, Tree] = {}
     for state, _ in disk.killed:
         for name in (name for name in state if name.endswith(".part")):
             parts.setdefault(Path(name).parent, state)
-    assert len(parts) == 4
+    assert len(parts) == 2
     for state in parts.values():
         check_gone_on(run, disk.root, "c.csv", state, wanted)
         write_tree(disk.root, state)

@@ -14,10 +14,10 @@ from captioner import Captioner, OutputError
 from captioner.files import digest
 from captioner_serving.batch import BatchConfig, caption_batch, journal
 from captioner_serving.batch.files import RunFiles, RunLock
-from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
+from captioner_serving.batch.journal import Journal
 from tests.serving.batch.conftest import Photos, read_lines
 
-SETTINGS: dict[str, Any] = {"review": None}
+SETTINGS: dict[str, Any] = {}
 
 
 def record(name: str) -> dict[str, Any]:
@@ -26,48 +26,6 @@ def record(name: str) -> dict[str, Any]:
 
 def failure(name: str) -> dict[str, Any]:
     return {"image": name, "error": OutputError("its sidecar").record()}
-
-
-def said(name: str, *trusts: float | None, score: float = -1.0, **known: float) -> dict[str, Any]:
-    words = [
-        {"word": "dog"} if trust is None else {"word": "dog", "trust": trust} for trust in trusts
-    ]
-    return {"image": name, "caption": "", "score": score, **known, "words": words, "model": {}}
-
-
-JUDGED = [
-    said("one wrong", 0.1, 0.9, trust=0.05, familiarity=0.3),
-    said("right", 0.9, None, 0.9, trust=0.7, familiarity=0.01),
-    said("names nothing", None, None, familiarity=0.3),
-    said("unsure of a third", 0.1, 0.9, score=-2.0, trust=0.05, familiarity=0.3),
-    said("no photo", 0.9, 0.9, trust=0.004, familiarity=0.004),
-    said("two wrong", 0.3, None, 0.2, trust=0.06, familiarity=0.3),
-]
-"""What a checkpoint that knows its trust says."""
-PLAIN = [said(name, None, score=score) for name, score in (("b", -2.0), ("c", -1.0), ("a", -3.0))]
-
-
-@pytest.mark.parametrize(
-    ("records", "order"),
-    [
-        (JUDGED, "no photo, names nothing, two wrong, unsure of a third, one wrong, right"),
-        (PLAIN, "a, b, c"),
-    ],
-)
-def test_a_review_begins_with_what_has_most_to_correct(
-    tmp_path: Path, records: list[dict[str, Any]], order: str
-) -> None:
-    """Records that a resume adds are brought to their places."""
-    files = RunFiles(tmp_path / "c.jsonl", review := tmp_path / "unsure.jsonl")
-    for part in (records[:2], records[2:], []):
-        with Journal(files, {"review": "unsure.jsonl"}) as run:
-            for judged in part:
-                run.add(judged, REVIEW)
-            run.commit()
-            run.finish()
-    lines = read_lines(review)
-    assert ", ".join(line["image"] for line in lines) == order
-    assert all(line in records for line in lines)
 
 
 def test_one_run_at_a_time(
@@ -129,23 +87,6 @@ def test_a_run_holds_the_lock_that_is_there_though_an_ended_one_removed_it(
     assert not list(tmp_path.glob(".captioner*"))
 
 
-def test_a_review_that_another_run_has_just_written_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = RunFiles(tmp_path / "c.jsonl", review := tmp_path / "unsure.jsonl")
-    check_free = journal.check_free
-
-    def checked(path: Path, **options: bool) -> None:
-        check_free(path, **options)
-        if path == files.written:  # the last file that is checked
-            review.write_text("theirs\n")
-
-    monkeypatch.setattr(journal, "check_free", checked)
-    with pytest.raises(OutputError, match=r"unsure\.jsonl exists and is not from an earlier run"):
-        Journal(files, {"review": "unsure.jsonl"})
-    assert review.read_text() == "theirs\n"
-
-
 def test_a_failed_commit_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a full disk has room again, no line is appended to a torn line."""
     files, write = RunFiles(tmp_path / "c.jsonl"), journal.write_all
@@ -157,7 +98,7 @@ def test_a_failed_commit_is_truncated(tmp_path: Path, monkeypatch: pytest.Monkey
     for names in ("abc", "de"):  # a new run, and one that resumes
         with Journal(files, SETTINGS) as run:
             for name in names:
-                run.add(record(name), RECORDS)
+                run.add(record(name))
                 with monkeypatch.context() as patch, pytest.raises(OutputError, match="No space"):
                     patch.setattr(journal, "write_all", full)
                     run.commit()
@@ -165,7 +106,7 @@ def test_a_failed_commit_is_truncated(tmp_path: Path, monkeypatch: pytest.Monkey
             run.close()  # closing twice is allowed
     for _ in range(2):
         with Journal(files, SETTINGS) as run:
-            assert (run.counts, len(run.done)) == ([5, 0, 0], 5)
+            assert (run.counts, len(run.done)) == ([5, 0], 5)
     assert [line["image"] for line in read_lines(files.records)] == list("abcde")
 
 
@@ -173,39 +114,34 @@ def test_a_failure_is_on_disk_before_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kill in between leaves a photo to caption again, not one without a sidecar."""
-    files = RunFiles(tmp_path / "c.jsonl", tmp_path / "unsure.jsonl")
-    paths, sizes = (files.errors, tmp_path / "unsure.jsonl", files.records), []
-    with Journal(files, {"review": "unsure.jsonl"}) as run:
-        run.add(record("a"), RECORDS, failure=failure("a"))
-        run.add(record("b"), REVIEW)
+    files, sizes = RunFiles(tmp_path / "c.jsonl"), []
+    paths = files.errors, files.records
+    with Journal(files, SETTINGS) as run:
+        run.add(record("a"), failure=failure("a"))
         monkeypatch.setattr(os, "fsync", lambda _: sizes.append([p.stat().st_size for p in paths]))
         run.commit()
-    assert [[size > 0 for size in state] for state in sizes] == [
-        [True, False, False],
-        [True, True, False],
-        [True, True, True],
-    ]
+    assert [[size > 0 for size in state] for state in sizes] == [[True, False], [True, True]]
 
 
 def test_a_record_is_kept_when_its_sidecar_fails(tmp_path: Path) -> None:
     files, name = RunFiles(tmp_path / "c.jsonl"), digest("a")
     with Journal(files, SETTINGS) as run:
-        run.add(record("a"), RECORDS, failure=failure("a"))
+        run.add(record("a"), failure=failure("a"))
         run.commit()
     for _ in range(2):
         with Journal(files, SETTINGS) as run:
-            assert (run.counts, run.done, run.failed) == ([1, 1, 0], {name}, {name})
+            assert (run.counts, run.done, run.failed) == ([1, 1], {name}, {name})
         with Journal(files, SETTINGS, retry_errors=True) as run:
-            assert (run.counts, run.done) == ([1, 0, 0], set())
-            run.add(record("a"), RECORDS, failure=failure("a"))
+            assert (run.counts, run.done) == ([1, 0], set())
+            run.add(record("a"), failure=failure("a"))
             run.commit()
             run.finish()
     with Journal(files, SETTINGS, retry_errors=True) as run:
-        run.add(record("a"), RECORDS)
+        run.add(record("a"))
         run.commit()
         run.finish()
     with Journal(files, SETTINGS) as run:
-        assert (run.counts, run.done) == ([1, 0, 0], {name})
+        assert (run.counts, run.done) == ([1, 0], {name})
     assert len(files.records.read_text().splitlines()) == 1 and not files.errors.exists()
 
 
@@ -214,48 +150,47 @@ def kill(run: Journal) -> None:
     for file in run._files:
         if file is not None:
             file.close()
-    for lock in run._locks:
-        lock._lock.release()
+    assert run._lock is not None
+    run._lock._lock.release()
 
 
 def test_a_killed_retry_is_resumed(tmp_path: Path) -> None:
     """Retried photos count; the others are captioned again without --retry-errors."""
-    files = RunFiles(tmp_path / "c.jsonl", tmp_path / "unsure.jsonl")
-    settings = {"review": "unsure.jsonl"}
+    files, settings = RunFiles(tmp_path / "c.jsonl"), SETTINGS
     with Journal(files, settings) as run:
         for name in "abcd":
-            run.add(failure(name) | {"error": {"type": "image-empty"}}, ERRORS)
-        run.add(record("e"), RECORDS, failure=failure("e"))
+            run.add(failure(name) | {"error": {"type": "image-empty"}})
+        run.add(record("e"), failure=failure("e"))
         run.commit()
     run = Journal(files, settings, retry_errors=True)
-    run.add(record("a"), RECORDS)
-    run.add(record("b"), REVIEW)
-    run.add(failure("c") | {"error": {"type": "image-empty"}}, ERRORS)
+    run.add(record("a"))
+    run.add(record("b"))
+    run.add(failure("c") | {"error": {"type": "image-empty"}})
     run.commit()
     kill(run)
     with Journal(files, settings) as again:
         assert again.done == set(map(digest, "abce"))
         assert again.failed == set(map(digest, "ce"))
     with Journal(files, settings, retry_errors=True) as last:
-        assert (last.counts, last.done) == ([2, 0, 1], set(map(digest, "ab")))
-        last.add(record("e"), RECORDS)
+        assert (last.counts, last.done) == ([3, 0], set(map(digest, "ab")))
+        last.add(record("e"))
         last.commit()
         last.finish()
-    assert len(files.records.read_text().splitlines()) == 2 and not files.errors.exists()
+    assert len(files.records.read_text().splitlines()) == 3 and not files.errors.exists()
 
 
 def test_a_failure_without_its_record_is_cut_off(tmp_path: Path) -> None:
     """A kill between the two files of a commit: the photo is captioned again."""
     files = RunFiles(tmp_path / "c.jsonl")
     with Journal(files, SETTINGS) as run:
-        run.add(record("a"), RECORDS, failure=failure("a"))
-        run.add(record("b"), RECORDS, failure=failure("b"))
+        run.add(record("a"), failure=failure("a"))
+        run.add(record("b"), failure=failure("b"))
         run.commit()
     first, _ = files.records.read_bytes().splitlines(keepends=True)
     failed, _ = files.errors.read_bytes().splitlines(keepends=True)
     files.records.write_bytes(first)
     with Journal(files, SETTINGS) as run:
-        assert run.done == run.failed == {digest("a")} and run.counts == [1, 1, 0]
+        assert run.done == run.failed == {digest("a")} and run.counts == [1, 1]
     assert files.errors.read_bytes() == failed
 
 
@@ -264,7 +199,7 @@ def test_temporary_files_of_a_killed_retry_are_removed(
 ) -> None:
     files, parts, fsync = RunFiles(tmp_path / "c.jsonl"), set(), os.fsync
     with Journal(files, SETTINGS) as run:
-        run.add(record("a"), RECORDS, failure=failure("a"))
+        run.add(record("a"), failure=failure("a"))
         run.commit()
 
     def noted(descriptor: int) -> None:
@@ -273,7 +208,7 @@ def test_temporary_files_of_a_killed_retry_are_removed(
 
     with monkeypatch.context() as patch, Journal(files, SETTINGS, retry_errors=True) as run:
         patch.setattr(os, "fsync", noted)
-        run.add(record("a"), RECORDS, failure=failure("a"))
+        run.add(record("a"), failure=failure("a"))
         run.commit()
         run.finish()
     for part in parts:
@@ -287,7 +222,7 @@ def test_temporary_files_of_a_killed_retry_are_removed(
 def test_every_name_is_read_from_its_line(tmp_path: Path, name: str) -> None:
     files = RunFiles(tmp_path / "c.jsonl")
     with Journal(files, SETTINGS) as run:
-        run.add(record(name), RECORDS)
+        run.add(record(name))
         run.commit()
     with Journal(files, SETTINGS) as run:
         assert run.done == {digest(name)}

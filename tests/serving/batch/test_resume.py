@@ -97,9 +97,9 @@ def test_other_settings_are_refused_and_restart_begins_anew(
 
     assert run() == 3
     before = output.read_bytes()
-    changes = r": --beam-size was 5 and is 3; --plain was not given and is given\. .*--restart"
+    changes = r": --beam-size was 5 and is 3; --language was en and is de\. .*--restart"
     with pytest.raises(ConfigError, match=changes):
-        run(beam_size=3, plain=True)
+        run(beam_size=3, language="de")
     # The name and version are the same; the weights are not.
     with pytest.raises(ConfigError, match="the model of --checkpoint was"):
         run(Captioner.from_pretrained(saved_tiny))
@@ -160,11 +160,9 @@ def test_a_photo_that_was_too_large_is_retried_with_a_higher_limit(
 def test_the_remedy_for_a_full_disk_is_printed_wherever_it_fills(
     run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path
 ) -> None:
-    """A sidecar, a map or the table at the end; then the same command resumes."""
-    folder, maps = photos(3), tmp_path / "maps"
-    for number, more in enumerate(
-        (("--sidecar", "json", "--attention"), ("--maps", "sheet", "--maps-to", maps), ())
-    ):
+    """A sidecar or the table at the end; then the same command resumes."""
+    folder = photos(3)
+    for number, more in enumerate((("--sidecar", "json", "--attention"), ())):
         output = tmp_path / f"c{number}.csv"
         command = (folder, "--output", output, *more)
         limit = 500 if more else Path(f"{tmp_path}/c0.csv.journal.jsonl").stat().st_size // 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from captioner import Captioner, ConfigError, OutputError
 from captioner.terminal import json_line
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.files import RunFiles, RunLock
+from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.outputs.written import WrittenFiles
 from captioner_serving.batch.wording import Wording
 from tests.conftest import read_tree
@@ -101,101 +100,36 @@ def test_a_damaged_state_is_a_sentence(
     assert read_tree(tmp_path) == before
 
 
-def test_a_review_belongs_to_one_output(caption: Caption, photos: Photos, tmp_path: Path) -> None:
-    """Else a run that was killed before its own first unsure record would cut the others' off."""
-    folder, review = photos(2), tmp_path / "unsure.jsonl"
-    (folder / "a.jpg").write_bytes(b"no photo")
-
-    def run(output: str, photos: Path = folder, review: Path = review, **more: Any) -> None:
-        caption(photos, output, min_score=0, review=str(review), **more)
-
-    run("one.jsonl", folder / "a.jpg")
-    assert review.read_bytes() == b""
-    for restart in (False, True):
-        with pytest.raises(
-            OutputError, match=r"unsure\.jsonl exists and is not from an earlier run"
-        ):
-            run("two.jsonl", restart=restart)
-    with pytest.raises(OutputError, match=r"one\.jsonl exists"):
-        run("one.csv", review=tmp_path / "one.jsonl")
-    run("one.jsonl")
-    unsure = read_lines(review)
-    assert {Path(record["image"]).stem for record in unsure} == {"p000", "p001"}
-    assert unsure[0]["score"] < unsure[1]["score"]
-    names = ("one.jsonl", "one.jsonl.errors.jsonl", "one.jsonl.run.json", "unsure.jsonl")
-    assert sorted(name for name in read_tree(tmp_path) if "/" not in name) == list(names)
-    review.unlink()
-    with pytest.raises(OutputError, match=r"unsure\.jsonl is missing: restore the file"):
-        run("one.jsonl")
-    assert not review.exists()
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_review_of_the_same_name_elsewhere_stays(
-    caption: Caption, photos: Photos, tmp_path: Path, monkeypatch: Any, restart: bool
-) -> None:
-    folder, elsewhere = photos(1), tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "unsure.jsonl").write_text("mine\n")
-    monkeypatch.chdir(tmp_path)
-    caption(folder, min_score=-1e6, review="unsure.jsonl")
-    monkeypatch.chdir(elsewhere)
-    refused = (ConfigError, OutputError)
-    with pytest.raises(refused, match=r"review was|unsure\.jsonl exists"):
-        caption(folder, min_score=-1e6, review="unsure.jsonl", restart=restart)
-    assert (elsewhere / "unsure.jsonl").read_text() == "mine\n"
-
-
-def test_two_runs_share_no_review_at_a_time(
-    caption: Caption, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both have seen that it is not there, and one is the first to hold it; or it is resumed."""
-    review, refused = tmp_path / "unsure.jsonl", r"another run is writing to unsure\.jsonl"
-    with RunLock(review), monkeypatch.context() as patch:
-        patch.setattr("captioner_serving.batch.journal.check_free", lambda *_, **__: None)
-        with pytest.raises(OutputError, match=refused):
-            caption(photos(1), min_score=0.0, review=str(review))
-    review.unlink(missing_ok=True)
-    caption(photos(1), min_score=0.0, review=str(review))
-    with RunLock(review), pytest.raises(OutputError, match=refused):
-        caption(photos(1), min_score=0.0, review=str(review))
-
-
-def test_restart_removes_what_the_run_wrote_and_nothing_else(
+def test_restart_captions_all_photos_again(
     caption: Caption, photos: Photos, tmp_path: Path
 ) -> None:
-    folder, review, mine = photos(2), tmp_path / "unsure.jsonl", tmp_path / "mine.jsonl"
-    mine.write_text("mine\n")
-    caption(folder, min_score=0.0, review=str(review))
-    unsure = review.read_bytes()
-    with pytest.raises(OutputError, match=r"mine\.jsonl exists"):
-        caption(folder, min_score=-1e-9, review=str(mine), restart=True)
-    assert (mine.read_text(), review.read_bytes()) == ("mine\n", unsure)
-    assert len(caption(folder, min_score=0.0, review=str(review), restart=True)) == 2
-    assert review.read_bytes() == unsure
-    caption(folder, restart=True)
-    assert len(read_lines(tmp_path / "c.jsonl")) == 2 and review.read_bytes() == unsure
+    folder, output = photos(2), tmp_path / "c.jsonl"
+    caption(folder, min_score=0.0)
+    unsure = output.read_bytes()
+    with pytest.raises(ConfigError, match="--min-score was 0"):
+        caption(folder)
+    assert len(caption(folder, min_score=0.0, restart=True)) == 2
+    assert output.read_bytes() == unsure
+    assert not any("review" in record for record in caption(folder, restart=True))
 
 
-def test_restart_deletes_the_sidecars_and_maps_that_the_run_created(
+def test_restart_deletes_the_sidecars_that_the_run_created(
     caption: Caption, photos: Photos, tmp_path: Path
 ) -> None:
-    folder, maps = photos(4), tmp_path / "maps"
+    folder = photos(4)
     texts = [folder / f"p00{number}.txt" for number in range(4)]
     texts[1].write_text("mine\r\n")
     texts[3].write_text("mine too")
 
     def run(prefix: str, **options: Any) -> list[str]:
-        wording = Wording(prefix=prefix)
+        wording = Wording(template=prefix + "{caption}")
         return [one["caption"] for one in caption(folder, wording=wording, **options)]
 
     text: dict[str, Any] = {"sidecar": "txt", "existing": "prepend"}
-    before = run("Old: ", maps="overlay", maps_to=str(maps), **text)
+    before = run("Old: ", **text)
     assert texts[1].read_text() == f"{before[1]} mine\n"
     texts[2].write_text("edited")
     texts[3].write_text(f"{before[3]} edited")
-    *drawn, changed = sorted(maps.rglob("*.png"))
-    changed.write_bytes(b"mine")
     after = run("New: ", restart=True, **text)
     assert [path.read_text() for path in texts] == [
         f"{after[0]}\n",
@@ -203,8 +137,6 @@ def test_restart_deletes_the_sidecars_and_maps_that_the_run_created(
         f"{after[2]} edited\n",
         f"{after[3]} {before[3]} edited\n",
     ]
-    assert len(drawn) == 3 and not any(path.exists() for path in drawn)
-    assert changed.read_bytes() == b"mine"
     run("No sidecars: ", restart=True)
     # Sidecars that were there before the run, or were edited since, stay.
     assert not texts[0].exists() and texts[1].read_text() == f"{after[1]} {before[1]} mine\n"
@@ -229,18 +161,6 @@ def test_a_killed_run_knows_what_it_wrote(torn: bytes, tmp_path: Path) -> None:
     written.delete_files()
     assert not one.exists() and not files.written.exists()
     assert two.read_bytes() == b"theirs"
-
-
-def test_maps_never_lie_among_the_photos(
-    caption: Caption, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = photos(1)
-    shutil.copy(folder / "p000.jpg", folder / "p000.jpg.png")
-    before = read_tree(folder)
-    monkeypatch.chdir(tmp_path)
-    (record,) = caption("photos/p000.jpg", maps="overlay", maps_to=".")
-    assert "would be beside the photos" in record["error"]["detail"]
-    assert read_tree(folder) == before
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

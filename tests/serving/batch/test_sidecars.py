@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def caption(tiny: Captioner) -> Caption:
         ("photo 0", "append", "photo 0\n"),
         ("photo 0", "prepend", "photo 0\n"),
         ("a telephoto 0", "prepend", "photo 0 a telephoto 0\n"),
+        ("one\ntwo\n", "append", "one\ntwo\nphoto 0\n"),
+        ("one\ntwo", "prepend", "photo 0\none\ntwo\n"),
         *((blank, "skip", "photo 0\n") for blank in ("", "\n", " \t\r\n", "\ufeff\n")),
     ],
 )
@@ -82,15 +85,49 @@ def test_a_text_is_kept_extended_or_replaced(
     assert len(list(folder.iterdir())) == 2
 
 
-def test_a_text_that_is_not_utf_8_can_only_be_overwritten(write: Write, photos: Photos) -> None:
-    folder = photos(1)
-    sidecar = folder / "p000.txt"
-    sidecar.write_bytes("größe".encode("latin-1"))
-    said = f"{sidecar} is not UTF-8 text; it was not changed"
-    assert write(folder / "p000.jpg", existing="append") == [said]
-    assert sidecar.read_bytes() == "größe".encode("latin-1")
-    assert write(folder / "p000.jpg", existing="overwrite") == []
-    assert sidecar.read_text() == "photo 0\n"
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
+def test_a_text_in_an_encoding_of_windows_is_extended(
+    write: Write, photos: Photos, encoding: str
+) -> None:
+    """As `captioner prepare` reads it; what is no text stays."""
+    folder = photos(2)
+    (folder / "p000.txt").write_bytes("größe\n".encode(encoding))
+    (folder / "p001.txt").write_bytes(binary := b"\x81\0\xff")
+    said = f"{folder}/p001.txt is not text; it was not changed"
+    assert write(*sorted(folder.glob("*.jpg")), existing="append") == [said]
+    assert (folder / "p000.txt").read_text(encoding="utf-8") == "größe photo 0\n"
+    assert (folder / "p001.txt").read_bytes() == binary
+
+
+@pytest.mark.needs("exiftool")
+def test_a_description_in_the_photo_is_kept(
+    caption: Caption, photos: Photos, run_batch: Run, tmp_path: Path
+) -> None:
+    """In XMP, IPTC or EXIF, as exiftool writes it; but not the names of cameras."""
+    folder = photos(6)
+    for name, tag in (
+        ("p000", "-XMP-dc:Description=Oma"),
+        ("p001", "-IPTC:Caption-Abstract=Oma"),
+        ("p002", "-EXIF:ImageDescription=Oma"),
+        ("p003", "-EXIF:ImageDescription=OLYMPUS DIGITAL CAMERA"),
+        ("p004", "-XMP-iptcCore:AltTextAccessibility=Oma"),
+    ):
+        subprocess.run(
+            ["exiftool", "-q", "-overwrite_original", tag, folder / f"{name}.jpg"], check=True
+        )
+    described = {"p000", "p001", "p002"}
+    result = run_batch(folder, "--output", tmp_path / "c.jsonl", "--sidecar", "xmp")
+    assert "3 photos with their own description" in result.stderr
+    for sidecar in folder.glob("*.xmp"):
+        text = sidecar.read_text()
+        assert ("dc:description" not in text) == (sidecar.stem in described)
+        assert ("AltText" not in text) == (sidecar.stem == "p004")
+        sidecar.unlink()
+    records = caption(folder, "xmp", existing="append")
+    for record in records[:3]:
+        text = f"Oma {record['caption'].capitalize()}."
+        assert f">{text}</" in Path(record["image"]).with_suffix(".xmp").read_text()
+    assert all("Oma" not in (folder / f"{name}.xmp").read_text() for name in ("p003", "p005"))
 
 
 def test_json_sidecars_are_records(caption: Caption, photos: Photos) -> None:

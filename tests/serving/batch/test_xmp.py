@@ -19,6 +19,7 @@ from captioner_serving.batch.outputs.xmp import merge_xmp
 from tests.properties import FEW
 from tests.serving.batch.conftest import Photos
 
+BOTH = ("x-default", "en")
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 needs_exiftool = pytest.mark.needs("exiftool")
 
@@ -152,30 +153,24 @@ def test_a_sidecar_keeps_all_it_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("existing", "wanted"),
-    [("skip", None), ("append", "Grandma a dog"), ("prepend", "a dog Grandma")],
+    ("there", "existing", "changes"),
+    [
+        ({"x-default": "Oma", "de": "Strand"}, "skip", {}),
+        ({"x-default": "Oma", "de": "Strand"}, "append", dict.fromkeys(BOTH, "Oma a dog")),
+        ({"x-default": "Oma", "de": "Strand"}, "prepend", dict.fromkeys(BOTH, "a dog Oma")),
+        ({"de": "Strand"}, "skip", dict.fromkeys(BOTH, "a dog")),
+        ({"x-default": " ", "en": "a sea"}, "append", dict.fromkeys(BOTH, "a sea a dog")),
+    ],
 )
-def test_a_default_of_no_other_language_is_the_text_that_is_there(
-    existing: Any, wanted: str | None
+def test_a_default_is_a_text_of_the_caption_s_language_or_of_another(
+    there: dict[str, str], existing: Any, changes: dict[str, str]
 ) -> None:
-    default = '<rdf:li xml:lang="x-default">{}</rdf:li>'
-    old = LIGHTROOM.replace(default.format("Am Strand"), default.format("Grandma")).encode()
-    text = merged(old, existing=existing).decode()  # the other property was missing
-    assert default.format(wanted or "Grandma") in text
-    assert text.count('xml:lang="en"') == (2 if wanted else 1)  # of the alternative text alone
-
-
-def test_a_default_is_added_before_texts_in_other_languages() -> None:
-    item = '<rdf:li xml:lang="de">Strand</rdf:li>'
-    new = merged(LIGHTROOM.replace(ALT, f"<rdf:Alt>{item}</rdf:Alt>").encode())
-    texts = {"x-default": "a dog", "de": "Strand", "en": "a dog"}
-    assert [*languages(new, "description").items()] == [*texts.items()]
-
-
-def test_a_blank_default_is_filled_beside_other_languages() -> None:
-    items = '<rdf:li xml:lang="x-default"> </rdf:li><rdf:li xml:lang="en">a sea</rdf:li>'
-    new = merged(LIGHTROOM.replace(ALT, f"<rdf:Alt>{items}</rdf:Alt>").encode(), existing="append")
-    assert languages(new, "description") == {"x-default": "a sea a dog", "en": "a sea a dog"}
+    """The first text is the default; the alternative text was missing, and is filled in."""
+    items = "".join(f'<rdf:li xml:lang="{tag}">{text}</rdf:li>' for tag, text in there.items())
+    new = merged(LIGHTROOM.replace(ALT, f"<rdf:Alt>{items}</rdf:Alt>").encode(), existing=existing)
+    texts = languages(new, "description")
+    assert texts == there | changes and next(iter(texts)) == "x-default"
+    assert languages(new, "AltTextAccessibility") == dict.fromkeys(BOTH, "a dog")
 
 
 @needs_exiftool

@@ -10,13 +10,13 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import IO, Any, cast
+from fnmatch import fnmatchcase
+from typing import IO, TYPE_CHECKING, Any
 
 from captioner.archives import BoundedTarInfo, open_zip, tar_members, walk_tar
 from captioner.errors import ImageError, ImageNotFoundError
 from captioner.files import digest
 from captioner.vision.header import IMAGE_SUFFIXES
-from captioner_serving.batch.inputs.links import LinkStream
 from captioner_serving.batch.inputs.photos import (
     LostPhoto,
     MemoryPhoto,
@@ -24,6 +24,10 @@ from captioner_serving.batch.inputs.photos import (
     check_size,
     unreadable,
 )
+from captioner_serving.batch.inputs.urls import file_system
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVES = (".tar", ".zip", *COMPRESSED)
@@ -91,7 +95,7 @@ def archive_photos(path: str) -> Iterator[Photo]:
             yield from _numbered(_tar_photos(path))
         else:
             with open(path, "rb") as file:
-                yield from tar_stream_photos(file, path)
+                yield from _numbered(_streamed_photos(file, path))
     except Exception as error:  # damaged headers raise almost any exception
         reason = getattr(error, "strerror", None) or error or type(error).__name__
         yield LostPhoto(
@@ -99,9 +103,26 @@ def archive_photos(path: str) -> Iterator[Photo]:
         )
 
 
-def tar_stream_photos(file: LinkStream | IO[bytes], name: str) -> Iterator[Photo]:
-    """Yield the images of a tar stream of any compression, with their bytes."""
-    return _numbered(_streamed_photos(file, name))
+def remote_members(url: str) -> Iterator[Photo]:
+    """Yield the images of an archive at a URL, with their bytes, in the order of the archive.
+
+    url: a chain of fsspec with a pattern, such as tar://*::https://host/shots.tar.
+
+    Exceptions of the file system are not converted.
+    """
+    system, pattern = file_system(url)
+    yield from _numbered(_matching(system, pattern.strip("/"), url.partition("::")[2]))
+
+
+def _matching(system: AbstractFileSystem, pattern: str, archive: str) -> Iterator[Photo]:
+    for member, details in system.find("", detail=True).items():
+        if not (_is_image(member) and fnmatchcase(member, pattern or "*")):
+            continue
+        name = f"{archive}/{member}"
+        if reason := _too_large(name, details["size"], _LARGEST_IN_MEMORY):
+            yield LostPhoto(name=name, reason=reason)
+        else:
+            yield MemoryPhoto(name=name, data=system.cat_file(member))
 
 
 def _numbered(photos: Iterator[Photo]) -> Iterator[Photo]:
@@ -127,8 +148,7 @@ def _tar_photos(path: str) -> Iterator[Photo]:
             yield TarMember(name=name, archive=path, offset=offset, size=size)
 
 
-def _streamed_photos(packed: LinkStream | IO[bytes], name: str) -> Iterator[Photo]:
-    file = cast("IO[bytes]", packed)  # tarfile uses only read and tell
+def _streamed_photos(file: IO[bytes], name: str) -> Iterator[Photo]:
     with tarfile.open(fileobj=file, mode="r|*", tarinfo=BoundedTarInfo) as tar:
         stream: Any = tar.fileobj
         for member in walk_tar(tar):
@@ -136,7 +156,7 @@ def _streamed_photos(packed: LinkStream | IO[bytes], name: str) -> Iterator[Phot
                 yield _in_memory(tar, member, f"{name}/{member.name}")
             # Skip the rest of the member here, because tarfile would not notice a truncated file.
             while True:
-                if stream.tell() > max(_MOST_UNPACKED, _MOST_TIMES * packed.tell()):
+                if stream.tell() > max(_MOST_UNPACKED, _MOST_TIMES * file.tell()):
                     raise tarfile.ReadError(f"it unpacks to more than {stream.tell():,} bytes")
                 if (left := tar.offset - 1 - stream.tell()) <= 0:
                     break

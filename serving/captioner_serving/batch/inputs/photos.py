@@ -31,12 +31,7 @@ class Photo(ABC):
 
     @abstractmethod
     def read(self) -> bytes:
-        """Read the bytes of the image file.
-
-        Raises:
-            ImageError: it cannot be read.
-            MissingExtraError: it is a URL, and the extra that reads it is not installed.
-        """
+        """Read the bytes of the image file. Raises ImageError."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,103 +20,32 @@ from captioner_serving.batch.inputs.archives import (
     ARCHIVES,
     COMPRESSED,
     archive_photos,
-    tar_stream_photos,
+    remote_members,
 )
-from captioner_serving.batch.inputs.links import (
+from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
+from captioner_serving.batch.inputs.tables import list_names, table_names
+from captioner_serving.batch.inputs.urls import (
     AddressPolicy,
     RemotePhoto,
     file_system,
     is_url,
-    open_link,
     reason_of,
 )
-from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
-from captioner_serving.batch.inputs.tables import list_names, table_names
 
 _SCHEMES = ("http", "https", "s3", "gs")
 _SIDECARS = (".txt", ".caption", ".json", ".xmp")
 _STARS = re.compile(r"(?:^|(?<=/))\*\*(?:/|$)")
-_NAMED = 10  # links in the summary
-_KINDS = 20  # suffixes and folders in the summary
+_KINDS = 20  # kinds of skipped entries in the summary
 
 
-class LeftOut:
-    """Counts skipped entries of folders.
-
-    These are files that are not images, symbolic links to folders, photos in folders of thumbnails
-    and deleted files, and excluded photos. Sidecars, backups of exiftool, and `ignored` files are
-    not counted.
-    """
-
-    def __init__(self, ignored: Iterable[str | os.PathLike[str]] = ()) -> None:
-        self._ignored = {os.path.realpath(path) for path in ignored}
-        self._counts: Counter[str] = Counter()
-        self._system: Counter[str] = Counter()
-        self._excluded: Counter[str] = Counter()
-        self._links: set[str] = set()
-
-    def add_files(self, folder: str, names: Iterable[str], images: Iterable[str]) -> None:
-        """Count files of a folder that are not images; sidecars of its `images` are not counted."""
-        real = os.path.realpath(folder)
-        owners = {*images, *(os.path.splitext(name)[0] for name in images)}
-        for name in names:
-            stem, suffix = os.path.splitext(name)
-            is_sidecar = suffix.lower() in _SIDECARS and stem in owners
-            is_sidecar |= name.removesuffix("_original") in owners
-            if not is_sidecar and os.path.join(real, name) not in self._ignored:
-                self._counts[suffix.lower() or "no suffix"] += 1
-
-    def add_link(self, folder: str) -> None:
-        """Count a symbolic link to a folder."""
-        self._links.add(os.path.normpath(folder))
-
-    def add_system_folder(self, folder: str) -> None:
-        """Count the images in a folder of thumbnails or deleted files."""
-        name = os.path.basename(folder)
-        self._system[name] += sum(
-            file.lower().endswith(IMAGE_SUFFIXES)
-            for _, _, files in os.walk(folder)
-            for file in files
-        )
-
-    def skips(self, photo: str, source: str, patterns: Sequence[str]) -> bool:
-        """Return whether a photo is excluded or in a system folder below its source; count it."""
-        *folders, _ = parts = photo.split("/")
-        system = (part for part in folders if is_system_folder(part) and part not in source)
-        if (folder := next(system, None)) is not None:
-            self._system[folder] += 1
-            return True
-        for pattern in patterns:
-            if fnmatchcase(photo, pattern) or any(fnmatchcase(part, pattern) for part in parts):
-                self._excluded[pattern] += 1
-                return True
-        return False
-
-    def __str__(self) -> str:
-        """Return a line for each kind of skipped entries."""
-        lines = []
-        if self._counts:
-            lines.append(f"skipped, not images: {_most_common(self._counts)}")
-        if self._system:
-            counts = _most_common(self._system)
-            lines.append(f"skipped, photos in folders of thumbnails or deleted files: {counts}")
-        if self._excluded:
-            lines.append(f"skipped, --exclude: {_most_common(self._excluded)}")
-        if self._links:
-            number = len(self._links)
-            more = f" and {number - _NAMED:,} more" if number > _NAMED else ""
-            noun = "symbolic link to a folder" if number == 1 else "symbolic links to folders"
-            names = ", ".join(map(in_a_line, sorted(self._links)[:_NAMED]))
-            lines.append(f"skipped {number:,} {noun}; add them as inputs: {names}{more}")
-        return "\n".join(lines)
-
-
-def _most_common(counts: Counter[str]) -> str:
-    named = [f"{number:,} {in_a_line(name)}" for name, number in counts.most_common(_KINDS)]
-    if len(counts) > len(named):
-        rest = counts.total() - sum(number for _, number in counts.most_common(_KINDS))
-        named.append(f"{rest:,} of {len(counts) - len(named):,} other kinds")
-    return ", ".join(named)
+def skipped_entries(skipped: Counter[str]) -> str:
+    """Return a line with the number of skipped entries of each kind; "" without any."""
+    named = skipped.most_common(_KINDS)
+    parts = [f"{number:,} {in_a_line(kind)}" for kind, number in named]
+    if more := len(skipped) - len(named):
+        rest = skipped.total() - sum(number for _, number in named)
+        parts.append(f"{rest:,} of {more:,} other kinds")
+    return f"skipped: {', '.join(parts)}" if parts else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +57,9 @@ class Inputs:
     lists: files with one path or URL per line.
     column: the column with paths or URLs in tables (CSV, JSONL and Parquet) among the sources.
     root: the base folder of relative paths in lists and tables; None: the current one.
-    null: NUL, not a line break, ends each name in a list (find -print0).
     recursive: search subfolders.
     exclude: patterns of photos to skip, such as "*_small.jpg"; each is compared with the whole
         name, with the file name, and with the name of each folder in it.
-    schemes: URL schemes that are allowed in lists and tables, besides http, https, s3 and gs.
     allow_private: allow URLs of private addresses. Otherwise only `sources` may contain such a URL,
         and no URL may redirect to another private host.
     """
@@ -141,10 +68,8 @@ class Inputs:
     lists: tuple[str, ...] = ()
     column: str | None = None
     root: str | None = None
-    null: bool = False
     recursive: bool = True
     exclude: tuple[str, ...] = ()
-    schemes: tuple[str, ...] = ()
     allow_private: bool = False
 
     def __post_init__(self) -> None:
@@ -187,7 +112,7 @@ class Inputs:
                 if _is_table(source) and not _is_pipe(source):
                     next(self._in_table(source), None)  # raises if it lacks the column
             elif glob.has_magic(source):
-                next(_matches(source, LeftOut()))
+                next(_matches(source, Counter()))
             elif source.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVES)):
                 missing.append(source)
             else:
@@ -204,28 +129,50 @@ class Inputs:
         packed = (s for s in self.sources if is_url(s) or s.lower().endswith(ARCHIVES))
         return next(packed, None)
 
-    def photos(self, left_out: LeftOut | None = None) -> Iterator[Photo]:
+    def photos(
+        self,
+        skipped: Counter[str] | None = None,
+        *,
+        ignored: Iterable[str | os.PathLike[str]] = (),
+    ) -> Iterator[Photo]:
         """Yield the photos in a fixed order; a LostPhoto for an input that cannot be listed.
 
         Args:
-            left_out: counts the files that are skipped.
+            skipped: counts skipped entries by kind: files that are not images, links to folders,
+                photos in folders of thumbnails and deleted files, excluded photos.
+            ignored: files that are not counted, besides sidecars and backups of exiftool.
 
         Raises DataError: a list or table cannot be read, or a pattern has no matches.
         """
-        left_out = left_out or LeftOut()
+        skipped = Counter() if skipped is None else skipped
+        outputs = {os.path.realpath(path) for path in ignored}
         for source in self.sources:
             is_list = source == "-" or (_is_table(source) and not is_url(source))
-            for photo in self._of_source(source, left_out):
-                below = photo.name if is_list else source
-                if not left_out.skips(photo.name, below, self.exclude):
+            for photo in self._of_source(source, skipped, outputs):
+                if not self._skips(photo.name, photo.name if is_list else source, skipped):
                     yield photo
         for path in self.lists:
             for photo in self._listed(path):
-                if not left_out.skips(photo.name, photo.name, self.exclude):
+                if not self._skips(photo.name, photo.name, skipped):
                     yield photo
 
-    def _of_source(self, source: str, left_out: LeftOut) -> Iterator[Photo]:
-        """Yield the photos of one source, including those that `LeftOut.skips`."""
+    def _skips(self, photo: str, source: str, skipped: Counter[str]) -> bool:
+        """Return whether a photo is excluded or in a system folder below its source; count it."""
+        *folders, _ = parts = photo.split("/")
+        system = (part for part in folders if is_system_folder(part) and part not in source)
+        if (folder := next(system, None)) is not None:
+            skipped[f"in {folder}"] += 1
+            return True
+        for pattern in self.exclude:
+            if fnmatchcase(photo, pattern) or any(fnmatchcase(part, pattern) for part in parts):
+                skipped[f"by --exclude {pattern}"] += 1
+                return True
+        return False
+
+    def _of_source(
+        self, source: str, skipped: Counter[str], outputs: Container[str]
+    ) -> Iterator[Photo]:
+        """Yield the photos of one source, including those to skip by name."""
         if source == "-":
             yield from self._listed("-")
         elif is_url(source):
@@ -233,35 +180,40 @@ class Inputs:
         elif _is_table(source):
             yield from self._of_names(self._in_table(source))
         elif os.path.lexists(source) or not glob.has_magic(source):
-            yield from self._at(source, left_out, search=True)
+            yield from self._at(source, skipped, outputs)
         else:
-            for path in _matches(source, left_out):
+            for path in _matches(source, skipped):
                 if os.path.islink(path) and os.path.isdir(path):
-                    left_out.add_link(path)
-                else:  # ** already matches the files in folders
-                    yield from self._at(path, left_out, search="**" not in source)
+                    _count_link(path, skipped)
+                elif "**" not in source or not os.path.isdir(path):  # ** matches files in folders
+                    yield from self._at(path, skipped, outputs)
 
-    def _at(self, path: str, left_out: LeftOut, *, search: bool) -> Iterator[Photo]:
+    def _at(self, path: str, skipped: Counter[str], outputs: Container[str]) -> Iterator[Photo]:
         """Yield the photos at a path."""
         if not os.path.isdir(path):
             if path.lower().endswith(ARCHIVES):
                 yield from archive_photos(path)
             else:
                 yield PhotoFile(name=path, file=path)
-        elif search:
-            for folder, names, problem in _walk(path, left_out, recursive=self.recursive):
-                if problem is not None:
-                    reason = f"{folder} cannot be listed ({problem})"
-                    yield LostPhoto(name=folder, reason=reason)
-                images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
-                if len(images) < len(names):
-                    left_out.add_files(folder, sorted({*names} - {*images}), images)
-                for name in images:
-                    file = os.path.join(folder, name)
+            return
+        for folder, names, problem in _walk(path, skipped, recursive=self.recursive):
+            if problem is not None:
+                reason = f"{folder} cannot be listed ({problem})"
+                yield LostPhoto(name=folder, reason=reason)
+            for name in names:
+                file = os.path.join(folder, name)
+                suffix = os.path.splitext(name)[1].lower()
+                if suffix in IMAGE_SUFFIXES:
                     yield PhotoFile(name=file, file=file)
+                elif not (
+                    suffix in _SIDECARS
+                    or name.endswith("_original")
+                    or os.path.realpath(file) in outputs
+                ):
+                    skipped[suffix or "without suffix"] += 1
 
     def _listed(self, path: str) -> Iterator[Photo]:
-        return self._of_names(list_names(path, null=self.null, root=self.root))
+        return self._of_names(list_names(path, root=self.root))
 
     def _in_table(self, path: str) -> Iterator[str | LostPhoto]:
         return table_names(path, self.column or "", root=self.root)
@@ -281,33 +233,33 @@ class Inputs:
         if "::" in url:  # fsspec would chain file systems
             reason = f"{url}: URLs with :: are not allowed; write an IPv6 address in full"
             return LostPhoto(name=url, reason=reason)
-        if scheme in (*_SCHEMES, *self.schemes):
+        if scheme in _SCHEMES:
             return RemotePhoto(name=url, url=url, policy="any" if self.allow_private else "public")
-        return LostPhoto(
-            name=url,
-            reason=f"{url}: {scheme}:// URLs are not allowed in lists and tables; if you trust the "
-            f"list, add --allow-scheme {scheme}",
-        )
+        schemes = ", ".join(_SCHEMES)
+        reason = f"{url}: {scheme}:// URLs are not allowed in lists and tables; use {schemes}"
+        return LostPhoto(name=url, reason=reason)
 
     def _at_url(self, url: str) -> Iterator[Photo]:
-        """Yield the photos at a URL of the command line: a photo, tar file, glob or bucket."""
+        """Yield the photos at a URL of the command line: a photo, archive, glob or bucket."""
         policy: AddressPolicy = "any" if self.allow_private else "same-host"
         is_web = is_web_address(url)
         is_glob = not is_web and any(sign in url for sign in "*[")
         bare = re.split(r"[?#]", url)[0].lower() if is_web else url.lower()
         try:
-            if is_glob:
-                yield from self._in_bucket(url, is_glob=True)
-            elif bare.endswith(ARCHIVES):
-                yield from _remote_archive(url, policy, is_zip=bare.endswith(".zip"))
-            elif is_web or bare.endswith(IMAGE_SUFFIXES):
+            if "::" in url and not is_web:
+                yield from remote_members(url)
+            elif not is_glob and bare.endswith(ARCHIVES):
+                yield _packed(url)
+            elif not is_glob and (is_web or bare.endswith(IMAGE_SUFFIXES)):
                 yield RemotePhoto(name=url, url=url, policy=policy)
             else:
-                yield from self._in_bucket(url, is_glob=False)
+                yield from self._in_bucket(url, is_glob=is_glob)
         except CaptionerError:
             raise
         except Exception as error:  # each file system has its own exceptions
-            yield _lost(url, error)
+            yield LostPhoto(
+                name=url, reason=f"{url} cannot be listed ({reason_of(error)}): check the URL"
+            )
 
     def _in_bucket(self, url: str, *, is_glob: bool) -> Iterator[Photo]:
         """Yield the photos that match a glob, or below a prefix."""
@@ -323,33 +275,22 @@ class Inputs:
             is_hidden = "/." in name.removeprefix(base)
             link = system.unstrip_protocol(name)
             if is_glob and link.lower().endswith(ARCHIVES):
-                yield from _remote_archive(link, "any", is_zip=link.lower().endswith(".zip"))
+                yield _packed(link)
             elif is_glob or (name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden):
                 yield RemotePhoto(name=link, url=link)
 
 
-def _lost(url: str, error: Exception) -> LostPhoto:
-    reason = f"{url} cannot be listed ({reason_of(error)}): check the URL"
-    return LostPhoto(name=url, reason=reason)
+def _packed(url: str) -> LostPhoto:
+    kind = "zip" if re.split(r"[?#]", url)[0].lower().endswith(".zip") else "tar"
+    return LostPhoto(name=url, reason=f"{url} is an archive: write '{kind}://*::{url}'")
 
 
-def _remote_archive(url: str, policy: AddressPolicy, *, is_zip: bool) -> Iterator[Photo]:
-    """Yield the photos of a tar file at a URL."""
-    if is_zip:
-        reason = f"{url}: zip files at URLs are not supported; download it, or use a .tar"
-        yield LostPhoto(name=url, reason=reason)
-        return
-    try:
-        with open_link(url, policy) as file:
-            yield from tar_stream_photos(file, url)
-    except CaptionerError:
-        raise
-    except Exception as error:  # each file system has its own exceptions
-        yield _lost(url, error)
+def _count_link(folder: str, skipped: Counter[str]) -> None:
+    skipped[f"link to a folder ({os.path.normpath(folder)})"] = 1
 
 
 def _walk(
-    folder: str, left_out: LeftOut, *, recursive: bool
+    folder: str, skipped: Counter[str], *, recursive: bool
 ) -> Iterator[tuple[str, list[str], str | None]]:
     """Yield each folder with its sorted files, or with the reason why it cannot be listed.
 
@@ -363,17 +304,21 @@ def _walk(
             yield str(problem.filename), [], problem.strerror
         folders[:] = sorted(folders) if recursive else []
         for name in filter(is_system_folder, folders):
-            left_out.add_system_folder(os.path.join(here, name))
+            skipped[f"in {name}"] += sum(
+                file.lower().endswith(IMAGE_SUFFIXES)
+                for _, _, files in os.walk(os.path.join(here, name))
+                for file in files
+            )
         folders[:] = [n for n in folders if not (n.startswith(".") or is_system_folder(n))]
         for path in (os.path.join(here, name) for name in folders):
             if os.path.islink(path):
-                left_out.add_link(path)
+                _count_link(path, skipped)
         yield here, sorted(name for name in files if not name.startswith(".")), None
     for problem in problems:
         yield str(problem.filename), [], problem.strerror
 
 
-def _matches(pattern: str, left_out: LeftOut) -> Iterator[str]:
+def _matches(pattern: str, skipped: Counter[str]) -> Iterator[str]:
     """Yield the matches of a pattern, as a shell with globstar does.
 
     ** does not follow symbolic links to folders.
@@ -381,21 +326,21 @@ def _matches(pattern: str, left_out: LeftOut) -> Iterator[str]:
     Raises DataError: there are no matches.
     """
     path = None
-    for path in _matches_of(pattern, left_out):
+    for path in _matches_of(pattern, skipped):
         yield path
     if path is None:
         raise DataError(f"nothing matches {pattern}: check the folder, and quote the pattern")
 
 
-def _matches_of(pattern: str, left_out: LeftOut) -> Iterator[str]:
+def _matches_of(pattern: str, skipped: Counter[str]) -> Iterator[str]:
     before, *after = _STARS.split(pattern, maxsplit=1)
     if not after:
         yield from sorted(glob.glob(pattern))
         return
     for top in sorted(glob.glob(before)) if before else [""]:
-        for folder, _, _ in _walk(top or ".", left_out, recursive=True):
+        for folder, _, _ in _walk(top or ".", skipped, recursive=True):
             prefix = glob.escape(folder if top else folder[2:])  # without ./
-            yield from _matches_of(os.path.join(prefix, after[0] or "*"), left_out)
+            yield from _matches_of(os.path.join(prefix, after[0] or "*"), skipped)
 
 
 def _is_table(source: str) -> bool:

@@ -10,63 +10,54 @@ from pathlib import Path
 from captioner.errors import DataError
 from captioner.tables import JSON_TABLES, read_json_rows, read_lines, read_table
 from captioner_serving.batch.inputs.photos import LostPhoto, name_on_disk
-from captioner_serving.batch.outputs.cells import own_cells
+from captioner_serving.batch.outputs.formats import own_cells
 
 _CHUNK = 1 << 16
 _LONGEST = 1 << 20  # bytes of a name in a list; file systems take 4,096
 _BOM = b"\xef\xbb\xbf"
 
 
-def list_names(path: str, *, null: bool, root: str | None = None) -> Iterator[str]:
-    """Yield the names in a list.
+def list_names(path: str, *, root: str | None = None) -> Iterator[str]:
+    """Yield the names in a list, or standard input ("-"), without quotation marks around them.
 
-    Args:
-        path: a file, or "-" for standard input. A pipe is read while it is written.
-        null: names end with NUL, not with a line break.
-        root: the base folder of relative names.
-
-    Raises DataError: the list cannot be read.
+    A pipe is read while it is written. `root` is the base folder of relative names.
     """
     label = "standard input" if path == "-" else path
     try:
         # Standard input stays open, because several lists may be read from it.
         with open(0 if path == "-" else path, "rb", closefd=path != "-") as file:
             chunk = file.read1(_CHUNK)
-            if b"\0" in chunk and not null:
-                yield from _wide_names(chunk + file.read(), label)
+            if b"\0" in chunk:
+                for name in read_lines(chunk + file.read(), name=label):
+                    yield name_on_disk(_unquoted(name, root), root)
                 return
             rest = chunk = chunk.removeprefix(_BOM)
             while chunk:
-                *names, rest = re.split(rb"\0" if null else rb"[\r\n]", rest)
-                yield from (name_on_disk(os.fsdecode(name), root) for name in names if name)
+                *names, rest = re.split(rb"[\r\n]", rest)
+                for name in map(os.fsdecode, filter(None, names)):
+                    yield name_on_disk(_unquoted(name, root), root)
                 if len(rest) > _LONGEST:
                     raise DataError(
                         f"{label} has a name of more than {_LONGEST:,} bytes: use a list of photos"
-                        f"{'' if null else ', with --null if NUL ends its names'}"
                     )
                 chunk = file.read1(_CHUNK)
                 rest += chunk
             if rest:
-                yield name_on_disk(os.fsdecode(rest), root)
+                yield name_on_disk(_unquoted(os.fsdecode(rest), root), root)
     except OSError as error:
         raise DataError(f"{label} cannot be read: {error.strerror}") from error
 
 
-def _wide_names(data: bytes, label: str) -> list[str]:
-    """Read a list in UTF-16 or UTF-32."""
-    try:
-        return read_lines(data, name=label)
-    except DataError as error:
-        raise DataError(f"{error}, or add --null if NUL separates its names") from error
+def _unquoted(name: str, root: str | None) -> str:
+    """Remove quotation marks around a name, unless there is a file of the whole name."""
+    quoted = len(name) > 2 and name[0] == name[-1] and name[0] in "\"'"
+    if quoted and not os.path.lexists(os.path.join(root or "", name)):
+        return name[1:-1]
+    return name
 
 
 def table_names(path: str, column: str, *, root: str | None = None) -> Iterator[str | LostPhoto]:
-    """Yield the names in a column of a table; a LostPhoto for an empty cell.
-
-    Raises:
-        DataError: the table cannot be read, or lacks the column.
-        MissingExtraError: the extra that reads it is not installed.
-    """
+    """Yield the names in a column of a table; a LostPhoto for an empty cell."""
     for number, value in enumerate(_cells(path, column), start=1):
         if value:
             yield name_on_disk(value, root)

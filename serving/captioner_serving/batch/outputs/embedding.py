@@ -1,136 +1,208 @@
-"""Write description, alt text and keywords into JPEG files.
-
-The new file replaces the photo atomically and has the same pixels, dates and owner. Writing twice
-changes nothing.
-"""
+"""Descriptions in photos: read those of other programs, and copy XMP sidecars into JPEG files."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import stat
-from typing import Any
+import struct
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
 
-from captioner.closing import Closing
-from captioner.errors import OutputError
-from captioner.files import copy_stat, replace_file, sync_folder, writing
-from captioner.vision.image import LARGEST_FILE
-from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.inputs.photos import Photo
-from captioner_serving.batch.outputs.exiftool import ExifTool, ExifToolError
-from captioner_serving.batch.outputs.written import Write, read_existing
-from captioner_serving.batch.outputs.xmp import legal_text, merge_languages, missing_keywords
-from captioner_serving.batch.wording import sentence
+from PIL import ExifTags, Image
 
-# The tags of texts, each with an older tag whose text is used if the tag is missing.
-_TEXTS = {"XMP-dc:Description": "IPTC:Caption-Abstract", "XMP-iptcCore:AltTextAccessibility": ""}
-_KEYWORDS, _OLD_KEYWORDS = "XMP-dc:Subject", "IPTC:Keywords"
+from captioner.errors import CaptionerError, OutputError
+from captioner.files import IS_WINDOWS
+from captioner.terminal import counted
+from captioner_serving.batch.outputs.written import read_existing
+from captioner_serving.batch.outputs.xmp import texts_in
+
+_SECONDS = 120.0  # for one call, and 10 more for each photo
+_OLDEST = 12.39  # the first version with AltTextAccessibility
+_REMEDY = "install it (Debian: libimage-exiftool-perl; macOS: brew install exiftool; exiftool.org)"
+_LONGEST = 1 << 16  # bytes of an EXIF block; one JPEG segment holds as many
 _JPEG = b"\xff\xd8\xff"
+# What cameras write into ImageDescription.
+_CAMERA = re.compile(
+    r"[\w-]+ digital (still )?camera|(sony|minolta|konica minolta) dsc|exif_jpeg_picture"
+    r"|dcim\\.*|dji.*|default|untitled|<[\w -]+>|cof|dav|edf|hdr|hdrpl|mde|oznor|rbt|rhdr|sdr",
+    re.IGNORECASE,
+)
 
 
-class Embedder(Closing):
-    """Writes texts into photos, merged with existing texts as in XMP sidecars.
+@dataclass(frozen=True, kw_only=True)
+class PhotoTexts:
+    """The texts that other programs wrote into a photo; "" where there is none.
 
-    The original is kept as photo.jpg_original, which `exiftool -restore_original` restores. If
-    photo.jpg_original exists, it is older and is not overwritten.
+    old: the description in IPTC or EXIF, without names of cameras.
+    xmp: the texts in XMP by property, such as "dc:description".
+    """
+
+    old: str
+    xmp: dict[str, str]
+
+
+def read_texts(path: str) -> PhotoTexts:
+    """Read the texts in a photo; none from a file that cannot be read."""
+    try:
+        with Image.open(path) as image:
+            exif, xmp = image.info.get("exif", b""), image.info.get("xmp", b"")
+            resources = image.info.get("photoshop", {})
+    except Exception:  # damaged metadata can raise almost anything
+        return PhotoTexts(old="", xmp={})
+    iptc = resources.get(0x0404, b"") if isinstance(resources, dict) else b""
+    return PhotoTexts(old=_iptc_caption(iptc) or _exif_description(exif), xmp=texts_in(xmp))
+
+
+class Embedder:
+    """Copies sidecars into their JPEG files, with one call of exiftool for many photos.
+
+    Only missing tags are written, so a second copy changes nothing. exiftool keeps the original as
+    photo.jpg_original.
 
     Attributes:
-        kept: the number of photos that needed no change.
-        replaced: the number of photos that were written.
+        written: the number of photos that were changed.
+        left: the number of photos that must not be changed: other formats than JPEG, read-only
+            files, links, and photos with a description in IPTC or EXIF.
     """
 
-    def __init__(self, config: BatchConfig, write: Write) -> None:
-        self._config, self._write = config, write
-        self._tool = ExifTool()
-        self.kept = self.replaced = 0
+    def __init__(self) -> None:
+        self.written = self.left = 0
 
-    def close(self) -> None:
-        """Stop exiftool."""
-        self._tool.close()
+    def embed(self, sidecars: dict[str, str]) -> dict[str, OutputError]:
+        """Copy sidecars, given by the path of the photo; return errors by path.
 
-    def write(self, photo: Photo, record: dict[str, Any]) -> None:
-        """Write the texts of a record into its photo.
-
-        Raises OutputError: the photo is not a writable JPEG file, or exiftool cannot write it.
+        The sidecar of photo.jpg must be photo.xmp or photo.jpg.xmp.
         """
-        path = photo.path
-        if path is None:
-            raise OutputError(f"{photo.name} is not a file on disk; texts cannot be embedded")
-        old = _read(path)
-        try:
-            changes = self._changes(self._tool.read(old), record)
-            new = self._tool.write(old, changes) if changes else old
-        except ExifToolError as error:
-            raise OutputError(
-                f"exiftool cannot write {photo.name} ({error}): use --sidecar xmp"
-            ) from error
-        if new == old:
-            self.kept += 1
-            return
-        if self._config.backup:
-            _keep_original(path, old)
-        self._write(path, new, old=old, keep_stat=True)
-        self.replaced += 1
+        errors: dict[str, OutputError] = {}
+        for pattern in ("%d%f.xmp", "%d%f.%e.xmp"):
+            group = [
+                photo
+                for photo, sidecar in sidecars.items()
+                if (sidecar == f"{photo}.xmp") == (pattern != "%d%f.xmp")
+            ]
+            suited = [photo for photo in group if _may_change(photo)]
+            self.left += len(group) - len(suited)
+            if suited:
+                errors |= self._copy(suited, pattern)
+        return errors
 
-    def _changes(self, texts: dict[str, Any], record: dict[str, Any]) -> list[tuple[str, str]]:
-        config, changes = self._config, []
-        caption = record["caption"] if config.plain else sentence(record["caption"])
-        for tag, older in _TEXTS.items():
-            present = {
-                key.removeprefix(tag).removeprefix("-").lower() or "x-default": str(text)
-                for key, text in texts.items()
-                if key == tag or key.startswith(f"{tag}-")
-            }
-            if not present and older in texts:
-                present = {"x-default": str(texts[older])}
-            merged = merge_languages(
-                present, legal_text(caption), language=config.language, existing=config.existing
-            )
-            changes += [(f"{tag}-{language}=", text) for language, text in merged.items()]
-        old = _listed(texts.get(_KEYWORDS))
-        keywords = missing_keywords(old, map(legal_text, record.get("keywords", ())))
-        if keywords and not old:
-            iptc = _listed(texts.get(_OLD_KEYWORDS))
-            keywords = [*iptc, *missing_keywords(iptc, keywords)]
-        return [*changes, *((f"{_KEYWORDS}+=", keyword) for keyword in keywords)]
+    def counts(self) -> dict[str, int]:
+        """Return the counts of the summary."""
+        return {
+            f"{counted(self.written, 'photo')} with new texts embedded": self.written,
+            f"{self.left:,} without (not a writable JPEG, a link, or described)": self.left,
+        }
 
-
-def _read(path: str) -> bytes:
-    """Read a photo for embedding.
-
-    Raises OutputError: it is not a writable JPEG file, or cannot be read.
-    """
-    if os.path.islink(path):
-        raise OutputError(
-            f"{path} is a symbolic link: texts can only be embedded in the file itself; name that "
-            "file instead"
-        )
-    data = read_existing(path, kind="a photo", largest=LARGEST_FILE)
-    if data is None:
-        raise OutputError(f"{path} no longer exists: texts cannot be embedded")
-    if not data.startswith(_JPEG):
-        raise OutputError(f"{path} is not a JPEG file: texts cannot be embedded; use --sidecar xmp")
-    if not (os.access(path, os.W_OK) and os.stat(path).st_mode & stat.S_IWUSR):
-        raise OutputError(f"{path} is read-only: make it writable to embed texts")
-    return data
+    def _copy(self, photos: list[str], pattern: str) -> dict[str, OutputError]:
+        by_path = {os.path.abspath(photo): photo for photo in photos}
+        command = [_program(), "-config", "", "-P", "-wm", "cg", "-tagsFromFile", pattern]
+        command += ["-charset", "filename=utf8"] if IS_WINDOWS else []
+        names = b"".join(os.fsencode(path) + b"\n" for path in by_path)
+        for path in by_path:
+            with suppress(OSError):  # of a call that was killed
+                os.unlink(f"{path}_exiftool_tmp")
+        with _running([*command, "-XMP:all", "-@", "-"]) as process:
+            try:
+                said, problems = process.communicate(names, timeout=_SECONDS + 10 * len(photos))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return {photo: _failure(photo, "it took too long") for photo in photos}
+            except KeyboardInterrupt:  # exiftool finishes: it may be replacing a photo
+                process.communicate()
+                raise
+        updated = re.search(rb"(\d+) image files updated", said)
+        self.written += int(updated[1]) if updated else 0
+        errors = {}
+        for line in map(os.fsdecode, problems.splitlines()):
+            if line.startswith("Error: "):
+                endings = ((path, f" - {path}", f": {path}_exiftool_tmp") for path in by_path)
+                for path in (path for path, *ends in endings if line.endswith(tuple(ends))):
+                    reason = line.removeprefix("Error: ").removesuffix(f" - {path}")
+                    errors[by_path[path]] = _failure(by_path[path], reason)
+        if process.returncode and not errors:
+            reason = os.fsdecode(problems).strip().partition("\n")[0]
+            return {photo: _failure(photo, reason) for photo in photos}
+        return errors
 
 
-def _keep_original(path: str, data: bytes) -> None:
-    """Keep the original under another name, as a hard link if possible."""
-    original = f"{path}_original"
-    if os.path.lexists(original):
-        return
+def _running(command: list[str]) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    # In a session of its own, because Ctrl-C must not reach it.
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+
+
+def check_exiftool() -> None:
+    """Raise CaptionerError if exiftool is not installed, or too old to write alt texts."""
+    done = subprocess.run([_program(), "-ver"], capture_output=True, text=True, check=False)
     try:
-        os.link(path, original)
-    except (OSError, AttributeError):
-        with replace_file(original) as file:
-            file.write(data)
-        with writing(original):
-            copy_stat(path, original)
-    with writing(original):
-        sync_folder(os.path.dirname(path) or ".")
+        version = float(done.stdout)
+    except ValueError:
+        raise CaptionerError(
+            f"exiftool does not run ({done.stderr.strip() or done.returncode}): {_REMEDY}"
+        ) from None
+    if version < _OLDEST:
+        raise CaptionerError(
+            f"exiftool is version {done.stdout.strip()}; embed needs {_OLDEST} or newer: {_REMEDY}"
+        )
 
 
-def _listed(value: Any) -> list[str]:
-    """Return the items of a tag; exiftool returns a list of one item as the item."""
-    values = [] if value is None else value if isinstance(value, list) else [value]
-    return list(map(str, values))
+def _program() -> str:
+    if path := shutil.which("exiftool"):
+        return path
+    raise CaptionerError(f"embed needs exiftool, which is not installed: {_REMEDY}")
+
+
+def _may_change(photo: str) -> bool:
+    """Return whether a photo is a writable JPEG file with one name and no older description."""
+    try:
+        status = os.lstat(photo)
+        head = read_existing(photo, kind="a photo", largest=1 << 62, head=3)
+    except (OSError, OutputError):
+        return False
+    return (
+        head == _JPEG
+        and stat.S_ISREG(status.st_mode)
+        and status.st_nlink == 1
+        and status.st_mode & stat.S_IWUSR != 0
+        and not re.search(r"[\r\n]", photo)  # which separate the names for exiftool
+        and not read_texts(photo).old
+    )
+
+
+def _failure(photo: str, reason: str) -> OutputError:
+    return OutputError(f"exiftool cannot write {photo} ({reason}): its sidecar has the texts")
+
+
+def _iptc_caption(block: bytes) -> str:
+    """Return the caption in an IPTC block: record 2, dataset 120."""
+    place = block.find(b"\x1c\x02\x78")
+    if place < 0:
+        return ""
+    size = int.from_bytes(block[place + 3 : place + 5], "big")
+    return _decoded(block[place + 5 : place + 5 + size])
+
+
+def _exif_description(block: bytes) -> str:
+    """Return ImageDescription of an EXIF block; "" if it is missing, or the name of a camera."""
+    with suppress(struct.error):
+        block = block[:_LONGEST].removeprefix(b"Exif\0\0")
+        order = "<" if block[:2] == b"II" else ">"
+        (place,) = struct.unpack_from(order + "I", block, 4)
+        (count,) = struct.unpack_from(order + "H", block, place)
+        for at in range(place + 2, place + 2 + 12 * count, 12):
+            tag, _, size, start = struct.unpack_from(order + "HHII", block, at)
+            if tag == ExifTags.Base.ImageDescription:
+                start = at + 8 if size <= 4 else start
+                text = _decoded(block[start : start + size].partition(b"\0")[0])
+                return "" if _CAMERA.fullmatch(text) else text
+    return ""
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode().strip()
+    except UnicodeDecodeError:
+        return data.decode("cp1252", "replace").strip()

@@ -12,13 +12,15 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import Any
 
-from captioner.errors import OutputError
+from captioner.errors import DataError, OutputError
 from captioner.files import is_inside
-from captioner.terminal import json_line
+from captioner.tables import decode_text
+from captioner.terminal import counted, json_line
 from captioner.vision.header import IMAGE_SUFFIXES
 from captioner.vision.image import LARGEST_FILE
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo, PhotoFile, name_on_disk
+from captioner_serving.batch.outputs.embedding import read_texts
 from captioner_serving.batch.outputs.written import Write, read_existing
 from captioner_serving.batch.outputs.xmp import merge_xmp
 from captioner_serving.batch.wording import combine, combine_keywords, sentence
@@ -50,6 +52,7 @@ class SidecarWriter:
     Attributes:
         kept: the number of existing sidecars that were not changed.
         replaced: the number of sidecars that `existing="overwrite"` replaced.
+        described: the number of new sidecars that leave or extend the photo's own description.
         renamed: the number of sidecars with a longer name.
     """
 
@@ -57,13 +60,10 @@ class SidecarWriter:
         self._config = config
         self._write = write
         self._folder = _Folder("")
-        self.kept = self.replaced = self.renamed = 0
+        self.kept = self.replaced = self.renamed = self.described = 0
 
-    def write(self, photo: Photo, record: dict[str, Any]) -> None:
-        """Write the sidecar of a photo.
-
-        Raises OutputError: it cannot be written or merged; the detail names the file.
-        """
+    def write(self, photo: Photo, record: dict[str, Any]) -> str:
+        """Write the sidecar of a photo; return its path. Raises OutputError."""
         if photo.path is None:
             raise OutputError(f"{photo.name} is not a file on disk; it cannot have a sidecar")
         place = self._path(photo.path)
@@ -71,16 +71,33 @@ class SidecarWriter:
         if _is_same(path, photo.path):
             raise OutputError(f"{photo.name} would be its own sidecar: rename the photo")
         old = read_existing(path, kind="a sidecar", largest=_LARGEST)
-        new = self._content(path, old, record)
+        own: dict[str, str] = {}
+        if self._config.sidecar == "xmp" and self._config.existing != "overwrite":
+            texts = read_texts(photo.path)
+            own = {"dc:description": texts.old, **texts.xmp} if texts.old else texts.xmp
+            self.described += old is None and "dc:description" in own
+        new = self._content(path, old, record, own)
         if new is None or new == old:
             self.kept += new is None
-            return
+            return place
         if not is_inside(path, os.path.dirname(place)):
             raise OutputError(
                 f"{place} is a symbolic link to {path}, outside its folder: replace it with a file"
             )
         self._write(path, new, old=old)
         self.replaced += self._config.existing == "overwrite" and bool((old or b"").strip())
+        return place
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts of the summary."""
+        return {
+            f"{counted(self.kept, 'sidecar')} unchanged": self.kept,
+            f"{counted(self.replaced, 'sidecar')} overwritten": self.replaced,
+            f"{counted(self.renamed, 'sidecar')} named photo.jpg.* (photos share a stem)": (
+                self.renamed
+            ),
+            f"{counted(self.described, 'photo')} with their own description": self.described,
+        }
 
     def _path(self, photo: str) -> str:
         """Return the sidecar's path, with the photo's stem, or its name if photos share a stem."""
@@ -96,11 +113,13 @@ class SidecarWriter:
             return f"{photo}.{kind}"
         return f"{stem}.{kind}"
 
-    def _content(self, path: str, old: bytes | None, record: dict[str, Any]) -> bytes | None:
+    def _content(
+        self, path: str, old: bytes | None, record: dict[str, Any], own: dict[str, str]
+    ) -> bytes | None:
         """Return the new content; None keeps the existing sidecar."""
         config, caption = self._config, record["caption"]
         if config.sidecar == "xmp":
-            caption = caption if config.plain else sentence(caption)
+            caption = caption if config.wording.template is not None else sentence(caption)
             return merge_xmp(
                 old,
                 caption,
@@ -108,19 +127,18 @@ class SidecarWriter:
                 language=config.language,
                 existing=config.existing,
                 path=path,
+                own=own,
             )
         if old is not None and old.strip(b" \t\r\n\xef\xbb\xbf") and config.existing == "skip":
             return None
-        if old is not None and b"\0" in old:
-            raise OutputError(f"{path} is not text; it was not changed")
+        before = None
+        if old is not None:
+            try:
+                before = decode_text(old, name=path)[0].rstrip("\r\n")
+            except DataError as error:
+                raise OutputError(f"{path} is not text; it was not changed") from error
         if config.sidecar == "json":
             return json_line(record, indent=2).encode() + b"\n"
-        try:
-            before = None if old is None else old.decode("utf-8-sig").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            if config.existing != "overwrite":
-                raise OutputError(f"{path} is not UTF-8 text; it was not changed") from error
-            before = None
         if config.sidecar == "txt" and "keywords" in record:
             listed = combine_keywords(before, record["keywords"], config.existing)
             return listed.encode() + b"\n"
@@ -133,10 +151,7 @@ def is_fatal(error: OutputError) -> bool:
 
 
 def find_photo(name: str, root: str | None) -> PhotoFile:
-    """Return the photo of a record.
-
-    Raises OutputError: it does not exist, or is outside the root.
-    """
+    """Return the photo of a record. Raises OutputError: it does not exist, or is outside `root`."""
     file = os.path.join(root or "", name_on_disk(name, root))
     # Records may be untrusted, and a folder in the path may be a symbolic link.
     if root is not None and not is_inside(os.path.dirname(file), root):

@@ -1,4 +1,4 @@
-"""Write sidecars and maps, and log them; --restart deletes the logged files."""
+"""Write sidecars and log them; --restart deletes the logged files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Write = Callable[..., None]
 
 
 class WrittenFiles:
-    """Writes and logs sidecars and maps.
+    """Writes and logs sidecars.
 
     The log has a line for each file: its path, its digest, and the digest of the file that it
     replaced. The line is written before the file, so the log of a killed run is complete.
@@ -36,18 +36,10 @@ class WrittenFiles:
         new: bytes,
         *,
         old: bytes | None,
-        keep_stat: bool = False,
     ) -> None:
-        """Write a file.
-
-        Args:
-            path: the path of the file.
-            new: the new content.
-            old: the present content; None if the file does not exist.
-            keep_stat: see captioner.files.replace_file.
-        """
+        """Write a file; `old` is the present content, or None if the file does not exist."""
         self._append(path, new, old)
-        with replace_file(path, part=self._files.part(), keep_stat=keep_stat) as file:
+        with replace_file(path, part=self._files.part()) as file:
             file.write(new)
 
     def sync(self) -> None:
@@ -61,14 +53,11 @@ class WrittenFiles:
             self._log.close()
             self._log = None
 
-    def remove_parts(self, review: str | None = None) -> None:
-        """Remove the temporary files of a killed run, beside its output, its review or a photo.
-
-        review: the review of that run, relative to the folder of the output.
-        """
-        output, folder = self._files.output, self._files.folder
+    def remove_parts(self) -> None:
+        """Remove the temporary files of a killed run, beside its output or a photo."""
+        output = self._files.output
         last = next(self._last_first(), {"path": output})
-        for path in (output, folder / (review or output.name), Path(last["path"])):
+        for path in (output, Path(last["path"])):
             for part in (self._files.part(), self._files.part("-state")):
                 with suppress(OSError):
                     path.with_name(part).unlink()
@@ -125,8 +114,7 @@ def read_existing(
 ) -> bytes | None:
     """Read a file, or its first `head` bytes; return None if it does not exist.
 
-    Raises OutputError: it cannot be read, is not a regular file, or has more than `largest` bytes,
-        the limit for this `kind` of file.
+    Raises OutputError: it is not a readable regular file, or has more than `largest` bytes.
     """
     try:
         with open(path, "rb", opener=_open_unblocked) as file:
@@ -151,10 +139,9 @@ def write_unlogged(
     new: bytes,
     *,
     old: bytes | None,  # noqa: ARG001
-    keep_stat: bool = False,
 ) -> None:
     """Write a file without a log."""
-    with replace_file(path, keep_stat=keep_stat) as file:
+    with replace_file(path) as file:
         file.write(new)
 
 

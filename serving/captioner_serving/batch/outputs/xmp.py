@@ -46,28 +46,26 @@ def merge_xmp(
     language: str,
     existing: Existing,
     path: str,
+    own: Mapping[str, str] | None = None,
 ) -> bytes | None:
     """Merge a caption into both text properties of an XMP sidecar, and add keywords.
 
     Args:
         old: the present sidecar; None if there is none.
         caption: the text.
-        keywords: the keywords to add, for every value of `existing`; existing keywords are kept.
+        keywords: the keywords to add to the existing ones.
         language: the language of the caption, an RFC 3066 tag.
-        existing: how an existing text is treated; "skip" keeps it, but fills in missing
-            properties.
+        existing: "skip" keeps an existing text, but fills in missing properties.
         path: the name of the file in errors.
+        own: texts in the photo itself, by property. They count as existing texts of properties
+            that the sidecar lacks; with "skip" the sidecar gets no such property.
 
-    Returns:
-        The new sidecar in UTF-8; None if nothing changes.
-
-    Raises OutputError: the sidecar is not XMP, or a property has a form that is not valid XMP.
+    Returns the new sidecar in UTF-8; None if nothing changes. Raises OutputError: the sidecar is
+    not XMP, or a property has a form that is not valid XMP.
     """
     caption = legal_text(caption)
-    # A sidecar may be untrusted: do not resolve entities or load URLs.
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, strip_cdata=False)
     try:
-        root = etree.fromstring(_EMPTY.encode() if old is None else old, parser)
+        root = etree.fromstring(_EMPTY.encode() if old is None else old, _parser())
     except etree.XMLSyntaxError as error:
         raise OutputError(
             f"{path} is not XML ({error}); it was not changed: repair or remove it"
@@ -83,12 +81,14 @@ def merge_xmp(
     if not descriptions:
         descriptions = [_add(rdf, "rdf:Description")]
         descriptions[0].set(_tag("rdf:about"), "")
-    for name in map(_tag, _PROPERTIES):
+    for title in _PROPERTIES:
+        name = _tag(title)
         element = next((child for part in descriptions for child in part.findall(name)), None)
         if element is None:
             # A text may also be an attribute, which cannot have languages.
             holder = next((part for part in descriptions if name in part.attrib), descriptions[0])
-            text = combine(holder.get(name), caption, existing)
+            present = holder.get(name) or (own or {}).get(title)
+            text = combine(present, caption, existing)
             if text is None or text == holder.get(name):
                 continue
             holder.attrib.pop(name, None)
@@ -98,6 +98,23 @@ def merge_xmp(
     _add_keywords(descriptions, list(map(legal_text, keywords)), path=path)
     new = _serialize(root)
     return None if old is not None and new == before else new
+
+
+def texts_in(packet: bytes) -> dict[str, str]:
+    """Return the text properties of an XMP packet, each in its first language; none if damaged."""
+    try:
+        root = etree.fromstring(packet.strip(b"\0"), _parser())
+    except (etree.XMLSyntaxError, ValueError):
+        return {}
+    texts = {}
+    for title in _PROPERTIES:
+        found = [part.get(_tag(title)) for part in root.iter(_tag("rdf:Description"))]
+        for element in root.iter(_tag(title)):
+            items = [item.text for item in element.iter(_tag("rdf:li"))]
+            found += items or [element.text]
+        if text := next((text.strip() for text in found if text and text.strip()), None):
+            texts[title] = text
+    return texts
 
 
 def _fill(element: Any, caption: str, *, language: str, existing: Existing, path: str) -> None:
@@ -136,11 +153,7 @@ def merge_languages(
     belongs to that language. Any other default counts as the text of the caption's language, if
     there is no text with that tag.
 
-    Args:
-        texts: the present texts by lower-case language; the default has "x-default".
-        caption: the new text.
-        language: the language of the caption.
-        existing: see merge_xmp.
+    texts: the present texts by lower-case language; the default has "x-default".
     """
     tag, default = _in_language(texts, language.lower()), texts.get(_DEFAULT)
     foreign = [text for name, text in texts.items() if name not in (tag, _DEFAULT)]
@@ -229,6 +242,11 @@ def _add(parent: Any, name: str, *, at: Any = None) -> Any:
 def _tag(name: str) -> str:
     prefix, _, local = name.partition(":")
     return f"{{{_NAMES[prefix]}}}{local}"
+
+
+def _parser() -> Any:
+    # XMP may be untrusted: do not resolve entities or load URLs.
+    return etree.XMLParser(resolve_entities=False, no_network=True, strip_cdata=False)
 
 
 def _serialize(root: Any) -> bytes:

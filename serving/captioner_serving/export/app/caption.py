@@ -3,13 +3,11 @@
 
     python caption.py photo.jpg
     python caption.py *.jpg --json --attention > captions.jsonl
-    python caption.py photo.jpg --overlay dog.png --word dog
 
 It reads captioner.json, encoder.onnx, step.onnx and trust.safetensors from its folder. As a module:
 
     captioner = Captioner()
     record = captioner.caption("photo.jpg")
-    captioner.overlay("photo.jpg", record, "dog").save("dog.png")
 """
 
 from __future__ import annotations
@@ -343,53 +341,6 @@ class Captioner:
             records.append(record)
         return records
 
-    def overlay(self, photo: Any, record: dict[str, Any], word: str | None = None) -> Image.Image:
-        """Draw the attention of a word over the photo.
-
-        word: None chooses the word that depends most on the photo.
-
-        Heat is the logarithm of the attention divided by the even share (1 / number of cells). It
-        is 0 up to the even share, and full from `full_heat` times the even share.
-        """
-        drawing = self.about["drawing"]
-        attention = self._find(record, word)["attention"]
-        with Image.open(photo) as opened:
-            image = self._plain(opened)
-        even = 1 / len(attention["weights"])
-        full = math.log(min(drawing["full_heat"], len(attention["weights"])))
-        heat = Image.new("F", (attention["columns"], attention["rows"]))
-        heat.putdata(
-            [
-                0.5 + 255 * min(math.log(weight / even) / full, 1) if weight > even else 0.5
-                for weight in attention["weights"]
-            ]
-        )
-        spans = [
-            _span(*sides)
-            for sides in (
-                (image.width, attention["columns"], attention["box"][0], attention["box"][2]),
-                (image.height, attention["rows"], attention["box"][1], attention["box"][3]),
-            )
-        ]
-        (x0, x1, left, right), (y0, y1, top, bottom) = spans
-        part = (left, top, right, bottom)
-        heat = heat.resize((x1 - x0, y1 - y0), Image.Resampling.BICUBIC, part)
-        ramp = [min(level, max(0, (level - 4) * 4 // 3)) for level in range(256)]
-        levels = Image.new("L", image.size)
-        levels.paste(heat.convert("L").point(ramp), (x0, y0))
-        return _blend(image, levels, drawing)
-
-    def _find(self, record: dict[str, Any], word: str | None) -> dict[str, Any]:
-        words: list[dict[str, Any]] = record["words"]
-        if not words or "attention" not in words[0]:
-            raise ValueError("this model has no attention to draw")
-        if word is None:
-            return max(words, key=lambda part: part.get("gate", max(part["attention"]["weights"])))
-        matches = [part for part in words if part["word"].casefold() == word.casefold()]
-        if not matches:
-            raise ValueError(f"there is no word {word!r} in {record['caption']!r}")
-        return matches[0]
-
 
 def _read_tensors(path: Path, *, prefix: str) -> dict[str, Any]:
     """Read the tensors whose names start with a prefix from a safetensors file."""
@@ -424,24 +375,6 @@ def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
     return picture if largest > 1 else plain  # up to 1: rounding, because the profile is sRGB
 
 
-def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:
-    """Return the pixels that a box covers along one axis, and the grid cells that they span."""
-    first, end = (min(max(math.ceil(edge * pixels - 0.5), 0), pixels) for edge in (low, high))
-    start, stop = ((edge / pixels - low) / (high - low) * cells for edge in (first, end))
-    return first, end, max(start, 0.0), min(stop, float(cells))
-
-
-def _blend(photo: Image.Image, heat: Image.Image, drawing: dict[str, Any]) -> Image.Image:
-    palette = bytes.fromhex(drawing["palettes"][drawing["default_colors"]])
-    texture, strength = drawing["texture"], drawing["default_strength"]
-    tint = Image.merge("RGB", [heat.point(list(palette[channel::3])) for channel in range(3)])
-    grain = photo.convert("L").point([round(255 - texture * (255 - v)) for v in range(256)])
-    tint = ImageChops.multiply(tint, grain.convert("RGB"))
-    gain = drawing["opacity_gain"]
-    opacity = [round(255 * strength * min(1, gain * level / 255)) for level in range(256)]
-    return Image.composite(tint, photo, heat.point(opacity))
-
-
 def main() -> int:
     """Caption the photos of the command line; return 1 if a photo failed."""
     parser = argparse.ArgumentParser(description="Caption photos, one line each.")
@@ -449,18 +382,10 @@ def main() -> int:
     add("photos", nargs="+", metavar="PHOTO")
     add("--json", action="store_true", help="print one JSON record per photo")
     add("--attention", action="store_true", help="add each word's attention (with --json)")
-    add("--overlay", metavar="FILE", help="the attention of one word over the photo, as PNG")
-    add(
-        "--word",
-        metavar="WORD",
-        help="word to draw with --overlay; default: the one that depends most on the photo",
-    )
     add("--beam-size", type=int, metavar="N")
     add("--captions", type=int, default=1, metavar="N", help="the N best captions")
     add("--style", metavar="NAME", help="caption style, for models with several")
     arguments = parser.parse_args()
-    if arguments.overlay and len(arguments.photos) > 1:
-        parser.error("--overlay is for one photo")
     try:
         captioner, status = Captioner(), 0
     except Exception as error:  # onnxruntime's exceptions have no common class
@@ -473,10 +398,8 @@ def main() -> int:
                 beam_size=arguments.beam_size,
                 captions=arguments.captions,
                 style=arguments.style,
-                attention=arguments.attention or bool(arguments.overlay),
+                attention=arguments.attention,
             )
-            if arguments.overlay:
-                captioner.overlay(photo, record, arguments.word).save(arguments.overlay)
         except Exception as error:  # damaged files raise many exceptions
             print(f"caption.py: {photo}: {error}", file=sys.stderr)
             status = 1

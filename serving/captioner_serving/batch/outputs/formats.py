@@ -1,41 +1,49 @@
-"""Write records as .jsonl, .csv, .parquet or COCO results; read .jsonl."""
+r"""The formats of outputs: .jsonl, .csv, .parquet and COCO results; records come back from .csv.
+
+In a .csv an apostrophe precedes what a spreadsheet would run as a formula. A formula may begin
+after any separator, because programs disagree about the separator of a file.
+"""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
 from captioner.errors import ConfigError, DataError, MissingExtraError, OutputError
+from captioner.tables import decode_text, read_bytes
 from captioner.terminal import json_line
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.keywords import choose_keywords
-from captioner_serving.batch.outputs.cells import ADDED_COLUMNS, COLUMNS, cell_of
-from captioner_serving.batch.outputs.coco import image_ids
 from captioner_serving.batch.wording import CONTROL, has_word, sentence
 
 Record = dict[str, Any]
 
+COLUMNS = ("image", "caption", "score", "alternatives", "model", "familiarity", "trust", "keywords",
+    "review")  # fmt: skip
+
+_FORMATS = (".jsonl", ".csv", ".parquet", ".json")
 _ROWS = 10_000  # rows of Parquet that are written together
+_BEGIN = r'((?:^|[,;|\t\r\n])[\s"]*)'  # the beginning of a cell
+_FORMULA = re.compile(rf"{_BEGIN}(?='*[=+@-])")
+_DEFUSED = re.compile(rf"{_BEGIN}'(?='*[=+@-])")
+_NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
 
 
 def check_output(output: str) -> None:
-    """Check the path of an output before the run.
-
-    Raises:
-        ConfigError: the format is unknown.
-        MissingExtraError: the extra for Parquet is not installed.
-        OutputError: the folder does not exist.
-    """
+    """Check the format and folder of an output before the run."""
     path = Path(output)
-    if path.suffix not in _WRITERS:
-        formats = ", ".join(_WRITERS)
-        raise ConfigError(f"output is {output!r}; it must end in {formats}")
+    if path.suffix not in _FORMATS:
+        raise ConfigError(f"output is {output!r}; it must end in {', '.join(_FORMATS)}")
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise MissingExtraError(f"writing {output}", "parquet")
     if path.is_dir() or not path.absolute().parent.is_dir():
@@ -46,38 +54,34 @@ def check_output(output: str) -> None:
 
 def write_records(
     file: BinaryIO, suffix: str, records: Iterator[Record], *, plain: bool = False
-) -> None:
-    """Write records in the format of a suffix.
+) -> str:
+    """Write records in the format of a suffix; return a line about the ids in COCO results, or "".
 
     Args:
         file: an open file; only its `name` is used, to write to its path.
         suffix: .jsonl, .csv, .parquet or .json.
         records: of captioned photos.
         plain: add no capital letter and no full stop in .csv. Other formats never get them.
-
-    Raises:
-        OutputError: photos share a COCO id.
-        OSError: the file cannot be written.
     """
-    if suffix == ".csv" and not plain:
-        records = map(_as_sentences, records)
-    _WRITERS[suffix](Path(file.name), records)
+    path = Path(file.name)
+    if suffix == ".json":
+        return _write_coco(path, records)
+    if suffix == ".csv":
+        _write_csv(path, records if plain else map(_as_sentences, records))
+    elif suffix == ".parquet":
+        _write_parquet(path, records)
+    else:
+        with path.open("w", encoding="utf-8") as lines:
+            lines.writelines(json_line(record) + "\n" for record in records)
+    return ""
 
 
 def _row(record: Record) -> Record:
     return {
-        "image": record["image"],
-        "caption": record["caption"],
-        "score": record["score"],
+        **{name: record.get(name) for name in COLUMNS},
         "alternatives": [alternative["caption"] for alternative in record["alternatives"]],
         "model": f"{record['model']['name']} {record['model']['version']}",
-        **{name: record.get(name) for name in ADDED_COLUMNS},
     }
-
-
-def _write_lines(path: Path, records: Iterator[Record]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json_line(record) + "\n" for record in records)
 
 
 def _write_csv(path: Path, records: Iterator[Record]) -> None:
@@ -86,13 +90,14 @@ def _write_csv(path: Path, records: Iterator[Record]) -> None:
     Bytes of a name that are not UTF-8 are written unchanged.
     """
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.DictWriter(file, [*COLUMNS, *ADDED_COLUMNS])
+        writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        for record in records:
-            row = _row(record)
+        for row in map(_row, records):
             row["alternatives"] = "\n".join(row["alternatives"])
             row["keywords"] = ", ".join(row["keywords"] or ())
-            writer.writerow({k: cell_of(v) if isinstance(v, str) else v for k, v in row.items()})
+            writer.writerow(
+                {k: _FORMULA.sub(r"\1'", v) if isinstance(v, str) else v for k, v in row.items()}
+            )
 
 
 def _as_sentences(record: Record) -> Record:
@@ -110,8 +115,8 @@ def _write_parquet(path: Path, records: Iterator[Record]) -> None:
 
     text, number = pyarrow.string(), pyarrow.float32()
     texts = pyarrow.list_(text)
-    kinds = (text, text, number, texts, text, number, number, texts)
-    schema = pyarrow.schema(list(zip((*COLUMNS, *ADDED_COLUMNS), kinds, strict=True)))
+    kinds = (text, text, number, texts, text, number, number, texts, pyarrow.bool_())
+    schema = pyarrow.schema(list(zip(COLUMNS, kinds, strict=True)))
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         rows = map(_row, records)
         while part := list(islice(rows, _ROWS)):
@@ -121,20 +126,101 @@ def _write_parquet(path: Path, records: Iterator[Record]) -> None:
             writer.write_table(pyarrow.Table.from_pylist(part, schema=schema))
 
 
-def _write_coco(path: Path, records: Iterator[Record]) -> None:
+def _write_coco(path: Path, records: Iterator[Record]) -> str:
+    """Write COCO results. The id is the number that ends the stem, otherwise the stem.
+
+    Photos that share a stem have their whole names as ids. If photos share a number, all ids are
+    positions in the run.
+    """
     captions = {record["image"]: record["caption"] for record in records}
-    ids = image_ids(captions, "the output")
+    stems = {name: Path(name).stem for name in captions}
+    counts = Counter(stems.values())
+    numbers = {
+        name: int(match[1]) for name, stem in stems.items() if (match := _NUMBER.search(stem))
+    }
+    is_shared = len(set(numbers.values())) < len(numbers)
+    ids: Mapping[str, int | str]
+    if is_shared:
+        ids = {name: position for position, name in enumerate(captions, 1)}
+    else:
+        unique = {n: n if counts[s] > 1 or s in captions else s for n, s in stems.items()}
+        ids = {**unique, **numbers}
     results = [{"image_id": ids[name], "caption": text} for name, text in captions.items()]
     with path.open("w", encoding="utf-8") as file:
         file.write("[" + ",".join("\n" + json_line(result) for result in results) + "\n]\n")
+    return "photos share a number: each image_id is a position in the run" if is_shared else ""
 
 
-_WRITERS: dict[str, Callable[[Path, Iterator[Record]], None]] = {
-    ".jsonl": _write_lines,
-    ".csv": _write_csv,
-    ".parquet": _write_parquet,
-    ".json": _write_coco,
-}
+def read_record_table(path: Path) -> Iterator[Record]:
+    """Yield a record for each row of a .csv, with image, caption and score; it may be edited.
+
+    If any row has keywords, all records have `keywords`. The formats that spreadsheets save are
+    accepted: other separators, decimal commas, UTF-16 and Windows-1252.
+    """
+    with _reading(path) as table:
+        if missing := {"image", "caption", "score"} - set(table.fieldnames or ()):
+            raise DataError(
+                f"{path} has no column {', '.join(sorted(missing))}: use a .csv that captioner "
+                "batch wrote, with its header"
+            )
+        # A spreadsheet may leave empty rows at the end.
+        rows = [(table.line_num, row) for row in table if any(row.values())]
+    has_keywords = any(row.get("keywords") for _, row in rows)
+    for number, row in rows:
+        record = _record_of_row(row, f"{path}, line {number}")
+        if has_keywords:
+            keywords = map(str.strip, _text(row, "keywords").split(","))
+            record["keywords"] = list(filter(None, keywords))
+        yield record
+
+
+def own_cells(path: Path, column: str) -> list[str] | None:
+    """Return a column of a .csv that this package wrote; None if another program wrote it."""
+    with _reading(path) as table:
+        names = table.fieldnames or ()
+        if not set(COLUMNS[:5]) <= set(names):
+            return None
+        if column not in names:
+            raise DataError(f"{path} has no column {column!r}; it has {', '.join(names)}")
+        return [_DEFUSED.sub(r"\1", row[column] or "") for row in table]
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[csv.DictReader[str]]:
+    """Open a table of this package or a spreadsheet. Bytes that are not UTF-8 become surrogates."""
+    data = read_bytes(path, name=str(path))
+    if b"\0" in data[:1000]:
+        text, _ = decode_text(data, name=str(path))
+    else:
+        text = data.decode("utf-8-sig", "surrogateescape")
+    first = text.partition("\n")[0]
+    try:
+        yield csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t|", key=first.count))
+    except csv.Error as error:
+        raise DataError(f"{path} cannot be read as a table: {error}") from error
+
+
+def _record_of_row(row: dict[str, str | None], place: str) -> Record:
+    image, caption = _DEFUSED.sub(r"\1", row["image"] or ""), _text(row, "caption")
+    if not image or not is_name(image):
+        raise DataError(f"{place} has no image")
+    try:
+        score = float((row["score"] or "").replace(",", "."))
+    except ValueError:
+        score = math.nan
+    record = {"image": image, "caption": caption, "score": score, "alternatives": []}
+    if (row.get("review") or "").strip():
+        record["review"] = True
+    if not is_sentence(record):
+        raise DataError(f"{place} needs a caption, and a number as score: correct the line")
+    return record
+
+
+def _text(row: dict[str, str | None], column: str) -> str:
+    text = _DEFUSED.sub(r"\1", row.get(column) or "")
+    if any("\udc80" <= sign <= "\udcff" for sign in text):
+        return text.encode("utf-8", "surrogateescape").decode("cp1252", "replace")
+    return text
 
 
 def read_captions(path: Path) -> Iterator[Record | None]:
@@ -176,8 +262,6 @@ def keywords_of(record: Record, minimum_trust: float) -> list[str]:
     """Choose the keywords of a record as `captioner batch --keywords` does.
 
     Words that are no longer in an edited caption are skipped.
-
-    Raises DataError: the record has no words.
     """
     text: str = record.get("unworded") or record["caption"]
     try:

@@ -1,4 +1,4 @@
-"""Photos and archives at URLs: http and https with httpx, others (s3, gs, ...) with fsspec."""
+"""Photos at URLs: http and https with httpx, others (s3, gs, ...) with fsspec."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AddressPolicy = Literal["public", "same-host", "any"]
 """Addresses that an http URL may lead to. "same-host": public ones, and any of the URL's host."""
 
 _TRIES = 3
-_SECONDS = 120.0  # time limit of a request, and of each megabyte of an archive
+_SECONDS = 120.0  # time limit of a request
 _PIECE = 1 << 20  # bytes
 # The environment variables that file systems need: credentials, proxies, certificates and folders.
 _VARIABLES = re.compile(
@@ -39,7 +39,6 @@ _VARIABLES = re.compile(
     r"|(REQUESTS|CURL)_CA_BUNDLE|HOME|USERPROFILE|APPDATA|LOCALAPPDATA",
     re.IGNORECASE,
 )
-_STALLED = "no data for {:g} s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,54 +72,18 @@ class RemotePhoto(Photo):
         return data
 
 
-class LinkStream:
-    """A file at a URL, read once from beginning to end, with a time limit for each megabyte."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._piece = memoryview(b"")
-        self._place = 0
-
-    def read(self, size: int) -> bytes:
-        """Read at most `size` bytes; b"" at the end.
-
-        Raises TimeoutError: the bytes did not arrive in time.
-        """
-        if not self._piece:
-            self._piece = memoryview(_join(self._pieces, _PIECE, end=time.monotonic() + _SECONDS))
-        data, self._piece = self._piece[:size], self._piece[size:]
-        self._place += len(data)
-        return bytes(data)
-
-    def tell(self) -> int:
-        """Return the number of bytes read."""
-        return self._place
-
-
-@contextmanager
-def open_link(url: str, policy: AddressPolicy) -> Iterator[LinkStream]:
-    """Open a file at a URL. Exceptions of the file system are not converted."""
-    with _open(url, policy) as pieces:
-        yield LinkStream(pieces)
-
-
 def is_url(name: str) -> bool:
     """Return whether a name is a URL, not a path."""
     return re.match(r"[a-z][a-z0-9+.-]*://", name, re.IGNORECASE) is not None
 
 
-def link_environment() -> dict[str, str]:
+def url_environment() -> dict[str, str]:
     """Return the environment variables that reading URLs needs."""
     return {name: value for name, value in os.environ.items() if _VARIABLES.fullmatch(name)}
 
 
 def file_system(url: str) -> tuple[AbstractFileSystem, Any]:
-    """Return the file system of a URL that is not http or https, and the path in it.
-
-    Raises:
-        MissingExtraError: the extra that reads such URLs is not installed.
-        ValueError: there is no such file system.
-    """
+    """Return the file system of a URL that is not http or https, and the path in it."""
     try:
         import fsspec
 
@@ -135,7 +98,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         return f"{error.response.status_code} {error.response.reason_phrase}".strip()
     if isinstance(error, httpx.TimeoutException):
-        return _STALLED.format(_SECONDS)
+        return f"no data for {_SECONDS:g} s"
     if isinstance(error, FileNotFoundError):
         return "not found"
     return str(error) or type(error).__name__
@@ -155,16 +118,11 @@ def _open(url: str, policy: AddressPolicy) -> Iterator[Iterator[bytes]]:
         yield pieces
 
 
-def _join(pieces: Iterator[bytes], most: int, *, end: float | None = None) -> bytes:
-    """Join pieces until there are at least `most` bytes or no more pieces.
-
-    Raises TimeoutError: the time `end` has passed.
-    """
+def _join(pieces: Iterator[bytes], most: int) -> bytes:
+    """Join pieces until there are at least `most` bytes or no more pieces."""
     data = bytearray()
     for piece in pieces:
         data += piece
-        if end is not None and time.monotonic() > end:
-            raise TimeoutError(_STALLED.format(_SECONDS))
         if len(data) >= most:
             break
     return bytes(data)
