@@ -159,19 +159,21 @@ def beam_search(
     unfinished: Sentences = {
         "tokens": tokens.new_zeros(*tokens.shape, longest),
         "log_probabilities": totals.new_zeros(*totals.shape, longest + 1),
+        "steps": tokens.new_zeros(*tokens.shape, longest),
     }
     best: Sentences = {}
+    outputs = _Outputs()
     for length in range(longest + 1):
         forbidden = constraints.forbidden(unfinished["tokens"][..., :length])
         new = step(tokens, totals, forbidden, state, beam=config.beam_size)
         if length == longest:
             new = new.end_all(totals)
-        _write_output(unfinished, new.output, length, longest=longest)
         finished = _finish(unfinished, new, length, penalty=config.length_penalty)
         best = _best_of(best, finished, count=config.captions)
         if length == longest:
             break
-        unfinished = _rows(unfinished, new.parents)
+        unfinished["steps"][..., length] = outputs.add(new.output)
+        unfinished = _select(unfinished, new.parents)
         unfinished["tokens"][..., length] = new.tokens
         unfinished["log_probabilities"][..., length] = new.logs
         tokens, totals, state = new.tokens, new.totals, new.state
@@ -181,24 +183,36 @@ def beam_search(
         is_check = checks and is_full and (length + 1) % interval == 0
         if is_check and bool((bound <= best["score"][:, -1]).all()):
             break
-    return best
+    return best | outputs.select(best.pop("steps"))
 
 
-def _write_output(unfinished: Sentences, output: StepOutput, length: int, *, longest: int) -> None:
-    """Write attention and gate for the word that follows, to each hypothesis that computed them."""
-    for name in OPTIONAL:
-        part = getattr(output, name)
-        if part is not None and length < longest:
-            if name not in unfinished:
-                unfinished[name] = part.new_zeros(*part.shape[:2], longest, *part.shape[2:])
-            unfinished[name][:, :, length] = part
+class _Outputs:
+    """The attention and gate of all steps, stored where they were computed.
+
+    A hypothesis keeps the indices of its steps, which are smaller than the outputs.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._parts: dict[str, list[Tensor]] = {}
+
+    def add(self, output: StepOutput) -> Tensor:
+        """Add a step of K hypotheses; return their indices (K,)."""
+        first, self._count = self._count, self._count + output.logits.shape[1]
+        for name in OPTIONAL:
+            if (part := getattr(output, name)) is not None:
+                self._parts.setdefault(name, []).append(part)
+        return torch.arange(first, self._count, device=output.logits.device)
+
+    def select(self, steps: Tensor) -> Sentences:
+        """Return the outputs of the indices (B, C, T)."""
+        return _select({name: torch.cat(part, 1) for name, part in self._parts.items()}, steps)
 
 
 def _finish(unfinished: Sentences, step: Step, length: int, *, penalty: float) -> Sentences:
     """Return the sentences that end after `length` words."""
-    finished = _rows(unfinished, step.ended)
-    end_logs = step.end_logs.gather(1, step.ended)
-    finished["log_probabilities"][..., length] = end_logs
+    finished = _select(unfinished, step.ended)
+    finished["log_probabilities"][..., length] = step.end_logs.gather(1, step.ended)
     finished["length"] = torch.full_like(step.ended, length)
     finished["score"] = step.ending / (length + 1) ** penalty
     return finished
@@ -209,13 +223,13 @@ def _best_of(best: Sentences, finished: Sentences, *, count: int) -> Sentences:
     if best:
         finished = {name: torch.cat([best[name], part], 1) for name, part in finished.items()}
     score = finished["score"]
-    return _rows(finished, score.topk(min(count, score.shape[1]), dim=1).indices)
+    return _select(finished, score.topk(min(count, score.shape[1]), dim=1).indices)
 
 
-def _rows(sentences: Sentences, rows: Tensor) -> Sentences:
-    """Select the rows (B, C) of the sentences (B, K, ...) of each image."""
-    images = torch.arange(len(rows), device=rows.device).unsqueeze(1)
-    return {name: part[images, rows] for name, part in sentences.items()}
+def _select(parts: Sentences, rows: Tensor) -> Sentences:
+    """Select rows (B, ...) of the parts (B, K, ...) of each image."""
+    images = torch.arange(len(rows), device=rows.device).view(-1, *[1] * (rows.dim() - 1))
+    return {name: part[images, rows] for name, part in parts.items()}
 
 
 def read_sentences(sentences: Sentences) -> list[list[Hypothesis]]:
@@ -229,11 +243,18 @@ def read_sentences(sentences: Sentences) -> list[list[Hypothesis]]:
 
     Raises GenerationError: a score is NaN.
     """
-    parts = {name: part.cpu() for name, part in sentences.items()}
+    shapes = {name: part.shape[2:] for name, part in sentences.items()}
+    rows = [part.float().reshape(*part.shape[:2], -1) for part in sentences.values()]
+    # One copy from the device; float32 is exact for tokens.
+    pieces = torch.cat(rows, dim=2).cpu().split([row.shape[2] for row in rows], dim=2)
+    parts = {
+        name: piece.reshape(*piece.shape[:2], *shape)
+        for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
+    }
     # Hypotheses with NaN are first in the beam, so they end as the best ones.
     check_numbers(bool(parts["score"].isnan().any()))
-    optional = {name: parts[name].float() for name in OPTIONAL if name in parts}
-    lengths, tokens = parts["length"].tolist(), parts["tokens"].tolist()
+    optional = {name: parts[name] for name in OPTIONAL if name in parts}
+    lengths, tokens = parts["length"].int().tolist(), parts["tokens"].int().tolist()
     return [
         [
             Hypothesis(
