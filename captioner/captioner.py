@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -38,8 +37,8 @@ from captioner.generation.generate import generate
 from captioner.hub import push_files, repository_name, with_revision
 from captioner.inference.cuda_graphs import CudaGraphs
 from captioner.inference.device import find_device, find_dtype
+from captioner.inference.prepare import prepare_model
 from captioner.model.encoder import Grid
-from captioner.model.model import prepare_model
 from captioner.model_card import ModelCard
 from captioner.paths import HUGGING_FACE, bundled_checkpoint, checkpoint_file
 from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
@@ -161,8 +160,7 @@ class Captioner:
         self.name, self.version = checkpoint.name, checkpoint.version
         self.heads = checkpoint.model.config.decoder.heads
         self.use_trust(trust)
-        model = copy.deepcopy(checkpoint.model)
-        self.model = prepare_model(model, device=self.device, dtype=self.dtype)
+        self.model = prepare_model(checkpoint.model, device=self.device, dtype=self.dtype)
 
     def _use_machine(
         self,

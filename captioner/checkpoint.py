@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,27 @@ from captioner.vocabulary import Vocabulary, is_printable
 
 FORMAT_VERSION = 1
 """Incremented when older code would misread a new file."""
+
+# Parts of the names of a decoder's tensors in files of versions 0.1 and 0.2.
+_OLD_NAMES = {
+    "read": "self_attention",
+    "read_output": "self_attention_output",
+    "think": "feed_forward",
+    "look": "cross_attention",
+    "look_output": "cross_attention_output",
+    "enter": "input_projection",
+    "place": "position_projection",
+    "enter_grid": "grid_projection",
+    "enter_word": "word_projection",
+    "place_word": "position_projection",
+    "look_word": "attention_lstm_word",
+    "look_mean": "attention_lstm_mean",
+    "look_language": "attention_lstm_language",
+    "look_hidden": "attention_lstm_hidden",
+    "speak_look": "language_lstm_attention",
+    "speak_context": "language_lstm_context",
+    "speak_hidden": "language_lstm_hidden",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +179,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def _generation(settings: dict[str, Any]) -> dict[str, Any]:
-    """Drop a setting of version 0.1 that no longer exists."""
-    return {name: value for name, value in settings.items() if name != "exact"}
+    """Rename a setting of version 0.2, and drop one of 0.1 that no longer exists."""
+    renamed = {"different_around": "no_repeat_around"}
+    return {renamed.get(name, name): value for name, value in settings.items() if name != "exact"}
 
 
 def copy_checkpoint(source: Path, target: Path, **entries: Any) -> None:
@@ -254,12 +276,12 @@ def _load_model(config: ModelConfig, vocabulary_size: int, path: Path) -> Captio
     expected = model.state_dict()
     try:
         with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            tensors = {name: file.get_tensor(name) for name in expected if name in names}
+            stored = {_current_name(name, expected): name for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(stored[name]) for name in expected if name in stored}
     except (SafetensorError, OSError) as error:
         raise CheckpointFormatError(f"{path} cannot be read: {error}") from error
-    problems = [f"no {name}" for name in expected if name not in names]
-    problems += [f"an extra {name[:99]}" for name in sorted(names - expected.keys())]
+    problems = [f"no {name}" for name in expected if name not in stored]
+    problems += [f"an extra {name[:99]}" for name in sorted(stored.keys() - expected.keys())]
     for name, tensor in tensors.items():
         target = expected[name]
         if tensor.shape != target.shape:
@@ -282,6 +304,13 @@ def _load_model(config: ModelConfig, vocabulary_size: int, path: Path) -> Captio
         model = make()
         model.load_state_dict(weights)
     return model.requires_grad_(False).eval()
+
+
+def _current_name(name: str, expected: Container[str]) -> str:
+    """Return the name of a tensor in this version, given its name in a file."""
+    if name in expected or not name.startswith("decoder."):
+        return name
+    return ".".join(_OLD_NAMES.get(part, part) for part in name.split("."))
 
 
 def _shape(tensor: Tensor) -> str:

@@ -20,13 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captioner.model.state import (
-    State,
-    StepDecoder,
-    StepOutput,
-    check_numbers,
-    log_probabilities,
-)
+from captioner.generation.beam_search import raise_if_nan
+from captioner.model.decoder import State, StepDecoder, StepOutput, log_probabilities
 
 _SHARE = 0.5  # the share of a word's attention in the deleted cells
 _DRAWS = 8  # sets of random cells per word
@@ -220,5 +215,5 @@ def _score(
 def _log_probabilities_of(output: StepOutput, words: Tensor) -> Tensor:
     """Return the log-probabilities (R,) of the words (R,)."""
     logs = log_probabilities(output.logits)[:, 0].gather(-1, words.unsqueeze(-1)).squeeze(-1)
-    check_numbers(bool(logs.isnan().any()))
+    raise_if_nan(logs)
     return logs

@@ -23,11 +23,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from captioner import Captioner
 from captioner.checkpoint import Checkpoint
 from captioner.generation import beam_search, sampling
+from captioner.generation.beam_search import sync_interval
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.model.config import DecoderConfig
 from captioner.model.decoder import build_decoder
-from captioner.model.state import sync_interval
 from captioner.trust.trust import digest_weights, trust_file
 from captioner_training.losses import self_critical
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic

@@ -79,6 +79,13 @@ def imports(*packages: str) -> dict[str, set[str]]:
     return graph
 
 
+def test_the_paper_imports_nothing_that_only_saves_time() -> None:
+    for module, imported in imports("captioner").items():
+        if module.startswith(("captioner.model", "captioner.generation")):
+            fast = {name for name in imported if name.startswith("captioner.inference")}
+            assert not fast, f"{module} imports {fast}"
+
+
 def test_imports_have_no_cycles() -> None:
     try:
         graphlib.TopologicalSorter(imports(*FOLDERS)).prepare()

@@ -43,7 +43,7 @@ class GenerationConfig:
     no_repeat_ngram: Annotated[int, Ge(0)] = 2
     """The length n of n-grams that must not occur twice; 0: no limit. Above 0, no word occurs twice
     in a row either, except with a vocabulary of characters."""
-    different_around: str = "and"
+    no_repeat_around: str = "and"
     """A word that must not stand between two equal words ("a red and red car"); "": none."""
     minimum_length: Annotated[int, Ge(0)] = 1
     """The number of words after which <end> is allowed."""

@@ -21,9 +21,9 @@ class Constraints:
         no_repeat_ngram: the length n of n-grams that must not occur twice; 0: no limit.
         no_repeat_word: whether a positive `no_repeat_ngram` also forbids a word twice in a row;
             False for vocabularies of characters.
-        conjunction: a token that must not have the same word on both sides, such as "and"; <unk>:
-            no such token.
-        never_generated: tokens that are not words, such as <pad>; <unk> is added.
+        no_repeat_around: a token that must not have the same word on both sides, such as "and";
+            <unk>: no such token.
+        never_generated: tokens that are never generated, besides <unk>.
         must_end: whether `maximum_length` is enforced; False: the caller cuts hypotheses.
         device: the device of the log-probabilities.
     """
@@ -35,14 +35,14 @@ class Constraints:
         minimum_length: int = 0,
         no_repeat_ngram: int = 0,
         no_repeat_word: bool = True,
-        conjunction: int = UNK,
+        no_repeat_around: int = UNK,
         never_generated: Sequence[int] = (PAD, START),
         must_end: bool = True,
         device: torch.device | None = None,
     ) -> None:
         self.maximum_length, self.minimum_length = maximum_length, minimum_length
         self.no_repeat_ngram, self.must_end = no_repeat_ngram, must_end
-        self.no_repeat_word, self.conjunction = no_repeat_word, conjunction
+        self.no_repeat_word, self.no_repeat_around = no_repeat_word, no_repeat_around
         self._never = torch.tensor([END, *never_generated, UNK]).to(device, non_blocking=True)
 
     def apply(self, logs: Tensor, history: Tensor) -> Tensor:
@@ -70,9 +70,9 @@ class Constraints:
             forbidden.append(_repetitions(history, self.no_repeat_ngram))
             if self.no_repeat_word:
                 forbidden.append(history[..., -1:])
-        if self.conjunction != UNK and step >= 2:
+        if self.no_repeat_around != UNK and step >= 2:
             before, last = history[..., -2:-1], history[..., -1:]
-            forbidden.append(before.where(last == self.conjunction, PAD))
+            forbidden.append(before.where(last == self.no_repeat_around, PAD))
         return torch.cat(forbidden, dim=-1)
 
 

@@ -5,9 +5,10 @@ Every method works on B images with K hypotheses each, on the decoder's device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +22,14 @@ from captioner.generation.sampling import (
     roll_out,
     score_sentences,
 )
-from captioner.inference.cuda_graphs import CudaGraphs
-from captioner.model.state import StepDecoder
+from captioner.model.decoder import StepDecoder
 from captioner.trust.consensus import Consensus
 from captioner.vocabulary import Vocabulary
 
 _LONGEST = 40  # words; a graph holds all steps up to the maximum length
+
+Graphs = Callable[..., Any]
+"""Runs a function of tensors, given a key of it; see captioner.inference.cuda_graphs."""
 
 
 @torch.inference_mode()
@@ -38,7 +41,7 @@ def generate(
     vocabulary: Vocabulary | None = None,
     starts: Sequence[int] | None = None,
     consensus: Consensus | None = None,
-    graphs: CudaGraphs | None = None,
+    graphs: Graphs | None = None,
 ) -> list[list[Hypothesis]]:
     """Generate captions for the grids of B images.
 
@@ -50,7 +53,7 @@ def generate(
         starts: the first token of each image's captions; None: the start token of
             `config.style`.
         consensus: re-ranks the sentences of a beam, if the configuration allows it.
-        graphs: the CUDA graphs of this decoder and vocabulary, for repeated beam searches.
+        graphs: runs the beam searches of this vocabulary on a GPU; None: they are run directly.
 
     Returns:
         For each image `config.captions` hypotheses, best first (samples in the order drawn). Fewer
@@ -69,7 +72,7 @@ def generate(
         minimum_length=config.minimum_length,
         no_repeat_ngram=config.no_repeat_ngram,
         no_repeat_word=vocabulary.tokenizer != "characters",
-        conjunction=vocabulary.encode([config.different_around])[0],
+        no_repeat_around=vocabulary.encode([config.no_repeat_around])[0],
         never_generated=vocabulary.never_generated,
         device=features.device,
     )
@@ -97,15 +100,24 @@ def _search(
     *,
     config: GenerationConfig,
     constraints: Constraints,
-    graphs: CudaGraphs | None,
+    graphs: Graphs | None,
 ) -> list[list[Hypothesis]]:
     """Run a beam search, on a GPU from a graph if sentences are not too long."""
     search = partial(beam_search, decoder, config=config, constraints=constraints)
     if graphs is None or not features.is_cuda or config.maximum_length > _LONGEST:
         return read_sentences(search(features, starts))
-    # Settings that do not change the search share a graph.
-    key = (decoder, replace(config, consensus=True, seed=None, style=""))
-    return read_sentences(graphs(key, partial(search, checks=False), features, starts))
+    # Requests with the same search share a graph, whatever their other settings.
+    shape = GenerationConfig(
+        beam_size=config.beam_size,
+        captions=config.captions,
+        length_penalty=config.length_penalty,
+        no_repeat_ngram=config.no_repeat_ngram,
+        no_repeat_around=config.no_repeat_around,
+        minimum_length=config.minimum_length,
+        maximum_length=config.maximum_length,
+    )
+    sentences = graphs((decoder, shape), partial(search, checks=False), features, starts)
+    return read_sentences(sentences)
 
 
 def _sampler(config: GenerationConfig, device: torch.device) -> Sampler:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from captioner.generation.beam_search import OPTIONAL, Sentences
+from captioner.generation.beam_search import OPTIONAL, Sentences, sync_interval
 from captioner.generation.constraints import Constraints
-from captioner.model.state import StepDecoder, log_probabilities, sync_interval
+from captioner.model.decoder import StepDecoder, log_probabilities
 from captioner.vocabulary import END
 
 

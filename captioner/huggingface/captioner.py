@@ -332,5 +332,5 @@ def _generation_of(own: Any) -> GenerationConfig:
         minimum_length=0,
         maximum_length=min(length, 256),
         consensus=False,
-        different_around="",
+        no_repeat_around="",
     )

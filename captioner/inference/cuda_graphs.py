@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-_MOST_GRAPHS = 64  # each keeps the memory of one call
+_MOST_GRAPHS = 16  # each keeps the memory of one call
 _MOST_CALLERS = 1000  # remembered first calls
 _FREE = 0.25  # the share of the GPU's memory that must be free for a new graph
 
@@ -26,6 +27,7 @@ Result = TypeVar("Result")
 # One graph at a time is captured or launched: during a capture torch refuses other launches.
 _lock = threading.Lock()
 _streams: dict[torch.device, torch.cuda.Stream] = {}
+_all: WeakSet[CudaGraphs] = WeakSet()
 
 
 class CudaGraphs:
@@ -33,8 +35,8 @@ class CudaGraphs:
 
     A graph belongs to a key and to the shapes and dtypes of the arguments. The first call of a
     thread runs the function, which also loads its kernels. The second call captures the graph, if
-    enough memory is free. If that fails, there is a warning, and the function is run as it is from
-    then on. On other devices it always is.
+    enough memory is free. The least recently used graph of 16 is dropped. If a capture fails, there
+    is a warning, and the function is run as it is from then on. On other devices it always is.
 
     The function must not read tensors from the device. Its result must depend only on the key, on
     its arguments, on random numbers of torch's default generator, and on tensors that keep their
@@ -43,8 +45,10 @@ class CudaGraphs:
     """
 
     def __init__(self) -> None:
-        self._graphs: dict[Hashable, _Graph | None] = {}  # None: cannot be captured
-        self._seen: set[Hashable] = set()
+        self._graphs: dict[Hashable, _Graph] = {}  # the most recently used one is last
+        self._failed: set[Hashable] = set()
+        self._seen: set[tuple[Hashable, int]] = set()  # keys and threads
+        _all.add(self)
 
     def __reduce__(self) -> tuple[type[CudaGraphs], tuple[()]]:
         """Copy or pickle without the graphs."""
@@ -64,10 +68,9 @@ class CudaGraphs:
     def clear(self) -> None:
         """Forget all graphs, and free their memory and torch's cache."""
         with _lock:
-            for graph in self._graphs.values():
-                if graph is not None:
-                    graph.finish()
-            self._graphs.clear()
+            for key in list(self._graphs):
+                self._drop(key)
+            self._failed.clear()
             torch.cuda.empty_cache()  # not while another thread captures
 
     def _find(
@@ -75,7 +78,10 @@ class CudaGraphs:
     ) -> _Graph | None:
         """Return the graph of a key. None: there is none, so the function must be run."""
         if key in self._graphs:
+            self._graphs[key] = self._graphs.pop(key)
             return self._graphs[key]
+        if key in self._failed:
+            return None
         caller = (key, threading.get_ident())
         if caller not in self._seen:
             if len(self._seen) == _MOST_CALLERS:
@@ -83,19 +89,26 @@ class CudaGraphs:
             self._seen.add(caller)
             return None
         device = inputs[0].device
-        # torch's cache counts as free, unless it may belong to graphs.
-        if len(self._graphs) == _MOST_GRAPHS or _free(device, cached=not self._graphs) < _FREE:
+        # torch's cache counts as free, unless it may belong to graphs, also of other captioners.
+        if _free(device, cached=not any(other._graphs for other in _all)) < _FREE:
             return None
-        self._graphs[key] = None
+        if len(self._graphs) == _MOST_GRAPHS:
+            self._drop(next(iter(self._graphs)))
         try:
             self._graphs[key] = _Graph(function, inputs)
         except RuntimeError as error:
+            self._failed.add(key)
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(
-                f"cannot be captured as a CUDA graph ({reason}): continuing without, more slowly",
+                f"CUDA graph capture failed ({reason}). Calls of this shape run without a graph.",
                 stacklevel=3,
             )
-        return self._graphs[key]
+        return self._graphs.get(key)
+
+    def _drop(self, key: Hashable) -> None:
+        """Forget a graph. It is captured again after two more calls."""
+        self._graphs.pop(key).finish()
+        self._seen = {caller for caller in self._seen if caller[0] != key}
 
 
 class _Graph:

@@ -50,37 +50,6 @@ def average(weights: Tensor, values: Tensor) -> Tensor:
     return own.transpose(2, 3).flatten(2)
 
 
-def fold(values: Tensor, matrix: Tensor, *, heads: int) -> Tensor:
-    """Multiply the values by a matrix that would otherwise multiply every context.
-
-    The mean is linear, so a matrix after it can be applied to the values once per image.
-
-    Args:
-        values: (B, L, V).
-        matrix: (F, V).
-        heads: H. Each head has a block of V / H numbers, and the corresponding columns of the
-            matrix.
-
-    Returns:
-        (B, L, H, F), for `average_folded`.
-    """
-    if heads == 1:
-        return F.linear(values, matrix).unsqueeze(2)
-    parts = zip(values.chunk(heads, dim=-1), matrix.chunk(heads, dim=-1), strict=True)
-    return torch.stack([F.linear(part, columns) for part, columns in parts], dim=2)
-
-
-def average_folded(weights: Tensor, folded: Tensor) -> Tensor:
-    """Return the context times the matrix of `fold`: (B, K, F).
-
-    Args:
-        weights: (B, K, H, L).
-        folded: (B, L, H, F), from `fold`.
-    """
-    rows = weights.transpose(2, 3).flatten(2).to(folded.dtype)  # (B, K, L * H)
-    return torch.bmm(rows, folded.flatten(1, 2))
-
-
 def attend_fused(
     queries: Tensor, keys: Tensor, values: Tensor, *, heads: int, mask: Tensor | None = None
 ) -> Tensor:
@@ -188,11 +157,7 @@ class Attention(nn.Module):
 
     def weigh(self, query: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the attention weights (B, K, H, L) of queries (B, K, Q) over projected keys."""
-        return self.weigh_projected(self.score.query(query), keys, mask)
-
-    def weigh_projected(self, queries: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the attention weights (B, K, H, L) of projected queries (B, K, A)."""
-        scores = self.score.compare(queries, keys)
+        scores = self.score.compare(self.score.query(query), keys)
         return masked_softmax(scores, None if mask is None else mask.unsqueeze(-2))  # equation 5
 
     def attend(self, query: Tensor, grid: ProjectedGrid, mask: Tensor | None = None) -> Tensor:

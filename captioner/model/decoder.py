@@ -4,29 +4,102 @@
 decoder that a configuration names.
 
 Shapes: B images, K hypotheses or captions per image, T tokens, L grid cells, H heads; m is the size
-of a word embedding, n the size of a hidden state.
+of a word embedding, n the size of a hidden state. K is the number of captions of an image in
+training, the beam size in beam search, and the number of samples in sampling. Tensors of an image
+(B, L, ...) are shared by its hypotheses without a copy.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Mapping
 from importlib import import_module
-from typing import NamedTuple, TypeGuard, cast
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.inference.packed import PackedLinear, pack_linear
 from captioner.model.attention import Attention
 from captioner.model.config import DECODERS, DecoderConfig
 from captioner.model.layers import grid_layers
 from captioner.model.positions import GRID_SIDE, Positions
-from captioner.model.state import State, StepOutput
 
-FusedLayers = Callable[[Tensor], list[Tensor]]
-"""Applies several layers to the same input (B, K, n)."""
+
+class State(NamedTuple):
+    """The state of B images with K hypotheses each.
+
+    image: tensors (B, L, ...) of the images, with a row for each of the L grid cells, so
+        cells can be removed or replaced in the same way for every decoder.
+    hypothesis: tensors (B, K, ...) of the hypotheses.
+    words: tensors (B, S, ...) of all words of all hypotheses of an image. They are not moved
+        when hypotheses are replaced: `hypothesis` holds the indices of each hypothesis's words.
+
+    The names of the tensors are private to the decoder.
+    """
+
+    image: dict[str, Tensor]
+    hypothesis: dict[str, Tensor]
+    words: Mapping[str, Tensor] = MappingProxyType({})
+
+    def expand(self, hypotheses: int) -> State:
+        """Repeat each image's only hypothesis K times, without a copy."""
+        return self._replace(
+            hypothesis={
+                name: part.expand(-1, hypotheses, *part.shape[2:])
+                for name, part in self.hypothesis.items()
+            }
+        )
+
+    def select(self, parents: Tensor) -> State:
+        """Replace hypothesis k of image b by hypothesis parents[b, k]; parents are (B, K)."""
+        if not self.hypothesis:
+            return self
+        count = next(iter(self.hypothesis.values())).shape[1]
+        first = torch.arange(parents.shape[0], device=parents.device).unsqueeze(1) * count
+        rows = (first + parents).flatten()
+        return self._replace(
+            hypothesis={
+                name: part.flatten(0, 1).index_select(0, rows).view(*parents.shape, *part.shape[2:])
+                for name, part in self.hypothesis.items()
+            }
+        )
+
+    def take(self, rows: Tensor) -> State:
+        """Return the state of these images only."""
+        return State(
+            {name: part[rows] for name, part in self.image.items()},
+            {name: part[rows] for name, part in self.hypothesis.items()},
+            {name: part[rows] for name, part in self.words.items()},
+        )
+
+
+class StepOutput(NamedTuple):
+    """One step of B images with K hypotheses each.
+
+    logits: (B, K, words).
+    state: the state after the step.
+    attention: (B, K, L), sums to 1; None if the decoder has no attention.
+    gate: (B, K), 0 to 1; None if the decoder has no gate.
+    heads: (B, K, H, L), the attention of each head; None if there is one head.
+    """
+
+    logits: Tensor
+    state: State
+    attention: Tensor | None = None
+    gate: Tensor | None = None
+    heads: Tensor | None = None
+
+
+class StepDecoder(Protocol):
+    """The part of a decoder that generation needs."""
+
+    def start(self, features: Tensor) -> State:
+        """Return the state of one empty hypothesis (K = 1) for each of the grids (B, L, D)."""
+
+    def step(self, tokens: Tensor, state: State) -> StepOutput:
+        """Read the tokens (B, K) and score their successors."""
 
 
 class DecoderOutput(NamedTuple):
@@ -78,20 +151,9 @@ class Decoder(nn.Module, ABC):
         """
         return None
 
-    def tabulate(self) -> None:
-        """Precompute everything that depends only on the weights, which must not change later."""
-
-    def pack(self) -> None:
-        """Pack the weights of linear layers for inference in float32 on a CPU."""
-        pack_linear(self)
-
 
 class WordDecoder(Decoder):
-    """A decoder whose output layer shares the matrix of the word embeddings (tied weights).
-
-    `tabulate` multiplies every word's embedding by the adjacent matrices once. Steps then look up
-    the products.
-    """
+    """A decoder whose output layer shares the matrix of the word embeddings (tied weights)."""
 
     def __init__(self, config: DecoderConfig, *, vocabulary_size: int) -> None:
         super().__init__()
@@ -101,52 +163,14 @@ class WordDecoder(Decoder):
         self.dropout = nn.Dropout(config.dropout)
         # The matrix also computes the logits. Rows of unit variance would make them too large.
         nn.init.normal_(self.embedding.weight, std=config.embedding_dim**-0.5)
-        self.words_in: Tensor | None
-        self.words_out: Tensor | None
-        self.words_bias: Tensor | None
-        for name in ("words_in", "words_out", "words_bias"):  # set by `tabulate`, not saved
-            self.register_buffer(name, None, persistent=False)
-        self.packed_output: PackedLinear | None = None
 
-    def pack(self) -> None:
-        """Pack the output layer too; see `Decoder.pack`."""
-        super().pack()
-        self.packed_output = PackedLinear(self.embedding.weight, self.output_bias)
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings (..., m) of tokens (...)."""
+        return cast(Tensor, self.dropout(self.embedding(tokens)))
 
     def logits(self, deep: Tensor) -> Tensor:
         """Return logits (..., words) of the deep output (..., m)."""
-        if self.packed_output is not None:
-            return cast(Tensor, self.packed_output(deep))
         return F.linear(deep, self.embedding.weight, self.output_bias)
-
-    @torch.no_grad()
-    def _tabulate(self, *, first: nn.Linear, last: nn.Linear | None = None) -> None:
-        """Precompute the products of all words with two layers.
-
-        Args:
-            first: the layer after the embedding.
-            last: the layer that makes the deep output, if nothing is added to its result.
-        """
-        words = self.embedding.weight
-        self.words_in = first(words)
-        if last is not None:
-            self.words_out = words @ last.weight
-            self.words_bias = torch.addmv(self.output_bias, words, last.bias)
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return cast(Tensor, self.dropout(self.embedding(tokens)))
-
-    def _first_layer(self, tokens: Tensor, first: nn.Linear) -> Tensor:
-        """Embed the tokens (B, K) of a step and apply the first layer: (B, K, E)."""
-        if self.words_in is None:
-            return cast(Tensor, first(self._embed(tokens)))
-        return F.embedding(tokens, self.words_in)
-
-    def _last_layer(self, hidden: Tensor, last: nn.Linear) -> Tensor:
-        """Return the logits (B, K, words) of a step from the last layer's input (B, K, n)."""
-        if self.words_out is None:
-            return self.logits(self.dropout(last(hidden)))
-        return F.linear(hidden, self.words_out, self.words_bias)
 
 
 class RecurrentDecoder(WordDecoder):
@@ -187,43 +211,6 @@ def advance(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     return output * cell.tanh(), cell  # equation 3
 
 
-def fuse_layers(*layers: nn.Module, dtype: torch.dtype | None = None) -> FusedLayers:
-    """Return a function that applies layers to the same input.
-
-    Args:
-        layers: any modules.
-        dtype: the linear layers, if there are two or more, become one matrix product of this dtype.
-            This pays for many calls. None: every layer is called.
-    """
-    linear = [layer for layer in layers if _is_plain(layer)]
-    if dtype is None or len(linear) < 2:
-        return lambda rows: [layer(rows) for layer in layers]
-    sizes = [layer.out_features for layer in linear]
-    weight = torch.cat([layer.weight.to(dtype) for layer in linear])
-    biases = [
-        layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
-        for layer in linear
-    ]
-    bias = torch.cat([part.to(dtype) for part in biases])
-
-    def apply(rows: Tensor) -> list[Tensor]:
-        parts = iter(torch.split(F.linear(rows, weight, bias), sizes, dim=-1))
-        return [next(parts) if layer in linear else layer(rows) for layer in layers]
-
-    return apply
-
-
-def _is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a layer is linear, without hooks, and its `forward` is not replaced."""
-    hooks = (
-        layer._forward_hooks,
-        layer._forward_pre_hooks,
-        layer._backward_hooks,
-        layer._backward_pre_hooks,
-    )
-    return type(layer) is nn.Linear and not any(hooks) and "forward" not in vars(layer)
-
-
 def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> Decoder:
     """Make the decoder that the configuration names, with random weights.
 
@@ -237,3 +224,11 @@ def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int)
     module, name = DECODERS[config.kind].split(":")
     decoder = getattr(import_module(module), name)
     return cast(Decoder, decoder(config, grid_dim=grid_dim, vocabulary_size=vocabulary_size))
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """Turn logits (..., words) into log-probabilities of the same shape, float32.
+
+    They are finite. -inf is reserved for words that the constraints forbid.
+    """
+    return logits.float().log_softmax(dim=-1).clamp(min=-1e4)

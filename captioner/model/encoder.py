@@ -15,7 +15,6 @@ from annotated_types import Ge
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from captioner.backbones.convolutions import fold_batch_norm, fuse_silu
 from captioner.backbones.networks import build_stages, check_name, no_stage
 from captioner.errors import ConfigError
 from captioner.vision.bounds import EXPLAINED, Positive, check_bounds
@@ -185,16 +184,6 @@ def without_weights(make: Callable[[], _Module]) -> _Module:
     except RuntimeError:  # a few networks compute with tensors in their constructor
         with _EmptyOnMeta():
             return make()
-
-
-def prepare_encoder(encoder: Encoder, *, device: torch.device, dtype: torch.dtype) -> Encoder:
-    """Fold and convert an encoder for inference, in place; it cannot be trained afterwards."""
-    ready = encoder.requires_grad_(False).float().eval()
-    fold_batch_norm(ready)  # in float32, so that half precision rounds once
-    ready.to(device, dtype).to(memory_format=torch.channels_last)
-    if device.type == "cpu" and dtype is torch.bfloat16:
-        fuse_silu(ready)
-    return ready
 
 
 def _coordinates(maps: Tensor) -> Tensor:

@@ -63,17 +63,17 @@ class Layer(nn.Module):
         super().__init__()
         n = config.hidden_dim
         self.pre_norm = config.norm == "pre"
-        self.read = SelfAttention(dim=n, heads=config.heads)
-        self.read_output = nn.Linear(n, n)
-        self.think = nn.Sequential(nn.Linear(n, 2 * n), nn.ReLU(), nn.Linear(2 * n, n))
+        self.self_attention = SelfAttention(dim=n, heads=config.heads)
+        self.self_attention_output = nn.Linear(n, n)
+        self.feed_forward = nn.Sequential(nn.Linear(n, 2 * n), nn.ReLU(), nn.Linear(2 * n, n))
         self.norms = nn.ModuleList(nn.LayerNorm(n) for _ in range(sublayers))
         self.dropout = nn.Dropout(config.dropout)
 
     def self_attend(self, members: Tensor, mask: Tensor | None = None) -> Tensor:
         """Apply self-attention to the members (B, L, n) of a set or sentence."""
         queries = self.sublayer_input(members, 0)
-        context = self.read.attend(queries, self.read.project(queries), mask)
-        return self.residual(members, self.read_output(context), 0)
+        context = self.self_attention.attend(queries, self.self_attention.project(queries), mask)
+        return self.residual(members, self.self_attention_output(context), 0)
 
     def sublayer_input(self, members: Tensor, index: int) -> Tensor:
         """Normalise the input of a sublayer, if norms come before sublayers (pre-norm)."""
@@ -91,11 +91,11 @@ class GridLayers(nn.Module):
     def __init__(self, config: DecoderConfig, *, grid_dim: int) -> None:
         super().__init__()
         n = config.hidden_dim
-        self.enter = nn.Linear(grid_dim, n)
+        self.input_projection = nn.Linear(grid_dim, n)
         self.positions = Positions(
             kind=config.positions, dim=n, axes=2, length=GRID_SIDE, scaled=config.scaled_positions
         )
-        self.place = project_back(n, self.positions.output_dim)
+        self.position_projection = project_back(n, self.positions.output_dim)
         self.layers = nn.ModuleList(
             Layer(config, sublayers=2) for _ in range(config.encoder_layers)
         )
@@ -103,10 +103,10 @@ class GridLayers(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Turn grids (B, L, D) into grids (B, L, n)."""
-        cells = self.place(self.positions(self.enter(features)))
+        cells = self.position_projection(self.positions(self.input_projection(features)))
         for layer in cast("list[Layer]", list(self.layers)):
             cells = layer.self_attend(cells)
-            cells = layer.residual(cells, layer.think(layer.sublayer_input(cells, 1)), 1)
+            cells = layer.residual(cells, layer.feed_forward(layer.sublayer_input(cells, 1)), 1)
         return cast(Tensor, self.norm(cells))
 
 

@@ -11,16 +11,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from captioner.model.attention import average, average_folded, fold, maps
+from captioner.model.attention import ProjectedGrid, maps
 from captioner.model.config import DecoderConfig
-from captioner.model.decoder import (
-    DecoderOutput,
-    FusedLayers,
-    RecurrentDecoder,
-    advance,
-    fuse_layers,
-)
-from captioner.model.state import State, StepOutput
+from captioner.model.decoder import DecoderOutput, RecurrentDecoder, State, StepOutput, advance
 
 
 class LSTMDecoder(RecurrentDecoder):
@@ -51,35 +44,19 @@ class LSTMDecoder(RecurrentDecoder):
         self.word_gates = nn.Linear(m, 4 * n)
         self.hidden_gates = nn.Linear(n, 4 * n, bias=False)
         self.deep_hidden = nn.Linear(n, m)  # L_h; with `deep_context`, W_c
-        self.deep_context = nn.Linear(context_dim, m, bias=False)
+        self.deep_context = nn.Linear(context_dim, m, bias=False)  # L_z
         if config.query == "previous":
             self.gate = nn.Linear(n, 1)
             self.context_gates = nn.Linear(context_dim, 4 * n, bias=False)
-        self.folded: Tensor | None
-        self.register_buffer("folded", None, persistent=False)  # set by `tabulate`
-
-    def tabulate(self) -> None:
-        """Precompute each word's contribution to the LSTM's gates, and the matrix of the values."""
-        self._tabulate(first=self.word_gates)
-        self.folded = self._matrix().detach()
 
     def start(self, features: Tensor) -> State:
         """Project the grids (B, L, D); return the first state, with K = 1 hypothesis per image.
 
         h_0 and c_0 are computed from the mean of the grid (section 3.1.2).
         """
-        return self._start(features, folds=True)
-
-    def _start(self, features: Tensor, *, folds: bool) -> State:
-        """Return the first state. If `folds`, its values are folded, else they are (B, L, V)."""
         features = self.grid_layers(features)
         mean = features.mean(dim=1, keepdim=True)
         keys, values = self.attention.project(self.positions(features))
-        if folds:
-            # The context enters the LSTM and the output linearly. So the matrices are applied once
-            # per image to the values, instead of to the context of every step.
-            matrix = self._matrix() if self.folded is None else self.folded
-            values = fold(values, matrix, heads=self.config.heads)
         return State(
             image={"keys": keys, "values": values},
             hypothesis={
@@ -88,21 +65,11 @@ class LSTMDecoder(RecurrentDecoder):
             },
         )
 
-    def _matrix(self) -> Tensor:
-        """Return the matrices that are applied to the context, stacked in one matrix."""
-        matrix = self.deep_context.weight
-        if self.config.query == "previous":
-            matrix = torch.cat([self.context_gates.weight, matrix])
-        return matrix
-
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""
-        words = self._embed(tokens)
-        word_gates = self._first_layer(tokens, self.word_gates)
-        deep_context, weights, gate, state = self._recur(
-            word_gates, state, fuse_layers(*self._hidden_layers())
-        )
-        deep = self._deep_output(words, state.hypothesis["hidden"], deep_context)
+        words = self.embed(tokens)
+        context, weights, gate, state = self._recur(self.word_gates(words), state)
+        deep = self.deep_output(words, state.hypothesis["hidden"], self.deep_context(context))
         attention, heads = maps(weights)
         return StepOutput(self.logits(deep), state, attention, gate, heads)
 
@@ -111,75 +78,50 @@ class LSTMDecoder(RecurrentDecoder):
 
         The output at position t scores the successor of tokens[..., t].
         """
-        # An image has L values and K * T contexts. The matrices are applied to whichever are fewer.
-        folds = tokens.shape[1] * tokens.shape[2] >= features.shape[1]
-        state = self._start(features, folds=folds).expand(tokens.shape[1])
-        words = self._embed(tokens)
-        gates_of_words = self.word_gates(words)
-        # Autocast would convert the matrix in every step.
-        matrix = None if folds else self._matrix().t().to(gates_of_words.dtype)
-        hidden_layers = fuse_layers(*self._hidden_layers(), dtype=gates_of_words.dtype)
+        state = self.start(features).expand(tokens.shape[1])
+        words = self.embed(tokens)
         contexts, weights, gates, hidden = [], [], [], []
-        for word_gates in gates_of_words.unbind(dim=2):
-            deep_context, weight, gate, state = self._recur(
-                word_gates, state, hidden_layers, matrix
-            )
-            contexts.append(deep_context)
+        for word_gates in self.word_gates(words).unbind(dim=2):
+            context, weight, gate, state = self._recur(word_gates, state)
+            contexts.append(context)
             weights.append(weight)
             hidden.append(state.hypothesis["hidden"])
             if gate is not None:
                 gates.append(gate)
-        deep = self._deep_output(words, torch.stack(hidden, dim=2), torch.stack(contexts, dim=2))
+        deep_context = self.deep_context(torch.stack(contexts, dim=2))
+        deep = self.deep_output(words, torch.stack(hidden, dim=2), deep_context)
         attention, heads = maps(torch.stack(weights, dim=2))
         return DecoderOutput(deep, attention, torch.stack(gates, dim=2) if gates else None, heads)
 
-    def _hidden_layers(self) -> list[nn.Module]:
-        """Return the layers that are applied to the previous hidden state."""
-        if self.config.query == "current":
-            return [self.hidden_gates]
-        return [self.hidden_gates, self.gate, self.attention.score.query]
-
     def _recur(
-        self,
-        word_gates: Tensor,
-        state: State,
-        hidden_layers: FusedLayers,
-        matrix: Tensor | None = None,
+        self, word_gates: Tensor, state: State
     ) -> tuple[Tensor, Tensor, Tensor | None, State]:
         """Attend and advance the LSTM, in the order that `query` sets.
 
-        `hidden_layers` applies `_hidden_layers`. `matrix` (V, F) is applied to the context. It is
-        None if the values are folded.
-        Returns L_z z_t (B, K, m), attention weights (B, K, H, L), gate (B, K) and the new state.
+        Returns z_t (B, K, V), attention weights (B, K, H, L), gate (B, K) and the new state.
         """
-        keys, values = state.image["keys"], state.image["values"]
+        grid = ProjectedGrid(state.image["keys"], state.image["values"])
         hidden, cell = state.hypothesis["hidden"], state.hypothesis["cell"]
-        hidden_gates, *rest = hidden_layers(hidden)
+        gates, beta = word_gates + self.hidden_gates(hidden), None
         if self.config.query == "current":
-            hidden, cell = advance(word_gates + hidden_gates, cell)
-            weights = self.attention.weigh(hidden, keys)
-            deep_context, gate = _context(weights, values, matrix), None
+            hidden, cell = advance(gates, cell)
+            context, weights = self.attention(hidden, grid)
         else:
-            gate, queries = rest
-            weights = self.attention.weigh_projected(queries, keys)
-            gate = torch.sigmoid(gate)  # section 4.2.1
-            # beta_t multiplies the weights, which are fewer numbers than the context.
-            context = _context(gate.unsqueeze(-1) * weights, values, matrix)  # of z_t
-            sizes = [word_gates.shape[-1], self.config.embedding_dim]
-            context_gates, deep_context = torch.split(context, sizes, dim=-1)
-            hidden, cell = advance(word_gates + context_gates + hidden_gates, cell)
-            gate = gate.squeeze(-1)
-        return deep_context, weights, gate, State(state.image, {"hidden": hidden, "cell": cell})
+            context, weights = self.attention(hidden, grid)  # equations 4, 5 and 13
+            beta = torch.sigmoid(self.gate(hidden))  # section 4.2.1
+            context = beta * context
+            hidden, cell = advance(gates + self.context_gates(context), cell)
+            beta = beta.squeeze(-1)
+        return context, weights, beta, State(state.image, {"hidden": hidden, "cell": cell})
 
-    def _deep_output(self, words: Tensor, hidden: Tensor, deep_context: Tensor) -> Tensor:
-        """Return the vector (..., m) that is multiplied by E^T (equation 7)."""
+    def deep_output(self, words: Tensor, hidden: Tensor, deep_context: Tensor) -> Tensor:
+        """Return the vector (..., m) that is multiplied by E^T (equation 7).
+
+        Args:
+            words: (..., m), E y_(t-1).
+            hidden: (..., n), h_t.
+            deep_context: (..., m), L_z z_t.
+        """
         deep = self.deep_hidden(hidden) + deep_context
         deep = words + deep if self.config.query == "previous" else torch.tanh(deep)
         return cast(Tensor, self.dropout(deep))
-
-
-def _context(weights: Tensor, values: Tensor, matrix: Tensor | None) -> Tensor:
-    """Return the context times the matrix (B, K, F). The matrix is None if values are folded."""
-    if matrix is None:
-        return average_folded(weights, values)
-    return torch.matmul(average(weights, values), matrix)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from captioner.inference.packed import can_pack
 from captioner.model.config import DecoderConfig
 from captioner.model.decoder import DecoderOutput, build_decoder
-from captioner.model.encoder import Encoder, EncoderConfig, Grid, prepare_encoder
+from captioner.model.encoder import Encoder, EncoderConfig, Grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +50,3 @@ class CaptionModel(nn.Module):
         """Run teacher forcing on images (B, 3, H, W) with K captions each (B, K, T)."""
         output: DecoderOutput = self.decoder(self.encode(images).features, tokens)
         return output
-
-
-def prepare_model(model: CaptionModel, *, device: torch.device, dtype: torch.dtype) -> CaptionModel:
-    """Convert a model for inference, in place: fold BatchNorm, precompute tables, set the dtype.
-
-    The result cannot be trained or saved. Pass a copy to keep the original.
-    """
-    ready = model.requires_grad_(False).float().eval()
-    ready.decoder.tabulate()  # in float32, so that half precision rounds once
-    prepare_encoder(ready.encoder, device=device, dtype=dtype)
-    ready.to(device, dtype)
-    if device.type == "cpu" and dtype is torch.float32 and can_pack():
-        ready.decoder.pack()
-    return ready

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from captioner.model.attention import Attention, ProjectedGrid, causal, maps
 from captioner.model.config import DecoderConfig
-from captioner.model.decoder import DecoderOutput, WordDecoder
+from captioner.model.decoder import DecoderOutput, State, StepOutput, WordDecoder
 from captioner.model.layers import Layer, grid_layers, project_back
 from captioner.model.positions import GRID_SIDE, Positions
-from captioner.model.state import State, StepOutput
 
 _WORDS = 512  # positions of a caption; 9 bits
 
@@ -32,24 +31,20 @@ class TransformerDecoder(WordDecoder):
         super().__init__(config, vocabulary_size=vocabulary_size)
         m, n = config.embedding_dim, config.hidden_dim
         self.grid_layers, grid_dim, positions = grid_layers(config, grid_dim=grid_dim)
-        self.enter_grid = nn.Linear(grid_dim, n)
-        self.enter_word = nn.Linear(m, n)
+        self.grid_projection = nn.Linear(grid_dim, n)
+        self.word_projection = nn.Linear(m, n)
         self.grid_positions = Positions(
             kind=positions, dim=n, axes=2, length=GRID_SIDE, scaled=config.scaled_positions
         )
         self.word_positions = Positions(
             kind=config.positions, dim=n, axes=1, length=_WORDS, scaled=config.scaled_positions
         )
-        self.place_word = project_back(n, self.word_positions.output_dim)
+        self.position_projection = project_back(n, self.word_positions.output_dim)
         self.layers = nn.ModuleList(
             _Layer(config, key_dim=self.grid_positions.output_dim) for _ in range(config.layers)
         )
         self.final_norm = nn.LayerNorm(n) if config.norm == "pre" else nn.Identity()
         self.deep_hidden = nn.Linear(n, m)
-
-    def tabulate(self) -> None:
-        """Precompute the input of each word, and its row of the output layer."""
-        self._tabulate(first=self.enter_word, last=self.deep_hidden)
 
     def start(self, features: Tensor) -> State:
         """Project the grids (B, L, D) for every layer; return the first state (K = 1)."""
@@ -63,11 +58,21 @@ class TransformerDecoder(WordDecoder):
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""
+        words, weights, state = self.read(self.word_projection(self.embed(tokens)), state)
+        attention, heads = maps(weights)
+        logits = self.logits(self.dropout(self.deep_hidden(words)))
+        return StepOutput(logits, state, attention, None, heads)
+
+    def read(self, words: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+        """Apply all layers to the newest words (B, K, n), before their positions are encoded.
+
+        Returns the normalised words (B, K, n), the weights (B, K, H, L) of the last layer over the
+        grid, and the new state.
+        """
         before = state.words["layer0"]
         path = _extend(state.hypothesis["path"], length=before.shape[1])
-        mask = _path_mask(path, length=before.shape[1] + tokens.shape[1], like=before)
-        embedded = self._first_layer(tokens, self.enter_word)
-        words = self._add_positions(embedded.unsqueeze(2), first=path.shape[-1] - 1).squeeze(2)
+        mask = _path_mask(path, length=before.shape[1] + words.shape[1], like=before)
+        words = self._add_positions(words.unsqueeze(2), first=path.shape[-1] - 1).squeeze(2)
         caches: dict[str, Tensor] = {}
         weights = words  # replaced by the last layer
         for number, layer in enumerate(self._layers()):
@@ -75,10 +80,7 @@ class TransformerDecoder(WordDecoder):
             words, caches[name] = layer.attend_newest(words, state.words[name], mask)
             grid = ProjectedGrid(state.image[f"keys{number}"], state.image[f"values{number}"])
             words, weights = layer.attend_grid(words, grid, need_weights=self._is_last(number))
-        attention, heads = maps(weights)
-        logits = self._last_layer(self.final_norm(words), self.deep_hidden)
-        following = State(state.image, {"path": path}, caches)
-        return StepOutput(logits, following, attention, None, heads)
+        return self.final_norm(words), weights, State(state.image, {"path": path}, caches)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         """Read the tokens (B, K, T) of K captions for each of the grids (B, L, D), all at once.
@@ -96,7 +98,8 @@ class TransformerDecoder(WordDecoder):
         mask = causal(tokens.shape[-1], tokens.shape[-1], device=tokens.device)
         last = self._layers()[-1]
         words = last.sublayer_input(inputs, 0)
-        weights = last.read.weigh(words, last.read.project(words).keys, mask)  # (B * K, T, H, T)
+        keys = last.self_attention.project(words).keys
+        weights = last.self_attention.weigh(words, keys, mask)  # (B * K, T, H, T)
         return weights.view(*tokens.shape, *weights.shape[2:]).transpose(2, 3)
 
     def _read_captions(self, features: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,7 +109,7 @@ class TransformerDecoder(WordDecoder):
         grid, and the input (B * K, T, n) of the last layer.
         """
         length = tokens.shape[-1]
-        words = self._add_positions(self.enter_word(self._embed(tokens)))
+        words = self._add_positions(self.word_projection(self.embed(tokens)))
         mask = causal(length, length, device=tokens.device)
         weights = inputs = words
         for number, (layer, grid) in enumerate(
@@ -121,12 +124,12 @@ class TransformerDecoder(WordDecoder):
 
     def _grids(self, features: Tensor) -> list[ProjectedGrid]:
         """Project the grids (B, L, D) for every layer."""
-        cells = self.grid_positions(self.enter_grid(self.grid_layers(features)))
-        return [layer.look.project(cells) for layer in self._layers()]
+        cells = self.grid_positions(self.grid_projection(self.grid_layers(features)))
+        return [layer.cross_attention.project(cells) for layer in self._layers()]
 
     def _add_positions(self, words: Tensor, *, first: int = 0) -> Tensor:
         """Encode the positions `first`, first + 1, ... of the words (B, K, T, n)."""
-        return cast(Tensor, self.place_word(self.word_positions(words, first=first)))
+        return cast(Tensor, self.position_projection(self.word_positions(words, first=first)))
 
     def _is_last(self, number: int) -> bool:
         return number == self.config.layers - 1
@@ -141,7 +144,7 @@ class _Layer(Layer):
     def __init__(self, config: DecoderConfig, *, key_dim: int) -> None:
         super().__init__(config, sublayers=3)
         n = config.hidden_dim
-        self.look = Attention(
+        self.cross_attention = Attention(
             score=config.score,
             query_dim=n,
             key_dim=key_dim,
@@ -149,7 +152,7 @@ class _Layer(Layer):
             value_dim=config.value_dim or n,
             heads=config.heads,
         )
-        self.look_output = nn.Linear(self.look.value_dim, n)
+        self.cross_attention_output = nn.Linear(self.cross_attention.value_dim, n)
         if self.pre_norm and config.score == "none":
             self.norms[1] = nn.Identity()  # the score ignores queries
 
@@ -157,8 +160,9 @@ class _Layer(Layer):
         self, words: Tensor, cache: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Apply self-attention to the newest words (B, K, n); see SelfAttention.attend_newest."""
-        context, cache = self.read.attend_newest(self.sublayer_input(words, 0), cache, mask)
-        return self.residual(words, self.read_output(context), 0), cache
+        queries = self.sublayer_input(words, 0)
+        context, cache = self.self_attention.attend_newest(queries, cache, mask)
+        return self.residual(words, self.self_attention_output(context), 0), cache
 
     def attend_grid(
         self, words: Tensor, grid: ProjectedGrid, *, need_weights: bool
@@ -176,11 +180,11 @@ class _Layer(Layer):
         """
         queries, weights = self.sublayer_input(words, 1), words
         if need_weights:
-            context, weights = self.look(queries, grid)
+            context, weights = self.cross_attention(queries, grid)
         else:
-            context = self.look.attend(queries, grid)
-        words = self.residual(words, self.look_output(context), 1)
-        return self.residual(words, self.think(self.sublayer_input(words, 2)), 2), weights
+            context = self.cross_attention.attend(queries, grid)
+        words = self.residual(words, self.cross_attention_output(context), 1)
+        return self.residual(words, self.feed_forward(self.sublayer_input(words, 2)), 2), weights
 
 
 def _extend(path: Tensor, *, length: int) -> Tensor:

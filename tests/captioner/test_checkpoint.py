@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from captioner import (
@@ -26,7 +27,9 @@ from captioner import (
     OutputError,
 )
 from captioner.checkpoint import Checkpoint, load_checkpoint, read_header
+from captioner.model.config import DecoderConfig
 from captioner.model.encoder import without_weights
+from captioner.model.model import CaptionModel
 from captioner.vocabulary import Vocabulary
 from tests.conftest import rewrite_header
 
@@ -341,3 +344,77 @@ def test_a_module_that_computes_in_its_constructor_allocates_no_weights() -> Non
 
     network = without_weights(Network)
     assert network.layer.weight.is_meta and network.rates.tolist() == [0, 0.5, 1]
+
+
+# Names of 0.2 and before, as its files have them, for every layer that was renamed since.
+OLD_NAMES = {
+    "transformer": {
+        "grid_layers.enter": "grid_layers.input_projection",
+        "grid_layers.place": "grid_layers.position_projection",
+        "grid_layers.layers.0.read.score.key": "grid_layers.layers.0.self_attention.score.key",
+        "grid_layers.layers.0.read.score.query": "grid_layers.layers.0.self_attention.score.query",
+        "grid_layers.layers.0.read.value": "grid_layers.layers.0.self_attention.value",
+        "grid_layers.layers.0.read_output": "grid_layers.layers.0.self_attention_output",
+        "grid_layers.layers.0.think.0": "grid_layers.layers.0.feed_forward.0",
+        "grid_layers.layers.0.think.2": "grid_layers.layers.0.feed_forward.2",
+        "enter_grid": "grid_projection",
+        "enter_word": "word_projection",
+        "place_word": "position_projection",
+        "layers.0.read.score.key": "layers.0.self_attention.score.key",
+        "layers.0.read.score.query": "layers.0.self_attention.score.query",
+        "layers.0.read.value": "layers.0.self_attention.value",
+        "layers.0.read_output": "layers.0.self_attention_output",
+        "layers.0.look.score.key": "layers.0.cross_attention.score.key",
+        "layers.0.look.score.query": "layers.0.cross_attention.score.query",
+        "layers.0.look.score.score": "layers.0.cross_attention.score.score",
+        "layers.0.look.value": "layers.0.cross_attention.value",
+        "layers.0.look_output": "layers.0.cross_attention_output",
+        "layers.0.think.0": "layers.0.feed_forward.0",
+        "layers.0.think.2": "layers.0.feed_forward.2",
+    },
+    "top_down": {
+        "look_word": "attention_lstm_word",
+        "look_mean": "attention_lstm_mean",
+        "look_language": "attention_lstm_language",
+        "look_hidden": "attention_lstm_hidden",
+        "speak_look": "language_lstm_attention",
+        "speak_context": "language_lstm_context",
+        "speak_hidden": "language_lstm_hidden",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ["transformer", "top_down"])
+def test_tensors_with_the_names_of_older_versions_are_loaded(
+    kind: str, tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    more = {} if kind == "top_down" else {"encoder_layers": 1, "layers": 1}
+    decoder = DecoderConfig(kind=kind, positions="binary", hidden_dim=8, value_dim=8, **more)
+    config = replace(tiny_checkpoint.model.config, decoder=decoder)
+    encoder, words = tiny_checkpoint.model.encoder, len(tiny_checkpoint.vocabulary)
+    model = CaptionModel(config, vocabulary_size=words, encoder=encoder)
+    path = tmp_path / "old.safetensors"
+    replace(tiny_checkpoint, model=model).save(path, dtype=torch.float32)
+    old = {f"decoder.{name}": f"decoder.{older}" for older, name in OLD_NAMES[kind].items()}
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    layers = {name: name.rpartition(".")[0] for name in tensors}
+    assert old.keys() <= set(layers.values())
+    renamed = {
+        name.replace(layers[name], old.get(layers[name], layers[name])): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(renamed, path, metadata)
+    loaded = load_checkpoint(path).model.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded[name], tensor), name
+
+
+def test_settings_with_the_names_of_older_versions_are_read(tiny_file: Path) -> None:
+    def older(document: dict[str, Any]) -> None:
+        document["generation"]["different_around"] = "or"
+        del document["generation"]["no_repeat_around"]
+
+    rewrite_header(tiny_file, older)
+    assert load_checkpoint(tiny_file).generation.no_repeat_around == "or"

@@ -14,7 +14,7 @@ from captioner.deletion import (
     repeated_cells,
     word_effects,
 )
-from captioner.model.state import State, StepOutput
+from captioner.model.decoder import State, StepOutput
 from captioner.vocabulary import START
 
 SEEN = 4.0  # what the first of four cells adds to the logit of word 5; the other cells hold 0

@@ -15,12 +15,12 @@ from torch import nn
 
 from captioner import Captioner, CheckpointNotFoundError, ConfigError, MissingExtraError
 from captioner.backbones import convolutions
-from captioner.backbones.convolutions import SameConv2d, fold_batch_norm, fuse_silu
+from captioner.backbones.convolutions import SameConv2d
 from captioner.backbones.networks import encoder_names
-from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.checkpoint import Checkpoint
+from captioner.inference.batch_norm import fold_batch_norm
 from captioner.model.encoder import Encoder, EncoderConfig
 from captioner.model.model import CaptionModel
-from captioner.paths import bundled_checkpoint
 from captioner.vision.transform import TransformConfig
 
 # One of each way to cut that no other test takes, and the stride that it has.
@@ -267,41 +267,6 @@ def test_a_folded_encoder_is_the_same_function(name: str, stride: int) -> None:
     assert not any(type(module) is nn.BatchNorm2d for module in encoder.modules())
     assert before.std() > 1e-3
     torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-4 * float(before.abs().max()))
-
-
-SQUEEZES = 16  # SiLUs inside squeeze and excitation, of a few numbers each, stay as they are
-
-
-def test_a_processor_without_bfloat16_keeps_two_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There the fused operation fails, and convolution and SiLU by themselves do not."""
-    monkeypatch.setattr(convolutions, "can_fuse", lambda: False)
-    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU())
-    fuse_silu(plain)
-    assert [type(layer) for layer in plain] == [nn.Conv2d, nn.SiLU]
-
-
-@pytest.mark.skipif(not convolutions.can_fuse(), reason="oneDNN has no bfloat16 here")
-@pytest.mark.parametrize(("dtype", "stride"), [(torch.float32, 16), (torch.bfloat16, 32)])
-def test_a_convolution_and_its_silu_in_one_are_the_same_function(
-    dtype: torch.dtype, stride: int
-) -> None:
-    encoder = Encoder(EncoderConfig(name="efficientnet_v2_b0", stride=stride)).eval()
-    trained = load_checkpoint(bundled_checkpoint()).model.encoder
-    encoder.load_state_dict(trained.state_dict())
-    fold_batch_norm(encoder)
-    images = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        exact = encoder(images).features
-        encoder.to(dtype=dtype, memory_format=torch.channels_last)
-        apart = encoder(images.to(dtype)).features.float()
-        fuse_silu(encoder)
-        together = encoder(images.to(dtype)).features.float()
-    assert sum(isinstance(module, nn.SiLU) for module in encoder.modules()) == SQUEEZES
-    assert exact.std() > 1e-2
-    if dtype is torch.float32:
-        torch.testing.assert_close(together, exact, rtol=1e-3, atol=1e-4 * float(exact.abs().max()))
-    else:  # rounded less often, and so as near to the truth
-        assert (together - exact).abs().mean() < 1.05 * (apart - exact).abs().mean()
 
 
 def test_efficientnet_v2_b0_is_torchvisions_with_tensorflows_padding() -> None:

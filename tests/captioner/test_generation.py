@@ -17,7 +17,7 @@ from captioner.generation.beam_search import Hypothesis, beam_search, read_sente
 from captioner.generation.constraints import Constraints
 from captioner.generation.generate import generate
 from captioner.generation.sampling import draw, filter_top
-from captioner.model.state import State, StepOutput
+from captioner.model.decoder import State, StepOutput
 from captioner.vocabulary import END, PAD, START, UNK, Tokenizer, Vocabulary
 
 VOCABULARY = 7  # three words: 4, 5 and 6
@@ -392,8 +392,8 @@ def test_no_word_stands_on_both_sides_of_and(method: dict[str, int]) -> None:
     wanted = torch.tensor([0.97, 0.97, 0.29, 0.97]).log()
     assert torch.allclose(best.log_probabilities, wanted, atol=1e-5)
     for allowed in ("", "und"):  # nothing; a word that the vocabulary does not have
-        assert say(different_around=allowed).tokens == [RED, AND, RED]
-    assert say(different_around="blue").tokens == [RED, AND, RED]
+        assert say(no_repeat_around=allowed).tokens == [RED, AND, RED]
+    assert say(no_repeat_around="blue").tokens == [RED, AND, RED]
 
 
 def test_special_tokens_are_never_generated() -> None:

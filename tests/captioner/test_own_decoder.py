@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from captioner import Captioner, ConfigError, GenerationConfig
 from captioner.checkpoint import Checkpoint
 from captioner.model.config import DECODERS, DecoderConfig
-from captioner.model.decoder import DecoderOutput, WordDecoder
+from captioner.model.decoder import DecoderOutput, State, StepOutput, WordDecoder
 from captioner.model.encoder import EncoderConfig
 from captioner.model.model import CaptionModel, ModelConfig
-from captioner.model.state import State, StepOutput
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import START, Vocabulary
 from captioner_training.recipe import Stage, fields_text
@@ -35,12 +34,12 @@ class BigramDecoder(WordDecoder):
         return State(image={}, hypothesis={"mean": mean})
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
-        deep = self._embed(tokens) + state.hypothesis["mean"]
+        deep = self.embed(tokens) + state.hypothesis["mean"]
         return StepOutput(self.logits(deep), state, None, None, None)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         mean = self.start(features).hypothesis["mean"]
-        return DecoderOutput(self._embed(tokens) + mean.unsqueeze(1))
+        return DecoderOutput(self.embed(tokens) + mean.unsqueeze(1))
 
 
 @pytest.fixture

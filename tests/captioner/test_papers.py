@@ -212,12 +212,13 @@ def test_top_down_is_bottom_up_and_top_down_attention(
     v = told_places(positions, w, "positions", a, SQUARES)
     whole, state = decoder(a, tokens), decoder.start(a).expand(K)
     attending = torchs_cell(
-        w["look_language.weight"], w["look_mean.weight"], w["look_word.weight"],
-        hidden=w["look_hidden.weight"], bias=w["look_word.bias"],
+        w["attention_lstm_language.weight"], w["attention_lstm_mean.weight"],
+        w["attention_lstm_word.weight"],
+        hidden=w["attention_lstm_hidden.weight"], bias=w["attention_lstm_word.bias"],
     )  # fmt: skip
     speaking = torchs_cell(
-        w["speak_context.weight"], w["speak_look.weight"],
-        hidden=w["speak_hidden.weight"], bias=w["speak_look.bias"],
+        w["language_lstm_context.weight"], w["language_lstm_attention.weight"],
+        hidden=w["language_lstm_hidden.weight"], bias=w["language_lstm_attention.bias"],
     )  # fmt: skip
     values = v if value_dim is None else linear(w, "attention.value", v)
     mean = values.mean(1)[:, None].expand(-1, K, -1)
@@ -233,7 +234,7 @@ def test_top_down_is_bottom_up_and_top_down_attention(
         deep = linear(w, "deep_hidden", h2)
         same(output.attention, alpha)
         same(whole.attention[:, :, t], alpha)
-        for name, number in (("look", (h1, c1)), ("speak", (h2, c2))):
+        for name, number in (("attention", (h1, c1)), ("language", (h2, c2))):
             same(state.hypothesis[f"{name}_hidden"], number[0])
             same(state.hypothesis[f"{name}_cell"], number[1])
         same(whole.deep[:, :, t], deep)
@@ -249,7 +250,7 @@ def torchs_attention(weights: dict[str, Tensor], name: str, heads: int) -> nn.Mu
     theirs = nn.MultiheadAttention(
         n, heads, kdim=entering, vdim=entering, batch_first=True
     ).double()
-    output = name.replace("read", "read_output").replace("look", "look_output")
+    output = f"{name}_output"
     with torch.no_grad():
         if entering == n:
             theirs.in_proj_weight.copy_(torch.cat([query, key, value]))
@@ -267,8 +268,11 @@ def torchs_layer(weights: dict[str, Tensor], layer: str, heads: int, norm: str) 
         8, heads, dim_feedforward=16, dropout=0.0, batch_first=True, norm_first=norm == "pre"
     ).double()
     copied = {
-        **{f"linear1.{part}": weights[f"{layer}.think.0.{part}"] for part in ("weight", "bias")},
-        **{f"linear2.{part}": weights[f"{layer}.think.2.{part}"] for part in ("weight", "bias")},
+        **{
+            f"linear{number + 1}.{part}": weights[f"{layer}.feed_forward.{2 * number}.{part}"]
+            for number in range(2)
+            for part in ("weight", "bias")
+        },
         **{
             f"norm{number + 1}.{part}": weights[f"{layer}.norms.{number}.{part}"]
             for number in range(3)
@@ -276,8 +280,8 @@ def torchs_layer(weights: dict[str, Tensor], layer: str, heads: int, norm: str) 
         },
     }
     assert not theirs.load_state_dict(copied, strict=False).unexpected_keys
-    theirs.self_attn = torchs_attention(weights, f"{layer}.read", heads)
-    theirs.multihead_attn = torchs_attention(weights, f"{layer}.look", heads)
+    theirs.self_attn = torchs_attention(weights, f"{layer}.self_attention", heads)
+    theirs.multihead_attn = torchs_attention(weights, f"{layer}.cross_attention", heads)
     return theirs.eval()
 
 
@@ -292,11 +296,11 @@ def test_transformer_is_torchs(norm: str, heads: int, positions: str) -> None:
         given(),
     )  # fmt: skip
     w = decoder.state_dict()
-    words = linear(w, "enter_word", w["embedding.weight"][tokens])
+    words = linear(w, "word_projection", w["embedding.weight"][tokens])
     words = told_places(positions, w, "word_positions", words, [[place] for place in range(T)])
     if positions == "binary":
-        words = linear(w, "place_word", words)
-    cells = linear(w, "enter_grid", a)
+        words = linear(w, "position_projection", words)
+    cells = linear(w, "grid_projection", a)
     cells = told_places(positions, w, "grid_positions", cells, SQUARES)
     x, grid = words.flatten(0, 1), cells.repeat_interleave(K, dim=0)
     looked: list[Tensor] = []
@@ -342,10 +346,10 @@ def test_layers_over_the_grid_are_torchs_encoder(
     sizes = {"kind": kind, "norm": norm, "heads": heads, "value_dim": 8, "score": "scaled_dot"}
     decoder = made(**sizes, positions=positions, encoder_layers=2)
     (a, tokens), w = given(), decoder.state_dict()
-    cells = linear(w, "grid_layers.enter", a)
+    cells = linear(w, "grid_layers.input_projection", a)
     cells = told_places(positions, w, "grid_layers.positions", cells, SQUARES)
     if positions == "binary":
-        cells = linear(w, "grid_layers.place", cells)
+        cells = linear(w, "grid_layers.position_projection", cells)
     for number in range(2):
         name = f"grid_layers.layers.{number}"
         theirs = nn.TransformerEncoderLayer(
@@ -354,13 +358,13 @@ def test_layers_over_the_grid_are_torchs_encoder(
         copied = {
             f"{ours}.{part}": w[f"{name}.{own}.{part}"]
             for ours, own in (
-                ("linear1", "think.0"), ("linear2", "think.2"),
+                ("linear1", "feed_forward.0"), ("linear2", "feed_forward.2"),
                 ("norm1", "norms.0"), ("norm2", "norms.1"),
             )
             for part in ("weight", "bias")
         }  # fmt: skip
         assert not theirs.load_state_dict(copied, strict=False).unexpected_keys
-        theirs.self_attn = torchs_attention(w, f"{name}.read", heads)
+        theirs.self_attn = torchs_attention(w, f"{name}.self_attention", heads)
         cells = theirs.train()(cells)  # in `eval` torch takes another way, without our matrices
     if norm == "pre":
         cells = F.layer_norm(cells, (8,), w["grid_layers.norm.weight"], w["grid_layers.norm.bias"])
@@ -437,8 +441,12 @@ def test_words_are_dropped_out_in_training(kind: str) -> None:
             assert residual.unique().tolist() == [0, 2]
     decoder.eval()
     before: list[Tensor] = []
-    first = {"lstm": "word_gates", "top_down": "look_word", "transformer": "enter_word"}[kind]
-    decoder.get_submodule(first).register_forward_hook(lambda _, given, __: before.append(given[0]))
+    first = {
+        "lstm": "word_gates", "top_down": "attention_lstm_word", "transformer": "word_projection",
+    }  # fmt: skip
+    decoder.get_submodule(first[kind]).register_forward_hook(
+        lambda _, given, __: before.append(given[0])
+    )
     decoder(a, tokens)
     for _ in range(2):
         decoder.train()(a, tokens)

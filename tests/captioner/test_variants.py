@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,13 @@ from captioner import Captioner, ConfigError
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
-from captioner.inference.packed import PackedLinear, can_pack
+from captioner.inference.decoders import (
+    FastDecoder,
+    PackedLinear,
+    can_pack,
+    fast_decoder,
+    pack_linear,
+)
 from captioner.model.config import DecoderConfig
 from captioner.model.decoder import Decoder, build_decoder
 from captioner.model.model import CaptionModel, ModelConfig
@@ -83,20 +88,24 @@ def made(variant: dict[str, Any]) -> Decoder:
 @every_variant
 @pytest.mark.parametrize("cells", [9, 16], ids=["9 cells", "16 cells"])
 def test_steps_with_their_cache_are_teacher_forcing(variant: dict[str, Any], cells: int) -> None:
-    """Also with tables, and with packed weights where oneDNN is there; 15 words."""
-    decoder, heads = made(variant), variant.get("heads", 1)
+    """Also the steps of the stand-ins: without tables, with tables, and with packed weights."""
+    decoder, heads = made(variant).requires_grad_(False), variant.get("heads", 1)
     features, tokens = torch.randn(2, cells, 6), torch.randint(0, 11, (2, 3, 5))
-    whole, names = decoder(features, tokens), decoder.state_dict().keys()
+    whole = decoder(features, tokens)
     logits = decoder.logits(whole.deep)
-    for prepared in ("plain", "tabulated", *(["packed"] if can_pack() else [])):
-        if prepared == "tabulated":
-            decoder.tabulate()
-            assert decoder.state_dict().keys() == names  # tables are in no checkpoint
-        elif prepared == "packed":
-            decoder.requires_grad_(False).pack()
-        state = decoder.start(features).expand(3)
+    prepared = {
+        "plain": decoder,
+        "folded": fast_decoder(decoder, tables=False),
+        "with tables": fast_decoder(decoder),
+    }
+    if can_pack():
+        prepared["packed"] = fast_decoder(copy.deepcopy(decoder))
+        pack_linear(prepared["packed"])
+    for name, steps in prepared.items():
+        assert isinstance(steps, FastDecoder) == (name != "plain")
+        state = steps.start(features).expand(3)
         for t in range(5):
-            output = decoder.step(tokens[..., t], state)
+            output = steps.step(tokens[..., t], state)
             state = output.state
             torch.testing.assert_close(logits[:, :, t], output.logits, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(whole.attention[:, :, t], output.attention)
@@ -114,34 +123,28 @@ def test_steps_with_their_cache_are_teacher_forcing(variant: dict[str, Any], cel
             assert all(part.shape[:2] == (2, 3 * (t + 1)) for part in state.words.values())
 
 
-class Doubled(torch.nn.Linear):
-    """A linear layer that computes more than its matrix."""
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return 2 * torch.nn.Linear.forward(self, rows)
-
-
-def replaced(layer: torch.nn.Linear, change: str) -> torch.nn.Linear:
-    own = Doubled(*reversed(layer.weight.shape), bias=False)
-    if change == "subclass":
-        own.load_state_dict(layer.state_dict())
-        return own
-    if change == "hook":
-        layer.register_forward_hook(lambda _, __, output: 2 * output)
-    else:
-        layer.forward = partial(Doubled.forward, layer)
-    return layer
-
-
-@pytest.mark.parametrize("change", ["subclass", "hook", "method"])
-@pytest.mark.parametrize("kind", ["lstm", "top_down"])
-def test_layers_that_are_more_than_their_matrix_are_called(kind: str, change: str) -> None:
-    decoder: Any = made({"kind": kind})
-    score = decoder.attention.score
-    score.query = replaced(score.query, change)
-    features, tokens = torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 2))
-    first = decoder.step(tokens[..., 0], decoder.start(features).expand(3)).attention
-    torch.testing.assert_close(decoder(features, tokens).attention[:, :, 0], first)
+@every_variant
+def test_a_stand_in_finds_the_sentences_of_its_decoder(variant: dict[str, Any]) -> None:
+    """Tokens, scores, attention and gates of a beam search; and it runs teacher forcing."""
+    decoder, features = made(variant), torch.randn(2, 9, 6)
+    config = GenerationConfig(beam_size=4, captions=4, minimum_length=3, maximum_length=6)
+    fast = fast_decoder(copy.deepcopy(decoder))
+    if can_pack():
+        pack_linear(fast.requires_grad_(False))
+    wanted = generate(decoder, features, config)
+    for ours, theirs in zip(generate(fast, features, config), wanted, strict=True):
+        for mine, plain in zip(ours, theirs, strict=True):
+            assert (mine.tokens, mine.score) == (plain.tokens, pytest.approx(plain.score, abs=1e-5))
+            for name in ("log_probabilities", "attention", "gate", "heads"):
+                parts = getattr(mine, name), getattr(plain, name)
+                torch.testing.assert_close(*parts, rtol=1e-4, atol=1e-5)
+    tokens = torch.randint(0, 11, (2, 3, 5))
+    for mine, plain in zip(fast(features, tokens), decoder(features, tokens), strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-5)
+    deep = torch.randn(3, 12)
+    torch.testing.assert_close(fast.logits(deep), decoder.logits(deep))
+    attention = fast.word_attention(features, tokens)
+    torch.testing.assert_close(attention, decoder.word_attention(features, tokens))
 
 
 @pytest.mark.skipif(not can_pack(), reason="torch has no oneDNN here")
@@ -155,19 +158,14 @@ def test_packed_layers_can_be_copied_and_pickled(captioner: Captioner) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lstm", "top_down", "transformer"])
-def test_tables_are_used_and_move_with_the_decoder(kind: str) -> None:
-    decoder: Any = made({"kind": kind})
-    token, state = torch.tensor([[3]]), decoder.start(torch.randn(1, 9, 6))
-    computed = decoder.step(token, state).logits
-    decoder.tabulate()
-    copied = pickle.loads(pickle.dumps(copy.deepcopy(decoder)))
-    copied.to(torch.bfloat16).to(torch.float32)
-    torch.testing.assert_close(copied.step(token, state).logits, computed, rtol=0.1, atol=0.1)
-    for name in ("words_in", "words_out"):
-        if (table := getattr(copied, name)) is not None:
-            said = copied.step(token, state).logits
-            setattr(copied, name, table.flip(-1))
-            assert not torch.allclose(copied.step(token, state).logits, said, atol=1e-3)
+def test_stand_ins_are_copied_and_keep_up_with_a_dtype(kind: str) -> None:
+    decoder = fast_decoder(made({"kind": kind}))
+    token, features = torch.tensor([[3]]), torch.randn(1, 9, 6)
+    computed = decoder.step(token, decoder.start(features)).logits
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(decoder))).to(torch.bfloat16)
+    assert {part.dtype for part in copied.state_dict().values()} == {torch.bfloat16}
+    rounded = copied.step(token, copied.start(features.bfloat16())).logits
+    torch.testing.assert_close(rounded.float(), computed, rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "top_down", "transformer"])

@@ -331,7 +331,7 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
 
     from captioner.checkpoint import load_checkpoint
     from captioner.generation.beam_search import BeamStep
-    from captioner.model.state import State
+    from captioner.model.decoder import State
 
     checkpoint = load_checkpoint(saved_tiny)
     encoder, step = (

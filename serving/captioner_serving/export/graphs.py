@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from captioner.checkpoint import Checkpoint
 from captioner.errors import CheckpointError, MissingExtraError
 from captioner.generation.beam_search import BeamStep, Step
-from captioner.model.decoder import Decoder
-from captioner.model.encoder import prepare_encoder
-from captioner.model.state import State
+from captioner.inference.decoders import fast_decoder
+from captioner.inference.prepare import prepare_encoder
+from captioner.model.decoder import Decoder, State
 from captioner.vision.transform import Transform
 
 _FIELDS = tuple(name for name in Step._fields if name not in ("output", "state"))
@@ -103,7 +103,8 @@ def export_graphs(
     except ImportError as error:
         raise MissingExtraError("captioner export", "onnx") from error
     model, size = checkpoint.model.float().eval(), checkpoint.transform.size
-    # Without `tabulate`: its tables would triple the file.
+    # Tables would triple the file.
+    model.decoder = fast_decoder(model.decoder, tables=False)
     prepare_encoder(model.encoder, device=torch.device("cpu"), dtype=torch.float32)
     pixels = torch.zeros(_IMAGES, 3, size, size, dtype=torch.uint8)
     grid = model.encode(Transform(checkpoint.transform).normalize(pixels))

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from captioner.errors import DataError
 from captioner.files import replace_file, writing
-from captioner.model.encoder import Encoder, prepare_encoder
+from captioner.inference.prepare import prepare_encoder
+from captioner.model.encoder import Encoder
 from captioner.vision.transform import Transform
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.pixels import Workers, split_loader

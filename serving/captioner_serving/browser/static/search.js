@@ -6,7 +6,7 @@ export class Search {
   // about: captioner.json. step: a function of tensors by name. Tensor: the class of onnxruntime. trust: a Trust or null.
   constructor(about, step, Tensor, trust) {
     Object.assign(this, { about, step, Tensor, trust });
-    this.around = about.vocabulary.indexOf(about.generation.different_around);
+    this.around = about.vocabulary.indexOf(about.generation.no_repeat_around);
   }
 
   // state: tensors of a photo by name. pooled: see pool(). follow(sentence) is called with the best sentence after every

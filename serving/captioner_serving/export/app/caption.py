@@ -290,7 +290,7 @@ class Captioner:
 
     def _forbidden(self, tokens: tuple[int, ...]) -> list[int]:
         """Return the tokens that must not follow these tokens."""
-        n, around = self.settings["no_repeat_ngram"], self.settings["different_around"]
+        n, around = self.settings["no_repeat_ngram"], self.settings["no_repeat_around"]
         never = [*self.about["silent"], UNK]
         if len(tokens) < self.settings["minimum_length"]:
             never.append(END)

@@ -1,0 +1,265 @@
+"""Stand-ins for decoders: the same numbers up to rounding, in less time.
+
+    tables      The product of every word's embedding with the next layer is computed once. A step
+                looks it up (float32, one photo, CPU: 62.7 instead of 77.7 ms a caption).
+    folding     A matrix after the context is linear. It is multiplied with the values of the grid,
+                once per image, instead of with the context of every step.
+    packing     oneDNN reorders a matrix at every call. It is reordered once (62.7 instead of
+                84.8 ms).
+
+`fast_decoder` makes the stand-in of a decoder.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from captioner.model.attention import maps
+from captioner.model.decoder import (
+    Decoder,
+    DecoderOutput,
+    State,
+    StepOutput,
+    WordDecoder,
+    advance,
+)
+from captioner.model.lstm import LSTMDecoder
+from captioner.model.top_down import TopDownDecoder
+from captioner.model.transformer import TransformerDecoder
+
+_PACK, _MULTIPLY = "_reorder_linear_weight", "_linear_pointwise"  # operations of oneDNN
+_ROWS = 5  # rows that the packed layout is optimised for; other numbers work too
+
+
+class FastDecoder(Decoder):
+    """Base class of stand-ins. A decoder's weights must not change after it got one.
+
+    Args:
+        plain: the decoder, which also runs teacher forcing.
+        tables: precompute the products of all words.
+    """
+
+    def __init__(self, plain: WordDecoder, *, tables: bool = True) -> None:
+        super().__init__()
+        self.plain, self.tables = plain, tables
+        self.output = _linear(plain.embedding.weight, plain.output_bias)
+
+    def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
+        """Run teacher forcing; see `Decoder.forward`."""
+        return cast(DecoderOutput, self.plain(features, tokens))
+
+    def logits(self, deep: Tensor) -> Tensor:
+        """Return logits (..., words) of the deep output (..., m)."""
+        return cast(Tensor, self.output(deep))
+
+    def word_attention(self, features: Tensor, tokens: Tensor) -> Tensor | None:
+        """Return the self-attention of tokens; see `Decoder.word_attention`."""
+        return self.plain.word_attention(features, tokens)
+
+    def start(self, features: Tensor) -> State:
+        """Return the first state; see `Decoder.start`."""
+        return self.plain.start(features)
+
+    @torch.no_grad()
+    def _first_layer(self, layer: nn.Linear) -> nn.Module:
+        """Return the layer after the embedding, of tokens instead of words."""
+        words = cast(nn.Embedding, self.plain.embedding)
+        if not self.tables:
+            return nn.Sequential(words, layer)
+        return nn.Embedding.from_pretrained(layer(words.weight))
+
+    @torch.no_grad()
+    def _last_layer(self, layer: nn.Linear) -> nn.Module:
+        """Return the layer that makes the deep output, joined with the output layer."""
+        if not self.tables:
+            return nn.Sequential(layer, self.output)
+        words = self.plain.embedding.weight
+        bias = torch.addmv(self.plain.output_bias, words, layer.bias)
+        return _linear(nn.Parameter(words @ layer.weight), nn.Parameter(bias))
+
+
+class FastLSTM(FastDecoder):
+    """An LSTMDecoder with folded values and a table of the words' gates."""
+
+    plain: LSTMDecoder
+
+    def __init__(self, plain: LSTMDecoder, *, tables: bool = True) -> None:
+        super().__init__(plain, tables=tables)
+        self.word_gates = self._first_layer(plain.word_gates)
+        matrices = [plain.deep_context.weight]
+        if plain.config.query == "previous":
+            matrices.insert(0, plain.context_gates.weight)
+        self.register_buffer("matrix", torch.cat(matrices).detach())
+
+    def start(self, features: Tensor) -> State:
+        """Return the first state, with folded values."""
+        state = self.plain.start(features)
+        values = fold(state.image["values"], self.matrix, heads=self.plain.config.heads)
+        return state._replace(image=state.image | {"values": values})
+
+    def step(self, tokens: Tensor, state: State) -> StepOutput:
+        """Read the tokens (B, K) and score their successors."""
+        plain, grid = self.plain, state.image
+        hidden, cell = state.hypothesis["hidden"], state.hypothesis["cell"]
+        gates, beta = self.word_gates(tokens), None
+        if plain.config.query == "current":
+            hidden, cell = advance(gates + plain.hidden_gates(hidden), cell)
+            weights = plain.attention.weigh(hidden, grid["keys"])
+            deep_context = average_folded(weights, grid["values"])
+        else:
+            weights = plain.attention.weigh(hidden, grid["keys"])
+            beta = torch.sigmoid(plain.gate(hidden))
+            # beta_t multiplies the weights, which are fewer numbers than the context.
+            context = average_folded(beta.unsqueeze(-1) * weights, grid["values"])
+            sizes = [gates.shape[-1], plain.config.embedding_dim]
+            context_gates, deep_context = torch.split(context, sizes, dim=-1)
+            hidden, cell = advance(gates + context_gates + plain.hidden_gates(hidden), cell)
+            beta = beta.squeeze(-1)
+        deep = plain.deep_output(plain.embed(tokens), hidden, deep_context)
+        following = State(grid, {"hidden": hidden, "cell": cell})
+        attention, heads = maps(weights)
+        return StepOutput(self.logits(deep), following, attention, beta, heads)
+
+
+class FastTopDown(FastDecoder):
+    """A TopDownDecoder with folded values and tables of words."""
+
+    plain: TopDownDecoder
+
+    def __init__(self, plain: TopDownDecoder, *, tables: bool = True) -> None:
+        super().__init__(plain, tables=tables)
+        self.word_gates = self._first_layer(plain.attention_lstm_word)
+        self.last = self._last_layer(plain.deep_hidden)
+
+    def start(self, features: Tensor) -> State:
+        """Return the first state, with folded values."""
+        state, plain = self.plain.start(features), self.plain
+        matrix = plain.language_lstm_context.weight
+        values = fold(state.image["values"], matrix, heads=plain.config.heads)
+        return state._replace(image=state.image | {"values": values})
+
+    def step(self, tokens: Tensor, state: State) -> StepOutput:
+        """Read the tokens (B, K) and score their successors."""
+        hidden, cell = self.plain.attention_step(self.word_gates(tokens), state)
+        weights = self.plain.attention.weigh(hidden, state.image["keys"])
+        context_gates = average_folded(weights, state.image["values"])
+        state = self.plain.language_step(context_gates, hidden, cell, state)
+        attention, heads = maps(weights)
+        logits = self.last(state.hypothesis["language_hidden"])
+        return StepOutput(logits, state, attention, None, heads)
+
+
+class FastTransformer(FastDecoder):
+    """A TransformerDecoder with tables of words."""
+
+    plain: TransformerDecoder
+
+    def __init__(self, plain: TransformerDecoder, *, tables: bool = True) -> None:
+        super().__init__(plain, tables=tables)
+        self.first = self._first_layer(plain.word_projection)
+        self.last = self._last_layer(plain.deep_hidden)
+
+    def step(self, tokens: Tensor, state: State) -> StepOutput:
+        """Read the tokens (B, K) and score their successors."""
+        words, weights, state = self.plain.read(self.first(tokens), state)
+        attention, heads = maps(weights)
+        return StepOutput(self.last(words), state, attention, None, heads)
+
+
+_STAND_INS: dict[type[Decoder], type[FastDecoder]] = {
+    LSTMDecoder: FastLSTM,
+    TopDownDecoder: FastTopDown,
+    TransformerDecoder: FastTransformer,
+}
+
+
+def fast_decoder(decoder: Decoder, *, tables: bool = True) -> Decoder:
+    """Return the stand-in of a decoder; the decoder itself if there is none.
+
+    tables: precompute the products of all words, which takes three times the memory.
+    """
+    stand_in = _STAND_INS.get(type(decoder))
+    return decoder if stand_in is None else stand_in(cast(Any, decoder), tables=tables)
+
+
+def fold(values: Tensor, matrix: Tensor, *, heads: int) -> Tensor:
+    """Multiply the values by a matrix that would otherwise multiply every context.
+
+    The mean is linear, so a matrix after it can be applied to the values once per image.
+
+    Args:
+        values: (B, L, V).
+        matrix: (F, V).
+        heads: H. Each head has a block of V / H numbers, and the corresponding columns of the
+            matrix.
+
+    Returns:
+        (B, L, H, F), for `average_folded`.
+    """
+    if heads == 1:
+        return F.linear(values, matrix).unsqueeze(2)
+    parts = zip(values.chunk(heads, dim=-1), matrix.chunk(heads, dim=-1), strict=True)
+    return torch.stack([F.linear(part, columns) for part, columns in parts], dim=2)
+
+
+def average_folded(weights: Tensor, folded: Tensor) -> Tensor:
+    """Return the context times the matrix of `fold`: (B, K, F).
+
+    Args:
+        weights: (B, K, H, L).
+        folded: (B, L, H, F), from `fold`.
+    """
+    rows = weights.transpose(2, 3).flatten(2).to(folded.dtype)  # (B, K, L * H)
+    return torch.bmm(rows, folded.flatten(1, 2))
+
+
+def _linear(weight: nn.Parameter, bias: nn.Parameter) -> nn.Linear:
+    """Return a linear layer that shares weight (F, D) and bias (F,)."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    layer.weight, layer.bias = weight, bias
+    return layer
+
+
+class PackedLinear(nn.Linear):
+    """A float32 linear layer for inference on a CPU; shares `weight` (F, D) and `bias` (F,)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        self.weight, self.bias = cast(nn.Parameter, weight), cast(nn.Parameter, bias)
+        self._pack()
+
+    def _pack(self) -> None:
+        self._packed = getattr(torch.ops.mkldnn, _PACK)(self.weight.detach(), _ROWS)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the packed weights, which cannot be pickled or copied."""
+        return {name: part for name, part in vars(self).items() if name != "_packed"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Pack the weights again."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._pack()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return (..., F) for rows (..., D)."""
+        multiply = getattr(torch.ops.mkldnn, _MULTIPLY)
+        product: Tensor = multiply(rows, self._packed, self.bias, "none", [], "")
+        return product
+
+
+def can_pack() -> bool:
+    """Whether torch has oneDNN for this processor."""
+    operations = torch.ops.mkldnn
+    return torch._C._has_mkldnn and all(hasattr(operations, name) for name in (_PACK, _MULTIPLY))
+
+
+def pack_linear(root: nn.Module) -> None:
+    """Pack all linear layers below `root`."""
+    for parent in list(root.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear:
+                setattr(parent, name, PackedLinear(child.weight, child.bias))
