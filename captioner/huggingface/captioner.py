@@ -13,7 +13,8 @@ test (`check_attention`) measures whether these patches mattered.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
@@ -31,16 +32,17 @@ from captioner.deletion import attended_cells, repeated_cells
 from captioner.errors import ConfigError, GenerationError
 from captioner.generation.beam_search import Hypothesis
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
-from captioner.huggingface.families import FAMILIES, EncodedImages
-from captioner.huggingface.loading import load_model
-from captioner.huggingface.open_vocabulary import OpenVocabulary
+from captioner.generation.sampling import filter_top
+from captioner.huggingface.models import FAMILIES, EncodedImages, load_model
 from captioner.model.encoder import Grid
 from captioner.trust.trust import Trust, trust_file
 from captioner.vision.transform import Transform
+from captioner.vocabulary import Vocabulary, is_printable
 
 __all__ = ["HuggingFaceCaptioner"]
 
-_LAYERS = 3
+_LAYERS = 3  # the last ones, whose attention is averaged
+_PUNCTUATION = ".,;:!?\"'()"
 _ROWS = 64  # sentences per batch of the deletion test
 
 
@@ -61,22 +63,12 @@ class HuggingFaceCaptioner(Captioner):
 
     Args:
         name: OWNER/MODEL, OWNER/MODEL@REVISION or a folder, with or without the prefix "hf:".
-        layers: decoder layers whose attention is averaged; negative numbers count from the end;
-            None: the last three.
-        head: the head, from 1, whose attention is shown; None averages all.
         **options: see MachineOptions.
 
-    Raises DeviceError, ConfigError and the exceptions of `loading.load_model`.
+    Raises DeviceError, ConfigError and the exceptions of `load_model`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        layers: Sequence[int] | None = None,
-        head: int | None = None,
-        **options: Unpack[MachineOptions],
-    ) -> None:
+    def __init__(self, name: str, **options: Unpack[MachineOptions]) -> None:
         self._use_machine(**options)
         loaded = load_model(name)
         self.name, self.version, self.source = loaded.name, loaded.version, loaded.source
@@ -91,10 +83,7 @@ class HuggingFaceCaptioner(Captioner):
             part.to(self.device, self.dtype)
         self.start, end = self.family.special(self.model)
         self.ends = np.atleast_1d(end).tolist()
-        if decoder := getattr(self.model, "decoder", None):
-            # The other implementations of attention do not return the weights.
-            decoder.set_attn_implementation("eager")
-        self.layers, self.head, self.heads = layers, head, 1
+        self.heads = 1
         self.generation = _generation_of(self.model.generation_config)
         self.use_trust(None)
 
@@ -187,26 +176,23 @@ class HuggingFaceCaptioner(Captioner):
 
     def _generate(self, features: Tensor, config: GenerationConfig, count: int) -> list[_Sentence]:
         """Generate `count` sentences for each image (B, L', D), in total B * count."""
+        images = features.repeat_interleave(count, 0)
         settings = {
             "max_new_tokens": config.maximum_length,
             "min_new_tokens": config.minimum_length or None,
             "no_repeat_ngram_size": config.no_repeat_ngram,
             "length_penalty": config.length_penalty,
             "num_beams": config.beam_size if config.uses_beam else 1,
-            "num_return_sequences": count,
-            "do_sample": config.sample,
-            "temperature": config.temperature,
-            "top_k": config.top_k,
-            "top_p": config.top_p,
+            "do_sample": False,
         }
-        on_gpu = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(on_gpu, enabled=config.seed is not None):
-            if config.seed is not None:
-                torch.manual_seed(config.seed)
-            output = self.model.generate(
-                pixel_values=features.unsqueeze(1), return_dict_in_generate=True, **settings
-            )
-        images = features.repeat_interleave(count, 0)
+        given = features
+        if config.sample:
+            given, settings["logits_processor"] = images, [_Noise(config, count, self.device)]
+        else:
+            settings["num_return_sequences"] = count
+        output = self.model.generate(
+            pixel_values=given.unsqueeze(1), return_dict_in_generate=True, **settings
+        )
         cache = _of_images(output.cache, len(features), count)
         return self._read(images, output.sequences, config, cache)
 
@@ -244,17 +230,8 @@ class HuggingFaceCaptioner(Captioner):
         return logs.gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1), layers
 
     def _average(self, layers: Sequence[Tensor]) -> Tensor:
-        """Return the mean over layers and heads of weights (R, H, T, L') on patches: (R, T, L)."""
-        count, heads = len(layers), layers[0].shape[1]
-        numbers = range(count)[-_LAYERS:] if self.layers is None else self.layers
-        is_layer = bool(numbers) and all(-count <= at < count for at in numbers)
-        if not is_layer or self.head not in (None, *range(1, heads + 1)):
-            raise ConfigError(
-                f"layers {list(numbers)} and head {self.head}: {self.name} has {count} layers and "
-                f"{heads} heads"
-            )
-        weights = torch.stack([layers[at] for at in numbers]).float().mean(0)
-        weights = weights.mean(1) if self.head is None else weights[:, self.head - 1]
+        """Return the mean of the last layers' weights (R, H, T, L') on patches: (R, T, L)."""
+        weights = torch.stack([*layers[-_LAYERS:]]).float().mean(dim=(0, 2))
         patches = weights[..., _class_tokens(weights.shape[-1]) :]
         return patches / patches.sum(-1, keepdim=True).clamp(min=1e-12)
 
@@ -293,6 +270,56 @@ class HuggingFaceCaptioner(Captioner):
         ).view(*masks.shape[:2], -1)
         falls = (scores[1:].mean(0) - scores[0]).cpu()
         return [falls[at, span].sum().item() for at, span in enumerate(sentence.spans)]
+
+
+class _Noise:
+    """Samples with a search for the best token, by noise of its own random generator.
+
+    A token that maximises log p + g, with g from a Gumbel distribution, is a sample of p (Maddison
+    et al. 2014). The `generate` of transformers samples from torch's generator, which all threads
+    share. Every image gets the same noise, so its samples do not depend on the batch.
+    """
+
+    def __init__(self, config: GenerationConfig, count: int, device: torch.device) -> None:
+        self.config, self.count = config, count
+        self.generator = torch.Generator(device)
+        if config.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(config.seed)
+
+    def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the scores (B * count, V) with noise."""
+        below = scores.float() - scores.amax(dim=-1, keepdim=True)
+        scaled = below / max(self.config.temperature, torch.finfo(below.dtype).tiny)
+        kept = filter_top(scaled, top_k=self.config.top_k, top_p=self.config.top_p)
+        noise = kept.new_empty(self.count, kept.shape[-1]).exponential_(generator=self.generator)
+        gumbel = -noise.clamp(min=torch.finfo(noise.dtype).tiny).log()
+        return kept + gumbel.repeat(len(kept) // self.count, 1)
+
+
+_words = threading.Lock()
+
+
+class OpenVocabulary(Vocabulary):
+    """Numbers words when they first appear, because a model of sub-words has no list of words."""
+
+    def knows(self, word: str) -> bool:
+        """Whether a sentence can contain the word."""
+        return bool(word) and is_printable(word)
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        """Return the numbers of words; new words are added."""
+        words = list(words)
+        with _words:
+            new = [word for word in dict.fromkeys(words) if word not in self._ids]
+            self._ids |= {word: len(self.words) + at for at, word in enumerate(new)}
+            self.words = (*self.words, *new)
+        return [self._ids[word] for word in words]
+
+    def decode_plain(self, tokens: Iterable[int]) -> list[str]:
+        """Return the words as evaluation scores them: in lower case, without punctuation."""
+        return [word.lower().strip(_PUNCTUATION) for word in self.decode(tokens)]
 
 
 def _of_images(cache: Any, images: int, count: int) -> Any:

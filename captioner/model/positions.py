@@ -51,25 +51,6 @@ def binary(places: Tensor, bits: int) -> Tensor:
     return (places.unsqueeze(-1) >> torch.arange(bits, device=places.device) & 1).float()
 
 
-def word_places(words: int, *, first: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """Return the positions of the words of a sentence: (words, 1)."""
-    return torch.arange(first, first + words, device=device).unsqueeze(-1)
-
-
-def grid_places(cells: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Return row and column of the cells of a square grid, row by row: (cells, 2).
-
-    Raises ConfigError: the number of cells is not a square number.
-    """
-    side = math.isqrt(cells)
-    if side * side != cells:
-        raise ConfigError(
-            f"a grid of {cells} cells is not square: positional encodings need a square one"
-        )
-    places = torch.arange(side, device=device)
-    return torch.cartesian_prod(places, places)
-
-
 class Positions(nn.Module):
     """Adds positional encodings to features, or appends them.
 
@@ -117,9 +98,16 @@ class Positions(nn.Module):
             return features
         count, device = features.shape[-2], features.device
         if self.axes == 1:
-            last, places = first + count - 1, word_places(count, first=first, device=device)
+            last = first + count - 1
+            places = torch.arange(first, first + count, device=device).unsqueeze(-1)
         else:
-            last, places = math.isqrt(count) - 1, grid_places(count, device=device)
+            last = math.isqrt(count) - 1
+            if (last + 1) ** 2 != count:
+                raise ConfigError(
+                    f"a grid of {count} cells is not square: positional encodings need a square one"
+                )
+            side = torch.arange(last + 1, device=device)
+            places = torch.cartesian_prod(side, side)  # row and column
         if self.kind != "sine" and last >= self.length:
             raise ConfigError(
                 f"position {last} is out of range: there are {self.length} {self.kind} positions"

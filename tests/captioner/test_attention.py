@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captioner import ConfigError
 from captioner.model.attention import Attention, causal, full, local, masked_softmax
-from captioner.model.positions import POSITIONS, Positions, grid_places
+from captioner.model.positions import POSITIONS, Positions
 from captioner.model.scores import SCORES, AdditiveScore, ProductScore
 
 SIZES = {"query_dim": 8, "key_dim": 8, "attention_dim": 12}
@@ -287,7 +287,7 @@ def test_what_cannot_work_is_refused(changes: dict[str, int | str], sentence: st
 
 def test_positions_need_a_square_grid() -> None:
     with pytest.raises(ConfigError, match="12 cells is not square"):
-        grid_places(12)
+        Positions(kind="sine", dim=4, axes=2, length=9)(torch.ones(1, 12, 4))
 
 
 @pytest.mark.parametrize("axes", [1, 2])

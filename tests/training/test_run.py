@@ -228,10 +228,8 @@ REFUSED: Refusals = {
     "--decoder.score plug.score.Cosine": (2, "is not module:Class, such as"),
     "--decoder.score plug/score.py:Cosine": (2, "is not module:Class, such as"),
     "--decoder.score json:loads": (2, "is not a subclass of ScoreFunction"),
-    f"--decoder.score {__name__}:Forward": (2, "Forward' defines forward, which decoders do not"),
     f"--decoder.score {__name__}:Nothing": (2, "Nothing' does not define compare, project"),
     f"--decoder.score {__name__}:NoHeads": (2, "NoHeads' cannot be used (TypeError: NoHeads.__ini"),
-    f"--decoder.score {__name__}:OneScore": (2, "(1, 2, 1, 1) for one image with 2 queries, 1 he"),
     "--decoder.score score.py:Cosine": (2, "is not module:Class, such as"),
     "--data.root nowhere": (1, "there is no folder nowhere"),
     "--data.minimum_count 1000": (1, "no word occurs 1000 times"),
@@ -262,13 +260,6 @@ class OwnScore(ScaledDotScore):
         return super().compare(0 * queries, keys) + (torch.arange(keys.shape[1]) == 0)
 
 
-class Forward(ScaledDotScore):
-    """Overrides a method that decoders do not call."""
-
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        return super().forward(query, keys)
-
-
 class Nothing(ScoreFunction):
     """Lacks both methods."""
 
@@ -278,13 +269,6 @@ class NoHeads(ScaledDotScore):
 
     def __init__(self, *, query_dim: int, key_dim: int, attention_dim: int) -> None:
         super().__init__(query_dim=query_dim, key_dim=key_dim, attention_dim=attention_dim)
-
-
-class OneScore(ScaledDotScore):
-    """Gives one score for all keys."""
-
-    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return super().compare(queries, keys)[..., :1]
 
 
 def test_a_score_is_named_by_module_and_class(

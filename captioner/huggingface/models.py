@@ -1,11 +1,17 @@
-"""Load a model from the Hub, its cache or a folder, and describe its image processor."""
+"""Models of transformers: the supported classes, and loading from the Hub or a folder."""
 
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torch import Tensor, nn
 
 from captioner.errors import (
     CheckpointError,
@@ -16,13 +22,97 @@ from captioner.errors import (
     MissingExtraError,
 )
 from captioner.hub import download_files
-from captioner.huggingface.families import FAMILIES
 from captioner.paths import HUGGING_FACE, expanded
 from captioner.vision.transform import BicubicTransformConfig, TransformConfig
 
-_CONFIG = "config.json"
+_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _FILES = ("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors")
 _RESAMPLING = {2: TransformConfig, 3: BicubicTransformConfig}  # by Pillow's numbers
+
+_Read = tuple[Tensor, Sequence[Tensor]]
+
+_quiet = threading.Lock()  # the log level of transformers belongs to the process
+
+
+def _read_blip(model: Any, images: Tensor, tokens: Tensor, cache: Any = None) -> _Read:
+    # The whole model does not return cross-attention.
+    output = model.text_decoder(
+        tokens, encoder_hidden_states=images.squeeze(1), cache=cache, output_attentions=True
+    )
+    return output.logits, output.cross_attentions
+
+
+def _read_encoder_decoder(model: Any, images: Tensor, tokens: Tensor, cache: Any = None) -> _Read:
+    output = model(
+        pixel_values=images, decoder_input_ids=tokens, cache=cache, output_attentions=True
+    )
+    return output.logits, output.cross_attentions
+
+
+def _read_git(model: Any, images: Tensor, tokens: Tensor, cache: Any = None) -> _Read:
+    output = model(tokens, pixel_values=images, cache=cache, output_attentions=True)
+    count = images.shape[2]  # one sequence: image tokens, then text
+    attention = [layer[:, :, count:, :count] for layer in output.attentions]
+    return output.logits[:, count:], attention
+
+
+class Family(NamedTuple):
+    """A class of models in transformers.
+
+    model_type: its name in config.json.
+    encoder: the attribute of the image encoder.
+    special: returns a model's start token and end token; the end token may be a list.
+    read: takes the model, encoded images (R, 1, L', D), tokens (R, S) and a cache, or None. Returns
+        the logits (R, S, V) of the next tokens, and for each layer the attention (R, H, S, L') to
+        the image.
+    """
+
+    model_type: str
+    encoder: str
+    special: Callable[[Any], tuple[int, Any]]
+    read: Callable[..., _Read]
+
+
+FAMILIES = {
+    "BlipForConditionalGeneration": Family(
+        "blip",
+        "vision_model",
+        attrgetter("config.text_config.bos_token_id", "config.text_config.sep_token_id"),
+        _read_blip,
+    ),
+    "VisionEncoderDecoderModel": Family(
+        "vision-encoder-decoder",
+        "encoder",
+        attrgetter("generation_config.decoder_start_token_id", "generation_config.eos_token_id"),
+        _read_encoder_decoder,
+    ),
+    "GitForCausalLM": Family(
+        "git", "git.image_encoder", attrgetter("config.bos_token_id", "config.eos_token_id"),
+        _read_git,
+    ),
+}  # fmt: skip
+"""The supported families, by the name of the class."""
+
+
+class EncodedImages(nn.Module):
+    """Replaces a model's image encoder, for images (B, 1, L', D) that are encoded already.
+
+    They are passed to the model's `generate` as pixels, so that it does not encode an image again
+    for every beam.
+    """
+
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config  # transformers compares its size with the decoder's
+
+    def forward(self, pixel_values: Tensor, **_: Any) -> Any:
+        """Return (B, L', D) as an encoder's output."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        return BaseModelOutput(last_hidden_state=pixel_values.squeeze(1))
 
 
 class LoadedModel(NamedTuple):
@@ -58,13 +148,14 @@ def load_model(name: str) -> LoadedModel:
     if is_local := folder.is_dir():
         source, name = str(folder), folder.resolve().name
     else:
-        folder = download_files(name, [_CONFIG])
+        folder = download_files(name, [_CONFIG, _ADAPTER])
         version = folder.name[:8]
     try:
         kind = _class_in(folder)
         if not is_local:  # the weights of unsupported classes may be large
             folder = download_files(name, _FILES)
-        parts = _load_parts(folder, kind)
+        with _silence():
+            parts = _load_parts(folder, kind)
     except CheckpointNotFoundError:
         raise
     except CheckpointError as error:
@@ -75,20 +166,45 @@ def load_model(name: str) -> LoadedModel:
     return LoadedModel(name, version, HUGGING_FACE + source, *parts)
 
 
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Silence the warnings and progress bars of transformers, and restore them."""
+    from huggingface_hub import utils as hub
+    from transformers.utils import logging
+
+    with _quiet:
+        level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        hub_had_bars = not hub.are_progress_bars_disabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(level)
+            if had_bars:
+                logging.enable_progress_bar()
+            (hub.enable_progress_bars if hub_had_bars else hub.disable_progress_bars)()
+
+
 def _load_parts(folder: Path, kind: str) -> tuple[Any, Any, TransformConfig]:
     """Load the model, the tokenizer and the transform, without running code from the folder."""
     import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     if not any(folder.glob("model*.safetensors")):
         raise CheckpointFormatError(
             "it has no model.safetensors: weights in pickle files could run code and are not "
             "read. Convert them at https://huggingface.co/spaces/safetensors/convert"
         )
+    if not any((folder / file).is_file() for file in _PROCESSORS):
+        raise CheckpointFormatError(
+            f"it has no {_PROCESSORS[0]}, which says how photos are resized: save the processor "
+            "into it, for example with AutoProcessor.from_pretrained(BASE).save_pretrained(FOLDER)"
+        )
+    # The other implementations of attention do not return the weights.
     model, report = getattr(transformers, kind).from_pretrained(
-        folder, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
-    )
+        folder, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True,
+        attn_implementation="eager",
+    )  # fmt: skip
     # Some models are published without the pooler, which captioning does not use.
     wrong = [key for key in report["missing_keys"] if ".pooler." not in key]
     if wrong := [*wrong, *(key for key, *_ in report["mismatched_keys"])]:
@@ -108,20 +224,36 @@ def _class_in(folder: Path) -> str:
     Raises CheckpointFormatError: there is no valid config.json, or the class is not supported.
     """
     if not (folder / _CONFIG).is_file():
-        raise CheckpointFormatError(f"it has no {_CONFIG}, as a model of transformers has")
+        raise CheckpointFormatError(_without_config(folder))
     try:
         config = json.loads((folder / _CONFIG).read_bytes())
     except (ValueError, RecursionError) as error:
         raise CheckpointFormatError(f"its {_CONFIG} is not JSON: download it again") from error
     if not isinstance(config, dict):
         raise CheckpointFormatError(f"its {_CONFIG} is not a JSON object: download it again")
+    types = {family.model_type: name for name, family in FAMILIES.items()}
     kind = str((config.get("architectures") or [config.get("model_type")])[0])
+    kind = types.get(kind, kind)
     if kind not in FAMILIES or config.get("num_image_with_embedding"):
         kind = "GIT video" if kind in FAMILIES else kind
         raise CheckpointFormatError(
             f"{kind} models are not supported; use one of {', '.join(FAMILIES)}"
         )
     return kind
+
+
+def _without_config(folder: Path) -> str:
+    """Explain a folder without config.json: an adapter, or the folder of a Trainer."""
+    if (folder / _ADAPTER).is_file():
+        return (
+            "it is an adapter: merge it into its model first, with merge_and_unload() of PEFT, and "
+            "save the model with its processor"
+        )
+    states = [path for path in folder.glob("checkpoint-*") if (path / _CONFIG).is_file()]
+    if states:
+        last = max(states, key=lambda path: (len(path.name), path.name))
+        return f"it has no {_CONFIG}: use {HUGGING_FACE}{last}"
+    return f"it has no {_CONFIG}, as a model of transformers has"
 
 
 def _transform_of(processor: Any) -> TransformConfig:
