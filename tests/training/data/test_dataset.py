@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -322,13 +323,30 @@ def test_only_stages_that_read_captions_sort_by_their_length() -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_a_compiled_loss_gets_batches_of_one_shape(*, compiled: bool) -> None:
+def test_a_compiled_loss_gets_batches_of_few_shapes(*, compiled: bool) -> None:
     batches = make_batches(compiled=compiled, batch_size=2)
     read = [part for parts in batches.epoch(0, skip=0, max_batches=4) for part in parts]
     # Two captions, <start>, and up to eight words with <end>.
     longest = {(2, max(part.positions) + 3) for part in read}
-    assert {tuple(part.tokens.shape[1:]) for part in read} == ({(2, 10)} if compiled else longest)
+    few = {(2, 7), (2, 10)}  # the median of the images, and the longest
+    assert {tuple(part.tokens.shape[1:]) for part in read} == (few if compiled else longest)
     for part in read:
         for tokens, position in zip(part.tokens, part.positions, strict=True):
             words = [START, *[5] * (position + 1), END]
             assert tokens[0].tolist() == [*words, *[PAD] * (tokens.shape[1] - len(words))]
+
+
+def test_few_shapes_are_three_with_five_captions() -> None:
+    rng = np.random.default_rng(0)
+    lengths = [rng.integers(8, 22, rng.integers(1, 8)).tolist() for _ in range(200)]
+    captions = [[[5] * length for length in image] for image in lengths]
+    table = CaptionTable(captions, starts=[START] * 200, maximum_length=23)
+    shapes, order = set(), rng.permutation(200).tolist()
+    for first in range(0, 200, 4):
+        positions = order[first : first + 4]
+        tokens = table.batch(positions, few_shapes=True)
+        shapes.add(tuple(tokens.shape))
+        for row, position in zip(tokens, positions, strict=True):
+            words = (row[:, 1:] == 5).sum(-1).tolist()
+            assert words == [*lengths[position], *[0] * 5][:5]
+    assert len(shapes) == 3 and {shape[1] for shape in shapes} == {5}

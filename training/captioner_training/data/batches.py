@@ -184,9 +184,8 @@ class StageBatches:
         """
         order = self.sampler.order(number, skip=skip)[: max_batches * self.stage.accumulate]
         starts = self._starts(number)
-        # A compiled loss is compiled again for every shape.
         compiled = self.recipe.compiles(self.stage, steps=self.steps, device=self.captions.device)
-        read = partial(self.captions.batch, one_shape=compiled)
+        read = partial(self.captions.batch, few_shapes=compiled)
         with closing(self.images.batches(order, epoch=number)) as loaded:
             parts = (
                 Batch(images, read(positions, starts), positions)

@@ -13,6 +13,10 @@ from captioner_training.data.images import CaptionedImage
 
 Captions = Sequence[Sequence[int]]
 
+# A compiled loss is compiled again for every shape, and padding is work.
+_MOST_CAPTIONS = 5
+_LENGTHS = (0.5, 0.9, 1.0)  # quantiles of the images' longest captions
+
 
 class CaptionTable:
     """The captions of N images as one tensor (N, K, T) on a device, padded with <pad>.
@@ -55,17 +59,20 @@ class CaptionTable:
         return list(zip(self.counts.tolist(), self.longest.tolist(), strict=True))
 
     def batch(
-        self, positions: Sequence[int], starts: Tensor | None = None, *, one_shape: bool = False
+        self, positions: Sequence[int], starts: Tensor | None = None, *, few_shapes: bool = False
     ) -> Tensor:
         """Return the tokens (B, K, T + 1) of the images at `positions`, start token first.
 
         Args:
             positions: the images.
             starts: (N,), replaces the start tokens of the table.
-            one_shape: pad to the longest captions of the table, not of the batch.
+            few_shapes: give batches three shapes at most, with the first five captions of an image.
         """
-        rows = slice(None) if one_shape else positions
-        count, length = self.counts[rows].max(), self.longest[rows].max()
+        count, length = self.counts[positions].max(), self.longest[positions].max()
+        if few_shapes:
+            count = min(self.counts.max(), _MOST_CAPTIONS)
+            lengths = np.quantile(self.longest, _LENGTHS, method="higher")
+            length = lengths[np.searchsorted(lengths, length)]
         index = torch.tensor(positions).to(self._tokens.device, non_blocking=True)
         tokens = self._tokens[index, :count, :length].long()
         first = (self.starts if starts is None else starts)[index].unsqueeze(1)

@@ -14,6 +14,7 @@ from captioner.checkpoint import Checkpoint
 from captioner.generation.beam_search import Hypothesis
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
+from captioner.inference.decoders import fast_decoder
 from captioner.model.encoder import Grid
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
@@ -114,6 +115,7 @@ def validate(
     """
     model, vocabulary = checkpoint.model, checkpoint.vocabulary
     model.eval()
+    decoder = fast_decoder(model.decoder, tables=False)
     share = list(range(len(images)))[processes.rank :: processes.world]
     own = [images[index] for index in share]
     full = len(images) // processes.world // BATCH  # full batches of the smallest share
@@ -132,7 +134,7 @@ def validate(
             starts = starts_of(batch, vocabulary)
             with autocast:
                 beams = generate(
-                    model.decoder,
+                    decoder,
                     grid.features,
                     checkpoint.generation,
                     vocabulary=vocabulary,
