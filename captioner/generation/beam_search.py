@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from captioner.errors import GenerationError
 from captioner.generation.config import GenerationConfig
@@ -149,67 +150,70 @@ def beam_search(
     """
     longest, interval = config.maximum_length, sync_interval(features.device)
     step, state, tokens = BeamStep(decoder), decoder.start(features), starts.unsqueeze(1)
-    totals = torch.zeros(len(features), 1, device=features.device)
+    totals = logs = torch.zeros(len(features), 1, device=features.device)
     unfinished: Sentences = {
-        "tokens": tokens.new_zeros(*tokens.shape, longest),
-        "log_probabilities": totals.new_zeros(*totals.shape, longest + 1),
-        "steps": tokens.new_zeros(*tokens.shape, longest),
+        "words": tokens.new_zeros(*tokens.shape, longest),
+        "steps": tokens.new_zeros(*tokens.shape, longest + 1),
     }
     best: Sentences = {}
-    outputs = _Outputs()
+    trace = _Trace()
     for length in range(longest + 1):
-        forbidden = constraints.forbidden(unfinished["tokens"][..., :length])
+        forbidden = constraints.forbidden(unfinished["words"][..., :length])
         new = step(tokens, totals, forbidden, state, beam=config.beam_size)
         if length == longest:
             new = new.end_all(totals)
-        finished = _finish(unfinished, new, length, penalty=config.length_penalty)
+        unfinished["steps"][..., length] = trace.add(tokens, logs, new)
+        finished = {
+            "steps": _select(unfinished["steps"], new.ended),
+            "length": torch.full_like(new.ended, length),
+            "score": new.ending / (length + 1) ** config.length_penalty,
+        }
         best = _best_of(best, finished, count=config.captions)
         if length == longest:
             break
-        unfinished["steps"][..., length] = outputs.add(new.output)
-        unfinished = _select(unfinished, new.parents)
-        unfinished["tokens"][..., length] = new.tokens
-        unfinished["log_probabilities"][..., length] = new.logs
-        tokens, totals, state = new.tokens, new.totals, new.state
+        unfinished = {name: _select(part, new.parents) for name, part in unfinished.items()}
+        unfinished["words"][..., length] = new.tokens
+        tokens, logs, totals, state = new.tokens, new.logs, new.totals, new.state
         # The bound of all later scores: all further words have probability 1.
         bound = totals[:, 0] / (longest + 1) ** config.length_penalty
         is_full = best["score"].shape[1] == config.captions
         is_check = checks and is_full and (length + 1) % interval == 0
         if is_check and bool((bound <= best["score"][:, -1]).all()):
             break
-    return best | outputs.select(best.pop("steps"))
+    return trace.read(best)
 
 
-class _Outputs:
-    """The attention and gate of all steps, stored where they were computed.
-
-    A hypothesis keeps the indices of its steps, which are smaller than the outputs.
-    """
+class _Trace:
+    """What all hypotheses of all steps read and computed; a hypothesis is a list of indices."""
 
     def __init__(self) -> None:
         self._count = 0
         self._parts: dict[str, list[Tensor]] = {}
 
-    def add(self, output: StepOutput) -> Tensor:
-        """Add a step of K hypotheses; return their indices (K,)."""
-        first, self._count = self._count, self._count + output.logits.shape[1]
-        for name in OPTIONAL:
-            if (part := getattr(output, name)) is not None:
+    def add(self, tokens: Tensor, logs: Tensor, step: Step) -> Tensor:
+        """Add a step of K hypotheses, which read tokens (B, K); return their indices (K,)."""
+        first, self._count = self._count, self._count + tokens.shape[1]
+        optional = {name: getattr(step.output, name) for name in OPTIONAL}
+        parts = {"tokens": tokens, "logs": logs, "end_logs": step.end_logs, **optional}
+        for name, part in parts.items():
+            if part is not None:
                 self._parts.setdefault(name, []).append(part)
-        return torch.arange(first, self._count, device=output.logits.device)
+        return torch.arange(first, self._count, device=tokens.device)
 
-    def select(self, steps: Tensor) -> Sentences:
-        """Return the outputs of the indices (B, C, T)."""
-        return _select({name: torch.cat(part, 1) for name, part in self._parts.items()}, steps)
-
-
-def _finish(unfinished: Sentences, step: Step, length: int, *, penalty: float) -> Sentences:
-    """Return the sentences that end after `length` words."""
-    finished = _select(unfinished, step.ended)
-    finished["log_probabilities"][..., length] = step.end_logs.gather(1, step.ended)
-    finished["length"] = torch.full_like(step.ended, length)
-    finished["score"] = step.ending / (length + 1) ** penalty
-    return finished
+    def read(self, best: Sentences) -> Sentences:
+        """Return the parts of sentences, given their "steps" (B, C, T + 1)."""
+        parts = {name: torch.cat(part, dim=1) for name, part in self._parts.items()}
+        steps, length = best["steps"], best["length"]
+        before, after = steps[..., :-1], steps[..., 1:]  # reading a word
+        is_end = torch.arange(steps.shape[2], device=steps.device) == length.unsqueeze(-1)
+        logs = F.pad(_select(parts["logs"], after), (0, 1))
+        return {
+            "score": best["score"],
+            "length": length,
+            "tokens": _select(parts["tokens"], after),
+            "log_probabilities": _select(parts["end_logs"], steps).where(is_end, logs),
+            **{name: _select(parts[name], before) for name in OPTIONAL if name in parts},
+        }
 
 
 def _best_of(best: Sentences, finished: Sentences, *, count: int) -> Sentences:
@@ -217,13 +221,15 @@ def _best_of(best: Sentences, finished: Sentences, *, count: int) -> Sentences:
     if best:
         finished = {name: torch.cat([best[name], part], 1) for name, part in finished.items()}
     score = finished["score"]
-    return _select(finished, score.topk(min(count, score.shape[1]), dim=1).indices)
+    rows = score.topk(min(count, score.shape[1]), dim=1).indices
+    return {name: _select(part, rows) for name, part in finished.items()}
 
 
-def _select(parts: Sentences, rows: Tensor) -> Sentences:
-    """Select rows (B, ...) of the parts (B, K, ...) of each image."""
-    images = torch.arange(len(rows), device=rows.device).view(-1, *[1] * (rows.dim() - 1))
-    return {name: part[images, rows] for name, part in parts.items()}
+def _select(part: Tensor, rows: Tensor) -> Tensor:
+    """Select rows (B, ...) of a part (B, K, ...) of each image."""
+    index = rows.flatten(1).view(len(rows), -1, *[1] * (part.dim() - 2))
+    selected = part.gather(1, index.expand(-1, -1, *part.shape[2:]))
+    return selected.view(*rows.shape, *part.shape[2:])
 
 
 def read_sentences(sentences: Sentences) -> list[list[Hypothesis]]:
@@ -240,7 +246,8 @@ def read_sentences(sentences: Sentences) -> list[list[Hypothesis]]:
     shapes = {name: part.shape[2:] for name, part in sentences.items()}
     rows = [part.float().reshape(*part.shape[:2], -1) for part in sentences.values()]
     # One copy from the device; float32 is exact for tokens.
-    pieces = torch.cat(rows, dim=2).cpu().split([row.shape[2] for row in rows], dim=2)
+    whole = torch.cat(rows, dim=2).cpu()
+    pieces = torch.split(whole, [row.shape[2] for row in rows], dim=2)
     parts = {
         name: piece.reshape(*piece.shape[:2], *shape)
         for (name, shape), piece in zip(shapes.items(), pieces, strict=True)

@@ -177,7 +177,7 @@ class HuggingFaceCaptioner(Captioner):
     def _generate(self, features: Tensor, config: GenerationConfig, count: int) -> list[_Sentence]:
         """Generate `count` sentences for each image (B, L', D), in total B * count."""
         images = features.repeat_interleave(count, 0)
-        settings = {
+        settings: dict[str, Any] = {
             "max_new_tokens": config.maximum_length,
             "min_new_tokens": config.minimum_length or None,
             "no_repeat_ngram_size": config.no_repeat_ngram,

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -169,7 +170,7 @@ def load_model(name: str) -> LoadedModel:
 @contextmanager
 def _silence() -> Iterator[None]:
     """Silence the warnings and progress bars of transformers, and restore them."""
-    from huggingface_hub import utils as hub
+    hub: Any = import_module("huggingface_hub.utils")
     from transformers.utils import logging
 
     with _quiet:

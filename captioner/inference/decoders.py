@@ -67,10 +67,13 @@ class FastDecoder(Decoder):
     @torch.no_grad()
     def _first_layer(self, layer: nn.Linear) -> nn.Module:
         """Return the layer after the embedding, of tokens instead of words."""
-        words = cast(nn.Embedding, self.plain.embedding)
+        words = self.plain.embedding
         if not self.tables:
             return nn.Sequential(words, layer)
-        return nn.Embedding.from_pretrained(layer(words.weight))
+        products = layer(words.weight)
+        table = nn.Embedding(*products.shape, device="meta")
+        table.weight = nn.Parameter(products, requires_grad=False)
+        return table
 
     @torch.no_grad()
     def _last_layer(self, layer: nn.Linear) -> nn.Module:
@@ -86,6 +89,7 @@ class FastLSTM(FastDecoder):
     """An LSTMDecoder with folded values and a table of the words' gates."""
 
     plain: LSTMDecoder
+    matrix: Tensor
 
     def __init__(self, plain: LSTMDecoder, *, tables: bool = True) -> None:
         super().__init__(plain, tables=tables)
@@ -217,10 +221,10 @@ def average_folded(weights: Tensor, folded: Tensor) -> Tensor:
     return torch.bmm(rows, folded.flatten(1, 2))
 
 
-def _linear(weight: nn.Parameter, bias: nn.Parameter) -> nn.Linear:
+def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
     """Return a linear layer that shares weight (F, D) and bias (F,)."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    layer.weight, layer.bias = weight, bias
+    layer.weight, layer.bias = cast(nn.Parameter, weight), cast(nn.Parameter, bias)
     return layer
 
 
