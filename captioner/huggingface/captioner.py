@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 from captioner.captioner import Captioner, GeneratedBatch, MachineOptions
 from captioner.checkpoint import digest_tensors
 from captioner.deletion import attended_cells, repeated_cells
-from captioner.errors import ConfigError, GenerationError
+from captioner.errors import GenerationError
 from captioner.generation.beam_search import Hypothesis
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner.generation.sampling import filter_top

@@ -71,7 +71,7 @@ class FastDecoder(Decoder):
         if not self.tables:
             return nn.Sequential(words, layer)
         products = layer(words.weight)
-        table = nn.Embedding(*products.shape, device="meta")
+        table = nn.Embedding(len(products), products.shape[1], device="meta")
         table.weight = nn.Parameter(products, requires_grad=False)
         return table
 
