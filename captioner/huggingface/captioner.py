@@ -39,8 +39,6 @@ from captioner.trust.trust import Trust, trust_file
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary, is_printable
 
-__all__ = ["HuggingFaceCaptioner"]
-
 _LAYERS = 3  # the last ones, whose attention is averaged
 _PUNCTUATION = ".,;:!?\"'()"
 _ROWS = 64  # sentences per batch of the deletion test
