@@ -85,6 +85,10 @@ class HuggingFaceCaptioner(Captioner):
         self.generation = _generation_of(self.model.generation_config)
         self.use_trust(None)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle without the weights, which are loaded again."""
+        return _load_again, (self.source, self.options, self.trust, self.generation)
+
     @classmethod
     def load(cls, name: str, **options: Any) -> HuggingFaceCaptioner:
         """Load a model and, if there is one, its trust file; arguments as for the class."""
@@ -268,6 +272,15 @@ class HuggingFaceCaptioner(Captioner):
         ).view(*masks.shape[:2], -1)
         falls = (scores[1:].mean(0) - scores[0]).cpu()
         return [falls[at, span].sum().item() for at, span in enumerate(sentence.spans)]
+
+
+def _load_again(
+    name: str, options: MachineOptions, trust: Trust | None, generation: GenerationConfig
+) -> HuggingFaceCaptioner:
+    captioner = HuggingFaceCaptioner(name, **options)
+    captioner.use_trust(trust)
+    captioner.generation = generation
+    return captioner
 
 
 class _Noise:
