@@ -33,27 +33,27 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "caption": Verb("captioner.verbs.caption", "caption photos and show where the model looked"),
-    "serve": Verb("captioner_serving.verbs.serve", "serve the web page and the HTTP API"),
+    "caption": Verb("captioner.commands.caption", "caption photos and show where the model looked"),
+    "serve": Verb("captioner_serving.commands.serve", "serve the web page and the HTTP API"),
     "batch": Verb(
-        "captioner_serving.verbs.batch", "caption many photos; resumes after an interruption"
+        "captioner_serving.commands.batch", "caption many photos; resumes after an interruption"
     ),
     "convert": Verb(
-        "captioner_serving.verbs.convert", "convert the records of a batch to other formats"
+        "captioner_serving.commands.convert", "convert the records of a batch to other formats"
     ),
     "export": Verb(
-        "captioner_serving.verbs.export", "export a model to a folder that needs no PyTorch"
+        "captioner_serving.commands.export", "export a model to a folder that needs no PyTorch"
     ),
-    "prepare": Verb("captioner_training.verbs.prepare", "prepare a data set for training"),
+    "prepare": Verb("captioner_training.commands.prepare", "prepare a data set for training"),
     "train": Verb(
-        "captioner_training.verbs.train", "train a model from a recipe", takes_fields=True
+        "captioner_training.commands.train", "train a model from a recipe", takes_fields=True
     ),
     "evaluate": Verb(
-        "captioner_training.verbs.evaluate", "score a checkpoint on a captioned split"
+        "captioner_training.commands.evaluate", "score a checkpoint on a captioned split"
     ),
-    "average": Verb("captioner_training.verbs.average", "average the weights of checkpoints"),
-    "trust": Verb("captioner_training.verbs.trust", "fit the trust of a checkpoint"),
-    "push": Verb("captioner_training.verbs.push", "upload a checkpoint to the Hugging Face Hub"),
+    "average": Verb("captioner_training.commands.average", "average the weights of checkpoints"),
+    "trust": Verb("captioner_training.commands.trust", "fit the trust of a checkpoint"),
+    "push": Verb("captioner_training.commands.push", "upload a checkpoint to the Hugging Face Hub"),
 }
 
 

@@ -150,7 +150,7 @@ def run_batch(
         return tiny if usual else load(path, device=device, dtype=dtype, **options)
 
     monkeypatch.setattr(Captioner, "from_pretrained", loaded)
-    monkeypatch.setattr("captioner_serving.verbs.batch.signal.signal", lambda *_: None)
+    monkeypatch.setattr("captioner_serving.commands.batch.signal.signal", lambda *_: None)
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         given = () if "--checkpoint" in arguments else ("--checkpoint", lively_file)

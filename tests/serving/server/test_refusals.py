@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from captioner_serving.commands.serve import _listen
 from captioner_serving.server.config import parse_size
-from captioner_serving.verbs.serve import _listen
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
 

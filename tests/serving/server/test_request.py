@@ -18,11 +18,11 @@ from starlette.types import Receive, Scope, Send
 
 from captioner.captioner import Captioner
 from captioner.checkpoint import Checkpoint
+from captioner_serving.commands.serve import _say
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.middleware import Access, AccessLog, RequestLimits
 from captioner_serving.server.request import client_key, request_info
-from captioner_serving.verbs.serve import _say
 from tests.serving.server.conftest import Server, run_async
 from tests.serving.server.running import serving
 

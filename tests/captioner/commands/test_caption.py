@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from captioner.cli import main
+from captioner.commands.caption import plan_pictures
 from captioner.errors import ConfigError
-from captioner.verbs.caption import plan_pictures
 from captioner.vision.image import open_image
 from tests.launcher import Run
 

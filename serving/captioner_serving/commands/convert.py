@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError, OutputError
 from captioner.terminal import add_keywords
-from captioner_serving.verbs.texts import (
+from captioner_serving.commands.texts import (
     add_sidecars,
     add_wording,
     is_worded,

@@ -1,1 +1,0 @@
-"""The verbs of the `captioner` command that are part of this package."""

@@ -1,0 +1,1 @@
+"""The commands `captioner batch`, `convert`, `export` and `serve`."""

@@ -1,1 +1,0 @@
-"""The verbs `batch`, `convert`, `export` and `serve` of the `captioner` command."""

@@ -1,0 +1,1 @@
+"""The training commands: `captioner train` and others."""

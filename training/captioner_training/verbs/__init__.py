@@ -1,1 +1,0 @@
-"""The training verbs of the `captioner` command."""
