@@ -109,6 +109,7 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
     Raises CaptionerError: an input cannot be read, an output cannot be written, or a model fails.
     """
     # Inputs
+    names = compared_with(arguments)
     _check_outputs(arguments)
     if arguments.official:
         check_java()
@@ -124,7 +125,7 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
         for problem in source.problems:
             print(f"captioner: {printable(problem)}", file=sys.stderr)
     others: list[Captioner | Report] = []
-    for name in compared_with(arguments):
+    for name in names:
         others.append(
             read_report(expanded(name)) if is_report(name) else _load(arguments, name, None)
         )
