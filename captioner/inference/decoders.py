@@ -43,10 +43,13 @@ class FastDecoder(Decoder):
         tables: precompute the products of all words.
     """
 
+    last: nn.Linear | None
+
     def __init__(self, plain: WordDecoder, *, tables: bool = True) -> None:
         super().__init__()
-        self.plain, self.tables = plain, tables
-        self.output = _linear(plain.embedding.weight, plain.output_bias)
+        self.plain, self.tables, self.last = plain, tables, None
+        # A second name of the matrix would double it in an exported model.
+        self.output = _linear(plain.embedding.weight, plain.output_bias) if tables else None
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         """Run teacher forcing; see `Decoder.forward`."""
@@ -54,7 +57,7 @@ class FastDecoder(Decoder):
 
     def logits(self, deep: Tensor) -> Tensor:
         """Return logits (..., words) of the deep output (..., m)."""
-        return cast(Tensor, self.output(deep))
+        return self.plain.logits(deep) if self.output is None else cast(Tensor, self.output(deep))
 
     def word_attention(self, features: Tensor, tokens: Tensor) -> Tensor | None:
         """Return the self-attention of tokens; see `Decoder.word_attention`."""
@@ -76,13 +79,17 @@ class FastDecoder(Decoder):
         return table
 
     @torch.no_grad()
-    def _last_layer(self, layer: nn.Linear) -> nn.Module:
+    def _last_layer(self, layer: nn.Linear) -> nn.Linear | None:
         """Return the layer that makes the deep output, joined with the output layer."""
         if not self.tables:
-            return nn.Sequential(layer, self.output)
+            return None
         words = self.plain.embedding.weight
         bias = torch.addmv(self.plain.output_bias, words, layer.bias)
         return _linear(nn.Parameter(words @ layer.weight), nn.Parameter(bias))
+
+    def _score(self, hidden: Tensor, layer: nn.Linear) -> Tensor:
+        """Return the logits of the last hidden state (B, K, n), by `layer` and the output layer."""
+        return self.logits(layer(hidden)) if self.last is None else cast(Tensor, self.last(hidden))
 
 
 class FastLSTM(FastDecoder):
@@ -153,7 +160,7 @@ class FastTopDown(FastDecoder):
         context_gates = average_folded(weights, state.image["values"])
         state = self.plain.language_step(context_gates, hidden, cell, state)
         attention, heads = maps(weights)
-        logits = self.last(state.hypothesis["language_hidden"])
+        logits = self._score(state.hypothesis["language_hidden"], self.plain.deep_hidden)
         return StepOutput(logits, state, attention, None, heads)
 
 
@@ -171,7 +178,7 @@ class FastTransformer(FastDecoder):
         """Read the tokens (B, K) and score their successors."""
         words, weights, state = self.plain.read(self.first(tokens), state)
         attention, heads = maps(weights)
-        return StepOutput(self.last(words), state, attention, None, heads)
+        return StepOutput(self._score(words, self.plain.deep_hidden), state, attention, None, heads)
 
 
 _STAND_INS: dict[type[Decoder], type[FastDecoder]] = {

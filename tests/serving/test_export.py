@@ -331,6 +331,7 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
 
     from captioner.checkpoint import load_checkpoint
     from captioner.generation.beam_search import BeamStep
+    from captioner.inference.decoders import fast_decoder
     from captioner.model.decoder import State
 
     checkpoint = load_checkpoint(saved_tiny)
@@ -338,12 +339,13 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
         onnxruntime.InferenceSession(exported / f"{name}.onnx") for name in ("encoder", "step")
     )
     names = [one.name for one in step.get_outputs()]
-    search = BeamStep(checkpoint.model.decoder)
+    decoder = fast_decoder(checkpoint.model.decoder, tables=False)
+    search = BeamStep(decoder)
     for images, count, beam, words in ((1, 1, 5, 3), (4, 1, 2, 1), (3, 7, 7, 9), (16, 5, 5, 4)):
         pixels = torch.stack([_varied_sample() for _ in range(images)])
         with torch.no_grad():
             grid = checkpoint.model.encode(Transform(checkpoint.transform).normalize(pixels))
-            state = checkpoint.model.decoder.start(grid.features)
+            state = decoder.start(grid.features)
             found = encoder.run(None, {"pixels": pixels.numpy()})
             parts = (*state.image.values(), *state.hypothesis.values(), grid.features)
             for got, part in zip(found, parts, strict=True):
