@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-import threading
+from functools import cache
 
 import httpx
 
@@ -13,27 +13,14 @@ class CertificatesError(httpx.ConnectError):
     """The certificates cannot be loaded."""
 
 
-class _Thread(threading.local):
-    context: ssl.SSLContext | None = None
-
-
-_thread = _Thread()
-
-
+@cache
 def tls_context() -> ssl.SSLContext:
-    """Return the TLS context of all downloads of a thread; loading the certificates is slow.
+    """Return the TLS context of all downloads; loading the certificates is slow.
 
     Raises CertificatesError: SSL_CERT_FILE is not a file of certificates.
     """
-    # Threads do not share it, because httpcore changes it for each connection.
-    if _thread.context is None:
-        _thread.context = _load()
-    return _thread.context
-
-
-def _load() -> ssl.SSLContext:
     try:
-        return httpx.create_ssl_context()
+        context = httpx.create_ssl_context()
     except OSError as error:
         invalid = isinstance(error, ssl.SSLError)
         reason = "it has no valid certificates" if invalid else error.strerror or error
@@ -41,3 +28,7 @@ def _load() -> ssl.SSLContext:
         raise CertificatesError(
             f"SSL_CERT_FILE={name} cannot be loaded ({reason}): correct or unset it"
         ) from error
+    # httpcore sets the protocols for each connection, which threads that share a context must not
+    # do. HTTP/1.1 needs none.
+    context.set_alpn_protocols = lambda _: None  # type: ignore[method-assign]
+    return context

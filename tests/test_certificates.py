@@ -16,7 +16,7 @@ import httpx
 import pytest
 import trustme
 
-from captioner import Captioner, DownloadError, ImageNotFoundError, certificates
+from captioner import Captioner, DownloadError, ImageNotFoundError
 from captioner.certificates import tls_context
 from captioner.sources import as_source
 from captioner_serving.batch import caption_batch
@@ -35,7 +35,7 @@ from tests.web import hosting
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the certificates anew in each test; try again without a pause."""
-    monkeypatch.setattr(certificates._thread, "context", None)
+    tls_context.cache_clear()
     clock = SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic)
     monkeypatch.setattr(urls, "time", clock)
 
@@ -124,17 +124,24 @@ def test_certificates_are_loaded_once(
     with hosting(photo.parent) as host:
         address = f"{host}/{photo.name}"
         for number in range(2):
-            as_source(address)
+            with ThreadPoolExecutor(1) as pool:  # a new thread, as in every caption_iter
+                pool.submit(as_source, address).result()
             RemotePhoto(name="a", url=address).read()
             WebPhoto(address, 10**9, "127.0.0.1").read()
             fetch(address, tmp_path / str(number))
     assert len(loaded) == 1
 
 
-def test_threads_do_not_share_what_a_connection_changes() -> None:
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(tls_context).result()
-    assert tls_context() is tls_context() and tls_context() is not other
+@pytest.mark.usefixtures("trusted")
+def test_connections_do_not_change_the_context_that_threads_share(
+    host: str, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL forbids it while another thread makes a connection (SSL_CTX_set_alpn_protos)."""
+    set_protocols: list[Any] = []
+    monkeypatch.setattr(
+        ssl.SSLContext, "set_alpn_protocols", lambda *options: set_protocols.append(options)
+    )
+    assert as_source(f"{host}/{photo.name}") == photo.read_bytes() and not set_protocols
 
 
 @pytest.mark.parametrize(
