@@ -7,7 +7,8 @@ CaptionerError
 │   ├── ImageFormatError          not an image, or in an unsupported format
 │   ├── ImageTypeError            an object that is not an image
 │   ├── ImageTruncatedError       truncated or damaged
-│   ├── ImageTooLargeError        more pixels than the limit
+│   ├── ImageTooLargeError        more pixels or bytes than the limit
+│   ├── ImageTimeoutError         decoding takes too long
 │   ├── NoWordsError              the model made no words for it
 │   └── UntrustedError            its caption has less trust than required
 ├── CheckpointError             a model file cannot be used
@@ -49,6 +50,7 @@ __all__ = [
     "ImageError",
     "ImageFormatError",
     "ImageNotFoundError",
+    "ImageTimeoutError",
     "ImageTooLargeError",
     "ImageTruncatedError",
     "ImageTypeError",
@@ -107,8 +109,12 @@ class ImageTypeError(ImageError, TypeError, type="image-type", title="Not an ima
     """The object is not an image."""
 
 
-class ImageTooLargeError(ImageError, type="image-too-large", title="The image has too many pixels"):
-    """The image has more pixels than the limit."""
+class ImageTooLargeError(ImageError, type="image-too-large", title="The image is too large"):
+    """The image has more pixels, bytes or parts than the limit."""
+
+
+class ImageTimeoutError(ImageError, type="image-timeout", title="Decoding takes too long"):
+    """Decoding the image takes longer than the limit."""
 
 
 class NoWordsError(ImageError, type="no-words", title="The caption has no words"):

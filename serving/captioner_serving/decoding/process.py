@@ -26,7 +26,7 @@ from captioner.errors import (
     CaptionerError,
     ImageError,
     ImageNotFoundError,
-    ImageTooLargeError,
+    ImageTimeoutError,
     ImageTruncatedError,
 )
 from captioner.files import IS_WINDOWS
@@ -340,7 +340,7 @@ def _too_slow(photo: Readable, seconds: float) -> ImageError:
             "or download it first"
         )
     reason = f"{photo.name} takes more than {seconds:g} s to decode: export it again, smaller"
-    return ImageTooLargeError(reason)
+    return ImageTimeoutError(reason)
 
 
 def _forget() -> None:

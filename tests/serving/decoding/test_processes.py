@@ -240,8 +240,12 @@ def test_a_photo_that_takes_too_long_is_ended() -> None:
     before = set(children(os.getpid()))
     with Reader(SMALL, seconds=0.5) as reader:
         for act in (b"sleep", b"answer half"):
-            said = error_of(reader.submit(Act("slow.jpg", act)))
-            assert said == "slow.jpg takes more than 0.5 s to decode: export it again, smaller"
+            error = reader.submit(Act("slow.jpg", act)).result(timeout=300).error
+            assert error == {
+                "type": "image-timeout",
+                "title": "Decoding takes too long",
+                "detail": "slow.jpg takes more than 0.5 s to decode: export it again, smaller",
+            }
             assert set(children(os.getpid())) == before
 
 
