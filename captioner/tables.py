@@ -81,15 +81,12 @@ def decode_text(data: bytes, *, name: str) -> tuple[str, str]:
 
 
 def read_text(source: Source, *, name: str) -> str:
-    """Read a text file. Raises DataError: the file cannot be read, or is not text."""
+    """Read a text file. Raises DataError."""
     return decode_text(read_bytes(source, name=name), name=name)[0]
 
 
 def read_lines(source: Source, *, name: str) -> list[str]:
-    """Read the lines of a text file, without line ends and without empty lines.
-
-    Lines end with LF, CRLF or CR. Raises DataError: the file cannot be read, or is not text.
-    """
+    """Read the lines of a text file, without line ends and empty lines. Raises DataError."""
     return split_lines(read_text(source, name=name))
 
 
@@ -129,14 +126,8 @@ class Sheet(NamedTuple):
 def read_sheet(source: Source, *, name: str, separator: str | None = None) -> Sheet:
     """Read a text table, or the first sheet of a workbook, without interpreting a header.
 
-    Args:
-        source: a path or the content.
-        name: the name of the file, for errors; its suffix selects the format.
-        separator: the character between cells; None: detected.
-
-    Raises:
-        DataError: the file cannot be read.
-        MissingExtraError: a workbook without python-calamine.
+    The suffix of `name` selects the format. A `separator` of None is detected. Raises DataError,
+    and MissingExtraError for a workbook without python-calamine.
     """
     data = read_bytes(source, name=name)
     if PurePath(name).suffix.lower() in WORKBOOKS:
@@ -263,15 +254,8 @@ def read_table(source: Source, *, name: str, columns: Iterable[str] | None = Non
     """Read a table whose first row contains the column names; every cell becomes a str.
 
     A missing value becomes "", a list or object becomes JSON. Repeated column names are numbered.
-
-    Args:
-        source: a path or the content.
-        name: the name of the file, for errors; its suffix selects the format, text by default.
-        columns: the columns to read; None: all of them.
-
-    Raises:
-        DataError: the file cannot be read, or lacks a column.
-        MissingExtraError: the extra for workbooks or Parquet is not installed.
+    The suffix of `name` selects the format, text by default. `columns` of None reads all of them.
+    Raises DataError, and MissingExtraError for workbooks and Parquet.
     """
     from pandas import DataFrame
 

@@ -29,11 +29,7 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 
 def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Iterate over the segments of a JPEG until the picture ends.
-
-    Yields:
-        The marker of a segment, and the start and end of its content.
-    """
+    """Yield the marker of each segment of the picture, and the start and end of its content."""
     place = 2
     while (match := _MARKER.search(data, place)) and match[1] != _END[1:]:
         begin = match.end() + 2
@@ -44,17 +40,9 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 def read_jpeg(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
     """Drop the metadata of a JPEG, for which Pillow's time and memory have no limit.
 
-    Args:
-        data: the file.
-        name: the name of the file in errors.
-
     Returns:
         A JPEG without comments and application segments, except JFIF, Adobe and the colour profile;
         and Pillow's `info` entry `exif` with the first EXIF segment, if there is one.
-
-    Raises:
-        ImageTooLargeError: too many segments or scans.
-        ImageFormatError: the samples do not have 8 bits.
     """
     pieces, info = [data[:2]], dict[str, Any]()
     for number, (marker, begin, end) in enumerate(segments(data)):

@@ -45,11 +45,7 @@ def exif_orientation(block: bytes) -> int:
 
 
 def orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation of an image, 1 to 8.
-
-    Args:
-        image: from one of Pillow's readers, or made in memory with an orientation in `getexif()`.
-    """
+    """Return the EXIF orientation, 1 to 8, of an image of Pillow's readers or made in memory."""
     block = image.info.get("exif", b"")
     if block and isinstance(block, bytes):
         return exif_orientation(block)
