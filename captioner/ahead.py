@@ -22,17 +22,24 @@ def decode_ahead(
 ) -> Generator[list[Result]]:
     """Yield the decoded images in order, `batch_size` at a time.
 
-    At most two batches are in memory. If `images` raises an exception, it is raised again after all
-    earlier images were yielded. If `decode` raises one, it is raised instead of the image's batch.
+    Two batches are decoded ahead, but the first is yielded as soon as it is decoded. If `images`
+    raises an exception, it is raised again after all earlier images were yielded. If `decode`
+    raises one, it is raised instead of the image's batch. `close` does not wait for images that are
+    being decoded.
     """
     remaining, threads = iter(images), min(cores(), _MOST_THREADS)
     size = gcd(batch_size, batch_size // threads or 1)  # images per task
     pool = ThreadPoolExecutor(threads, "decoding")
     tasks: deque[Future[list[Result]]] = deque()
-    is_open, problem = True, None
+    is_open, is_first, problem = True, True, None
+
+    def is_filled() -> bool:
+        is_decoded = size * len(tasks) >= batch_size and tasks[batch_size // size - 1].done()
+        return size * len(tasks) >= 2 * batch_size or (is_first and is_decoded)
+
     try:
         while tasks or is_open:
-            while is_open and size * len(tasks) < 2 * batch_size:
+            while is_open and not is_filled():
                 group: list[Image] = []
                 try:
                     group.extend(islice(remaining, size))
@@ -44,10 +51,11 @@ def decode_ahead(
             batch: list[Result] = []
             while tasks and len(batch) < batch_size:
                 batch += tasks.popleft().result()
+            is_first = False
             if batch:
                 yield batch
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
     if problem is not None:
         raise problem
 

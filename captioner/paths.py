@@ -36,19 +36,19 @@ def checkpoint_file(path: str | os.PathLike[str]) -> Path:
     """Return the file of a checkpoint, given a file, the folder of a run, or a name on the Hub.
 
     A run's best checkpoint is returned. "bundled" is the checkpoint that comes with Captioner. A
-    local path that exists takes precedence over a name on the Hub. A folder may also be a copy of a
-    repository of the Hub.
+    local path that exists takes precedence over a name on the Hub, and one with a checkpoint over
+    "bundled". A folder may also be a copy of a repository of the Hub.
 
     Raises:
         CheckpointNotFoundError: the Hub has no such checkpoint, or cannot be reached.
         ConfigError: a local path has a revision.
     """
     place, name = expanded(path), os.fspath(path)
-    if name == "bundled":
-        return bundled_checkpoint()
     for file in ("best.safetensors", CHECKPOINT):
         if (place / file).is_file():
             return place / file
+    if name == "bundled" and not place.is_file():
+        return bundled_checkpoint()
     if os.path.lexists(place) or not is_hub_name(name):
         return place
     repository, _, revision = name.partition("@")

@@ -103,15 +103,8 @@ class GenerationConfig:
                 near = get_close_matches(name, names, 1)
                 hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
                 raise ConfigError(f"there is no setting {name!r}: {hint}")
-        settings = {
-            # numpy's integers are not instances of int.
-            name: value
-            if isinstance(value, bool) or not isinstance(value, Integral)
-            else int(value)
-            for name, value in settings.items()
-        }
         captions = settings.get("captions")
-        if isinstance(captions, int) and "beam_size" not in settings:
+        if isinstance(captions, Integral) and "beam_size" not in settings:
             settings["beam_size"] = max(self.beam_size, min(captions, MAX_BEAM_SIZE))
         return replace(self, **settings)
 

@@ -55,11 +55,13 @@ def find_device(name: str | torch.device) -> torch.device:
 def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype for "auto", "float32" or "bfloat16"; a torch.dtype is returned unchanged.
 
-    Raises ConfigError: another name.
+    Raises ConfigError: another name, or a torch.dtype of integers.
     """
     import torch
 
     if isinstance(name, torch.dtype):
+        if not name.is_floating_point:
+            raise ConfigError(f"dtype {name} has no fractions: use auto, {', '.join(_DTYPES)}")
         return name
     if name == "auto":
         return best_dtype(device)[0]

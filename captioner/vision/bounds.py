@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+import numpy as np
 from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError
@@ -58,6 +59,8 @@ class OneOf:
 def check_bounds(config: Any, *, also: Iterator[str] | None = None) -> None:
     """Raise ConfigError if values are outside their bounds; the message names each with its bound.
 
+    numpy's numbers become those of Python.
+
     Args:
         config: a dataclass.
         also: contradictions between fields; used only if every field is valid.
@@ -72,6 +75,8 @@ def _problems(config: Any) -> Iterator[str]:
 
     for name, field in _fields(config.__class__).items():
         value = getattr(config, name)
+        if isinstance(value, np.generic):  # not an int for pydantic, and not for JSON
+            object.__setattr__(config, name, value := value.item())
         try:
             # JSON and YAML have lists instead of tuples.
             field.validate_python(tuple(value) if isinstance(value, list) else value)

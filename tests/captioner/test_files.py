@@ -11,7 +11,7 @@ import pytest
 
 from captioner import ConfigError, OutputError
 from captioner.files import new_part, refuse_input, replace_file
-from captioner.paths import there_is_no
+from captioner.paths import bundled_checkpoint, checkpoint_file, there_is_no
 
 
 def write(path: Path, data: bytes) -> None:
@@ -117,6 +117,16 @@ def test_a_similar_name_is_suggested_in_any_case(tmp_path: Path) -> None:
         (tmp_path / near).touch()
         expected = f"there is no file {tmp_path / name}, did you mean {tmp_path / near}?"
         assert there_is_no("file", tmp_path / name) == expected
+
+
+def test_a_run_named_bundled_comes_before_the_bundled_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bundled").mkdir()
+    assert checkpoint_file("bundled") == bundled_checkpoint()  # the folder has no checkpoint
+    (tmp_path / "bundled" / "best.safetensors").touch()
+    assert checkpoint_file("bundled") == Path("bundled", "best.safetensors")
 
 
 def test_a_file_that_is_read_is_not_written(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from captioner import (
     ImageTypeError,
     sources,
 )
+from captioner.ahead import decode_ahead
 from captioner.errors import ImageEmptyError, ImageTooLargeError
 from captioner.sources import as_source, is_many, split_batch
 from captioner.vision.image import open_image
@@ -221,6 +224,46 @@ def test_downloads_that_fail_say_why(host: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sources, "_TOTAL_TIMEOUT", -1.0)
     with pytest.raises(ImageNotFoundError, match="took more than"):
         as_source(f"{host}/photo.jpg")
+
+
+def test_the_first_batch_does_not_wait_until_the_second_is_read() -> None:
+    decoded = threading.Semaphore(0)
+    read: list[int] = []
+
+    def images() -> Iterator[int]:
+        for number in range(40):
+            if number >= 20:  # the second batch comes slowly, such as from a camera
+                for _ in range(20 * (number == 20)):
+                    assert decoded.acquire(timeout=60)
+                time.sleep(0.02)
+            read.append(number)
+            yield number
+
+    batches = decode_ahead(images(), lambda number: decoded.release() or number, batch_size=20)
+    assert next(batches) == list(range(20)) and len(read) < 40
+    assert [*next(batches)] == list(range(20, 40))
+
+
+def test_closing_does_not_wait_for_images_that_are_being_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("captioner.ahead.cores", lambda: 2)
+    started, closed = threading.Event(), threading.Event()
+
+    def decode(number: int) -> int:
+        if number == 0:
+            assert started.wait(60)
+        else:
+            started.set()
+            closed.wait(10)
+        return number
+
+    batches = decode_ahead(range(9), decode, batch_size=1)
+    assert next(batches) == [0]
+    start = time.monotonic()
+    batches.close()
+    assert time.monotonic() - start < 5
+    closed.set()
 
 
 def test_a_column_of_paths_is_a_list(captioner: Captioner, photo: Path) -> None:

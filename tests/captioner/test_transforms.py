@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from captioner.errors import ConfigError
+from captioner.generation.config import GenerationConfig
 from captioner.vision.transform import Transform, TransformConfig
 from tests.properties import FEW
 
@@ -178,3 +181,14 @@ def test_a_wrong_setting_is_named(field, value):
 def test_resize_belongs_to_crop(mode):
     with pytest.raises(ConfigError, match=r"resize 256 with mode .*: only crop has a resize"):
         TransformConfig(mode=mode, resize=256)
+
+
+def test_numbers_of_numpy_are_settings() -> None:
+    config = TransformConfig(size=np.uint8(64), mean=tuple(np.float32([0.5, 0.25, 0])))
+    assert config == TransformConfig(size=64, mean=(0.5, 0.25, 0.0))
+    assert json.loads(json.dumps(asdict(config)))["size"] == 64
+    search = GenerationConfig(beam_size=np.int64(3), length_penalty=np.float32(0.5))
+    assert search == GenerationConfig(beam_size=3, length_penalty=0.5)
+    assert search.changed(captions=np.int32(7)).beam_size == 7
+    with pytest.raises(ConfigError, match="beam_size 30 is out of range"):
+        GenerationConfig(beam_size=np.int64(30))
