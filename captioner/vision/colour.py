@@ -11,9 +11,10 @@ from typing import cast
 from PIL import Image, ImageCms
 
 from captioner import errors
-from captioner.vision.nclx import from_nclx
+from captioner.vision.cicp import from_cicp, from_gamma
 
 _SPACES = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}  # the profile's colour space, by mode
+_GAMMA = 0.45455  # of sRGB, in PNG's chunk gAMA; up to 5 % from it are ignored, as by libpng
 _STEP = 51  # between the levels that are compared to find sRGB profiles
 
 
@@ -21,13 +22,10 @@ def to_srgb(image: Image.Image, name: str) -> Image.Image:
     """Convert an image of any mode to sRGB, with transparency laid over white.
 
     An embedded ICC profile is applied with perceptual intent, as in browsers. A damaged profile, or
-    one of another colour space than the pixels, is ignored.
+    one of another colour space than the pixels, is ignored. Without a profile, colours described by
+    numbers are converted.
 
-    Args:
-        image: a loaded image.
-        name: the name of the image in errors.
-
-    Raises ImageFormatError: some pixels are NaN or infinite.
+    Raises ImageFormatError: pixels are outside their range, NaN or infinite.
     """
     if image.mode == "F" or image.mode.startswith("I"):
         grey, hidden = _grey(image, name)
@@ -44,8 +42,12 @@ def to_srgb(image: Image.Image, name: str) -> Image.Image:
 def _apply_profile(plain: Image.Image, source: Image.Image) -> Image.Image | None:
     """Convert to sRGB by the profile of `source`; None if there is nothing to convert."""
     profile = source.info.get("icc_profile")
-    if not profile and plain.mode == "RGB" and (numbers := source.info.get("nclx")):
-        return from_nclx(plain, *numbers)
+    if not profile and plain.mode in ("L", "RGB"):
+        if numbers := source.info.get("cicp"):
+            return from_cicp(plain.convert("RGB"), *numbers)
+        gamma = source.info.get("gamma", _GAMMA)
+        if "srgb" not in source.info and gamma > 0 and abs(gamma / _GAMMA - 1) > 0.05:
+            return from_gamma(plain, gamma).convert("RGB")
     if not profile or plain.mode not in _SPACES:
         return None
     transform = _transform(bytes(profile), plain.mode)

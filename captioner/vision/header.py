@@ -21,8 +21,8 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from captioner import errors
+from captioner.vision.cicp import read_nclx
 from captioner.vision.jpeg import read_jpeg
-from captioner.vision.nclx import read_nclx
 from captioner.vision.png import read_png
 from captioner.vision.tiff import TiffReader, open_tiff
 
@@ -48,8 +48,10 @@ _READERS: dict[bytes, type[ImageFile.ImageFile]] = {
 _HEIC = rb"....ftyp(hei[cxms]|hev[cxms]|(mif1|msf1)....(....)*hei[cxms])"
 
 # The EXIF and XMP items of an AVIF or HEIC, which are skipped: the container has the orientation,
-# and readers would copy all values of the EXIF.
-_ISO_METADATA = re.compile(rb"(infe(?:\x02.{7}|\x03.{9}))(?:Exif|mime)", re.DOTALL)
+# and readers would copy all values of the EXIF. Items whose type is not ASCII crash pi_heif.
+_ISO_METADATA = re.compile(
+    rb"(infe(?:\x02.{7}|\x03.{9}))(?:Exif|mime|(?=.{0,3}[\x80-\xff])....)", re.DOTALL
+)
 
 _LFS = b"version https://git-lfs"
 _HTML = (b"<!doctype html", b"<html", b"<head", b"<body")
@@ -58,18 +60,8 @@ _HTML = (b"<!doctype html", b"<html", b"<head", b"<body")
 def read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.ImageFile:
     """Read the format, the size and the metadata, without decoding the pixels.
 
-    Args:
-        stream: the file, at its beginning.
-        name: the name of the image in errors.
-        max_pixels: the limit of width times height, of the image and of its tiles.
-
-    Returns:
-        An image; its `info` has `exif` and `icc_profile` if the file has them.
-
-    Raises:
-        ImageEmptyError, ImageFormatError, ImageTooLargeError, ImageTruncatedError: as for
-            `open_image`.
-        Exception: any exception of Pillow, for damaged files.
+    `max_pixels` limits width times height of the image and of its tiles. Raises an ImageError, or
+    for damaged files any exception of Pillow.
     """
     head = stream.read(4096)
     if not head:
@@ -105,7 +97,7 @@ def _open(
     if reader.format in ("AVIF", "HEIF"):
         data = stream.read()
         image = reader(io.BytesIO(_ISO_METADATA.sub(rb"\1skip", data)))
-        image.info["nclx"] = read_nclx(data)
+        image.info["cicp"] = read_nclx(data)
         return image
     if reader is GifImageFile:
         # Pillow allocates and measures a GIF's frame while it reads the header.
@@ -153,10 +145,7 @@ def _first_box(head: bytes) -> bytes:
 
 
 def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
-    """Refuse an image with no pixels or with more than `max_pixels`.
-
-    Raises ImageEmptyError, ImageTooLargeError: the detail has the name and the size.
-    """
+    """Refuse an image with no pixels or with more than `max_pixels`."""
     width, height = size
     if width * height == 0:
         raise errors.ImageEmptyError(f"{name} has no pixels: save or export it again")

@@ -25,7 +25,7 @@ from captioner.vision.colour import to_srgb
 from captioner.vision.header import check_size, read_header
 from captioner.vision.jpeg import with_end
 from captioner.vision.orientation import orientation, turned
-from captioner.vision.tiff import TiffReader, optional_codec
+from captioner.vision.tiff import TiffReader, optional_codec, unsupported
 
 FileSource = str | os.PathLike[str] | bytes
 """A path, or the bytes of a file."""
@@ -89,26 +89,14 @@ def _loaded(image: ImageFile.ImageFile, name: str, at_least: int | None) -> Imag
             image.draft(None, (at_least, at_least))
         image.load()
     except OSError as error:
-        if isinstance(image, TiffReader) and (codec := optional_codec(image)):
-            raise errors.ImageFormatError(
-                f"{name} is a TIFF with {codec} inside, which is not supported: "
-                "convert it to JPEG or PNG"
-            ) from error
+        if isinstance(image, TiffReader) and (compression := optional_codec(image)):
+            raise unsupported(name, compression) from error
         if not isinstance(image, JpegImageFile) or (whole := with_end(data)) is None:
             raise
         complete = JpegImageFile(io.BytesIO(whole))
         complete.info.update(image.info)  # its EXIF block is not in the data
         return _loaded(complete, name, at_least)
     return image
-
-
-def image_bytes(source: FileSource) -> bytes:
-    """Read a file of at most one gigabyte without opening it as an image. Raises ImageError."""
-    if isinstance(source, bytes):
-        return bytes(source)  # as plain bytes: another process may not have the subclass
-    name = source_name(source)
-    with _stream(source, name) as stream, _as_image_error(name):
-        return stream.read(LARGEST_FILE)
 
 
 def source_name(source: FileSource | Image.Image) -> str:

@@ -1,4 +1,4 @@
-"""PNG files: separate the chunks that define the pixels from all others.
+"""PNG files: keep the chunks that define the pixels, drop all others.
 
 Pillow treats all chunks alike: it rejects a photo for a bad checksum in a comment or for more than
 a megabyte of text, and accepts a bad checksum of pixels. The PNG specification (section 13) asks
@@ -13,64 +13,55 @@ import zlib
 from typing import Any
 
 from captioner import errors
+from captioner.vision.cicp import unlike_srgb
 
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHUNKS = 100_000  # encoders write at least 8 kB per chunk
 _PROFILE = 1 << 24  # bytes of a colour profile; the largest in use have 3 MB
+_METADATA = (b"eXIf", b"cICP", b"iCCP", b"sRGB", b"gAMA")
 
 
 def read_png(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
     """Split a PNG into pixels and metadata.
 
-    Args:
-        data: the file.
-        name: the name of the file in errors.
-
     Returns:
-        A PNG with only its critical chunks and transparency, and Pillow's `info` entries `exif` and
-        `icc_profile` if the file has them.
-
-    Raises:
-        ImageTooLargeError: the file has too many chunks.
-        ImageTruncatedError: the checksum of a pixel chunk is wrong.
+        A PNG with only its critical chunks and transparency, and the entries of `info` that the
+        metadata gives: `exif`, and one of `cicp`, `icc_profile` and `gamma`.
     """
-    chunks, pixels, info = [], [], {}
-    place, number = len(_SIGNATURE), 0
+    view, place, number = memoryview(data), 8, 0
+    pieces, metadata = [view[:place]], dict[bytes, bytes]()
     while place + 8 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, place)
-        body = data[place + 8 : place + 8 + length]
-        place += 12 + length
+        start, place = place, place + 12 + length
         if (number := number + 1) > _CHUNKS:
             raise errors.ImageTooLargeError(
                 f"{name} has more than {_CHUNKS:,} chunks: export it again"
             )
+        is_sound = zlib.crc32(view[start + 4 : place - 4]).to_bytes(4) == data[place - 4 : place]
+        if kind == b"IDAT" and not is_sound and place <= len(data):
+            raise errors.ImageTruncatedError(
+                f"{name} is damaged (checksum of its pixels): copy or download it again"
+            )
+        if kind[:1].isupper() or (kind == b"tRNS" and is_sound):
+            pieces.append(view[start:place])
+        elif kind in _METADATA and is_sound:
+            metadata.setdefault(kind, data[start + 8 : place - 4])
         if kind == b"IEND":
             break
-        is_sound = place <= len(data) and _checksum(kind, body) == data[place - 4 : place]
-        if kind == b"IDAT":
-            if not is_sound and place <= len(data):
-                raise errors.ImageTruncatedError(
-                    f"{name} is damaged (checksum of its pixels): copy or download it again"
-                )
-            pixels.append(body)
-        elif kind[:1].isupper() or (kind == b"tRNS" and is_sound):
-            chunks.append(data[place - 12 - length : place])
-        elif is_sound and kind == b"eXIf":
-            info["exif"] = body
-        elif is_sound and kind == b"iCCP" and (profile := _profile(body)):
-            info["icc_profile"] = profile
-    stream = io.BytesIO()
-    stream.write(b"".join([_SIGNATURE, *chunks]))
-    for kind, body in ((b"IDAT", b"".join(pixels)), (b"IEND", b"")):
-        stream.write(struct.pack(">I", len(body)) + kind)
-        stream.write(body)
-        stream.write(_checksum(kind, body))
-    stream.seek(0)
-    return stream, info
+    return io.BytesIO(b"".join(pieces)), _info(metadata)
 
 
-def _checksum(kind: bytes, body: bytes) -> bytes:
-    return zlib.crc32(body, zlib.crc32(kind)).to_bytes(4, "big")
+def _info(metadata: dict[bytes, bytes]) -> dict[str, Any]:
+    """Return Pillow's `info` of the chunks: of several with colours, the first of _METADATA."""
+    exif = metadata.pop(b"eXIf", b"")
+    info: dict[str, Any] = {"exif": exif} if exif else {}
+    numbers, gamma = metadata.get(b"cICP", b""), metadata.get(b"gAMA", b"")
+    if len(numbers) == 4:
+        info["cicp"] = unlike_srgb(numbers[0], numbers[1])
+    elif profile := _profile(metadata.get(b"iCCP", b"")):
+        info["icc_profile"] = profile
+    elif len(gamma) == 4 and b"sRGB" not in metadata:
+        info["gamma"] = int.from_bytes(gamma) / 100_000
+    return info
 
 
 def _profile(body: bytes) -> bytes | None:

@@ -174,6 +174,7 @@ def tiff(
     bits: int | None = None,
     compression: int = 1,
     strips: int = 1,
+    more: tuple[tuple[int, int, list[int]], ...] = (),
 ) -> bytes:
     """A TIFF or BigTIFF in either byte order, written by hand."""
     height, width, *channels = array.shape
@@ -186,7 +187,7 @@ def tiff(
     entries = [
         (256, 4, [width]), (257, 4, [height]), (258, 3, [bits or 8 * array.itemsize] * samples),
         (259, 3, [compression]), (262, 3, [2 if samples == 3 else 1]), (273, wide, offsets),
-        (277, 3, [samples]), (278, 4, [height // strips]), (279, wide, [length] * strips),
+        (277, 3, [samples]), (278, 4, [height // strips]), (279, wide, [length] * strips), *more,
     ]  # fmt: skip
     letters = {3: "H", 4: "I", 16: "Q"}
     directory = b""
@@ -238,6 +239,23 @@ def test_codecs_that_libtiff_may_lack(compression: int) -> None:
     """Such files are not reported as damaged, because they may be intact."""
     with pytest.raises(ImageFormatError, match="not supported: convert it to JPEG or PNG"):
         open_image(tiff(np.asarray(draw()), order="<", compression=compression))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_thumbnail_is_not_taken_for_the_photo(order: str) -> None:
+    """DNG, 1.4: the raw photo is below a thumbnail. NewSubfileType 1 is a reduced copy."""
+    array, thumbnail = np.asarray(draw()), (254, 4, [1])
+    lone = tiff(array, order=order, more=(thumbnail,))
+    assert (pixels(lone) == array).all()  # nothing else is in the file
+    before_another = lone[:-4] + struct.pack(order + "I", 8)
+    above_another = tiff(array, order=order, more=(thumbnail, (330, 4, [8])))
+    grey = tiff(grey_array := array[..., 0], order=order)
+    plain, raw = (struct.pack(order + "HHIH", 262, 3, 1, value) for value in (1, 32803))
+    for data in (before_another, above_another, grey.replace(plain, raw)):
+        with pytest.raises(ImageFormatError, match="a raw photo, or begins with a thumbnail: conv"):
+            open_image(data)
+    pages = tiff(array, order=order)[:-4] + struct.pack(order + "I", 8)
+    assert (pixels(pages) == array).all() and (pixels(grey)[..., 0] == grey_array).all()
 
 
 def bmp(opacity: int, *, header: int, masks: bool) -> bytes:

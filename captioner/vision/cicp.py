@@ -1,4 +1,8 @@
-"""Colours that AVIF and HEIC files describe by numbers (ITU-T H.273) instead of a profile."""
+"""Colours that a file describes by numbers instead of a profile.
+
+AVIF and HEIC have the numbers of ITU-T H.273 in a box `nclx`, PNG in a chunk cICP. Older PNGs have
+an exponent in a chunk gAMA.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,14 @@ def read_nclx(data: bytes) -> tuple[int, int] | None:
         return None
     for body in colours:
         if body[:4] == b"nclx" and len(body) >= 8:
-            primaries, transfer = int.from_bytes(body[4:6]), int.from_bytes(body[6:8])
-            is_deep = transfer in (_PQ, _HLG)
-            return (primaries, transfer) if is_deep or primaries in (9, 12) else None
+            return unlike_srgb(int.from_bytes(body[4:6]), int.from_bytes(body[6:8]))
     return None
+
+
+def unlike_srgb(primaries: int, transfer: int) -> tuple[int, int] | None:
+    """Return the numbers of colours that differ from sRGB, else None."""
+    is_deep = transfer in (_PQ, _HLG)
+    return (primaries, transfer) if is_deep or primaries in (9, 12) else None
 
 
 def _boxes(data: bytes) -> list[tuple[bytes, bytes]]:
@@ -50,7 +58,13 @@ def _boxes(data: bytes) -> list[tuple[bytes, bytes]]:
     return boxes
 
 
-def from_nclx(image: Image.Image, primaries: int, transfer: int) -> Image.Image:
+def from_gamma(image: Image.Image, gamma: float) -> Image.Image:
+    """Convert an RGB or grey image to sRGB; `gamma` is the exponent from light to levels."""
+    light = np.linspace(0, 1, 256, dtype=np.float32) ** (1 / gamma)
+    return image.point([*_levels(light)] * len(image.getbands()))
+
+
+def from_cicp(image: Image.Image, primaries: int, transfer: int) -> Image.Image:
     """Convert an RGB image to sRGB; light above the reference white is clipped."""
     levels = _linear(np.linspace(0, 1, 256, dtype=np.float32), transfer)
     chosen = _PRIMARIES.get(primaries, _SRGB)
@@ -61,9 +75,7 @@ def from_nclx(image: Image.Image, primaries: int, transfer: int) -> Image.Image:
         if transfer == _HLG:  # BT.2100's OOTF of a display of 1,000 nits
             luminance = light @ np.array([0.2627, 0.6780, 0.0593], dtype=np.float32)
             light = light * (luminance[:, None] ** 0.2) * (1000 / _WHITE)
-        light = np.clip(light @ matrix, 0, 1)
-        shown = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
-        pixels[start : start + _ROWS] = shown * 255 + 0.5
+        pixels[start : start + _ROWS] = _levels(np.clip(light @ matrix, 0, 1))
     return Image.fromarray(pixels.reshape(image.height, image.width, 3))
 
 
@@ -78,6 +90,12 @@ def _linear(signal: _Floats, transfer: int) -> _Floats:
         return np.where(signal <= 0.5, signal**2 / 3, high).astype(np.float32)
     high = ((signal + 0.055) / 1.055) ** 2.4
     return np.where(signal <= 0.04045, signal / 12.92, high).astype(np.float32)
+
+
+def _levels(light: _Floats) -> NDArray[np.uint8]:
+    """Return the levels of light from 0 to 1 in sRGB (IEC 61966-2-1)."""
+    shown = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    return (shown * 255 + 0.5).astype(np.uint8)
 
 
 def _to_xyz(primaries: tuple[float, ...]) -> NDArray[np.float64]:
