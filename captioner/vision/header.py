@@ -50,7 +50,9 @@ _HEIC = rb"....ftyp(hei[cxms]|hev[cxms]|(mif1|msf1)....(....)*hei[cxms])"
 # The EXIF and XMP items of an AVIF or HEIC, which are skipped: the container has the orientation,
 # and readers would copy all values of the EXIF. Items whose type is not ASCII crash pi_heif.
 _ISO_METADATA = re.compile(
-    rb"(infe(?:\x02.{7}|\x03.{9}))(?:Exif|mime|(?=.{0,3}[\x80-\xff])....)", re.DOTALL
+    rb"(\0\0..infe(?:\x02\0\0.{5}|\x03\0\0.{7}))"
+    rb"(?:Exif|mime|(?=.{0,3}[\x80-\xff])....)",
+    re.DOTALL,
 )
 
 _LFS = b"version https://git-lfs"
