@@ -30,5 +30,5 @@ def tls_context() -> ssl.SSLContext:
         ) from error
     # httpcore sets the protocols for each connection, which threads that share a context must not
     # do. HTTP/1.1 needs none.
-    context.set_alpn_protocols = lambda _: None  # type: ignore[method-assign]
+    context.set_alpn_protocols = lambda *_, **__: None  # type: ignore[method-assign]
     return context
