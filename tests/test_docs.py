@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -16,9 +17,11 @@ from captioner.cli import main
 from captioner.errors import CaptionerError
 from captioner_serving.server import problems
 from captioner_serving.server.app import Application
+from tests.launcher import Run
+from tests.training.runs import write_own
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "assets" / "MODEL_CARD.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), ROOT / "assets" / "MODEL_CARD.md"]
 _OURS = re.compile(r"`((?:captioner|training|serving|tests|assets|docs|examples)/[\w./-]*[\w/])`")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
@@ -100,3 +103,20 @@ def run(document: str) -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec(snippet, names)
     return names
+
+
+def test_the_score_and_the_loss_of_contributing_train(
+    run_captioner: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    (tmp_path / "my_parts.py").write_text("\n".join(snippets))
+    write_own(tmp_path, train=20, val=5)
+    monkeypatch.chdir(tmp_path)
+    parts = ("--decoder.score", "my_parts:Bilinear")
+    loss = ("--stages.1.objectives.my_parts:ShortAttention", "0.1")
+    done = run_captioner("train", "own.yaml", "--out", "run", *parts, *loss)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    # The sum of squares of weights of 4 cells that sum to 1 is between 1/4 and 1.
+    losses = [row["losses"]["my_parts:ShortAttention"] for row in rows if "losses" in row]
+    assert losses and all(-0.1 <= value <= -0.025 for value in losses)
