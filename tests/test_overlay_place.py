@@ -159,7 +159,7 @@ def test_report(run_main: Run, folder: Path, tmp_path: Path, mode: str) -> None:
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "r/report.html").read_text()
     looks = re.findall(
-        r'class="looks".*?alt="(\S+)".*?src="(data:[^"]+)" alt="attention for spot"',
+        r'<article.*?alt="(\S+)".*?src="(data:[^"]+)" alt="attention for spot"',
         page,
         re.DOTALL,
     )
