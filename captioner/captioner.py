@@ -84,7 +84,7 @@ class CaptionOptions(TypedDict, total=False):
     length_penalty: float
     consensus: bool
     no_repeat_ngram: int
-    different_around: str
+    no_repeat_around: str
     minimum_length: int
     maximum_length: int
     sample: bool

@@ -24,6 +24,7 @@ from safetensors.numpy import save
 from captioner import Captioner, __version__
 from captioner.checkpoint import FORMAT_VERSION
 from captioner.cli import VERBS, main
+from captioner.commands import caption as caption_command
 from captioner.files import HEADER_KEY
 from tests.launcher import Run, environment, start
 from tests.refusals import Refusals, check_refusals
@@ -186,12 +187,19 @@ def test_many_photos_and_one_bad_one(
 def test_photos_are_decoded_while_the_model_works(
     tiny_file: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first batch waits until the last photo, of the second batch, is opened."""
-    last, is_open, waited = photo.with_name("last.jpg"), threading.Event(), []
+    """The model waits in the first batch until the last photo, of the second batch, is opened."""
+    last, waited = photo.with_name("last.jpg"), []
+    is_named, is_open = threading.Event(), threading.Event()
     last.write_bytes(photo.read_bytes())
-    load, generate = Captioner._load, Captioner.caption_prepared
+    load, generate, source = Captioner._load, Captioner.caption_prepared, caption_command._source
+
+    def named(name: str) -> Any:
+        if name == str(last):
+            is_named.set()
+        return source(name)
 
     def noted(self: Captioner, image: object, **options: Any) -> Any:
+        assert is_named.wait(10)  # decoding takes longer than naming two batches
         if str(image) == str(last):
             is_open.set()
         return load(self, image, **options)
@@ -202,6 +210,7 @@ def test_photos_are_decoded_while_the_model_works(
 
     monkeypatch.setattr(Captioner, "batch_size", 2)
     monkeypatch.setattr(Captioner, "_load", noted)
+    monkeypatch.setattr(caption_command, "_source", named)
     monkeypatch.setattr(Captioner, "caption_prepared", waiting)
     photos = [str(photo)] * 3 + [str(last)]
     assert main(["caption", *photos, "--checkpoint", str(tiny_file)]) == 0
