@@ -400,7 +400,7 @@ class Captioner:
     ) -> Iterator[Caption | ImageError]:
         """Return an iterator over the captions in order, while threads decode the next batch.
 
-        `images` may be endless: at most two batches are in memory. Arguments and exceptions as for
+        `images` may be endless: at most three batches are in memory. Arguments and errors as for
         `caption`. With errors="raise", the captions of all images before the faulty one are
         yielded first.
         """

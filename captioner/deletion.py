@@ -2,9 +2,7 @@
 
 The fewest cells that hold half of a word's attention are replaced by the mean of the grid. The step
 is repeated, with new attention, from the decoder's state before the word. The test measures how far
-the word's log-probability falls, compared with replacing the same number of random cells. The
-insertion test does the opposite: it starts from a grid that is its mean everywhere and restores
-only these cells.
+the word's log-probability falls, compared with replacing the same number of random cells.
 
 (Petsiuk et al. 2018, RISE, section 4.1, for classifiers and pixels. Here: one word, one step, and
 the model's own attention.)
@@ -12,7 +10,6 @@ the model's own attention.)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -40,10 +37,6 @@ class WordEffect(NamedTuple):
     cells: the number of replaced cells.
     deletion: the fall of the log-probability without the attended cells.
     random_deletion: the mean fall without the same number of random cells.
-    insertion: the rise of the log-probability with the attended cells alone; NaN if not measured.
-    random_insertion: the mean rise with the same number of random cells alone.
-    entropy: the entropy of the attention.
-    gate: the decoder's gate, 0 to 1; None if the decoder has no gate.
     """
 
     caption: int
@@ -51,10 +44,6 @@ class WordEffect(NamedTuple):
     cells: int
     deletion: float
     random_deletion: float
-    insertion: float
-    random_insertion: float
-    entropy: float
-    gate: float | None
 
     @property
     def effect(self) -> float:
@@ -71,24 +60,17 @@ def attended_cells(attention: Tensor) -> Tensor:
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
-def random_cells(generator: torch.Generator, *, draws: int = _DRAWS) -> Draws:
-    """Return a function that draws random cells, independently for every word."""
-    return partial(_draw, generator, draws, independent=True)
-
-
 def repeated_cells() -> Draws:
     """Return a function that draws the same random cells for every caption, from a fixed seed.
 
     Therefore the effects of a photo's words are reproducible and do not depend on the batch.
     """
-    return partial(_draw, torch.Generator().manual_seed(0), _DRAWS, independent=False)
+    return partial(_draw, torch.Generator().manual_seed(0))
 
 
-def _draw(
-    generator: torch.Generator, draws: int, counts: Tensor, cells: int, *, independent: bool
-) -> Tensor:
+def _draw(generator: torch.Generator, counts: Tensor, cells: int) -> Tensor:
     """Return masks (draws, R, L) of random cells without replacement; row r has counts[r] cells."""
-    numbers = torch.rand(draws, len(counts) if independent else 1, cells, generator=generator)
+    numbers = torch.rand(_DRAWS, 1, cells, generator=generator)
     ranks = numbers.argsort(dim=-1).argsort(dim=-1)
     return ranks.to(counts.device) < counts[None, :, None]
 
@@ -102,7 +84,6 @@ def word_effects(
     draws: Draws,
     starts: Sequence[int],
     images: Sequence[int] | None = None,
-    insertion: bool = True,
 ) -> list[WordEffect]:
     """Run the deletion test on every word of captions.
 
@@ -113,7 +94,6 @@ def word_effects(
         draws: the function that draws the random cells.
         starts: the start token of each caption.
         images: the index of each caption's grid; None: one caption for each grid.
-        insertion: also measure insertion, which doubles the work.
 
     Returns:
         The effects of the words, ordered by `place`; empty if the decoder has no attention.
@@ -134,20 +114,13 @@ def word_effects(
         output = decoder.step(tokens, state)
         if output.attention is None:
             return []
-        weights = output.attention[:, 0].float()
-        mask = attended_cells(weights)
+        mask = attended_cells(output.attention[:, 0].float())
         masks = torch.cat([mask[None], draws(mask.sum(dim=-1), mask.shape[-1])])
         score = partial(_score, decoder, tokens, state, words)
         falls = _log_probabilities_of(output, words) - score(masks)
-        rises = torch.full_like(falls, math.nan)
-        if insertion:
-            rises = score(~masks) - score(torch.ones_like(masks[:1]))
-        entropy = -(weights * weights.clamp(min=1e-12).log()).sum(dim=-1)
-        parts = (falls[0], falls[1:].mean(0), rises[0], rises[1:].mean(0), entropy)
-        columns = rows.tolist(), mask.sum(-1).tolist(), torch.stack(parts, dim=1).tolist()
-        gates = [None] * len(rows) if output.gate is None else output.gate[:, 0].tolist()
-        for row, cells, numbers, gate in zip(*columns, gates, strict=True):
-            effects.append(WordEffect._make([row, place, cells, *numbers, gate]))
+        parts = torch.stack([falls[0], falls[1:].mean(0)], dim=1).tolist()
+        for row, cells, numbers in zip(rows.tolist(), mask.sum(-1).tolist(), parts, strict=True):
+            effects.append(WordEffect(row, place, cells, *numbers))
         tokens, state = words.unsqueeze(1), output.state
     return effects
 
@@ -180,7 +153,6 @@ def sentence_effects(
         draws=repeated_cells(),
         starts=[start] * len(keys),
         images=[image for image, _ in keys],
-        insertion=False,
     )
     effects: list[list[list[float] | None]] = [[None] * len(beam) for beam in sentences]
     for result in results:  # ordered by the words' index

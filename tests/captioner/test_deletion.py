@@ -10,7 +10,6 @@ from torch import Tensor
 
 from captioner.deletion import (
     attended_cells,
-    random_cells,
     repeated_cells,
     word_effects,
 )
@@ -24,9 +23,8 @@ BOX, ELSEWHERE, UNIFORM = [1.0, 0, 0, 0], [0, 0, 0, 1.0], [0.25] * 4
 class Looker:
     """Attends to the same cell for every word; the probability of word 5 depends on this cell."""
 
-    def __init__(self, attention: list[float], *, gated: bool = False) -> None:
+    def __init__(self, attention: list[float]) -> None:
         self.attention = torch.tensor(attention)
-        self.gated = gated  # by an eighth of the last token
 
     def start(self, features: Tensor) -> State:
         return State({"cells": features}, {"none": features.new_zeros(len(features), 1)})
@@ -35,8 +33,7 @@ class Looker:
         seen = (self.attention[None, :, None] * state.image["cells"]).sum(dim=1)
         logits = torch.zeros(*tokens.shape, 6)
         logits[..., 5] = seen
-        gate = tokens / 8 if self.gated else None
-        return StepOutput(logits, state, self.attention.expand(*tokens.shape, -1), gate)
+        return StepOutput(logits, state, self.attention.expand(*tokens.shape, -1), None)
 
 
 def every_cell(counts: Tensor, cells: int) -> Tensor:
@@ -59,9 +56,6 @@ def test_a_model_that_looks_at_the_box_falls_by_what_is_in_it() -> None:
     assert word.cells == 1 and word.deletion == pytest.approx(fall, abs=1e-5)
     assert word.random_deletion == pytest.approx(fall / 4, abs=1e-5)
     assert word.effect == pytest.approx(0.75 * fall, abs=1e-5)
-    assert word.insertion == pytest.approx(fall, abs=1e-5)
-    assert word.random_insertion == pytest.approx(fall / 4, abs=1e-5)
-    assert word.entropy == pytest.approx(0) and word.gate is None
 
 
 @pytest.mark.parametrize("rows", [64, 7, 1])
@@ -70,13 +64,12 @@ def test_a_batch_of_photos_gives_the_effects_place_by_place(
 ) -> None:
     """With all changed grids in one batch, or in several."""
     monkeypatch.setattr("captioner.deletion._ROWS", rows)
-    looker = Looker(BOX, gated=True)
+    looker = Looker(BOX)
     words = word_effects(
         looker, grid(3), [[5, 4], [4], [4, 5]], draws=every_cell, starts=[START, 2, 3]
     )
     places = [(word.place, word.caption) for word in words]
     assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)]
-    assert [word.gate for word in words] == [START / 8, 2 / 8, 3 / 8, 5 / 8, 4 / 8]
     fall = log_probability(SEEN) - log_probability(SEEN / 4)
     of_5 = [word.effect for word in words if (word.place, word.caption) in ((0, 0), (1, 2))]
     assert of_5 == pytest.approx([0.75 * fall] * 2, abs=1e-5)
@@ -104,21 +97,14 @@ def test_a_model_that_looks_everywhere_loses_as_much_as_by_chance() -> None:
     without = log_probability(1) - log_probability(6 / 4)
     assert word.deletion == pytest.approx(with_first, abs=1e-5)
     assert word.random_deletion == pytest.approx((with_first + without) / 2, abs=1e-5)
-    assert word.entropy == pytest.approx(math.log(4))
 
 
 def test_cells_are_the_fewest_that_hold_half() -> None:
     weights = torch.tensor([[0.1, 0.3, 0.4, 0.2], [0.5, 0.2, 0.2, 0.1], [0.25] * 4])
     wanted = [[0, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]]
     assert attended_cells(weights).int().tolist() == wanted
-    masks, again = (
-        random_cells(torch.Generator().manual_seed(0), draws=400)(torch.tensor([1, 3]), 4)
-        for _ in range(2)
-    )
-    assert masks.equal(again)
-    assert masks.sum(-1).unique(dim=0).tolist() == [[1, 3]]
-    assert masks[:, 0].float().mean(0).tolist() == pytest.approx([0.25] * 4, abs=0.08)
     # Eight draws, which are the same for every word: more cells include the fewer.
     masks, again = (repeated_cells()(torch.tensor([1, 3]), 9) for _ in range(2))
     assert masks.shape == (8, 2, 9) and masks.equal(again)
+    assert masks.sum(-1).unique(dim=0).tolist() == [[1, 3]]
     assert (masks[:, 1] | masks[:, 0]).equal(masks[:, 1])

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from PIL import Image
-
 from captioner.closing import Closing
 from captioner.errors import CaptionerError, ConfigError
 from captioner.vision.image import MAX_PIXELS
@@ -237,15 +235,6 @@ class Reader(Closing):
         if self._fetching and hasattr(group[0], "url"):  # which is alone
             lane = fetching
         return lane.submit(lambda process: process.decode_together(group, output))
-
-    def picture(self, photo: Readable) -> Image.Image:
-        """Open a whole photo.
-
-        Raises:
-            ImageError: the photo cannot be decoded.
-            CaptionerError: no process can be started, or memory is short.
-        """
-        return self.submit(photo, longest=self._max_pixels).result().picture()
 
     def close(self) -> None:
         """End the processes; photos that are not decoded yet fail."""
