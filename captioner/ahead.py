@@ -22,10 +22,10 @@ def decode_ahead(
 ) -> Generator[list[Result]]:
     """Yield the decoded images in order, `batch_size` at a time.
 
-    Two batches are decoded ahead, but the first is yielded as soon as it is decoded. If `images`
-    raises an exception, it is raised again after all earlier images were yielded. If `decode`
-    raises one, it is raised instead of the image's batch. `close` does not wait for images that are
-    being decoded.
+    Two batches are decoded ahead, but the first is yielded if it is decoded before a second one is
+    read. If `images` raises an exception, it is raised again after all earlier images were yielded.
+    If `decode` raises one, it is raised instead of the image's batch. `close` does not wait for
+    images that are being decoded.
     """
     remaining, threads = iter(images), min(cores(), _MOST_THREADS)
     size = gcd(batch_size, batch_size // threads or 1)  # images per task

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from math import exp
+from numbers import Integral
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
@@ -413,8 +414,10 @@ class Captioner:
         self.vocabulary.style(config.style)
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
-        if batch_size is not None and batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}; it must be at least 1")
+        if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 1):
+            raise ConfigError(
+                f"batch_size is {batch_size}; it must be a whole number of at least 1"
+            )
         self.check_trust(minimum_trust)
         batches: Iterator[list[PreparedImage | ImageError]]
         if is_several := is_many(sources := split_batch(images)):

@@ -153,7 +153,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             lowercase=bool(header.get("lowercase", True)),
             styles=header.get("styles", ()),
         )
-        generation = GenerationConfig(**_generation(header.get("generation", {})))
+        generation = GenerationConfig(**current_settings(header.get("generation", {})))
         vocabulary.start(generation.style)
         return Checkpoint(
             model=_load_model(
@@ -178,8 +178,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         ) from error
 
 
-def _generation(settings: dict[str, Any]) -> dict[str, Any]:
-    """Rename a setting of version 0.2, and drop one of 0.1 that no longer exists."""
+def current_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename settings of generation of older versions, and drop those that are gone."""
     renamed = {"different_around": "no_repeat_around"}
     return {renamed.get(name, name): value for name, value in settings.items() if name != "exact"}
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -113,6 +114,10 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
             raise _explain_download(name, error) from error
 
 
+_QUIET_LOCK = Lock()
+_quiet_before: list[tuple[int, bool]] = []  # an entry for each thread inside; the first counts
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence warnings of huggingface_hub, and its progress bars unless on a terminal."""
@@ -123,16 +128,21 @@ def _quiet() -> Iterator[None]:
     )
 
     logger = logging.getLogger("huggingface_hub")
-    level, hides = logger.level, not sys.stderr.isatty() and not are_progress_bars_disabled()
-    logger.setLevel(logging.ERROR)
-    if hides:
-        disable_progress_bars()
+    with _QUIET_LOCK:
+        _quiet_before.append((logger.level, are_progress_bars_disabled()))
+        logger.setLevel(logging.ERROR)
+        if not sys.stderr.isatty():
+            disable_progress_bars()
     try:
         yield
     finally:
-        logger.setLevel(level)
-        if hides:
-            enable_progress_bars()
+        with _QUIET_LOCK:
+            level, is_disabled = _quiet_before[0]
+            _quiet_before.pop()
+            if not _quiet_before:  # other threads may still download
+                logger.setLevel(level)
+                if not is_disabled:
+                    enable_progress_bars()
 
 
 def _explain_download(name: str, error: Exception) -> CheckpointNotFoundError:

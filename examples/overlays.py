@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from captioner import Caption
+from captioner import Caption, CaptionerError
 
 
 def draw_overlays(records: Path, folder: Path) -> None:
@@ -16,8 +16,13 @@ def draw_overlays(records: Path, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for number, line in enumerate(records.read_text(encoding="utf-8").split("\n"), 1):
         record = json.loads(line) if line else {"words": []}
-        if record.get("words"):
+        if not record.get("words"):
+            continue
+        try:
             overlay = Caption.from_record(record).overlay(photo=record["image"], labelled=True)
+        except CaptionerError as error:  # a photo in an archive, or that is gone
+            print(error, file=sys.stderr)
+        else:
             overlay.save(folder / f"{number:06}-{Path(record['image']).stem}.png")
 
 

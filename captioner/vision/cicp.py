@@ -40,6 +40,11 @@ def read_nclx(data: bytes) -> tuple[int, int] | None:
     return None
 
 
+def is_known(primaries: int, transfer: int) -> bool:
+    """Whether the numbers name colours that this module converts, or sRGB."""
+    return primaries in _PRIMARIES and transfer in (1, 6, 13, _PQ, _HLG)
+
+
 def unlike_srgb(primaries: int, transfer: int) -> tuple[int, int] | None:
     """Return the numbers of colours that differ from sRGB, else None."""
     is_deep = transfer in (_PQ, _HLG)

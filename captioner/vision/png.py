@@ -13,7 +13,7 @@ import zlib
 from typing import Any
 
 from captioner import errors
-from captioner.vision.cicp import unlike_srgb
+from captioner.vision.cicp import is_known, unlike_srgb
 
 _CHUNKS = 100_000  # encoders write at least 8 kB per chunk
 _PROFILE = 1 << 24  # bytes of a colour profile; the largest in use have 3 MB
@@ -55,7 +55,7 @@ def _info(metadata: dict[bytes, bytes]) -> dict[str, Any]:
     exif = metadata.pop(b"eXIf", b"")
     info: dict[str, Any] = {"exif": exif} if exif else {}
     numbers, gamma = metadata.get(b"cICP", b""), metadata.get(b"gAMA", b"")
-    if len(numbers) == 4:
+    if len(numbers) == 4 and is_known(numbers[0], numbers[1]):
         info["cicp"] = unlike_srgb(numbers[0], numbers[1])
     elif profile := _profile(metadata.get(b"iCCP", b"")):
         info["icc_profile"] = profile

@@ -14,6 +14,7 @@ from captioner import errors
 _SUBFILE, _COMPRESSION, _COLOURS, _TILE_WIDTH, _TILE_LENGTH, _SUB_DIRECTORIES = (
     254, 259, 262, 322, 323, 330,
 )  # fmt: skip
+_OLD_SUBFILE, _REDUCED = 255, 2  # of TIFF 5
 _RAW = (32803, 34892)  # values of _COLOURS: a colour filter array, linear raw
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4,
           16: 8, 17: 8, 18: 8}  # fmt: skip
@@ -51,7 +52,10 @@ def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
             f"{name} is a big-endian BigTIFF, which is not supported: convert it to JPEG or PNG"
         )
     has_others = not is_last or any(entry.tag == _SUB_DIRECTORIES for entry in entries)
-    is_reduced = _number(entries, order, _SUBFILE, default=0) & 1
+    is_reduced = (
+        _number(entries, order, _SUBFILE, default=0) & 1
+        or _number(entries, order, _OLD_SUBFILE, default=0) == _REDUCED
+    )
     if _number(entries, order, _COLOURS) in _RAW or (is_reduced and has_others):
         raise errors.ImageFormatError(
             f"{name} is a raw photo, or begins with a thumbnail: convert it to JPEG or PNG"

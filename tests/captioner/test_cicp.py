@@ -65,6 +65,8 @@ def iccp(profile: bytes) -> bytes:
         (45_455, 128, 128),
         (45_000, 128, 128),  # too close to sRGB to be meant otherwise
         (0, 128, 128),
+        (1, 128, 128),  # no exponent of a picture
+        (2**31 - 1, 128, 128),
     ],
 )
 def test_the_exponent_of_a_png(gamma: int, stored: int, shown: int) -> None:
@@ -73,6 +75,8 @@ def test_the_exponent_of_a_png(gamma: int, stored: int, shown: int) -> None:
     plain = png(1, 1, colour, chunk)
     for data in (plain, png(1, 1, grey, chunk, colour=0), Image.open(io.BytesIO(plain))):
         np.testing.assert_allclose(np.array(open_image(data)), shown, atol=1)
+    unspecified = png(1, 1, colour, chunk, b"cICP" + bytes((2, 2, 0, 1)))
+    np.testing.assert_allclose(np.array(open_image(unspecified)), shown, atol=1)
     srgb = encode(Image.new("RGB", (1, 1)), "PNG", icc_profile=ImageCms.ImageCmsProfile(
         ImageCms.createProfile("sRGB")).tobytes())  # fmt: skip
     start = srgb.index(b"iCCP")

@@ -251,7 +251,8 @@ def test_a_thumbnail_is_not_taken_for_the_photo(order: str) -> None:
     above_another = tiff(array, order=order, more=(thumbnail, (330, 4, [8])))
     grey = tiff(grey_array := array[..., 0], order=order)
     plain, raw = (struct.pack(order + "HHIH", 262, 3, 1, value) for value in (1, 32803))
-    for data in (before_another, above_another, grey.replace(plain, raw)):
+    old = tiff(array, order=order, more=((255, 3, [2]), (330, 4, [8])))  # SubfileType of TIFF 5
+    for data in (before_another, above_another, old, grey.replace(plain, raw)):
         with pytest.raises(ImageFormatError, match="a raw photo, or begins with a thumbnail: conv"):
             open_image(data)
     pages = tiff(array, order=order)[:-4] + struct.pack(order + "I", 8)

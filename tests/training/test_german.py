@@ -65,7 +65,7 @@ def test_german_scenes_are_learned_with_capital_letters(run_main: Run, tmp_path:
         "--stages.2.epochs", 1,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    told = re.search(r"CIDEr ([\d.]+) \([\d.]+ to [\d.]+\) on 60 test photos", result.stderr)
+    told = re.search(r"CIDEr ([\d.]+) \[[\d.]+, [\d.]+\] on 60 test photos", result.stderr)
     assert told is not None, result.stderr
     assert float(told[1]) > 100
     vocabulary = load_checkpoint(tmp_path / "run").vocabulary  # a run's folder is its best
@@ -95,4 +95,4 @@ def test_finetune_on_another_language_prints_a_note_and_gains(
         one["validation"]["cross_entropy"] for one in epochs
     )
     assert load_checkpoint(tmp_path / "run").name == "finetune"  # and not the bundled one
-    assert "on the 12 validation photos that chose the epoch (usually lower" in result.stderr
+    assert "on 12 validation photos. These also selected the epoch" in result.stderr

@@ -146,10 +146,11 @@ def test_a_folder_with_another_run_is_refused(
 
 
 def test_a_finished_run_of_version_0_2_is_read(place: Path, finished: Path, tmp_path: Path) -> None:
-    """Its recipe has fields that are gone."""
+    """Its recipe has fields that are gone or renamed."""
     out = Path(shutil.copytree(finished, tmp_path / "run"))
     recipe = json.loads((out / "recipe.json").read_text())
     recipe |= {"save_every_steps": None, "keep_states": 2}
+    recipe["generation"]["different_around"] = recipe["generation"].pop("no_repeat_around")
     write_json(out / "recipe.json", recipe)
     train_here(place / "own.yaml", out, data__root=place)
     assert (out / "log.jsonl").read_bytes() == (finished / "log.jsonl").read_bytes()

@@ -23,9 +23,10 @@ from captioner.errors import ConfigError
 from captioner.files import writing
 from captioner.inference.device import best_dtype
 from captioner.terminal import counted
-from captioner_training.data.corpus import Corpus
+from captioner_training.data.corpus import OTHER_LANGUAGE, Corpus, unknown_share
 from captioner_training.data.images import Captioned
 from captioner_training.distributed import Processes, exit_silently
+from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.losses.objective import Objective
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress, StageState, TrainState, diverged
@@ -162,6 +163,7 @@ class Log(Closing):
         self.path = out / "log.jsonl"
         self._bar: tqdm[NoReturn] | None = None
         self._printed_at = -math.inf
+        self._has_cider = True
         if not processes.main:
             return
         with writing(self.path):
@@ -205,6 +207,13 @@ class Log(Closing):
         """Print the data, the precision and the step to resume from."""
         for line in corpus.describe(self.recipe.data):
             self.print(line)
+        self._has_cider = len(corpus.validation) >= MIN_IMAGES
+        words = (words for image in corpus.train for words in image.words)
+        if initial and (share := unknown_share(words, initial.vocabulary)) > OTHER_LANGUAGE:
+            self.print(
+                f"note: the model does not know {100 * share:.0f} % of the words in your captions; "
+                "for another language use `captioner train new-language`"
+            )
         if initial is not None and initial.vocabulary.styles and not corpus.vocabulary.styles:
             styles = ", ".join(initial.vocabulary.styles)
             self.print(f"note: the model's styles ({styles}) are dropped; data.styles keeps them")
@@ -295,10 +304,15 @@ class Log(Closing):
             exit_silently()
         raise diverged(self.progress.global_step)
 
+    def _scores(self, scores: Mapping[str, float]) -> str:
+        """Return the scores in a line; CIDEr is 0 for one image and noise for a few."""
+        cider = f"CIDEr {scores['CIDEr']:.1f}, " if self._has_cider else ""
+        return f"{cider}BLEU-4 {scores['BLEU-4']:.1f}"
+
     def initial(self, scores: Mapping[str, float]) -> None:
         """Log the scores of the checkpoint that the run starts from."""
         self._write({"event": "origin", "validation": scores})
-        self.print(f"before training: CIDEr {scores['CIDEr']:.1f}, BLEU-4 {scores['BLEU-4']:.1f}")
+        self.print(f"before training: {self._scores(scores)}")
 
     def epoch(
         self, means: Mapping[str, float], scores: Mapping[str, float],
@@ -320,8 +334,8 @@ class Log(Closing):
         exact = f"exact {scores['exact']:.1f} %, " if "pointing" in scores else ""
         self.print(
             f"{self._epoch(stage, progress.epoch)}: "
-            f"{training} {scores['cross_entropy']:.3f} on validation, CIDEr {scores['CIDEr']:.1f}, "
-            f"BLEU-4 {scores['BLEU-4']:.1f}, {exact}{timing['images_per_second']:.0f} images/s, "
+            f"{training} {scores['cross_entropy']:.3f} on validation, {self._scores(scores)}, "
+            f"{exact}{timing['images_per_second']:.0f} images/s, "
             f"{self._left(stage, self._seconds)}"
         )
         if stage.is_out_of_patience and progress.stage_step < stage.steps:

@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
+from captioner.checkpoint import current_settings
 from captioner.errors import ConfigError, DataError, OutputError
 from captioner.files import replace_file, writing
 from captioner.model.model import CaptionModel
@@ -210,6 +211,7 @@ def read_recipe(values: Any) -> Recipe | None:
         current = {
             name: values[name] for name in values.keys() - {"save_every_steps", "keep_states"}
         }
+        current["generation"] = current_settings(values["generation"])
         return TypeAdapter(Recipe).validate_python(current)
     except (ValidationError, ConfigError, AttributeError, KeyError, TypeError):
         return None

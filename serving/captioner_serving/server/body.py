@@ -234,7 +234,7 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     except ValueError as error:
         raise RefusedError("bad-request", "the body is not valid JSON") from error
     if not isinstance(values, dict):
-        raise RefusedError("bad-request", 'the body must be an object like {"image": "BASE64"}')
+        raise RefusedError("bad-request", "the body must be a JSON object")
     return values
 
 
@@ -253,7 +253,7 @@ def decode_photo(image: object) -> bytes:
         coded = text.encode("ascii").translate(None, b" \t\r\n").rstrip(b"=")
         return binascii.a2b_base64(coded + b"=" * (-len(coded) % 4), strict_mode=True)
     except ValueError as error:
-        raise RefusedError("bad-request", "'image' must be base64 or a data URL") from error
+        raise RefusedError("bad-request", "a photo must be base64 or a data URL") from error
 
 
 def boundary_of(kind: str) -> str:

@@ -152,11 +152,6 @@ def read_tokens(path: str | None) -> dict[str, str]:
     return tokens
 
 
-def is_exposed(path: str | None) -> bool:
-    """Return whether other users of this machine can read a file."""
-    return path is not None and os.name == "posix" and bool(Path(path).stat().st_mode & 0o044)
-
-
 def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")

@@ -251,12 +251,11 @@ class CaptionService:
     def _checked(self, result: Caption | ImageError) -> Caption | ImageError:
         """Return the result, or an error if its trust is below the server's minimum."""
         minimum = self.config.minimum_trust
-        if minimum is None or not isinstance(result, Caption) or result.trust is None:
+        if minimum is None or not isinstance(result, Caption) or not result.is_below(minimum):
             return result
-        if result.trust >= minimum:
-            return result
+        trust = result.trust or 0.0
         error = LowTrustError(
-            f"the caption has a trust of {result.trust:.2f}; the server's minimum is {minimum:g}: "
+            f"the caption has a trust of {trust:.2f}; the server's minimum is {minimum:g}: "
             "describe this photo yourself"
         )
         self.metrics.errors.labels(error.type).inc()

@@ -272,7 +272,7 @@ def test_ollama_reads_an_error(by_ollama: ollama.Client, stream: bool) -> None:
     ("body", "said"),
     [
         (b"", "the body is not valid JSON"),
-        (b"[1]", "the body must be an object"),
+        (b"[1]", "the body must be a JSON object"),
         (b'{"model": 7, "messages": []}', "model is '7': it should be a valid string"),
         (b'{"stream": "perhaps", "messages": []}', "stream is 'perhaps'"),
     ],

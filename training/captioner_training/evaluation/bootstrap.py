@@ -122,7 +122,7 @@ def estimate(tables: Mapping[str, Table]) -> dict[str, Estimate]:
         width = table.rows.shape[1]
         value, *samples = table.score(sums[:, first : first + width])
         first += width
-        estimates[name] = Estimate.of(value, samples)
+        estimates[name] = Estimate.of(value, samples if images > 1 else [])
     return estimates
 
 

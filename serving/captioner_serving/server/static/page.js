@@ -117,7 +117,7 @@ export function start(element, props) {
       history.replaceState(stateOf(visit.key), "");
     }
     clearTimeout(mine.writing);
-    mine.stored = false;
+    Object.assign(mine, { stored: false, version: (mine.version ?? 0) + 1 });
     if (soon) mine.writing = setTimeout(() => keep(mine), 300);  // the visitor is typing
     else keep(mine);
     list();
@@ -213,12 +213,13 @@ export function start(element, props) {
 
   async function keep(...photos) {
     const mine = photos.filter(({ key }) => key);
+    const versions = mine.map((entry) => entry.version = (entry.version ?? 0) + 1);
     for (const entry of mine) entry.stored = false;
     const stored = await album.put(mine.map(({ key, name, file, sample, url, settings, record, records, problem, sentence, head, text, aside, looked, accepted }) => [key, {
       name, file: sample || url ? undefined : file, sample, url, settings, record, records, problem, sentence, head, text, aside, looked, accepted,
     }]));
     if (!stored && mine.length > 1) for (const entry of mine) keep(entry);  // a folder among them cannot be stored
-    else for (const entry of mine) entry.stored = stored;
+    else mine.forEach((entry, index) => { if (entry.version === versions[index]) entry.stored = stored; });  // newer texts wait for their own write
   }
 
   async function fileOf(mine) {

@@ -240,7 +240,7 @@ export class Viewer {
       save(await (kind === "overlay" ? this.#drawWord(index) : this.draw(kind, shown, this.look)), name);
       this.say("Saved " + name);
     } catch (problem) {
-      if (this.shown === shown) this.say(`${problem.title}: ${problem.detail}`.replace(/\.?$/, "."));
+      if (this.shown === shown) this.say(`${problem.title ?? "No picture"}: ${problem.detail ?? problem.message}`.replace(/\.?$/, "."));
     }
   }
 
@@ -248,7 +248,7 @@ export class Viewer {
   async #drawWord(index) {
     if (!this.heat.attentions[index]) throw { title: "There is nothing to draw", detail: "This word has no attention on a photo that the browser shows." };
     const { word: text, doubtful } = this.shown.chosen.words[index], canvas = this.heat.picture(index, { text, doubtful });
-    return new Promise((done) => canvas.toBlob(done, "image/png"));
+    return new Promise((done, fail) => canvas.toBlob((blob) => blob ? done(blob) : fail({ title: "No picture", detail: "The browser cannot write it" }), "image/png"));
   }
 
   #saveRecord() {
