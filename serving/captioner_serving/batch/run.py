@@ -269,7 +269,7 @@ class BatchRun(Closing):
         if self._sidecars is not None and not record.keys() & {"error", "review"}:
             try:
                 sidecar = self._sidecars.write(photo, record)
-                if self._embedder is not None and photo.path is not None:
+                if self._embedder is not None and photo.path is not None and sidecar is not None:
                     self._to_embed[photo.path] = sidecar, result
             except OutputError as error:
                 if is_fatal(error):

@@ -119,9 +119,11 @@ def combine(old: str | None, new: str, existing: Existing) -> str | None:
         return new
     between = "\n" if "\n" in old else " "
     if existing == "append":
-        return old if old == new or old.endswith(between + new) else f"{old}{between}{new}"
+        has_it = old == new or old.endswith((f" {new}", f"\n{new}"))
+        return old if has_it else f"{old}{between}{new}"
     if existing == "prepend":
-        return old if old == new or old.startswith(new + between) else f"{new}{between}{old}"
+        has_it = old == new or old.startswith((f"{new} ", f"{new}\n"))
+        return old if has_it else f"{new}{between}{old}"
     return None
 
 

@@ -89,7 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
     counts = Counter(record is not None for path in paths for record in read(path))
     if config.keywords is not None:
         _check_trust(chain.from_iterable(map(captions, paths)))
-    summary = [counted(counts[True], "caption")]
+    count = counts[True]
+    if (arguments.to or "").endswith(".json"):  # COCO results have one caption for each name
+        count = len({record["image"] for path in paths for record in filter(None, read(path))})
+    summary = [counted(count, "caption")]
     if failed := counts[False]:
         summary.append(f"{counted(failed, 'failed photo')} skipped")
     if arguments.to is not None:
@@ -165,7 +168,7 @@ def _write_sidecars(
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, find_photo, is_fatal
     from captioner_serving.batch.outputs.written import lock_and_log
 
-    written = kept = unsure = problems = 0
+    written = kept = described = unsure = problems = 0
 
     def fail(error: OutputError) -> None:
         nonlocal problems
@@ -182,19 +185,22 @@ def _write_sidecars(
                     continue
                 try:
                     photo = find_photo(record["image"], root)
-                    sidecars[photo.file] = writer.write(photo, record)
-                    written += 1
+                    if (sidecar := writer.write(photo, record)) is not None:
+                        sidecars[photo.file] = sidecar
+                        written += 1
                 except OutputError as error:
                     if is_fatal(error):
                         raise
                     fail(error)
             kept += writer.kept
+            described += writer.described
             if config.embed:
                 for failure in embedder.embed(sidecars).values():
                     fail(failure)
     return {
         f"{counted(written - kept, 'sidecar')} written": 1,
         f"{kept:,} unchanged": kept,
+        f"{counted(described, 'photo')} with their own description": described,
         **embedder.counts(),
         f"{unsure:,} to review skipped": unsure,
         f"{problems:,} not written": problems,

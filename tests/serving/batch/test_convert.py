@@ -88,6 +88,35 @@ def test_new_wording_starts_from_the_models_sentence(folder: Path) -> None:
     assert Wording().apply(first) == read_lines(folder / "r.jsonl")[0]
 
 
+@pytest.mark.parametrize("existing", ["append", "prepend"])
+def test_a_wording_of_two_lines_is_added_once(folder: Path, existing: str) -> None:
+    (folder / "a.txt").write_text("mine\n")
+    texts = []
+    for kind in ("txt", "xmp", "txt", "xmp"):
+        options = ("--template", "{caption}\n(model)\n", "--existing", existing)
+        assert main(["convert", "r.jsonl", "--sidecar", kind, *options]) == 0
+        texts.append((folder / f"a.{kind}").read_text())
+    assert texts[:2] == texts[2:] and "mine" in texts[0] and "(model)" in texts[0]
+
+
+def test_captions_of_one_name_are_one_result(folder: Path, run_main: Run) -> None:
+    write_lines(folder / "s.jsonl", record_of("a.jpg", "a cow"))
+    result = run_main("convert", "r.jsonl", "s.jsonl", "--to", "c.json")
+    assert result.stderr.startswith("2 captions;")
+    assert len(json.loads((folder / "c.json").read_text())) == 2
+
+
+def test_review_in_an_edited_table_may_be_false(folder: Path) -> None:
+    values = {"": 1, "FALSE": 1, "no": 1, "0": 1, "True": 0, "yes": 0, "1": 0}
+    rows = ["image,caption,score,review\n"]
+    for number, value in enumerate(values):
+        (folder / f"{number}.jpg").touch()
+        rows.append(f"{number}.jpg,a dog,-1,{value}\n")
+    (folder / "c.csv").write_text("".join(rows))
+    assert main(["convert", "c.csv", "--sidecar", "txt"]) == 0
+    assert [(folder / f"{n}.txt").exists() for n in range(len(values))] == [*values.values()]
+
+
 def test_a_pattern_may_match_the_other_files_of_a_run(folder: Path, run_main: Run) -> None:
     failed = {"image": "c.jpg", "error": {"detail": "c.jpg is empty"}}
     write_lines(folder / "r.jsonl.errors.jsonl", failed)

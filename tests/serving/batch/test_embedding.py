@@ -17,7 +17,7 @@ from PIL import Image
 
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.outputs.embedding import check_exiftool
+from captioner_serving.batch.outputs.embedding import Embedder, check_exiftool
 from tests.conftest import read_tree
 from tests.launcher import Run
 from tests.serving.batch.conftest import (
@@ -142,7 +142,14 @@ def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> Non
 def test_photos_of_any_name_are_embedded(
     photos: Photos, run_main: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ["-delete_original.jpg", "%d #.jpg", "Müller 图.JPG", "é\udcff.jpg", "é\udcff.JPG"]
+    names = [
+        "-delete_original.jpg",
+        "%d #.jpg",
+        "Müller 图.JPG",
+        "é\udcff.jpg",
+        "é\udcff.JPG",
+        "plain",
+    ]
     folder = photos(len(names))
     monkeypatch.chdir(folder)
     for photo, name in zip(sorted(folder.iterdir()), names, strict=True):
@@ -244,6 +251,41 @@ def test_copies_are_neither_inputs_nor_named_and_share_no_sidecar(
     result = run_batch(folder, "--output", tmp_path / "b.jsonl", "--sidecar", "txt")
     assert "2 captions in total\n" in result.stderr and "skipped" not in result.stderr
     assert sorted(path.name for path in folder.glob("*.txt")) == ["p000.txt", "p001.txt"]
+
+
+def test_a_restart_writes_whole_sidecars_beside_embedded_texts(
+    embed: Embed, photos: Photos, tmp_path: Path
+) -> None:
+    """The owner's text stays the owner's, also one that exiftool wrote with a backup."""
+    folder, output = photos(2), tmp_path / "c.jsonl"
+    exiftool("-XMP-dc:Description=Oma", folder / "p001.jpg")
+    embed(folder, output)
+    before = {path.name: path.read_bytes() for path in folder.glob("*.xmp")}
+    assert b"AltText" in before["p001.xmp"] and b"dc:description" not in before["p001.xmp"]
+    embed(folder, output, restart=True)
+    assert {path.name: path.read_bytes() for path in folder.glob("*.xmp")} == before
+
+
+def test_a_sidecar_that_vanished_is_an_error(photos: Photos) -> None:
+    photo, sidecar = (str(photos(1) / name) for name in ("p000.jpg", "p000.xmp"))
+    errors = Embedder().embed({photo: sidecar})
+    assert f"Error opening file - {sidecar}" in str(errors[photo])
+
+
+def test_a_photo_with_both_texts_gets_no_sidecar(
+    photos: Photos, run_main: Run, run_batch: Run, tmp_path: Path
+) -> None:
+    folder = photos(1)
+    tags = ("-XMP-dc:Description=Oma", "-XMP-iptcCore:AltTextAccessibility=Oma lacht")
+    exiftool("-overwrite_original", *tags, folder / "p000.jpg")
+    before = read_tree(folder)
+    options = ("--sidecar", "xmp", "--embed")
+    result = run_batch(folder, "--output", tmp_path / "c.jsonl", *options)
+    assert result.returncode == 0 and "1 photo with their own description" in result.stderr
+    result = run_main("convert", tmp_path / "c.jsonl", *options)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.startswith("1 caption; 0 sidecars written; 1 photo with their own descr")
+    assert read_tree(folder) == before
 
 
 def test_kill_9_leaves_every_photo_whole_and_a_resume_embeds_the_rest(

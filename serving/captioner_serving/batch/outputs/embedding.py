@@ -17,12 +17,13 @@ from captioner.errors import CaptionerError, OutputError
 from captioner.files import IS_WINDOWS
 from captioner.terminal import counted
 from captioner_serving.batch.outputs.written import read_existing
-from captioner_serving.batch.outputs.xmp import texts_in
+from captioner_serving.batch.outputs.xmp import ALT_TEXT, DESCRIPTION, texts_in
 
 _SECONDS = 120.0  # for one call, and 10 more for each photo
 _OLDEST = 12.39  # the first version with AltTextAccessibility
 _REMEDY = "install it (Debian: libimage-exiftool-perl; macOS: brew install exiftool; exiftool.org)"
 _LONGEST = 1 << 16  # bytes of an EXIF block; one JPEG segment holds as many
+_UNREAD = "Warning: Error opening file - "  # exiftool's warning of a sidecar that it cannot read
 _JPEG = b"\xff\xd8\xff"
 # What cameras write into ImageDescription.
 _CAMERA = re.compile(
@@ -49,11 +50,27 @@ def read_texts(path: str) -> PhotoTexts:
     try:
         with Image.open(path) as image:
             exif, xmp = image.info.get("exif", b""), image.info.get("xmp", b"")
+            exif = image.getexif().tobytes() if image.format == "TIFF" else exif
             resources = image.info.get("photoshop", {})
     except Exception:  # damaged metadata can raise almost anything
         return PhotoTexts(old="", xmp={})
     iptc = resources.get(0x0404, b"") if isinstance(resources, dict) else b""
     return PhotoTexts(old=_iptc_caption(iptc) or _exif_description(exif), xmp=texts_in(xmp))
+
+
+def read_own_texts(path: str) -> dict[str, str]:
+    """Read the owner's texts in a photo by property, without those that Embedder copied.
+
+    A text is a copy if the photo has it as a new alt text too. exiftool's backup,
+    photo.jpg_original, shows what is new; without it every text counts as the owner's.
+    """
+    texts = read_texts(path)
+    own, backup = texts.xmp, f"{path}_original"
+    if os.path.isfile(backup):
+        before = read_texts(backup).xmp
+        copied = None if ALT_TEXT in before else own.get(ALT_TEXT)
+        own = {name: text for name, text in own.items() if name in before or text != copied}
+    return {DESCRIPTION: texts.old, **own} if texts.old else own
 
 
 class Embedder:
@@ -79,14 +96,12 @@ class Embedder:
         errors: dict[str, OutputError] = {}
         for pattern in ("%d%f.xmp", "%d%f.%e.xmp"):
             group = [
-                photo
-                for photo, sidecar in sidecars.items()
-                if (sidecar == f"{photo}.xmp") == (pattern != "%d%f.xmp")
+                photo for photo, sidecar in sidecars.items() if _pattern(photo, sidecar) == pattern
             ]
             suited = [photo for photo in group if _may_change(photo)]
             self.left += len(group) - len(suited)
             if suited:
-                errors |= self._copy(suited, pattern)
+                errors |= self._copy({photo: sidecars[photo] for photo in suited}, pattern)
         return errors
 
     def counts(self) -> dict[str, int]:
@@ -96,7 +111,7 @@ class Embedder:
             f"{self.left:,} without (not a writable JPEG, a link, or described)": self.left,
         }
 
-    def _copy(self, photos: list[str], pattern: str) -> dict[str, OutputError]:
+    def _copy(self, photos: dict[str, str], pattern: str) -> dict[str, OutputError]:
         by_path = {os.path.abspath(photo): photo for photo in photos}
         command = [_program(), "-config", "", "-P", "-wm", "cg", "-tagsFromFile", pattern]
         command += ["-charset", "filename=utf8"] if IS_WINDOWS else []
@@ -117,15 +132,25 @@ class Embedder:
         self.written += int(updated[1]) if updated else 0
         errors = {}
         for line in map(os.fsdecode, problems.splitlines()):
-            if line.startswith("Error: "):
-                endings = ((path, f" - {path}", f": {path}_exiftool_tmp") for path in by_path)
+            if line.startswith(("Error: ", _UNREAD)):
+                endings = (
+                    (path, f" - {path}", f": {path}_exiftool_tmp", f" - {os.path.abspath(sidecar)}")
+                    for path, sidecar in zip(by_path, photos.values(), strict=True)
+                )
                 for path in (path for path, *ends in endings if line.endswith(tuple(ends))):
-                    reason = line.removeprefix("Error: ").removesuffix(f" - {path}")
+                    reason = line.removeprefix("Warning: ").removeprefix("Error: ")
+                    reason = reason.removesuffix(f" - {path}")
                     errors[by_path[path]] = _failure(by_path[path], reason)
         if process.returncode and not errors:
             reason = os.fsdecode(problems).strip().partition("\n")[0]
             return {photo: _failure(photo, reason) for photo in photos}
         return errors
+
+
+def _pattern(photo: str, sidecar: str) -> str:
+    """Return the sidecar's name in terms of exiftool: %f and %e are around the last dot."""
+    is_longer = sidecar == f"{photo}.xmp" and "." in os.path.basename(photo)
+    return "%d%f.%e.xmp" if is_longer else "%d%f.xmp"
 
 
 def _running(command: list[str]) -> subprocess.Popen[bytes]:

@@ -209,7 +209,7 @@ def _record_of_row(row: dict[str, str | None], place: str) -> Record:
     except ValueError:
         score = math.nan
     record = {"image": image, "caption": caption, "score": score, "alternatives": []}
-    if (row.get("review") or "").strip():
+    if (row.get("review") or "").strip().lower() not in ("", "false", "no", "0"):
         record["review"] = True
     if not is_sentence(record):
         raise DataError(f"{place} needs a caption, and a number as score: correct the line")

@@ -20,9 +20,9 @@ from captioner.vision.header import IMAGE_SUFFIXES
 from captioner.vision.image import LARGEST_FILE
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo, PhotoFile, name_on_disk
-from captioner_serving.batch.outputs.embedding import read_texts
+from captioner_serving.batch.outputs.embedding import read_own_texts
 from captioner_serving.batch.outputs.written import Write, read_existing
-from captioner_serving.batch.outputs.xmp import merge_xmp
+from captioner_serving.batch.outputs.xmp import DESCRIPTION, merge_xmp
 from captioner_serving.batch.wording import combine, combine_keywords, sentence
 
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
@@ -52,7 +52,7 @@ class SidecarWriter:
     Attributes:
         kept: the number of existing sidecars that were not changed.
         replaced: the number of sidecars that `existing="overwrite"` replaced.
-        described: the number of new sidecars that leave or extend the photo's own description.
+        described: the number of photos without a sidecar whose own description is kept or extended.
         renamed: the number of sidecars with a longer name.
     """
 
@@ -62,8 +62,11 @@ class SidecarWriter:
         self._folder = _Folder("")
         self.kept = self.replaced = self.renamed = self.described = 0
 
-    def write(self, photo: Photo, record: dict[str, Any]) -> str:
-        """Write the sidecar of a photo; return its path. Raises OutputError."""
+    def write(self, photo: Photo, record: dict[str, Any]) -> str | None:
+        """Write the sidecar of a photo; return its path, or None if the photo needs no sidecar.
+
+        Raises OutputError.
+        """
         if photo.path is None:
             raise OutputError(f"{photo.name} is not a file on disk; it cannot have a sidecar")
         place = self._path(photo.path)
@@ -73,13 +76,12 @@ class SidecarWriter:
         old = read_existing(path, kind="a sidecar", largest=_LARGEST)
         own: dict[str, str] = {}
         if self._config.sidecar == "xmp" and self._config.existing != "overwrite":
-            texts = read_texts(photo.path)
-            own = {"dc:description": texts.old, **texts.xmp} if texts.old else texts.xmp
-            self.described += old is None and "dc:description" in own
+            own = read_own_texts(photo.path)
+            self.described += old is None and DESCRIPTION in own
         new = self._content(path, old, record, own)
         if new is None or new == old:
-            self.kept += new is None
-            return place
+            self.kept += new is None and old is not None
+            return place if old is not None else None
         if not is_inside(path, os.path.dirname(place)):
             raise OutputError(
                 f"{place} is a symbolic link to {path}, outside its folder: replace it with a file"
@@ -142,7 +144,7 @@ class SidecarWriter:
         if config.sidecar == "txt" and "keywords" in record:
             listed = combine_keywords(before, record["keywords"], config.existing)
             return listed.encode() + b"\n"
-        return (combine(before, caption, config.existing) or "").encode() + b"\n"
+        return (combine(before, caption.rstrip("\n"), config.existing) or "").encode() + b"\n"
 
 
 def is_fatal(error: OutputError) -> bool:

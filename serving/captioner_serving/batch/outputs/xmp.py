@@ -22,7 +22,8 @@ _NAMES = {
     "dc": "http://purl.org/dc/elements/1.1/",
     "Iptc4xmpCore": "http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/",
 }
-_PROPERTIES = ("dc:description", "Iptc4xmpCore:AltTextAccessibility")
+DESCRIPTION, ALT_TEXT = "dc:description", "Iptc4xmpCore:AltTextAccessibility"
+_PROPERTIES = (DESCRIPTION, ALT_TEXT)
 _KEYWORDS = "dc:subject"
 _LISTS = ("rdf:Bag", "rdf:Seq", "rdf:Alt")  # some programs do not use rdf:Bag
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
@@ -97,7 +98,7 @@ def merge_xmp(
             _fill(element, caption, language=language, existing=existing, path=path)
     _add_keywords(descriptions, list(map(legal_text, keywords)), path=path)
     new = _serialize(root)
-    return None if old is not None and new == before else new
+    return None if new == before else new
 
 
 def texts_in(packet: bytes) -> dict[str, str]:
