@@ -73,10 +73,7 @@ class FastDecoder(Decoder):
         words = self.plain.embedding
         if not self.tables:
             return nn.Sequential(words, layer)
-        products = layer(words.weight)
-        table = nn.Embedding(len(products), products.shape[1], device="meta")
-        table.weight = nn.Parameter(products, requires_grad=False)
-        return table
+        return nn.Embedding.from_pretrained(layer(words.weight))
 
     @torch.no_grad()
     def _last_layer(self, layer: nn.Linear) -> nn.Linear | None:
