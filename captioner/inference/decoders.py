@@ -73,7 +73,9 @@ class FastDecoder(Decoder):
         words = self.plain.embedding
         if not self.tables:
             return nn.Sequential(words, layer)
-        return nn.Embedding.from_pretrained(layer(words.weight))
+        products = layer(words.weight)
+        rows, columns = products.shape
+        return nn.Embedding(rows, columns, _weight=products, _freeze=True)
 
     @torch.no_grad()
     def _last_layer(self, layer: nn.Linear) -> nn.Linear | None:

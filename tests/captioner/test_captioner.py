@@ -138,8 +138,8 @@ def test_a_batch_may_have_any_size(tiny_file: Path, photo: Path) -> None:
     texts = [caption.text for caption in captioner.caption(photos)]
     for size in (1, 2, 3, 9):
         assert [it.text for it in captioner.caption(photos, batch_size=size)] == texts
-    for size in (0, -1):
-        with pytest.raises(ConfigError, match=f"batch_size is {size}; it must be at least 1"):
+    for size in (0, -1, 1.5):
+        with pytest.raises(ConfigError, match=f"batch_size is {size}; it must be a whole number"):
             captioner.caption(photos, batch_size=size)
 
 
