@@ -127,7 +127,7 @@ def _reader(head: bytes, name: str) -> type[ImageFile.ImageFile]:
 
 
 def _not_a_photo(head: bytes) -> str | None:
-    """Return what a known stand-in of a photo is and its remedy; None for other files."""
+    """Return the kind and the remedy of a file that replaces a photo; None for others."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     while text.startswith(b"<!--") and b"-->" in text:
         text = text.partition(b"-->")[2].lstrip()
