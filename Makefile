@@ -35,7 +35,7 @@ endif
 
 # Two files at a time, in the order of tests/conftest.py. Bytecode is kept even where the environment
 # forbids it: after `make test`, `make slow` then starts faster.
-pytest = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder
+pytest = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs --durations=15 -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed-dev
 	$(pytest) -m "not slow"

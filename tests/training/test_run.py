@@ -357,7 +357,7 @@ def test_a_run_starts_from_a_model_and_is_compared_with_it(
     assert ours[: len(theirs)] == theirs and "circle" in ours[len(theirs) :]
     origin = records(tmp_path / "run")[0]
     assert origin["event"] == "origin"
-    assert f"before training: CIDEr {origin['validation']['CIDEr']:.1f}" in result.stderr
+    assert f"before training: BLEU-4 {origin['validation']['BLEU-4']:.1f}" in result.stderr
     assert "the cross-entropy decides which epoch is the best" in result.stderr
     assert "CIDEr is not measured: it needs 5 photos, and there are 4" in result.stderr
 
