@@ -19,13 +19,13 @@ from captioner.drawing.notebook import notebook_sheet
 from captioner.drawing.overlay import WHOLE, OverlayOptions, Panel, attention_density, overlay
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError, ImageNotFoundError, NoWordsError
+from captioner.photos.open import MAX_PIXELS, open_image
+from captioner.photos.transform import Box
 from captioner.record import SentenceRecord, WordRecord, read_record
 from captioner.sources import ImageSource, as_source
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.keywords import KEYWORD_TRUST, choose_keywords
 from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION, DOUBTFUL_SUBJECT
-from captioner.vision.image import MAX_PIXELS, open_image
-from captioner.vision.transform import Box
 
 __all__ = ["Alternative", "Caption", "ModelName", "Word"]
 

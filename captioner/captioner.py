@@ -41,12 +41,12 @@ from captioner.inference.device import find_device, find_dtype
 from captioner.inference.prepare import prepare_model
 from captioner.model.encoder import Grid
 from captioner.model_card import ModelCard
-from captioner.paths import HUGGING_FACE, bundled_checkpoint, checkpoint_file
+from captioner.photos.open import MAX_PIXELS, open_image, source_name
+from captioner.photos.transform import Box, Transform
+from captioner.shared.paths import HUGGING_FACE, bundled_checkpoint, checkpoint_file
 from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
 from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement, Trust, digest_weights
-from captioner.vision.image import MAX_PIXELS, open_image, source_name
-from captioner.vision.transform import Box, Transform
 
 _CPU_BATCH, _GPU_BATCH = 16, 128
 # A lock for each PIL image and open file that is being read.

@@ -28,13 +28,13 @@ from captioner.errors import (
     CheckpointVersionError,
     ConfigError,
 )
-from captioner.files import HEADER_KEY, replace_file
 from captioner.generation.config import GenerationConfig
 from captioner.model.config import DecoderConfig
 from captioner.model.encoder import EncoderConfig, without_weights
 from captioner.model.model import CaptionModel, ModelConfig
-from captioner.paths import HUGGING_FACE, checkpoint_file
-from captioner.vision.transform import TransformConfig
+from captioner.photos.transform import TransformConfig
+from captioner.shared.files import HEADER_KEY, replace_file
+from captioner.shared.paths import HUGGING_FACE, checkpoint_file
 from captioner.vocabulary import Vocabulary, is_printable
 
 FORMAT_VERSION = 1

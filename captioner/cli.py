@@ -21,7 +21,7 @@ from typing import NamedTuple, NoReturn
 
 from captioner import __version__
 from captioner.errors import CaptionerError, ConfigError
-from captioner.terminal import printable
+from captioner.shared.text import printable
 
 
 class Verb(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.hub import CARD, CHECKPOINT, TRUST
-from captioner.terminal import counted, in_a_line
+from captioner.shared.text import counted, in_a_line
 
 if TYPE_CHECKING:  # it imports torch
     from captioner.checkpoint import Checkpoint

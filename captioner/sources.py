@@ -16,7 +16,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
-from captioner.vision.image import FileSource, source_name
+from captioner.photos.open import FileSource, source_name
 
 if TYPE_CHECKING:
     import torch

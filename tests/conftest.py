@@ -33,9 +33,9 @@ if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and 
     from captioner import Captioner
     from captioner.checkpoint import Checkpoint
     from captioner.model.model import CaptionModel
+    from captioner.photos.transform import TransformConfig
     from captioner.trust.consensus import Consensus
     from captioner.trust.trust import Trust
-    from captioner.vision.transform import TransformConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 # Programs that pip does not install: their names, and Debian's package.
@@ -259,7 +259,7 @@ def _tiny() -> tuple[Checkpoint, Tensor]:
     from captioner.model.config import DecoderConfig
     from captioner.model.encoder import EncoderConfig
     from captioner.model.model import CaptionModel, ModelConfig
-    from captioner.vision.transform import TransformConfig
+    from captioner.photos.transform import TransformConfig
     from captioner.vocabulary import Vocabulary
 
     torch.manual_seed(0)
@@ -291,7 +291,7 @@ def calibrate(model: CaptionModel, transform: TransformConfig) -> None:
     import numpy as np
     import torch
 
-    from captioner.vision.transform import Transform
+    from captioner.photos.transform import Transform
 
     framing = Transform(transform)
     samples = sorted((ROOT / "assets" / "samples").glob("*.jpg"))

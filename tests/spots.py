@@ -93,7 +93,7 @@ def make_spot_checkpoint(mode: Mode = "crop") -> Checkpoint:
     from captioner.model.config import DecoderConfig
     from captioner.model.encoder import EncoderConfig
     from captioner.model.model import CaptionModel, ModelConfig
-    from captioner.vision.transform import TransformConfig
+    from captioner.photos.transform import TransformConfig
     from captioner.vocabulary import Vocabulary
 
     vocabulary = Vocabulary(["spot", "other"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from captioner.paths import bundled_checkpoint
+from captioner.shared.paths import bundled_checkpoint
 from captioner.trust.trust import DOUBTFUL_CAPTION
 from tests.launcher import Run, environment
 

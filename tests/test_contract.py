@@ -28,8 +28,8 @@ from captioner.generation.config import GenerationConfig
 from captioner.model.config import DecoderConfig
 from captioner.model.encoder import EncoderConfig
 from captioner.model.model import CaptionModel, ModelConfig
+from captioner.photos.transform import TransformConfig
 from captioner.trust.trust import digest_weights, trust_file
-from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import END, Vocabulary
 from tests.conftest import make_trust
 from tests.launcher import Run

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from captioner.vision import header
+from captioner.photos import header
 from tests.launcher import ROOT
 
 _LIMIT = 0.05  # seconds

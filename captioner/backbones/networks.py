@@ -28,7 +28,7 @@ from torch.func import functional_call
 from captioner.backbones.convolutions import convolutions, halve_stride
 from captioner.backbones.efficientnet_v2 import efficientnet_v2_b0
 from captioner.errors import CheckpointNotFoundError, ConfigError, MissingExtraError
-from captioner.paths import did_you_mean
+from captioner.shared.paths import did_you_mean
 
 _TIMM: Final = "timm/"
 

@@ -26,12 +26,12 @@ from captioner.errors import (
     MissingExtraError,
     OutputError,
 )
-from captioner.files import identity, writing
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.inference.device import add_machine_arguments
-from captioner.paths import bundled_checkpoint, checkpoint_file, is_web_address
-from captioner.terminal import add_keywords, in_a_line, json_line, probability
-from captioner.vision.image import MAX_PIXELS
+from captioner.photos.open import MAX_PIXELS
+from captioner.shared.files import identity, writing
+from captioner.shared.paths import bundled_checkpoint, checkpoint_file, is_web_address
+from captioner.shared.text import add_keywords, in_a_line, json_line, probability
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -289,8 +289,8 @@ def _draw(
     """Draw the pictures of one photo."""
     if not files and not arguments.show:
         return
+    from captioner.photos.open import open_image
     from captioner.sources import as_source
-    from captioner.vision.image import open_image
 
     for folder in {Path(file).parent for file in files.values()}:
         with writing(folder):

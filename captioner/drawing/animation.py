@@ -9,7 +9,7 @@ from PIL import Image
 
 from captioner.drawing.lettering import PAPER, Text
 from captioner.drawing.overlay import WHOLE, OverlayOptions, Panel, fit, overlay
-from captioner.vision.transform import Box
+from captioner.photos.transform import Box
 
 _Size = tuple[int, int]
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from captioner.drawing.lettering import percentage
 from captioner.drawing.overlay import FULL_HEAT, WHOLE, Panel, fit, overlay
-from captioner.vision.transform import Box
+from captioner.photos.transform import Box
 
 _SIDE = 440  # pixels of the photo's longer side
 _SMALL = 104  # pixels of the longer side of a word's picture

@@ -10,7 +10,7 @@ with colour blindness and in grey. "spotlight" darkens and greys the photo where
 like the figures of Show, Attend and Tell.
 
 Weights are a tensor or array of shape (rows, columns), or nested sequences. A box is the part of
-the photo that the grid covers; see captioner.vision.transform.Box. Photos are PIL images of any
+the photo that the grid covers; see captioner.photos.transform.Box. Photos are PIL images of any
 mode, as viewed, and never modified.
 """
 
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 from PIL import Image, ImageChops
 
 from captioner.errors import ConfigError
-from captioner.vision.transform import Box
+from captioner.photos.transform import Box
 
 if TYPE_CHECKING:
     import numpy as np

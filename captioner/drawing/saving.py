@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from captioner.errors import OutputError
-from captioner.files import replace_file
+from captioner.shared.files import replace_file
 
 _JPEG = {"format": "JPEG", "quality": 92, "subsampling": 0}
 _STILL: dict[str, dict[str, Any]] = {

@@ -30,7 +30,7 @@ from captioner.drawing.overlay import (
     fit,
     overlay,
 )
-from captioner.vision.transform import Box
+from captioner.photos.transform import Box
 
 _Size = tuple[int, int]
 

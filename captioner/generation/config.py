@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError
-from captioner.vision.bounds import EXPLAINED, Positive, check_bounds
+from captioner.shared.settings import EXPLAINED, Positive, check_bounds
 
 MAX_BEAM_SIZE = 20
 """The widest beam; wider ones cost time and memory and find no better sentences."""

@@ -35,8 +35,8 @@ from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner.generation.sampling import filter_top
 from captioner.huggingface.models import FAMILIES, EncodedImages, load_model
 from captioner.model.encoder import Grid
+from captioner.photos.transform import Transform
 from captioner.trust.trust import Trust, trust_file
-from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary, is_printable
 
 _LAYERS = 3  # the last ones, whose attention is averaged

@@ -23,8 +23,8 @@ from captioner.errors import (
     MissingExtraError,
 )
 from captioner.hub import download_files
-from captioner.paths import HUGGING_FACE, expanded
-from captioner.vision.transform import BicubicTransformConfig, TransformConfig
+from captioner.photos.transform import BicubicTransformConfig, TransformConfig
+from captioner.shared.paths import HUGGING_FACE, expanded
 
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")

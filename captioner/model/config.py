@@ -12,7 +12,7 @@ from annotated_types import Interval
 from captioner.errors import ConfigError
 from captioner.model.positions import POSITIONS
 from captioner.model.scores import SCORES, build_score, check_heads
-from captioner.vision.bounds import EXPLAINED, Fraction, OneOf, Width, check_bounds
+from captioner.shared.settings import EXPLAINED, Fraction, OneOf, Width, check_bounds
 
 DECODERS = {
     "lstm": "captioner.model.lstm:LSTMDecoder",

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from captioner.backbones.networks import build_stages, check_name, no_stage
 from captioner.errors import ConfigError
-from captioner.vision.bounds import EXPLAINED, Positive, check_bounds
+from captioner.shared.settings import EXPLAINED, Positive, check_bounds
 
 _COORDINATE_LIMIT = 3.0  # x and y are in -3 to 3, like most features
 # The attribute with the probability of stochastic depth, by class name.

@@ -29,9 +29,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from captioner.errors import CheckpointFormatError
-from captioner.files import HEADER_KEY, replace_file, writing
 from captioner.hub import TRUST
-from captioner.paths import HUGGING_FACE, checkpoint_file, expanded
+from captioner.shared.files import HEADER_KEY, replace_file, writing
+from captioner.shared.paths import HUGGING_FACE, checkpoint_file, expanded
 from captioner.trust.consensus import Consensus
 from captioner.trust.familiarity import UNFAMILIAR, Familiarity
 from captioner.vocabulary import SPECIAL_TOKENS

@@ -23,7 +23,7 @@ def gradio_demo(*captioners: Captioner, **limits: Any) -> Demo:
     """
     from captioner.captioner import Captioner
     from captioner.errors import ConfigError
-    from captioner.paths import sample_photos
+    from captioner.shared.paths import sample_photos
     from captioner_serving.demo import Demo
     from captioner_serving.server.config import ServerConfig
 

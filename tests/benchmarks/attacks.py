@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
-from captioner.paths import sample_photos
+from captioner.shared.paths import sample_photos
 from tests.captioner import bombs
 from tests.captioner.pictures import png
 from tests.serving.server.test_limits import huge_tile, many_scans

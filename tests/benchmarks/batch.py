@@ -40,8 +40,8 @@ from captioner.checkpoint import load_checkpoint
 from captioner.generation.generate import generate
 from captioner.inference.device import best_dtype, cores
 from captioner.model.model import CaptionModel
-from captioner.paths import bundled_checkpoint
-from captioner.vision.image import open_image
+from captioner.photos.open import open_image
+from captioner.shared.paths import bundled_checkpoint
 from captioner.vocabulary import join
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.inputs.photos import Photo

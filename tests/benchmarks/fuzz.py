@@ -20,7 +20,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from captioner.vision.transform import TransformConfig
+from captioner.photos.transform import TransformConfig
 from captioner_serving.decoding.decoded import EncodedPhoto
 from captioner_serving.decoding.reader import Reader
 from tests.process_tree import children

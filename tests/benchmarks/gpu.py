@@ -47,7 +47,7 @@ from captioner.inference.device import find_device
 from captioner.model.config import DecoderConfig
 from captioner.model.encoder import EncoderConfig
 from captioner.model.model import CaptionModel, ModelConfig
-from captioner.vision.transform import TransformConfig
+from captioner.photos.transform import TransformConfig
 from captioner.vocabulary import START, Vocabulary
 from captioner_serving.batch import caption_batch
 from captioner_training.data.batches import Batch

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from captioner.archives import tar_members
-from captioner.vision.transform import Transform, TransformConfig
+from captioner.photos.transform import Transform, TransformConfig
+from captioner.shared.archives import tar_members
 from captioner_training.data.batches import StageImages
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.pixels import Augmentation, ImageDataset

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import torch
 
 from captioner.captioner import Captioner
-from captioner.paths import sample_photos
+from captioner.shared.paths import sample_photos
 from tests.serving.server.conftest import Server, serve
 
 BATCH = 16

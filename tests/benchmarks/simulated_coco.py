@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.model.encoder import Encoder
-from captioner.vision.transform import Transform
+from captioner.photos.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
 from captioner_training.data.corpus import Corpus

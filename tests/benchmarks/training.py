@@ -35,8 +35,8 @@ from captioner.checkpoint import load_checkpoint
 from captioner.model.config import DecoderConfig
 from captioner.model.encoder import Encoder, EncoderConfig
 from captioner.model.model import CaptionModel, ModelConfig
-from captioner.paths import bundled_checkpoint
-from captioner.vision.transform import Transform, TransformConfig
+from captioner.photos.transform import Transform, TransformConfig
+from captioner.shared.paths import bundled_checkpoint
 from captioner.vocabulary import PAD, START, Vocabulary
 from captioner_training.data.batches import Batch
 from captioner_training.data.grids import CachedGrids

@@ -25,8 +25,8 @@ from captioner.drawing.lettering import label as label_picture
 from captioner.drawing.overlay import Panel, overlay
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageNotFoundError
-from captioner.terminal import json_line
-from captioner.vision.transform import Box
+from captioner.photos.transform import Box
+from captioner.shared.text import json_line
 from tests.properties import FEW, texts
 
 TEXTS = ("a", "Cup", "of", "a", "<b>", "3")

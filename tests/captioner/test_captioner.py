@@ -34,7 +34,7 @@ from captioner.checkpoint import Checkpoint
 from captioner.inference import device
 from captioner.inference.device import best_dtype
 from captioner.model.lstm import LSTMDecoder
-from captioner.vision.image import open_image
+from captioner.photos.open import open_image
 from tests.conftest import ROOT
 
 SAMPLES = ROOT / "assets" / "samples"

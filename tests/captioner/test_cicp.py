@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from captioner.vision.image import open_image
+from captioner.photos.open import open_image
 from tests.captioner.pictures import encode, png, profile
 from tests.captioner.test_colour import P3
 

@@ -25,7 +25,7 @@ from captioner import Captioner, __version__
 from captioner.checkpoint import FORMAT_VERSION
 from captioner.cli import VERBS, main
 from captioner.commands import caption as caption_command
-from captioner.files import HEADER_KEY
+from captioner.shared.files import HEADER_KEY
 from tests.launcher import Run, environment, start
 from tests.refusals import Refusals, check_refusals
 from tests.write_help import FILE, list_options, read_help

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from captioner.vision import colour
-from captioner.vision.image import open_image
+from captioner.photos import colour
+from captioner.photos.open import open_image
 from tests.captioner.pictures import draw, encode, profile
 
 # XYZ of red, green and blue, adapted to D50, as published in the profiles of these spaces.

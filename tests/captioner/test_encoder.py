@@ -21,7 +21,7 @@ from captioner.checkpoint import Checkpoint
 from captioner.inference.batch_norm import fold_batch_norm
 from captioner.model.encoder import Encoder, EncoderConfig
 from captioner.model.model import CaptionModel
-from captioner.vision.transform import TransformConfig
+from captioner.photos.transform import TransformConfig
 
 # One of each way to cut that no other test takes, and the stride that it has.
 STRIDES = {

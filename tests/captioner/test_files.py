@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from captioner import ConfigError, OutputError
-from captioner.files import new_part, refuse_input, replace_file
-from captioner.paths import bundled_checkpoint, checkpoint_file, there_is_no
+from captioner.shared.files import new_part, refuse_input, replace_file
+from captioner.shared.paths import bundled_checkpoint, checkpoint_file, there_is_no
 
 
 def write(path: Path, data: bytes) -> None:

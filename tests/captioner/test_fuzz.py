@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from captioner.errors import ImageError
-from captioner.vision.image import open_image
+from captioner.photos.open import open_image
 from tests.benchmarks.fuzz import KINDS, encoded, mutated
 from tests.captioner.pictures import HEIC, profile, turned
 from tests.captioner.test_colour import P3

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image, ImageChops, ImageStat
 
 from captioner.errors import ImageError, ImageTooLargeError
-from captioner.vision.image import open_image
-from captioner.vision.jpeg import MAX_SCANS
+from captioner.photos.jpeg import MAX_SCANS
+from captioner.photos.open import open_image
 from tests.captioner import bombs
 from tests.captioner.pictures import HEIC, draw, encode
 from tests.launcher import environment
@@ -118,7 +118,7 @@ OPEN = """
 import io, json, resource, sys, time
 import pi_heif.as_plugin
 from captioner.errors import ImageError
-from captioner.vision.image import open_image
+from captioner.photos.open import open_image
 from tests.captioner import bombs
 for name in bombs.MAKERS:
     data = bombs.make(name)

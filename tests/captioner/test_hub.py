@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from captioner import Captioner, CheckpointNotFoundError, ConfigError
-from captioner.paths import checkpoint_file
+from captioner.shared.paths import checkpoint_file
 from captioner.trust.trust import digest_weights
 from tests.conftest import make_tiny, make_trust
 from tests.hub_server import TOKEN, Hub, Repository

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
-import captioner.vision.header
+import captioner.photos.header
 from captioner.errors import (
     ImageEmptyError,
     ImageError,
@@ -26,7 +26,7 @@ from captioner.errors import (
     ImageTooLargeError,
     ImageTruncatedError,
 )
-from captioner.vision.image import open_image
+from captioner.photos.open import open_image
 from tests.captioner.pictures import draw, encode, png, turned
 
 FORMATS = ["JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF"]
@@ -482,7 +482,7 @@ def test_memory_error_passes_through(monkeypatch):
     def exhausted(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(captioner.vision.header.PngImageFile, "load_prepare", exhausted)
+    monkeypatch.setattr(captioner.photos.header.PngImageFile, "load_prepare", exhausted)
     with pytest.raises(MemoryError):
         open_image(encode(draw(), "PNG"))
 
@@ -499,7 +499,7 @@ def test_a_file_that_cannot_be_read_is_named(path):
 
 
 def test_a_file_that_is_too_large_is_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("captioner.vision.image.LARGEST_FILE", 100)
+    monkeypatch.setattr("captioner.photos.open.LARGEST_FILE", 100)
     (path := tmp_path / "photo.jpg").write_bytes(bytes(100))
     with pytest.raises(ImageFormatError):
         open_image(path)

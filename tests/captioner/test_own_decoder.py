@@ -15,7 +15,7 @@ from captioner.model.config import DECODERS, DecoderConfig
 from captioner.model.decoder import DecoderOutput, State, StepOutput, WordDecoder
 from captioner.model.encoder import EncoderConfig
 from captioner.model.model import CaptionModel, ModelConfig
-from captioner.vision.transform import TransformConfig
+from captioner.photos.transform import TransformConfig
 from captioner.vocabulary import START, Vocabulary
 from captioner_training.recipe import Stage, fields_text
 from tests.training.runs import begin_step, make_batch

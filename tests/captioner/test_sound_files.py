@@ -15,8 +15,8 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from captioner.errors import ImageError, ImageFormatError, ImageNotFoundError, ImageTruncatedError
+from captioner.photos.open import open_image
 from captioner.sources import as_source
-from captioner.vision.image import open_image
 from tests.captioner.pictures import draw, encode, png, turned
 
 

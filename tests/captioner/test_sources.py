@@ -26,8 +26,8 @@ from captioner import (
 )
 from captioner.ahead import decode_ahead
 from captioner.errors import ImageEmptyError, ImageTooLargeError
+from captioner.photos.open import open_image
 from captioner.sources import as_source, is_many, split_batch
-from captioner.vision.image import open_image
 from tests.web import Handler, hosting
 
 COLORS = np.array([[[255, 0, 0], [0, 128, 0]], [[0, 0, 64], [7, 8, 9]], [[1, 2, 3], [9, 9, 9]]])

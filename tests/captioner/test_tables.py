@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 from captioner import DataError
-from captioner.tables import read_json_rows, read_lines, read_table
+from captioner.shared.tables import read_json_rows, read_lines, read_table
 
 ROWS = [["image", "Ünïcode text"], ["1.jpg", "a café – open; really, yes"], ["2.jpg", "b | c"]]
 

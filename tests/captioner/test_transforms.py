@@ -1,4 +1,4 @@
-"""`captioner.vision.transform`: the square that the encoder sees, and the way back to the photo."""
+"""`captioner.photos.transform`: the square that the encoder sees, and the way back to the photo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
-from captioner.vision.transform import Transform, TransformConfig
+from captioner.photos.transform import Transform, TransformConfig
 from tests.properties import FEW
 
 CONFIGS = {

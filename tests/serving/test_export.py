@@ -30,8 +30,8 @@ from captioner import Captioner, OutputError
 from captioner.cli import main
 from captioner.model.config import DecoderConfig
 from captioner.model.model import CaptionModel, ModelConfig
+from captioner.photos.transform import Transform, TransformConfig
 from captioner.trust.trust import digest_weights, trust_file
-from captioner.vision.transform import Transform, TransformConfig
 from captioner_serving.export.folder import new_folder
 from captioner_serving.export.parity import check_parity
 from tests.captioner.pictures import draw, encode, png, turned
@@ -584,7 +584,7 @@ def test_the_page_makes_the_library_s_square(
 
 @pytest.mark.slow
 def test_the_page_reads_orientation_and_profile_as_the_library_does(page: Any) -> None:
-    from captioner.vision.image import open_image
+    from captioner.photos.open import open_image
 
     halves = Image.new("RGB", (64, 32), "red")
     halves.paste("lime", (0, 0, 32, 32))

@@ -22,7 +22,7 @@ from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.model.config import DecoderConfig
 from captioner.model.encoder import EncoderConfig
 from captioner.model.model import CaptionModel, ModelConfig
-from captioner.vision.transform import TransformConfig
+from captioner.photos.transform import TransformConfig
 from captioner.vocabulary import Vocabulary
 from captioner_training.distributed import Processes
 from captioner_training.losses import objective

@@ -18,7 +18,7 @@ from captioner.checkpoint import Checkpoint
 from captioner.errors import ConfigError
 from captioner.generation.constraints import Constraints
 from captioner.model.decoder import DecoderOutput
-from captioner.vision.transform import Transform
+from captioner.photos.transform import Transform
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
 from captioner_training import train as train_module
 from captioner_training.data.batches import Batch

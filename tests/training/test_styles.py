@@ -14,7 +14,7 @@ import torch
 
 from captioner.checkpoint import load_checkpoint
 from captioner.cli import main
-from captioner.vision.transform import Transform
+from captioner.photos.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
 from captioner_training.data.pixels import ImageDataset

@@ -18,7 +18,7 @@ import torch
 from captioner.captioner import Captioner
 from captioner.checkpoint import load_checkpoint
 from captioner.errors import CaptionerError
-from captioner.terminal import counted, printable
+from captioner.shared.text import counted, printable
 from captioner.trust.trust import trust_file
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import Captioned, CaptionedImage

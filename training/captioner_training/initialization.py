@@ -19,7 +19,7 @@ from captioner.errors import (
 )
 from captioner.model.encoder import Encoder
 from captioner.model.model import CaptionModel, ModelConfig
-from captioner.paths import checkpoint_file, there_is_no
+from captioner.shared.paths import checkpoint_file, there_is_no
 from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
 

@@ -20,9 +20,9 @@ from tqdm import tqdm
 from captioner.checkpoint import Checkpoint
 from captioner.closing import Closing
 from captioner.errors import ConfigError
-from captioner.files import writing
 from captioner.inference.device import best_dtype
-from captioner.terminal import counted
+from captioner.shared.files import writing
+from captioner.shared.text import counted
 from captioner_training.data.corpus import OTHER_LANGUAGE, Corpus, unknown_share
 from captioner_training.data.images import Captioned
 from captioner_training.distributed import Processes, exit_silently

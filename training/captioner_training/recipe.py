@@ -24,9 +24,9 @@ from captioner.generation.config import GenerationConfig, Length
 from captioner.model.config import DecoderConfig
 from captioner.model.encoder import EncoderConfig
 from captioner.model.scores import SCORES, ScoreFunction
-from captioner.paths import did_you_mean, expanded, there_is_no
-from captioner.vision.bounds import Fraction, NotNegative, Positive, PositiveFloat, Share
-from captioner.vision.transform import TransformConfig
+from captioner.photos.transform import TransformConfig
+from captioner.shared.paths import did_you_mean, expanded, there_is_no
+from captioner.shared.settings import Fraction, NotNegative, Positive, PositiveFloat, Share
 from captioner.vocabulary import Tokenizer, is_printable, tokenize
 
 LONG_STAGE = 2000

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from captioner.checkpoint import current_settings
 from captioner.errors import ConfigError, DataError, OutputError
-from captioner.files import replace_file, writing
 from captioner.model.model import CaptionModel
+from captioner.shared.files import replace_file, writing
 from captioner_training.data.grids import GRIDS_FILES
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress

@@ -21,7 +21,7 @@ from captioner.errors import ConfigError
 from captioner.generation.sampling import draw
 from captioner.inference.device import find_dtype
 from captioner.model.model import CaptionModel
-from captioner.vision.transform import Transform
+from captioner.photos.transform import Transform
 from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.batches import Batch
 from captioner_training.distributed import Processes

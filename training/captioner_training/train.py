@@ -29,7 +29,7 @@ from captioner.checkpoint import Checkpoint
 from captioner.errors import GenerationError
 from captioner.inference.device import best_dtype
 from captioner.model.model import CaptionModel
-from captioner.vision.transform import Transform, TransformConfig
+from captioner.photos.transform import Transform, TransformConfig
 from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
 from captioner_training.data.captions import CaptionTable
 from captioner_training.data.corpus import Corpus, new_word_nats

@@ -11,7 +11,7 @@ from annotated_types import Interval
 
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
-from captioner.vision.bounds import Positive, Share, check_bounds
+from captioner.shared.settings import Positive, Share, check_bounds
 from captioner_serving.batch.wording import Existing, Wording
 
 Sidecar = Literal["txt", "caption", "json", "xmp"]

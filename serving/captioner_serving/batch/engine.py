@@ -24,8 +24,8 @@ from captioner.closing import Closing
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.inference.device import cores
-from captioner.terminal import counted
-from captioner.vision.transform import Box
+from captioner.photos.transform import Box
+from captioner.shared.text import counted
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo
 from captioner_serving.batch.inputs.urls import url_environment

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from captioner.closing import Closing
 from captioner.errors import ConfigError, OutputError
-from captioner.files import digest, replace_file
+from captioner.shared.files import digest, replace_file
 
 _FORMAT = 4
 _REMEDY = "Finished photos are kept: fix the cause, then run the same command to resume"

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 from captioner.closing import Closing
 from captioner.errors import OutputError
-from captioner.files import digest, file_digest, replace_file, sync_folder
-from captioner.terminal import json_line
+from captioner.shared.files import digest, file_digest, replace_file, sync_folder
+from captioner.shared.text import json_line
 from captioner_serving.batch.files import (
     RunFiles,
     RunLock,

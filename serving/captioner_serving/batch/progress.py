@@ -9,8 +9,8 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from captioner.closing import Closing
-from captioner.files import digest
-from captioner.terminal import in_a_line, printable
+from captioner.shared.files import digest
+from captioner.shared.text import in_a_line, printable
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
 

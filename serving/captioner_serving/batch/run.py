@@ -16,9 +16,9 @@ from tqdm import tqdm
 from captioner.captioner import Captioner
 from captioner.closing import Closing
 from captioner.errors import ConfigError, DataError, OutputError
-from captioner.files import digest
 from captioner.generation.config import GenerationConfig
-from captioner.terminal import counted, in_a_line
+from captioner.shared.files import digest
+from captioner.shared.text import counted, in_a_line
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import Engine, LocalEngine, Outcome

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from captioner.errors import ConfigError
 from captioner.inference.device import add_machine_arguments
-from captioner.terminal import add_keywords, json_line, probability
+from captioner.shared.text import add_keywords, json_line, probability
 from captioner_serving.commands.texts import (
     add_sidecars,
     add_wording,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError, OutputError
-from captioner.terminal import add_keywords
+from captioner.shared.text import add_keywords
 from captioner_serving.commands.texts import (
     add_sidecars,
     add_wording,
@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert records; return 1 if a sidecar or photo could not be written."""
-    from captioner.files import replace_file
-    from captioner.terminal import counted, printable
+    from captioner.shared.files import replace_file
+    from captioner.shared.text import counted, printable
     from captioner_serving.batch.config import BatchConfig
     from captioner_serving.batch.files import RunFiles
     from captioner_serving.batch.outputs.formats import (
@@ -125,7 +125,7 @@ def _check_trust(records: Iterable[dict[str, Any]]) -> None:
 
 def _check(arguments: argparse.Namespace, paths: Sequence[Path], auxiliary: Iterable[Path]) -> None:
     """Refuse invalid arguments before the work starts."""
-    from captioner.files import refuse_input
+    from captioner.shared.files import refuse_input
     from captioner_serving.batch.outputs.embedding import check_exiftool
     from captioner_serving.batch.outputs.formats import check_output
 
@@ -163,7 +163,7 @@ def _write_sidecars(
     root: str | None,
 ) -> tuple[dict[str, int], int]:
     """Write sidecars, and embed them; return the counts of the summary, and of failed photos."""
-    from captioner.terminal import counted, in_a_line
+    from captioner.shared.text import counted, in_a_line
     from captioner_serving.batch.outputs.embedding import Embedder
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, find_photo, is_fatal
     from captioner_serving.batch.outputs.written import lock_and_log

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from captioner.paths import bundled_checkpoint, checkpoint_file
+from captioner.shared.paths import bundled_checkpoint, checkpoint_file
 
 HELP = "Export a model to a folder that captions without PyTorch, also in a browser."
 EXAMPLES = """examples:

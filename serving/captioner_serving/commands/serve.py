@@ -15,9 +15,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from captioner.errors import ConfigError
-from captioner.files import writing
 from captioner.inference.device import add_machine_arguments
-from captioner.paths import expanded
+from captioner.shared.files import writing
+from captioner.shared.paths import expanded
 from captioner_serving.commands.texts import given_fields
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _load(
     import torch
 
     from captioner.captioner import Captioner
-    from captioner.paths import bundled_checkpoint, checkpoint_file, sample_photos
+    from captioner.shared.paths import bundled_checkpoint, checkpoint_file, sample_photos
     from captioner_serving.server.app import Application
 
     names = arguments.checkpoint or [bundled_checkpoint()]

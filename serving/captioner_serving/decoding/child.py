@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from PIL import AvifImagePlugin
 
-from captioner.files import IS_WINDOWS
+from captioner.shared.files import IS_WINDOWS
 from captioner_serving.decoding.decoded import decode
 
 READY = b"ready"

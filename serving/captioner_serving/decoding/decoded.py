@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 from captioner import errors
-from captioner.files import digest
-from captioner.vision.image import MAX_PIXELS, open_image
-from captioner.vision.transform import Box, Transform, TransformConfig
+from captioner.photos.open import MAX_PIXELS, open_image
+from captioner.photos.transform import Box, Transform, TransformConfig
+from captioner.shared.files import digest
 
 if TYPE_CHECKING:
     from captioner.captioner import PreparedImage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from captioner.vision.jpeg import START_OF_SCAN, segments
+from captioner.photos.jpeg import START_OF_SCAN, segments
 
 _PIXELS = 30_000_000  # phones write 12 to 24 million
 _SEGMENTS = 1000  # segments before the pixels; cameras write a few

@@ -29,7 +29,7 @@ from captioner.errors import (
     ImageTimeoutError,
     ImageTruncatedError,
 )
-from captioner.files import IS_WINDOWS
+from captioner.shared.files import IS_WINDOWS
 from captioner_serving.decoding import child
 from captioner_serving.decoding.child import READY, Limits, Line, StoppedError
 from captioner_serving.decoding.decoded import Decoded, Output, Readable, Square

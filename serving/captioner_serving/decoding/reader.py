@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from captioner.closing import Closing
 from captioner.errors import CaptionerError, ConfigError
-from captioner.vision.image import MAX_PIXELS
-from captioner.vision.transform import TransformConfig
+from captioner.photos.open import MAX_PIXELS
+from captioner.photos.transform import TransformConfig
 from captioner_serving.decoding.child import Limits
 from captioner_serving.decoding.decoded import (
     Decoded,

@@ -15,8 +15,8 @@ from typing import Any
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.drawing.overlay import drawing_constants
 from captioner.errors import ConfigError
-from captioner.files import writing
-from captioner.paths import expanded
+from captioner.shared.files import writing
+from captioner.shared.paths import expanded
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.trust import (
     DOUBTFUL,

@@ -30,7 +30,7 @@ from captioner.generation.beam_search import BeamStep, Step
 from captioner.inference.decoders import fast_decoder
 from captioner.inference.prepare import prepare_encoder
 from captioner.model.decoder import Decoder, State
-from captioner.vision.transform import Transform
+from captioner.photos.transform import Transform
 
 _FIELDS = tuple(name for name in Step._fields if name not in ("output", "state"))
 _OPTIONAL = ("attention", "gate", "heads")

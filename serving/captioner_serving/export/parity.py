@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 
 from captioner.captioner import Captioner
 from captioner.errors import OutputError
-from captioner.paths import sample_photos
+from captioner.shared.paths import sample_photos
 
 _NEAR = 1e-4  # the largest difference of attention weights, which sum to 1
 _SCENES = 6

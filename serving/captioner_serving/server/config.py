@@ -13,9 +13,9 @@ from typing import Annotated
 from annotated_types import Ge, Interval
 
 from captioner.errors import ConfigError
-from captioner.paths import there_is_no
-from captioner.vision.bounds import Positive, check_bounds
-from captioner.vision.image import MAX_PIXELS
+from captioner.photos.open import MAX_PIXELS
+from captioner.shared.paths import there_is_no
+from captioner.shared.settings import Positive, check_bounds
 from captioner_serving.server.request import parse_address
 
 # ASCII only, because browsers send international names as xn--...

@@ -17,7 +17,7 @@ from captioner.drawing.lettering import label
 from captioner.drawing.overlay import Panel, overlay
 from captioner.drawing.saving import encode_animation
 from captioner.drawing.sheet import contact_sheet
-from captioner.vision.transform import Box
+from captioner.photos.transform import Box
 from captioner_serving.decoding.decoded import shrink
 
 _LONGEST_SIDE = 2400

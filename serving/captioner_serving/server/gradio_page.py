@@ -35,7 +35,7 @@ from captioner.captioner import Captioner
 from captioner.drawing.overlay import drawing_constants
 from captioner.errors import CaptionerError, ConfigError
 from captioner.generation.config import MAX_BEAM_SIZE
-from captioner.vision.image import open_image
+from captioner.photos.open import open_image
 from captioner_serving.server.api import CaptionFields
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.parts import limits_of, read_static, with_parts

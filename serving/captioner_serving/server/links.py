@@ -12,7 +12,7 @@ import httpx
 
 from captioner.certificates import CertificatesError
 from captioner.errors import ImageNotFoundError, ImageTooLargeError
-from captioner.paths import is_web_address
+from captioner.shared.paths import is_web_address
 from captioner_serving.networks import (
     PrivateAddressError,
     PublicTransport,

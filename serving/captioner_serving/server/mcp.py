@@ -18,7 +18,7 @@ from captioner.errors import (
     ImageTooLargeError,
     MissingExtraError,
 )
-from captioner.vision.transform import Box
+from captioner.photos.transform import Box
 from captioner_serving.decoding.decoded import Readable
 from captioner_serving.server.body import decode_photo, parse_body, parse_object
 from captioner_serving.server.config import ServerConfig

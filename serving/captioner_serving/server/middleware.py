@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import CaptionerError
-from captioner.terminal import in_a_line
+from captioner.shared.text import in_a_line
 from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from captioner.captioner import Captioner
-from captioner.vision.transform import TransformConfig
+from captioner.photos.transform import TransformConfig
 from captioner_serving.decoding.decoded import (
     Decoded,
     EncodedPhoto,

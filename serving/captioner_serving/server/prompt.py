@@ -16,7 +16,7 @@ from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from captioner.caption import Caption
-from captioner.paths import is_web_address
+from captioner.shared.paths import is_web_address
 from captioner_serving.batch.wording import sentence
 from captioner_serving.decoding.decoded import Readable
 from captioner_serving.server.api import services_of, while_connected

@@ -12,7 +12,7 @@ from PIL import Image
 from captioner.cli import main
 from captioner.commands.caption import plan_pictures
 from captioner.errors import ConfigError
-from captioner.vision.image import open_image
+from captioner.photos.open import open_image
 from tests.launcher import Run
 
 

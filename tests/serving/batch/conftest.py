@@ -16,7 +16,7 @@ from torch import nn
 
 from captioner import Captioner
 from captioner.checkpoint import load_checkpoint
-from captioner.vision.transform import Transform
+from captioner.photos.transform import Transform
 from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.journal import Journal
 from tests import launcher

@@ -11,7 +11,7 @@ import pytest
 from filelock import FileLock
 
 from captioner import Captioner, OutputError
-from captioner.files import digest
+from captioner.shared.files import digest
 from captioner_serving.batch import BatchConfig, caption_batch, journal
 from captioner_serving.batch.files import RunFiles, RunLock
 from captioner_serving.batch.journal import Journal

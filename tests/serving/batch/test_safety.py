@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from captioner import Captioner, ConfigError, OutputError
-from captioner.terminal import json_line
+from captioner.shared.text import json_line
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.outputs.written import WrittenFiles

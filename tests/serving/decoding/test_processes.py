@@ -20,8 +20,8 @@ import pytest
 from PIL import Image
 
 from captioner import CaptionerError, ImageFormatError
-from captioner.vision.image import open_image
-from captioner.vision.transform import Transform, TransformConfig
+from captioner.photos.open import open_image
+from captioner.photos.transform import Transform, TransformConfig
 from captioner_serving.decoding.child import Line
 from captioner_serving.decoding.decoded import Decoded, EncodedPhoto
 from captioner_serving.decoding.fair_queue import Budget

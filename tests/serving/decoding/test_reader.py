@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from captioner import Captioner, ImageError
-from captioner.vision.transform import Box, TransformConfig
+from captioner.photos.transform import Box, TransformConfig
 from captioner_serving.decoding.decoded import Decoded, EncodedPhoto
 from captioner_serving.decoding.reader import Reader
 from tests.captioner import bombs
@@ -99,7 +99,7 @@ SCRIPT = """
 import os, sys, time
 from captioner_serving.decoding.decoded import EncodedPhoto
 from captioner_serving.decoding.reader import Reader
-from captioner.vision.transform import TransformConfig
+from captioner.photos.transform import TransformConfig
 reader = Reader(TransformConfig(size=32))
 reader.submit(EncodedPhoto("", open(sys.argv[1], "rb").read())).result().check()
 from tests.process_tree import children

@@ -19,7 +19,7 @@ from captioner import __version__
 from captioner.caption import Caption, Word
 from captioner.captioner import Captioner
 from captioner.drawing.overlay import WHOLE
-from captioner.vision.transform import Box
+from captioner.photos.transform import Box
 from captioner_serving.server import mcp as mcp_module
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from captioner import DataError
-from captioner.paths import sample_photos
+from captioner.shared.paths import sample_photos
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore

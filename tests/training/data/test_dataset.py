@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from captioner import DataError
-from captioner.vision.transform import Transform, TransformConfig
+from captioner.photos.transform import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
 from captioner_training.data import pixels as loader_module
 from captioner_training.data.batches import BucketSampler, StageBatches, StageImages, stage_sampler

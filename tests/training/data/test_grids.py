@@ -20,8 +20,8 @@ from torch import nn
 
 from captioner.checkpoint import Checkpoint
 from captioner.errors import DataError, OutputError
-from captioner.files import writing
-from captioner.vision.transform import Transform
+from captioner.photos.transform import Transform
+from captioner.shared.files import writing
 from captioner_training.data import grids as grids_module
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage, ImageStore

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from captioner import DataError
-from captioner.vision.transform import Box, Transform, TransformConfig
+from captioner.photos.transform import Box, Transform, TransformConfig
 from captioner_training.data.images import Captioned
 from captioner_training.evaluation.captioning import scene_pointing
 from captioner_training.evaluation.grounding import (

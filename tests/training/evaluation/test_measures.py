@@ -16,7 +16,7 @@ from PIL import Image
 
 from captioner.captioner import Captioner
 from captioner.generation.beam_search import Hypothesis
-from captioner.vision.transform import Box
+from captioner.photos.transform import Box
 from captioner_training.data.images import Captioned, CaptionedImage, ImageStore
 from captioner_training.evaluation.deletion import measure_deletion
 from captioner_training.evaluation.evaluate import Evaluation, measure

@@ -19,8 +19,8 @@ from PIL import Image, ImageDraw
 
 from captioner.checkpoint import load_checkpoint, read_header
 from captioner.generation.beam_search import Hypothesis
+from captioner.photos.transform import Transform, TransformConfig
 from captioner.trust.trust import digest_weights, trust_file
-from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.images import Captioned
 from captioner_training.data.reading import read_coco
 from captioner_training.evaluation.evaluate import Evaluation, as_json, compare

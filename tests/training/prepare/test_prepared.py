@@ -15,7 +15,7 @@ import pytest
 
 from captioner import DataError
 from captioner.cli import main
-from captioner.vision.transform import Transform, TransformConfig
+from captioner.photos.transform import Transform, TransformConfig
 from captioner_training.data.manifest import Manifest
 from captioner_training.data.pixels import ImageDataset
 from captioner_training.data.reading import read_dataset

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from captioner.errors import ConfigError, OutputError
-from captioner.paths import checkpoint_file, expanded
+from captioner.shared.paths import checkpoint_file, expanded
 
 HELP = "Average the weights of checkpoints that were trained from the same one (a model soup)."
 EXAMPLES = """examples:

@@ -14,7 +14,7 @@ from typing import Any
 
 from captioner.errors import ConfigError
 from captioner.inference.device import add_machine_arguments
-from captioner.paths import HUGGING_FACE, checkpoint_file, expanded
+from captioner.shared.paths import HUGGING_FACE, checkpoint_file, expanded
 
 HELP = "Score a checkpoint on a captioned split, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -134,7 +134,7 @@ def _check_use(arguments: argparse.Namespace) -> None:
 def _save(arguments: argparse.Namespace, scores: Mapping[str, Any]) -> str:
     """Write a copy of the checkpoint with its scores, and copy its trust; return its path."""
     from captioner.checkpoint import copy_checkpoint, read_header
-    from captioner.paths import bundled_checkpoint
+    from captioner.shared.paths import bundled_checkpoint
     from captioner.trust.trust import trust_file
 
     source, target = arguments.checkpoint or bundled_checkpoint(), arguments.save

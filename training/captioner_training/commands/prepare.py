@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioner.paths import expanded
+from captioner.shared.paths import expanded
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.kinds import KINDS, Kind, Request, read_source
 
@@ -103,7 +103,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the data set and print its folder."""
     from captioner.inference.device import cores
-    from captioner.terminal import counted, printable
+    from captioner.shared.text import counted, printable
     from captioner_training.data.manifest import ImageFormat
     from captioner_training.prepare.assembly import Options
     from captioner_training.prepare.coco import prepare_coco

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from captioner.hub import CARD, push_files, repository_name
-from captioner.paths import checkpoint_file, expanded
-from captioner.terminal import printable
+from captioner.shared.paths import checkpoint_file, expanded
+from captioner.shared.text import printable
 
 HELP = "Upload a checkpoint, its trust and a model card to the Hugging Face Hub."
 EXAMPLES = """examples:

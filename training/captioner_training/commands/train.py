@@ -8,7 +8,7 @@ from pathlib import Path
 
 from captioner.errors import ConfigError
 from captioner.inference.device import add_machine_arguments
-from captioner.paths import expanded
+from captioner.shared.paths import expanded
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 TRACKERS = ("tensorboard", "wandb")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from captioner.errors import ConfigError, DataError
 from captioner.hub import is_hub_name
 from captioner.inference.device import add_machine_arguments
-from captioner.paths import expanded
+from captioner.shared.paths import expanded
 
 if TYPE_CHECKING:
     from captioner_training.data.images import CaptionedImage
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Fit and write the trust of a checkpoint; print its path."""
     from captioner.captioner import Captioner
     from captioner.checkpoint import load_checkpoint
-    from captioner.paths import HUGGING_FACE
+    from captioner.shared.paths import HUGGING_FACE
     from captioner.trust.trust import trust_file
     from captioner_training.evaluation.fit_trust import MIN_PHOTOS, write_trust
 

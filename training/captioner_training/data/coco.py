@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import DataError
-from captioner.paths import there_is_no
+from captioner.shared.paths import there_is_no
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from captioner.errors import DataError
-from captioner.files import replace_file, writing
 from captioner.inference.prepare import prepare_encoder
 from captioner.model.encoder import Encoder
-from captioner.vision.transform import Transform
+from captioner.photos.transform import Transform
+from captioner.shared.files import replace_file, writing
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.pixels import Workers, split_loader
 from captioner_training.distributed import Processes, show_progress

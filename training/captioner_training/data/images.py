@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from PIL import Image
 from torch import Tensor
 
-from captioner.archives import tar_members
 from captioner.errors import DataError, ImageError
 from captioner.generation.beam_search import Hypothesis
-from captioner.paths import expanded, there_is_no
-from captioner.vision.image import open_image
+from captioner.photos.open import open_image
+from captioner.shared.archives import tar_members
+from captioner.shared.paths import expanded, there_is_no
 
 _OPEN_FILES = 128  # tar files that a process keeps open
 _BEGINNING = 4096  # bytes to compare if two images have the same name and size

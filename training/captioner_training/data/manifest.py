@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from captioner.errors import DataError
-from captioner.files import file_digest
+from captioner.shared.files import file_digest
 
 MANIFEST = "manifest.json"
 WORK = ".prepare"  # folder of `captioner prepare` until the data set is complete

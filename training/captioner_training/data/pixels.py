@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from captioner.errors import CaptionerError
 from captioner.inference.device import cores
-from captioner.vision.transform import Transform
+from captioner.photos.transform import Transform
 from captioner_training.data.images import CaptionedImage
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -11,7 +11,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from captioner.errors import DataError
-from captioner.paths import there_is_no
+from captioner.shared.paths import there_is_no
 from captioner.vocabulary import Vocabulary, has_no_spaces, tokenize
 from captioner_training.data.coco import CocoImage, read_captions
 from captioner_training.data.corpus import Corpus

@@ -21,7 +21,7 @@ from typing import Final
 
 from PIL import Image, ImageDraw
 
-from captioner.files import replace_file, writing
+from captioner.shared.files import replace_file, writing
 
 Point = tuple[float, float]
 

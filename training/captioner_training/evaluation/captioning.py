@@ -16,7 +16,7 @@ from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.inference.decoders import fast_decoder
 from captioner.model.encoder import Grid
-from captioner.vision.transform import Transform
+from captioner.photos.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.captions import starts_of
 from captioner_training.data.grids import CachedGrids

@@ -24,15 +24,15 @@ from torch import Tensor
 
 from captioner.captioner import Captioner
 from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
-from captioner.files import identity, refuse_input, writing
 from captioner.model.encoder import Grid
-from captioner.paths import checkpoint_file, expanded, there_is_no
-from captioner.tables import read_json
-from captioner.terminal import printable
+from captioner.photos.transform import Transform, TransformConfig
+from captioner.shared.files import identity, refuse_input, writing
+from captioner.shared.paths import checkpoint_file, expanded, there_is_no
+from captioner.shared.tables import read_json
+from captioner.shared.text import printable
 from captioner.trust.consensus import n_grams
 from captioner.trust.familiarity import pool
 from captioner.trust.trust import trust_file
-from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
 from captioner_training.data.images import Captioned, CaptionedImage
 from captioner_training.data.reading import read_coco, read_dataset

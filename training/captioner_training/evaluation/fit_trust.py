@@ -23,7 +23,7 @@ from tqdm import tqdm
 from captioner.captioner import Captioner
 from captioner.errors import DataError
 from captioner.model.encoder import Grid
-from captioner.paths import checkpoint_file
+from captioner.shared.paths import checkpoint_file
 from captioner.trust.consensus import ORDERS, Consensus, NGram, n_grams
 from captioner.trust.familiarity import Familiarity, pool
 from captioner.trust.trust import Trust, WordFeatures, digest_weights, trust_file, word_clues

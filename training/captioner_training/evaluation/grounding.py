@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from captioner.errors import DataError
-from captioner.tables import read_json
-from captioner.vision.transform import Box, Transform
+from captioner.photos.transform import Box, Transform
+from captioner.shared.tables import read_json
 from captioner_training.data.images import Captioned
 from captioner_training.evaluation.bootstrap import mean_table, summary
 from captioner_training.evaluation.words import PERSON, mentions

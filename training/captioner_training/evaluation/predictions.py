@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from captioner.errors import DataError, OutputError
-from captioner.files import replace_file
-from captioner.tables import read_table
-from captioner.terminal import json_line
+from captioner.shared.files import replace_file
+from captioner.shared.tables import read_table
+from captioner.shared.text import json_line
 from captioner_training.data.coco import read_captions
 from captioner_training.data.images import CaptionedImage
 

@@ -26,8 +26,8 @@ from pydantic import TypeAdapter
 from tqdm import tqdm
 
 from captioner.errors import ConfigError, DataError, OutputError
-from captioner.files import replace_file, sync_folder, writing
-from captioner.terminal import printable
+from captioner.shared.files import replace_file, sync_folder, writing
+from captioner.shared.text import printable
 from captioner_training.data.manifest import (
     MANIFEST,
     WORK,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, DataError
-from captioner.tables import JSON_TABLES, WORKBOOKS, Row, Sheet, read_sheet, unique_names
+from captioner.shared.tables import JSON_TABLES, WORKBOOKS, Row, Sheet, read_sheet, unique_names
 from captioner_training.data.coco import parse_captions
 from captioner_training.prepare.columns import IMAGE_NAMES, Columns, cell_captions
 from captioner_training.prepare.listing import ListedImage, Problems, read_text

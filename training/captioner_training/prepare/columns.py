@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError
-from captioner.paths import did_you_mean
+from captioner.shared.paths import did_you_mean
 from captioner_training.prepare.splits import split_named
 
 # Usual names of columns, in lower case, the most common first.

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from captioner import __version__
 from captioner.certificates import CertificatesError, tls_context
 from captioner.errors import DownloadError
-from captioner.files import writing
+from captioner.shared.files import writing
 
 _RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 60.0  # seconds between two attempts

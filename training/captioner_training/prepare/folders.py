@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captioner.errors import ConfigError, DataError
-from captioner.paths import is_system_folder
-from captioner.tables import split_lines
-from captioner.vision.header import IMAGE_SUFFIXES
+from captioner.photos.header import IMAGE_SUFFIXES
+from captioner.shared.paths import is_system_folder
+from captioner.shared.tables import split_lines
 from captioner_training.prepare.caption_files import CAPTION_FILES, read_caption_file
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.listing import ListedImage, Problems, read_text

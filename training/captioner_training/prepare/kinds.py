@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from captioner.errors import ConfigError, DataError
-from captioner.paths import expanded
+from captioner.shared.paths import expanded
 from captioner_training.prepare.caption_files import read_caption_file
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.folders import read_folder
@@ -85,7 +85,7 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
 def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
     """Note captions that are long, or in another language than the bundled model's."""
     from captioner.checkpoint import read_header  # imports torch, which would make --help slow
-    from captioner.paths import bundled_checkpoint
+    from captioner.shared.paths import bundled_checkpoint
     from captioner.vocabulary import has_no_spaces, tokenize
     from captioner_training.data.corpus import OTHER_LANGUAGE, unknown_share
     from captioner_training.recipe import DataConfig

@@ -10,8 +10,8 @@ from html import unescape
 from pathlib import Path
 from typing import NamedTuple
 
-from captioner.files import replace_file
-from captioner.tables import Source, decode_text, read_bytes
+from captioner.shared.files import replace_file
+from captioner.shared.tables import Source, decode_text, read_bytes
 from captioner_training.prepare.locations import Location
 
 PROBLEMS_FILE = "problems.csv"

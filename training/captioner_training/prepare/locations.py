@@ -13,10 +13,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from captioner.archives import open_zip
 from captioner.errors import DataError, MissingExtraError
-from captioner.paths import there_is_no
-from captioner.vision.image import LARGEST_FILE
+from captioner.photos.open import LARGEST_FILE
+from captioner.shared.archives import open_zip
+from captioner.shared.paths import there_is_no
 
 _SAMPLE = 4096  # bytes from the middle that are compared first
 

@@ -13,10 +13,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from captioner.archives import tar_members
 from captioner.errors import DataError
-from captioner.paths import expanded, is_system_folder, there_is_no
-from captioner.vision.header import IMAGE_SUFFIXES
+from captioner.photos.header import IMAGE_SUFFIXES
+from captioner.shared.archives import tar_members
+from captioner.shared.paths import expanded, is_system_folder, there_is_no
 from captioner_training.prepare.locations import Location, read_location
 from captioner_training.prepare.splits import split_in_folders, split_in_stem, split_named
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from captioner.errors import DataError
-from captioner.paths import is_web_address
+from captioner.shared.paths import is_web_address
 from captioner_training.prepare.listing import (
     ListedImage,
     Problems,

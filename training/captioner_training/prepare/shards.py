@@ -28,10 +28,10 @@ from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
 from captioner.errors import DataError, ImageError, OutputError
-from captioner.files import file_digest, replace_file
-from captioner.vision.header import read_header
-from captioner.vision.image import MAX_PIXELS, open_image
-from captioner.vision.orientation import orientation
+from captioner.photos.header import read_header
+from captioner.photos.open import MAX_PIXELS, open_image
+from captioner.photos.orientation import orientation
+from captioner.shared.files import file_digest, replace_file
 from captioner_training.data.manifest import ImageFormat, IndexRow, ShardFile
 from captioner_training.prepare.locations import read_location
 from captioner_training.prepare.selection import SelectedImage

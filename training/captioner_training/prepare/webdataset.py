@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from captioner.archives import open_zip, tar_members
 from captioner.errors import DataError
-from captioner.tables import split_lines
+from captioner.shared.archives import open_zip, tar_members
+from captioner.shared.tables import split_lines
 from captioner_training.prepare.columns import cell_captions
 from captioner_training.prepare.listing import ListedImage, Problems, read_text
 from captioner_training.prepare.locations import Location

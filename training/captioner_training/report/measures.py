@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from captioner.terminal import in_a_line
+from captioner.shared.text import in_a_line
 from captioner_training.losses.cider import MIN_IMAGES
 
 Report = Mapping[str, Any]

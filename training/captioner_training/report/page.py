@@ -17,11 +17,11 @@ from PIL import Image
 
 from captioner.drawing.overlay import overlay
 from captioner.errors import DataError, ImageError
-from captioner.files import replace_file
 from captioner.generation.beam_search import Hypothesis
-from captioner.terminal import printable
-from captioner.vision.image import open_image
-from captioner.vision.transform import Transform
+from captioner.photos.open import open_image
+from captioner.photos.transform import Transform
+from captioner.shared.files import replace_file
+from captioner.shared.text import printable
 from captioner.vocabulary import join
 from captioner_training.data.images import Captioned, CaptionedImage
 from captioner_training.evaluation.evaluate import Evaluation, as_json

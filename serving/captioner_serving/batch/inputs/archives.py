@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import IO, TYPE_CHECKING, Any
 
-from captioner.archives import BoundedTarInfo, open_zip, tar_members, walk_tar
 from captioner.errors import ImageError, ImageNotFoundError
-from captioner.files import digest
-from captioner.vision.header import IMAGE_SUFFIXES
+from captioner.photos.header import IMAGE_SUFFIXES
+from captioner.shared.archives import BoundedTarInfo, open_zip, tar_members, walk_tar
+from captioner.shared.files import digest
 from captioner_serving.batch.inputs.photos import (
     LostPhoto,
     MemoryPhoto,

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 
 from captioner.errors import ImageNotFoundError, ImageTooLargeError
-from captioner.vision.image import LARGEST_FILE
+from captioner.photos.open import LARGEST_FILE
 
 
 @dataclass(frozen=True, kw_only=True)

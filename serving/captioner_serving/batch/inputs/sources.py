@@ -12,10 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from captioner.errors import CaptionerError, ConfigError, DataError
-from captioner.paths import is_system_folder, is_web_address, there_is_no
-from captioner.tables import TABLES
-from captioner.terminal import in_a_line
-from captioner.vision.header import IMAGE_SUFFIXES
+from captioner.photos.header import IMAGE_SUFFIXES
+from captioner.shared.paths import is_system_folder, is_web_address, there_is_no
+from captioner.shared.tables import TABLES
+from captioner.shared.text import in_a_line
 from captioner_serving.batch.inputs.archives import (
     ARCHIVES,
     COMPRESSED,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from captioner.errors import DataError
-from captioner.tables import JSON_TABLES, read_json_rows, read_lines, read_table
+from captioner.shared.tables import JSON_TABLES, read_json_rows, read_lines, read_table
 from captioner_serving.batch.inputs.photos import LostPhoto, name_on_disk
 from captioner_serving.batch.outputs.formats import own_cells
 

@@ -19,8 +19,8 @@ from captioner.errors import (
     ImageTooLargeError,
     MissingExtraError,
 )
-from captioner.paths import is_web_address
-from captioner.vision.image import LARGEST_FILE
+from captioner.photos.open import LARGEST_FILE
+from captioner.shared.paths import is_web_address
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.networks import PublicTransport, Transport, stream_url
 

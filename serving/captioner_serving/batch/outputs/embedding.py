@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from PIL import ExifTags, Image
 
 from captioner.errors import CaptionerError, OutputError
-from captioner.files import IS_WINDOWS
-from captioner.terminal import counted
+from captioner.shared.files import IS_WINDOWS
+from captioner.shared.text import counted
 from captioner_serving.batch.outputs.written import read_existing
 from captioner_serving.batch.outputs.xmp import ALT_TEXT, DESCRIPTION, texts_in
 

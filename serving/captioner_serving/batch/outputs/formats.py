@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
 from captioner.errors import ConfigError, DataError, MissingExtraError, OutputError
-from captioner.tables import decode_text, read_bytes
-from captioner.terminal import json_line
+from captioner.shared.tables import decode_text, read_bytes
+from captioner.shared.text import json_line
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.keywords import choose_keywords
 from captioner_serving.batch.wording import CONTROL, has_word, sentence

@@ -13,11 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 from captioner.errors import DataError, OutputError
-from captioner.files import is_inside
-from captioner.tables import decode_text
-from captioner.terminal import counted, json_line
-from captioner.vision.header import IMAGE_SUFFIXES
-from captioner.vision.image import LARGEST_FILE
+from captioner.photos.header import IMAGE_SUFFIXES
+from captioner.photos.open import LARGEST_FILE
+from captioner.shared.files import is_inside
+from captioner.shared.tables import decode_text
+from captioner.shared.text import counted, json_line
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo, PhotoFile, name_on_disk
 from captioner_serving.batch.outputs.embedding import read_own_texts

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from captioner.errors import OutputError
-from captioner.files import file_digest, replace_file, sync_folder, writing
+from captioner.shared.files import file_digest, replace_file, sync_folder, writing
 from captioner_serving.batch.files import RunFiles, RunLock, write_all
 
 Write = Callable[..., None]

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from captioner.caption import Caption
 from captioner.captioner import Captioner, PreparedImage
 from captioner.generation.config import GenerationConfig
-from captioner.paths import sample_photos
+from captioner.shared.paths import sample_photos
 from captioner_serving.server.records import served_record
 from tests.conftest import running_browser
 from tests.serving.server.page.frozen import GRADIO, FrozenPage

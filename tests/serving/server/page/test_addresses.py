@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from captioner.captioner import Captioner
-from captioner.paths import sample_photos
-from captioner.vision.image import open_image
+from captioner.photos.open import open_image
+from captioner.shared.paths import sample_photos
 from captioner_serving.server import api
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto

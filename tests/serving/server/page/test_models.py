@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from captioner.captioner import Captioner
-from captioner.paths import sample_photos
+from captioner.shared.paths import sample_photos
 from captioner_serving.server.config import ServerConfig
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import sentence, visiting

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from captioner.vision.image import open_image
+from captioner.photos.open import open_image
 from tests.captioner.pictures import HEIC
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit, visiting

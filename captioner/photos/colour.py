@@ -11,7 +11,7 @@ from typing import cast
 from PIL import Image, ImageCms
 
 from captioner import errors
-from captioner.vision.cicp import from_cicp, from_gamma
+from captioner.photos.cicp import from_cicp, from_gamma
 
 _SPACES = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}  # the profile's colour space, by mode
 _GAMMA = 0.45455  # of sRGB, in PNG's chunk gAMA; up to 5 % from it are ignored, as by libpng

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from annotated_types import Interval
 from PIL import Image
 
-from captioner.vision.bounds import EXPLAINED, PositiveFloat, check_bounds
+from captioner.shared.settings import EXPLAINED, PositiveFloat, check_bounds
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,7 @@ class Transform:
         if image.mode != "RGB" or 0 in image.size:
             raise ValueError(
                 f"the image is {image.mode}, {image.width} x {image.height}, and must be RGB with "
-                "pixels: open it with captioner.vision.image.open_image"
+                "pixels: open it with captioner.photos.open.open_image"
             )
         side = self.config.size
         if self.config.mode == "pad":

@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from captioner.errors import DataError, MissingExtraError
-from captioner.paths import there_is_no
+from captioner.shared.paths import there_is_no
 
 if TYPE_CHECKING:
     from pandas import DataFrame

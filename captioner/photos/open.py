@@ -20,12 +20,12 @@ from PIL import Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner import errors
-from captioner.paths import is_web_address
-from captioner.vision.colour import to_srgb
-from captioner.vision.header import check_size, read_header
-from captioner.vision.jpeg import with_end
-from captioner.vision.orientation import orientation, turned
-from captioner.vision.tiff import TiffReader, optional_codec, unsupported
+from captioner.photos.colour import to_srgb
+from captioner.photos.header import check_size, read_header
+from captioner.photos.jpeg import with_end
+from captioner.photos.orientation import orientation, turned
+from captioner.photos.tiff import TiffReader, optional_codec, unsupported
+from captioner.shared.paths import is_web_address
 
 FileSource = str | os.PathLike[str] | bytes
 """A path, or the bytes of a file."""

@@ -21,10 +21,10 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from captioner import errors
-from captioner.vision.cicp import read_nclx
-from captioner.vision.jpeg import read_jpeg
-from captioner.vision.png import read_png
-from captioner.vision.tiff import TiffReader, open_tiff
+from captioner.photos.cicp import read_nclx
+from captioner.photos.jpeg import read_jpeg
+from captioner.photos.png import read_png
+from captioner.photos.tiff import TiffReader, open_tiff
 
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp",

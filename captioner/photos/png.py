@@ -13,7 +13,7 @@ import zlib
 from typing import Any
 
 from captioner import errors
-from captioner.vision.cicp import is_known, unlike_srgb
+from captioner.photos.cicp import is_known, unlike_srgb
 
 _CHUNKS = 100_000  # encoders write at least 8 kB per chunk
 _PROFILE = 1 << 24  # bytes of a colour profile; the largest in use have 3 MB

@@ -140,6 +140,6 @@ def sample_photos() -> dict[str, Path]:
 
 def _find_bundled(name: str) -> Path | None:
     """Find a file of assets/, in the package or in a checkout."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     paths = (folder / "assets" / name for folder in (package, package.parent))
     return next((path for path in paths if path.exists()), None)

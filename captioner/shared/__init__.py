@@ -1,0 +1,1 @@
+"""Helpers without torch, used by all packages."""
