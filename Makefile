@@ -1,12 +1,13 @@
-# make demo    environment, installation, a sample's caption, and the page until Ctrl-C
+# make demo    create the environment, install, caption a sample, and serve the page until Ctrl-C
 #              (SERVE=0: without the page; PORT=7861: another port)
-# make test    the quick tests, in about five minutes on two cores; those that need curl, exiftool
-#              or java are skipped where these are missing
+# make test    the quick tests, in about five minutes on two cores; tests that need curl, exiftool
+#              or java are skipped if these are not installed
 # make check   ruff, mypy, and the slow tests: kills, signals, overload, the page
-# make mutations   breaks the product on purpose, again and again: a test must notice every time
-# make mutate MODULE=captioner/model   changes a module by mutmut's rules and counts what tests
-#              notice (SAMPLE=40 mutants a module; tests/mutate.py)
-# make clean   removes the environment and what the demo wrote
+# make docs    build the site: build/docs/index.html
+# make mutations   break the code on purpose, one change at a time: a test must fail for each
+# make mutate MODULE=captioner/model   change a module by mutmut's rules and count the changes that
+#              tests detect (SAMPLE=40 changes per module; tests/mutate.py)
+# make clean   remove the environment, the site and the demo's output
 
 PYTHON ?= python3
 SERVE ?= 1
@@ -21,9 +22,9 @@ install = $(BIN)/python -m pip install --quiet --editable $(1) || { \
   echo "CUDA libraries (README: the CPU-only build). Free here, and for what is downloaded:"; \
   df -h . "$${TMPDIR:-/tmp}"; exit 1; }
 
-.PHONY: demo test check slow lint mutations mutate clean
+.PHONY: demo test check slow lint docs mutations mutate clean
 
-# With a terminal, the page gets a process group of its own, so that Ctrl-C ends it and not make.
+# In a terminal, the page has its own process group, so that Ctrl-C ends the page and not make.
 demo: $(VENV)/.installed
 	@mkdir -p demo-output && rm -f demo-output/coffee.png
 	@$(BIN)/captioner caption assets/samples/coffee.jpg --sheet demo-output/coffee.png
@@ -33,8 +34,8 @@ ifneq ($(SERVE),0)
 	  $(BIN)/captioner serve --port $(PORT) --log demo-output/access.jsonl
 endif
 
-# Two files at a time, in the order of tests/conftest.py. Bytecode is kept even where the environment
-# forbids it: after `make test`, `make slow` then starts faster.
+# Two files at a time, in the order of tests/conftest.py. Bytecode is kept even if the environment
+# disables it, because `make slow` then starts faster after `make test`.
 pytest = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs --durations=15 -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed-dev
@@ -50,6 +51,11 @@ lint: $(VENV)/.installed-dev
 
 check: lint slow
 
+# Warnings are errors: broken links, missing pages, invalid docstrings.
+docs: $(VENV)/.installed-dev
+	$(BIN)/sphinx-build -qW --keep-going -c docs . build/docs
+	@echo "The site: build/docs/index.html"
+
 mutations: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutations.py
 
@@ -57,8 +63,7 @@ mutate: $(VENV)/.installed-dev
 	$(BIN)/python -c 'import mutmut' 2>/dev/null || $(call install,'.[mutation]')
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutate.py $(MODULE) --sample $(SAMPLE)
 
-# The stamps are older than pyproject.toml only when the dependencies may have changed, so that a
-# second `make demo` installs nothing.
+# The stamps let a second `make demo` install nothing, unless pyproject.toml is newer.
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Captioner needs Python 3.11 or newer: make demo PYTHON=python3.12"; exit 1; }
@@ -75,4 +80,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) demo-output
+	rm -rf $(VENV) demo-output build/docs

@@ -34,17 +34,19 @@ __all__ = ["Alternative", "Caption", "ModelName", "Word"]
 class Word:
     """A word of a caption. Words are equal if all fields but `subject` are.
 
-    probability: the probability of the word, given the photo and the words before it.
-    gate: the share of the context that comes from the photo, 0 to 1 (beta in the paper); None if
-        the model has no gate.
-    attention: float32 (rows, columns), sums to 1, over the part of the photo in Caption.box; None
-        if the model has no attention.
-    heads: float32 (heads, rows, columns), whose mean is `attention`; None if there is one head.
-    effect: the fall of the word's log-probability without the attended cells minus the fall without
-        random cells, in nats; None if not measured. See captioner.deletion.
-    trust: the probability that the word is right; None if the checkpoint has no trust, and for
-        words without a claim, such as "a" or "group". See captioner.trust.trust.
-    subject: whether the word is the caption's first noun. `doubtful` uses a higher limit for it.
+    Attributes:
+        probability: the probability of the word, given the photo and the words before it.
+        gate: the share of the context that comes from the photo, 0 to 1 (beta in the paper); None
+            if the model has no gate.
+        attention: float32 (rows, columns), sums to 1, over the part of the photo in Caption.box;
+            None if the model has no attention.
+        heads: float32 (heads, rows, columns), whose mean is `attention`; None if there is one head.
+        effect: the fall of the word's log-probability without the attended cells minus the fall
+            without random cells, in nats; None if not measured. See captioner.deletion.
+        trust: the probability that the word is right; None if the checkpoint has no trust, and for
+            words without a claim, such as "a" or "group". See captioner.trust.trust.
+        subject: whether the word is the caption's first noun. `doubtful` uses a higher limit for
+            it.
     """
 
     text: str
@@ -148,11 +150,13 @@ class Word:
 class Alternative:
     """A sentence of an image: the best one or an alternative.
 
-    text: the sentence.
-    score: the summed log-probability of words and <end>, divided by (their number)^length_penalty.
-    words: the words of the sentence.
-    trust: the probability that all words that make a claim are right; None if no word makes one,
-        or if the checkpoint has no trust. See captioner.trust.trust.
+    Attributes:
+        text: the sentence.
+        score: the summed log-probability of words and <end>, divided by (their
+            number)^length_penalty.
+        words: the words of the sentence.
+        trust: the probability that all words that make a claim are right; None if no word makes
+            one, or if the checkpoint has no trust. See captioner.trust.trust.
     """
 
     text: str
@@ -187,14 +191,15 @@ class Caption:
 
     It holds no photo and no model. Methods that draw open `image` again, unless `photo=` is given.
 
-    sentences: the caption's own sentence, then its alternatives, best first.
-    image: path or address of the image; None if it has none.
-    model: the model that made the caption.
-    box: the part of the photo that the attention grid covers, in fractions of width and height.
-    size: width and height of the photo in pixels, as viewed; None for a caption from a record.
-    familiarity: similarity of the photo to the training photos, 0 to 1; None if the checkpoint has
-        no trust. See captioner.trust.familiarity.
-    style: the style of the sentences; None if the model has no styles.
+    Attributes:
+        sentences: the caption's own sentence, then its alternatives, best first.
+        image: path or address of the image; None if it has none.
+        model: the model that made the caption.
+        box: the part of the photo that the attention grid covers, in fractions of width and height.
+        size: width and height of the photo in pixels, as viewed; None for a caption from a record.
+        familiarity: similarity of the photo to the training photos, 0 to 1; None if the checkpoint
+            has no trust. See captioner.trust.familiarity.
+        style: the style of the sentences; None if the model has no styles.
     """
 
     sentences: tuple[Alternative, ...]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from captioner.generation.beam_search import Hypothesis
 
 DOUBTFUL = 0.55
-"""Words with less trust are marked as doubtful (docs/results.md#trust)."""
+"""Words with less trust are marked as doubtful (docs/trust.md)."""
 DOUBTFUL_SUBJECT = 0.75
 """Like DOUBTFUL, but for the subject, which is the first noun of a caption."""
 DOUBTFUL_CAPTION = 0.01
