@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pooch
 import pytest
 
 from captioner import DownloadError, OutputError
@@ -97,9 +95,3 @@ def test_permanent_errors_are_not_retried(server: Any, folder: Path) -> None:
     with pytest.raises(OutputError, match=r"file\.zip\.part cannot be written"):
         (folder / "file.zip.part").mkdir()
         download(server, folder)
-
-
-def test_the_log_level_of_pooch_is_restored(server: Any, folder: Path) -> None:
-    pooch.get_logger().setLevel("INFO")
-    download(server, folder, checksum=sha256(DATA))
-    assert pooch.get_logger().level == logging.INFO

@@ -267,7 +267,7 @@ def test_shards_of_equal_names_and_keys_are_different_photos(run_main: Run, tmp_
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
     found = prepared(run_main, tmp_path / "to", "folder", tmp_path / "data", "--val", 0)
-    images = [("cc3m/00000.tar/000.jpg", ["a dog"]), ("sbu/00000.tar/000.jpg", ["a cat"])]
+    images = [("cc3m/00000/000.jpg", ["a dog"]), ("sbu/00000/000.jpg", ["a cat"])]
     assert found == {"train": images}
 
 
@@ -370,7 +370,7 @@ def test_coco_json(
         assert f"bad.json is not in COCO's captions format: {reason}" in message
     (tmp_path / "bad.json").write_text("[" * 100_000)  # deeper than Python can read
     message = refused(run_main, tmp_path / "no", "coco-json", tmp_path / "bad.json")
-    assert "bad.json is not valid JSON" in message
+    assert "bad.json: line 1 is not JSON" in message
     message = refused(run_main, tmp_path / "no", "coco-json", tmp_path / "none.json")
     assert f"there is no file {tmp_path}/none.json, did you mean {tmp_path}/one.json?" in message
 

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from captioner_training.data.manifest import Manifest
-from captioner_training.prepare.kinds import KINDS, Request, read_source
+from captioner_training.prepare.listing import Request
 from captioner_training.prepare.selection import SourceData
+from captioner_training.prepare.sources import read_source
 from captioner_training.prepare.splits import Fractions
 from tests.launcher import Run
 from tests.training.prepare import layouts
@@ -49,7 +50,7 @@ def read(command: list[object], fractions: Fractions | None = None) -> SourceDat
     if "--images" in arguments:
         at = arguments.index("--images")
         paths, images = arguments[:at], arguments[at + 1 :]
-    assert len(paths) == 1 or KINDS[kind].several
+
     return read_source(kind, Request(paths=paths, images=images), fractions=fractions)
 
 

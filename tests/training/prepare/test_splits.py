@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from captioner import ConfigError
 from captioner_training.data.reading import read_dataset
+from captioner_training.prepare.files import ImageFiles, equal_images
 from captioner_training.prepare.listing import ListedImage, Problems
-from captioner_training.prepare.locations import equal_images
-from captioner_training.prepare.originals import ImageFiles
 from captioner_training.prepare.selection import select
 from captioner_training.prepare.splits import Fractions
 from tests.launcher import Run
@@ -48,7 +47,7 @@ def test_adding_a_photo_never_moves_another(tmp_path: Path, fractions: Fractions
     files = ImageFiles([tmp_path])
     earlier: dict[str, str] = {}
     for count in (1, 2, 3, 5, 9, 10, 11, 20, 199, 200, 230, 231):
-        images = select(listed(*names[:count]), files, Problems(), fractions=fractions).images
+        images = select(listed(*names[:count]), files, Problems(), fractions=fractions)[0]
         splits = {image.file_name: image.split for image in images}
         assert len(splits) == count and splits.items() >= earlier.items()
         earlier = splits
@@ -66,15 +65,15 @@ def test_equal_images_are_drawn_together(tmp_path: Path) -> None:
         (tmp_path / f"copy-{n:03}.jpg").write_bytes(bytes([n]) * 9000)
     names = [f"{kind}{n:03}.jpg" for kind in ("", "copy-") for n in range(200)]
     problems = Problems()
-    found = select(
-        listed(*names), ImageFiles([tmp_path]), problems, fractions=Fractions(val=0.3)
-    ).images
+    found = select(listed(*names), ImageFiles([tmp_path]), problems, fractions=Fractions(val=0.3))[
+        0
+    ]
     splits = [image.split for image in found]
     assert splits[:200] == splits[200:] and 80 <= splits.count("val") <= 160
     assert not problems
     # One of them is in val by the data's own word: its copy goes with it.
     own = [*listed("005.jpg", split="validation"), *listed("copy-005.jpg")]
-    found = select(own, ImageFiles([tmp_path]), problems).images
+    found = select(own, ImageFiles([tmp_path]), problems)[0]
     assert [image.split for image in found] == ["val", "val"] and not problems
 
 
@@ -85,7 +84,7 @@ def test_copies_share_a_split_in_any_order(tmp_path: Path, order, named) -> None
     for n in range(9):
         (tmp_path / f"{n}.jpg").write_bytes(bytes([n % 3]) * 9000)
     rows = [listed(f"{n}.jpg", split=named if n == 4 else None)[0] for n in order]
-    found = select(rows, ImageFiles([tmp_path]), Problems(), fractions=None).images
+    found = select(rows, ImageFiles([tmp_path]), Problems(), fractions=None)[0]
     splits: dict[int, set[str]] = {}
     for image in found:
         splits.setdefault(int(image.file_name[0]) % 3, set()).add(image.split)

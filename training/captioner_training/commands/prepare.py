@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from captioner.shared.paths import expanded
 from captioner_training.prepare.columns import Columns
-from captioner_training.prepare.kinds import KINDS, Kind, Request, read_source
+from captioner_training.prepare.listing import Request
+from captioner_training.prepare.sources import KINDS, Kind, read_source
 
 if TYPE_CHECKING:
     from captioner_training.data.manifest import Manifest
@@ -66,7 +67,7 @@ def _add_coco(parser: argparse.ArgumentParser) -> None:
 
 def _add_source(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     add = parser.add_argument
-    add("paths", metavar=kind.metavar, nargs="+" if kind.several else 1, help=kind.help)
+    add("paths", metavar=kind.metavar, nargs="+", help=kind.help)
     if name == "csv":
         add("--delimiter", metavar="CHAR", help="default: detected")
     if kind.has_columns:

@@ -22,11 +22,11 @@ from captioner_training.prepare.assembly import (
     clear,
     find_finished,
 )
-from captioner_training.prepare.caption_files import coco_images
 from captioner_training.prepare.download import fetch
+from captioner_training.prepare.files import ImageFiles
 from captioner_training.prepare.listing import ListedImage, Problems
-from captioner_training.prepare.originals import ImageFiles
 from captioner_training.prepare.selection import SourceData, select
+from captioner_training.prepare.tables import coco_images
 
 _HOST: Final = "http://images.cocodataset.org"  # its https has a wrong certificate
 _KARPATHY: Final = "https://cs.stanford.edu/people/karpathy/deepimagesent"
@@ -130,7 +130,7 @@ def _read(paths: Mapping[str, Path], source: dict[str, Any]) -> SourceData:
     places = ImageFiles([paths[f"{split}{year}.zip"] for split in ("train", "val")])
     return SourceData(
         name=f"coco{year}-{source['split']}",
-        images=select(listed, places, problems).images,
+        images=select(listed, places, problems)[0],
         problems=problems,
         source=source,
         licence=_LICENCE,

@@ -1,4 +1,4 @@
-"""Download large files with retries, resume and verification (by pooch)."""
+"""Download large files with retries, resume and verification."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tqdm import tqdm
 from captioner import __version__
 from captioner.certificates import CertificatesError, tls_context
 from captioner.errors import DownloadError
-from captioner.shared.files import writing
+from captioner.shared.files import file_digest, writing
 
 _RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 60.0  # seconds between two attempts
@@ -39,29 +39,21 @@ def fetch(
         DownloadError: the server does not have the file, fails too often, or sends another file.
         OutputError: the disk is full, or the folder cannot be written.
     """
-    import pooch
-
     path = folder / url.rsplit("/", 1)[-1]
     part = path.with_name(f"{path.name}.part")
     if path.exists():
         return path
-
-    def download(url: str, output: str, _: object) -> None:
-        _download(url, part, resume=checksum is not None, tries=tries, backoff=backoff)
-        part.replace(output)
-
-    log, level = pooch.get_logger(), pooch.get_logger().level
-    log.setLevel("WARNING")
     with writing(path):
-        try:
-            pooch.retrieve(url, checksum, fname=path.name, path=folder, downloader=download)
-        except ValueError as error:
-            raise DownloadError(
-                f"{url} is not the published file (expected {checksum}) and was deleted: run the "
-                "same command again to download it again"
-            ) from error
-        finally:
-            log.setLevel(level)
+        _download(url, part, resume=checksum is not None, tries=tries, backoff=backoff)
+        if checksum is not None:
+            algorithm, _, expected = checksum.partition(":")
+            if file_digest(part, algorithm) != expected:
+                part.unlink()
+                raise DownloadError(
+                    f"{url} is not the published file (expected {checksum}) and was deleted: run "
+                    "the same command again to download it again"
+                )
+        part.replace(path)
     return path
 
 

@@ -1,155 +1,125 @@
-"""Read folders: captions beside photos, tables, and shards."""
+"""Read folders and archives with captions beside the photos, and folders with tables."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from captioner.errors import ConfigError, DataError
 from captioner.photos.header import IMAGE_SUFFIXES
-from captioner.shared.paths import is_system_folder
+from captioner.shared.paths import expanded, is_system_folder
 from captioner.shared.tables import split_lines
-from captioner_training.prepare.caption_files import CAPTION_FILES, read_caption_file
-from captioner_training.prepare.columns import Columns
-from captioner_training.prepare.listing import ListedImage, Problems, read_text
-from captioner_training.prepare.originals import casefold_path, to_posix, walk
+from captioner_training.prepare.columns import Columns, cell_captions
+from captioner_training.prepare.files import (
+    ARCHIVES,
+    Found,
+    Location,
+    casefold_path,
+    image_suffix,
+    members,
+    read_location,
+    to_posix,
+    walk,
+)
+from captioner_training.prepare.listing import (
+    ListedImage,
+    Listing,
+    Problems,
+    Request,
+    common_folder,
+    read_text,
+)
 from captioner_training.prepare.splits import split_of_file
-from captioner_training.prepare.webdataset import has_captions, read_shards
+from captioner_training.prepare.tables import CAPTION_TABLES, read_tables
 
 _SIDECARS = (".txt", ".caption")
+_TEXTS = (*_SIDECARS, ".json")  # in archives
 _NO_CAPTIONS = ("readme", "license", "licence", "credits", "notice")  # names of other texts
+_FIRST = 20  # members of an archive that may show that it has captions
+_LARGEST_TEXT = 1 << 20  # bytes of a caption file in an archive
 
 
-def read_folder(folder: Path, problems: Problems) -> tuple[list[ListedImage], bool]:
-    """Read a folder of photos and captions.
+def list_folder(request: Request, problems: Problems) -> Listing:
+    """Read a folder, or archives of photos with captions beside them.
 
-    The first of these layouts that fits is used: Hugging Face's metadata tables; captions beside
-    photos (photo.jpg, photo.txt); WebDataset shards; Parquet files; another table of captions.
-
-    Returns the images, and whether a table lists them.
-
-    Raises DataError: the folder cannot be read, or has no photos or captions.
+    The first layout that fits is used: Hugging Face's metadata tables; captions beside photos
+    (photo.jpg, photo.txt); WebDataset shards; Parquet files; another table of captions.
     """
-    files = list(walk(folder))
+    paths = [expanded(path) for path in request.paths]
+    if all(path.suffix.lower() in ARCHIVES for path in paths):
+        return Listing(images=_read_shards(paths, common_folder(paths), problems), places=[])
+    if len(paths) > 1:
+        raise ConfigError("name either one folder, or tar or zip files")
+    folder, files = paths[0], list[Path]()
+    for path in walk(paths[0]):
+        inside = path.relative_to(folder)
+        if not any(map(is_system_folder, inside.parts)):
+            files.append(path)
+        elif image_suffix(path.name):
+            kind = "skipped, photos in folders of thumbnails or deleted files"
+            problems.note(kind, inside.as_posix())
     if not files:
         raise DataError(f"{folder} is empty")
-    _note_system_folders(folder, problems)
-    photos = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
-    tables = [path for path in files if path.suffix.lower() in CAPTION_FILES]
-    if metadata := [path for path in tables if path.stem.lower() == "metadata"]:
-        return _read_tables(metadata, folder, problems), True
+    photos = [path for path in files if image_suffix(path.name)]
     texts = {path for path in files if path.suffix.lower() in _SIDECARS}
+    tables = [path for path in files if path.suffix.lower() in CAPTION_TABLES]
+    if metadata := [path for path in tables if path.stem.lower() == "metadata"]:
+        return _tables_in(folder, metadata, problems)
     if not any(path in texts for photo in photos for path in _beside(photo)):
-        shards = [path for path in files if path.suffix.lower() == ".tar" and has_captions(path)]
-        if shards:
-            _note_loose(photos, folder, problems)
-            return read_shards(shards, folder, problems), True
-        if listing := _find_listing(photos, texts, tables, folder):
-            images = _read_tables(listing, folder, problems)
-            if all(image.location for image in images):
-                _note_loose(photos, folder, problems)
-            return images, True
+        shards = [path for path in files if path.suffix.lower() == ".tar" and _has_captions(path)]
+        tables = [path for path in tables if path.suffix.lower() == ".parquet"] or [
+            *tables,
+            *(path for path in texts if path.name.lower().endswith(("captions.txt", "token.txt"))),
+        ]
+        if shards or tables:
+            listing = (
+                Listing(images=_read_shards(shards, folder, problems), places=[])
+                if shards
+                else _tables_in(folder, tables, problems)
+            )
+            for photo in photos if listing.is_embedded else ():
+                problems.note_unlisted(photo.relative_to(folder).as_posix())
+            return listing
     if not photos:
         raise DataError(f"{folder} has no photos; it has {_count_suffixes(files, ())}")
-    return _read_sidecars(photos, texts, files, folder, problems), False
+    if unused := _count_suffixes(files, (*IMAGE_SUFFIXES, *_SIDECARS)):
+        problems.note(f"unused files: {unused}")
+    images = _read_sidecars(photos, texts, folder, problems)
+    return Listing(images=images, places=[folder], has_table=False)
 
 
-def _note_system_folders(folder: Path, problems: Problems) -> None:
-    """Note the photos in folders of thumbnails and deleted files, which `walk` skips."""
-    for parent, _, names in os.walk(folder):
-        place = Path(parent).relative_to(folder)
-        for name in sorted(names) if any(map(is_system_folder, place.parts)) else ():
-            if name.lower().endswith(IMAGE_SUFFIXES):
-                path = (place / name).as_posix()
-                problems.note("skipped, photos in folders of thumbnails or deleted files", path)
-
-
-def _find_listing(
-    photos: Sequence[Path], texts: set[Path], tables: Sequence[Path], folder: Path
-) -> list[Path]:
-    """Return the tables of captions of a folder that has no captions beside its photos."""
-    if parquet := [path for path in tables if path.suffix.lower() == ".parquet"]:
-        return parquet
-    named = [path for path in tables if split_of_file(path, folder)]
-    archives = any(path.suffix.lower() in (".zip", ".tar") for path in folder.iterdir())
-    if not (photos or archives):
-        return []
-    captions = [path for path in texts if path.name.lower().endswith(("captions.txt", "token.txt"))]
-    listing = named if len(named) > 1 and len(named) == len(tables) else [*tables, *captions]
-    if len(listing) > 1 and listing != named:
-        names = ", ".join(path.relative_to(folder).as_posix() for path in sorted(listing)[:5])
+def _tables_in(folder: Path, tables: Sequence[Path], problems: Problems) -> Listing:
+    """Read the tables in a folder. Photo names are relative to the folder of their table."""
+    is_clear = len(tables) == 1 or all(
+        path.stem.lower() == "metadata" or split_of_file(path, folder) for path in tables
+    )
+    if not is_clear and tables[0].suffix.lower() != ".parquet":
+        names = ", ".join(path.relative_to(folder).as_posix() for path in sorted(tables)[:5])
         raise DataError(
             f"{folder} has several tables ({names}): choose one, with `captioner prepare csv TABLE "
             f"--images {folder}`"
         )
-    return listing
-
-
-def _note_loose(photos: Sequence[Path], folder: Path, problems: Problems) -> None:
-    for photo in photos:
-        problems.note_unlisted(photo.relative_to(folder).as_posix())
-
-
-def _read_tables(tables: Sequence[Path], folder: Path, problems: Problems) -> list[ListedImage]:
-    """Read tables. Photo names in a table are relative to the table's folder."""
-    listed: list[ListedImage] = []
+    listed = []
     for table in tables:
-        split = split_of_file(table, folder)
-        below = table.parent.relative_to(folder)
-        prefix = (below / table.stem).as_posix()
         try:
-            images = read_caption_file(table, Columns(), problems, prefix=prefix)
+            images = read_tables([(None, table)], folder, Columns(), problems)
         except ConfigError as error:
             raise ConfigError(
                 f"{error} (options of `captioner prepare csv {table} --images {folder}`)"
             ) from error
         for image in images:
             if not image.location:
+                below = table.parent.relative_to(folder)
                 name = (below / to_posix(image.file_name)).as_posix()
                 has_id = image.id != image.file_name
                 image = image._replace(id=image.id if has_id else name, file_name=name)
-            if split and not image.split:
-                image = image._replace(split=split[0], split_from=split[1])
             listed.append(image)
-    return listed
-
-
-def _read_sidecars(
-    photos: Sequence[Path],
-    texts: set[Path],
-    files: Sequence[Path],
-    folder: Path,
-    problems: Problems,
-) -> list[ListedImage]:
-    """Read photos with captions beside them: photo.jpg and photo.txt, one caption per line."""
-    problems.explain(
-        "image without caption",
-        "add photo.txt or photo.caption beside photo.jpg, or use a table: `captioner prepare csv "
-        "TABLE --images FOLDER`",
-    )
-    if unused := _count_suffixes(files, (*IMAGE_SUFFIXES, *_SIDECARS)):
-        problems.note(f"unused files: {unused}")
-    beside = {photo: _beside(photo) for photo in photos}
-    used = {path for paths in beside.values() for path in paths} & texts
-    # If a photo has no text of its exact name, the name may differ in case or Unicode form.
-    spelled = {casefold_path(str(path)): path for path in sorted(texts - used)}
-    listed = []
-    for photo, paths in beside.items():
-        similar = [
-            path if path in texts else spelled.get(casefold_path(str(path))) for path in paths
-        ]
-        sidecars = list(dict.fromkeys(filter(None, similar)))
-        used.update(sidecars)
-        name = photo.relative_to(folder).as_posix()
-        captions = _captions(sidecars, folder, problems)
-        if captions is not None:
-            listed.append(ListedImage(id=name, file_name=name, captions=captions))
-    for sidecar in sorted(texts - used):
-        if not sidecar.stem.lower().startswith(_NO_CAPTIONS):
-            problems.add("caption of an unknown image", sidecar.relative_to(folder).as_posix())
-    return listed
+    return Listing(images=listed, places=[folder])
 
 
 def _count_suffixes(files: Sequence[Path], ignored: Sequence[str]) -> str:
@@ -166,17 +136,119 @@ def _beside(image: Path) -> list[Path]:
     return names + [image.with_name(image.name + suffix) for suffix in _SIDECARS]
 
 
-def _captions(texts: list[Path], folder: Path, problems: Problems) -> tuple[str, ...] | None:
-    """Read the captions of an image; report a file that cannot be read, and return None."""
+def _read_sidecars(
+    photos: Sequence[Path], texts: set[Path], folder: Path, problems: Problems
+) -> list[ListedImage]:
+    """Read photos with captions beside them: photo.jpg and photo.txt, one caption per line."""
+    problems.explain(
+        "image without caption",
+        "add photo.txt or photo.caption beside photo.jpg, or use a table: `captioner prepare csv "
+        "TABLE --images FOLDER`",
+    )
+    beside = {photo: _beside(photo) for photo in photos}
+    used = {path for paths in beside.values() for path in paths} & texts
+    # If a photo has no text of its exact name, the name may differ in case or Unicode form.
+    spelled = {casefold_path(str(path)): path for path in sorted(texts - used)}
+    listed = []
+    for photo, paths in beside.items():
+        name = photo.relative_to(folder).as_posix()
+        similar = (p if p in texts else spelled.get(casefold_path(str(p))) for p in paths)
+        sidecars = list(dict.fromkeys(filter(None, similar)))
+        used.update(sidecars)
+        captions = [
+            _caption_lines(path, path.relative_to(folder).as_posix(), problems) for path in sidecars
+        ]
+        if None not in captions:  # an empty file is an empty caption
+            lines = tuple(line for lines in captions for line in lines or [""])
+            listed.append(ListedImage(id=name, file_name=name, captions=lines))
+    for sidecar in sorted(texts - used):
+        if not sidecar.stem.lower().startswith(_NO_CAPTIONS):
+            problems.add("caption of an unknown image", sidecar.relative_to(folder).as_posix())
+    return listed
+
+
+def _caption_lines(source: Path | bytes, name: str, problems: Problems) -> list[str] | None:
+    """Read captions, one per line; report a file that cannot be read, and return None."""
+    try:
+        text = read_text(source, problems, name=name)
+    except DataError as error:
+        problems.add("unreadable captions", error.detail)
+        return None
+    return [line for line in split_lines(text) if line.strip()]
+
+
+def _has_captions(tar: Path) -> bool:
+    """Whether a tar file contains captions. Damage is reported when the file is read."""
+    try:
+        return any(_split_name(one.name)[1] in _TEXTS for one in islice(members(tar), _FIRST))
+    except DataError:
+        return False
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """Split a member's name into key and suffix, at the first dot of the base name."""
+    folder, _, base = name.rpartition("/")
+    key, dot, suffix = base.partition(".")
+    return (f"{folder}/{key}" if folder else key), f"{dot}{suffix}".lower()
+
+
+def _read_shards(paths: Sequence[Path], top: Path, problems: Problems) -> list[ListedImage]:
+    """Read archives below the folder `top` with captions beside the photos.
+
+    The captions of KEY.jpg are in KEY.txt, KEY.caption or KEY.json, as img2dataset writes them. A
+    KEY.json without a photo is a failed download.
+    """
+    listed = []
+    for path in paths:
+        photos: dict[str, Found] = {}
+        texts = defaultdict[str, dict[str, Location]](dict)
+        for member in members(path):
+            key, suffix = _split_name(member.name)
+            if image_suffix(member.name):
+                photos.setdefault(key, member)
+            elif suffix in _TEXTS and member.location.size <= _LARGEST_TEXT:
+                texts[key][suffix] = member.location
+        for key in texts.keys() - photos.keys():
+            if ".json" not in texts[key]:
+                problems.add("caption of an unknown image", f"{path.name}/{key}")
+        split, split_from = split_of_file(path, top) or (None, "")
+        prefix = Path(os.path.relpath(path, top)).with_suffix("")
+        for key, photo in photos.items():
+            captions, named = _captions_in(texts[key], f"{path.name}/{key}", problems)
+            name = (prefix / photo.name).as_posix()
+            listed.append(
+                ListedImage(
+                    id=name,
+                    file_name=name,
+                    captions=tuple(captions),
+                    split=named or split,
+                    split_from="the photos' json files" if named else split_from,
+                    rows=(f"{path.name}/{key}",) * len(captions),
+                    location=photo.location,
+                )
+            )
+    return listed
+
+
+def _captions_in(
+    texts: Mapping[str, Location], name: str, problems: Problems
+) -> tuple[list[str], str | None]:
+    """Return the captions and the split in the texts beside a photo in an archive."""
     captions: list[str] = []
-    readable = True
-    for path in texts:
+    about: Any = {}
+    for suffix in filter(texts.__contains__, _TEXTS):
         try:
-            text = read_text(path, problems, name=path.relative_to(folder).as_posix())
-        except DataError as error:
-            problems.add("unreadable captions", error.detail)
-            readable = False
-        else:
-            # An empty file is an empty caption.
-            captions += [line for line in split_lines(text) if line.strip()] or [""]
-    return tuple(captions) if readable else None
+            content = read_location(texts[suffix])
+            if suffix == ".json":
+                about = json.loads(content)
+            else:
+                captions += _caption_lines(content, f"{name}{suffix}", problems) or ()
+        except OSError as error:
+            problems.add("unreadable captions", f"{name}{suffix} cannot be read: {error}")
+        except (ValueError, RecursionError):
+            pass  # other JSON has no captions
+    if not isinstance(about, dict):
+        about = {}
+    split = about.get("split")
+    captions = captions or [caption for caption in cell_captions(about) if caption]
+    return captions, split if isinstance(split, str) else None

@@ -1,18 +1,23 @@
-"""The images and captions that a data set lists, and the problems found in them."""
+"""What a reader gets and returns: arguments, listed images, and the problems found in them."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import io
+import os
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from html import unescape
 from pathlib import Path
 from typing import NamedTuple
 
 from captioner.shared.files import replace_file
+from captioner.shared.paths import expanded
 from captioner.shared.tables import Source, decode_text, read_bytes
-from captioner_training.prepare.locations import Location
+from captioner_training.prepare.columns import Columns
+from captioner_training.prepare.files import Location
 
 PROBLEMS_FILE = "problems.csv"
 """File beside the manifest that lists everything that was left out or should be checked."""
@@ -20,6 +25,29 @@ PROBLEMS_FILE = "problems.csv"
 _EXAMPLES = 5  # examples in a message
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|[A-Za-z]\w*);")
 _CONTROL = dict.fromkeys([*range(32), 127], " ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The arguments of `captioner prepare KIND`."""
+
+    paths: Sequence[str]  # a folder, or files, each as [SPLIT=]FILE
+    images: Sequence[str] = ()  # places of the images; empty: the folders of the files
+    columns: Columns = field(default_factory=Columns)  # columns of a table
+
+
+def split_argument(argument: str) -> tuple[str | None, Path]:
+    """Parse [SPLIT=]FILE. File names may contain an equals sign."""
+    split, equals, name = argument.partition("=")
+    if equals and split and "/" not in split and not expanded(argument).exists():
+        return split, expanded(name)
+    return None, expanded(argument)
+
+
+def common_folder(paths: Sequence[Path]) -> Path:
+    """Return the folder that contains all files. Links are not followed."""
+    # The target of a link may be named by a hash.
+    return Path(os.path.commonpath([path.parent.absolute() for path in paths]))
 
 
 class ListedImage(NamedTuple):
@@ -37,6 +65,20 @@ class ListedImage(NamedTuple):
     def row(self, caption: int = 0) -> str:
         """Return the place of a caption in its file; "" if unknown."""
         return self.rows[caption] if caption < len(self.rows) else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The images and captions that a data set lists, before the image files are searched."""
+
+    images: list[ListedImage]
+    places: Sequence[str | Path]  # where to search the image files
+    has_table: bool = True  # a table names the images, so links must not lead out of the places
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether all images are in the tables or archives that list them."""
+        return bool(self.images) and all(image.location for image in self.images)
 
 
 class _Problem(NamedTuple):

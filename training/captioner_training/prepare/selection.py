@@ -10,21 +10,23 @@ from typing import Any
 
 from captioner.errors import DataError
 from captioner.shared.paths import is_web_address
+from captioner_training.prepare.files import (
+    Found,
+    ImageFiles,
+    Location,
+    base_name,
+    casefold_path,
+    equal_images,
+    read_location,
+    to_nfc,
+    to_posix,
+)
 from captioner_training.prepare.listing import (
     ListedImage,
     Problems,
     clean_caption,
     has_word,
     valid_text,
-)
-from captioner_training.prepare.locations import Location, equal_images, read_location
-from captioner_training.prepare.originals import (
-    Found,
-    ImageFiles,
-    base_name,
-    folders_of,
-    to_nfc,
-    to_posix,
 )
 from captioner_training.prepare.splits import (
     Fractions,
@@ -67,21 +69,13 @@ class SourceData:
     licence: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """The selected images, and where their splits come from, such as "from folders"."""
-
-    images: list[SelectedImage]
-    split_from: str
-
-
 def select(
     listed: Iterable[ListedImage],
     files: ImageFiles,
     problems: Problems,
     *,
     fractions: Fractions | None = None,
-) -> Selection:
+) -> tuple[list[SelectedImage], str]:
     """Return the usable images of a data set, in the order of `listed`.
 
     Splits of the data set are kept. Copies of a photo are in one split.
@@ -92,41 +86,38 @@ def select(
         problems: receives problems and notes.
         fractions: the shares to draw from the images in train and those without a split. None:
             default shares if no image has a split; otherwise images without a split are left out.
+
+    Returns the images, and where their splits come from, such as "from folders".
     """
     images = list(_unique(listed, problems))
-    found = _find(images, files, problems)
-    images = [
-        _named_by_place(image, place, files) for image, place in zip(images, found, strict=True)
-    ]
-    originals = {at: place for at, place in enumerate(found) if place}
+    originals = _find(images, files, problems)
+    for at, original in originals.items():
+        images[at] = _named_by_place(images[at], original, files)
+    places = [*originals]
     groups = [
-        [[*originals][index] for index in group]
+        [places[index] for index in group]
         for group in equal_images([original.location for original in originals.values()])
     ]
-    splits, split_from = _assign(images, originals, groups, fractions, problems)
-    checked = [
-        image if at in originals and splits[at] is None else _with_words(image, problems)
-        for at, image in enumerate(images)
-    ]
-    selected = {
-        at: _selected(checked[at], original.location, split)
-        for at, original in originals.items()
-        if (split := splits[at]) is not None and checked[at].captions
-    }
+    splits, split_from = _assign(images, originals, groups, fractions)
+    selected: dict[int, SelectedImage] = {}
+    for at, image in enumerate(images):
+        split = splits[at]
+        if at in originals and split is None:
+            problems.note(_OUTSIDE, image.file_name, file=image.file_name, row=image.row())
+            continue
+        image = _with_words(image, problems)
+        if at in originals and split is not None and image.captions:
+            selected[at] = SelectedImage(
+                id=image.id if isinstance(image.id, int) else valid_text(image.id),
+                file_name=valid_text(image.file_name),
+                location=originals[at].location,
+                captions=image.captions,
+                split=split,
+                licence=image.licence,
+                row=image.row(),
+            )
     _keep_copies_together(selected, groups, problems)
-    return Selection(images=_merge(selected.values()), split_from=split_from)
-
-
-def _selected(image: ListedImage, location: Location, split: str) -> SelectedImage:
-    return SelectedImage(
-        id=image.id if isinstance(image.id, int) else valid_text(image.id),
-        file_name=valid_text(image.file_name),
-        location=location,
-        captions=image.captions,
-        split=split,
-        licence=image.licence,
-        row=image.row(),
-    )
+    return _merge(selected.values()), split_from
 
 
 def _unique(listed: Iterable[ListedImage], problems: Problems) -> Iterator[ListedImage]:
@@ -152,9 +143,9 @@ def _split_name(name: str, file_name: str) -> str:
     return standard
 
 
-def _named_by_place(image: ListedImage, found: Found | None, files: ImageFiles) -> ListedImage:
+def _named_by_place(image: ListedImage, found: Found, files: ImageFiles) -> ListedImage:
     """If an image has no split, look for one in the name of its folder or archive."""
-    if image.split or not found:
+    if image.split:
         return image
     name = to_posix(image.file_name)
     if not name.startswith("/") and (split := split_in_folders(name)):
@@ -178,31 +169,26 @@ def _with_words(image: ListedImage, problems: Problems) -> ListedImage:
     )
 
 
-def _find(
-    images: Sequence[ListedImage], files: ImageFiles, problems: Problems
-) -> list[Found | None]:
-    """Find each image by its name; report missing images and note other names."""
-    found = [
-        Found(image.file_name, image.location)
-        if image.location
-        else files.find(image.file_name, image.split)
-        for image in images
-    ]
-    claims = Counter(
-        place
-        for _, place in {
-            (to_nfc(image.file_name), original.location)
-            for image, original in zip(images, found, strict=True)
-            if original
-        }
-    )
+def _find(images: Sequence[ListedImage], files: ImageFiles, problems: Problems) -> dict[int, Found]:
+    """Find images by name, by position; report missing images and note other names."""
+    found = {
+        at: place
+        for at, image in enumerate(images)
+        if (
+            place := Found(image.file_name, image.location)
+            if image.location
+            else files.find(image.file_name, image.split)
+        )
+    }
+    names = {(to_nfc(images[at].file_name), place.location) for at, place in found.items()}
+    claims = Counter(location for _, location in names)
     reported: set[tuple[str, str | None]] = set()
-    for at, (image, original) in enumerate(zip(images, found, strict=True)):
-        name = image.file_name
-        moved = original and folders_of(name) and folders_of(name) != folders_of(original.name)
+    for at, image in enumerate(images):
+        name, original = image.file_name, found.get(at)
         # A match in another folder is a guess. It is dropped if two names match the same image.
-        if original and moved and claims[original.location] > 1:
-            found[at] = original = None
+        if original and claims[original.location] > 1 and _is_moved(name, original.name):
+            original = None
+            del found[at]
         if (name, image.split) in reported:
             continue
         reported.add((name, image.split))
@@ -211,11 +197,16 @@ def _find(
         elif to_nfc(base_name(original.name)) != to_nfc(base_name(name)):
             found_as = f"{name} is {original.name}"
             problems.note(_OTHER_NAMES, found_as, file=name, row=image.row())
-    hint = f"searched {files}"
-    if any(is_web_address(image.file_name) for image in images):
-        hint += "; download photos given by URL first"
-    problems.explain("missing image", hint)
+    is_remote = any(is_web_address(image.file_name) for image in images)
+    download = "; download photos given by URL first" if is_remote else ""
+    problems.explain("missing image", f"searched {files}{download}")
     return found
+
+
+def _is_moved(name: str, found: str) -> bool:
+    """Whether a name has folders, and the image was found in another one."""
+    folder, other = (casefold_path(to_posix(path)).rpartition("/")[0] for path in (name, found))
+    return folder not in ("", other)
 
 
 def _assign(
@@ -223,7 +214,6 @@ def _assign(
     originals: Mapping[int, Found],
     groups: Sequence[Sequence[int]],
     fractions: Fractions | None,
-    problems: Problems,
 ) -> tuple[list[str | None], str]:
     """Return the split of each image (None: leave it out), and the origin of the splits."""
     splits: list[str | None] = [image.split for image in images]
@@ -245,10 +235,6 @@ def _assign(
         split_from = (
             f"{split_from}; rest drawn, {fractions}" if named_too else f"drawn, {fractions}"
         )
-    for at in originals:
-        if splits[at] is None:
-            name, row = images[at].file_name, images[at].row()
-            problems.note(_OUTSIDE, name, file=name, row=row)
     return splits, split_from
 
 

@@ -33,7 +33,7 @@ from captioner.photos.open import MAX_PIXELS, open_image
 from captioner.photos.orientation import orientation
 from captioner.shared.files import file_digest, replace_file
 from captioner_training.data.manifest import ImageFormat, IndexRow, ShardFile
-from captioner_training.prepare.locations import read_location
+from captioner_training.prepare.files import read_location
 from captioner_training.prepare.selection import SelectedImage
 
 _CHUNK = 16  # images per task

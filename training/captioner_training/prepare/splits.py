@@ -6,6 +6,7 @@ Case does not matter. A year may follow, as in COCO's `val2014`.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,12 +64,11 @@ def split_of_file(path: Path, top: Path) -> tuple[str, str] | None:
     """
     if split := split_in_stem(path.stem):
         return split, "file names"
-    # A link keeps its name; its target may be named by a hash.
-    parent = path.parent.resolve()
-    if parent == top.resolve() and path.stem.isdecimal():
-        top = top.resolve().parent
-    below = parent.relative_to(top.resolve()) / path.name
-    folder = split_in_folders(below.as_posix())
+    parent = path.parent.absolute()  # not resolved: the target of a link may be a hash
+    folders = os.path.relpath(parent, top)
+    if folders == "." and path.stem.isdecimal():
+        folders = parent.name
+    folder = split_in_folders(f"{Path(folders).as_posix()}/{path.name}")
     return (folder, "folders") if folder else None
 
 

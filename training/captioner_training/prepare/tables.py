@@ -1,34 +1,87 @@
-"""Read files of captions: tables, Parquet, COCO's, Karpathy's and other JSON."""
+"""Read tables of captions (CSV, workbooks, JSON, Parquet), and the JSON of COCO and Karpathy."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, DataError
-from captioner.shared.tables import JSON_TABLES, WORKBOOKS, Row, Sheet, read_sheet, unique_names
+from captioner.shared.tables import (
+    JSON_TABLES,
+    TABLES,
+    WORKBOOKS,
+    Row,
+    read_json_rows,
+    read_sheet,
+    unique_names,
+)
 from captioner_training.data.coco import parse_captions
-from captioner_training.prepare.columns import IMAGE_NAMES, Columns, cell_captions
-from captioner_training.prepare.listing import ListedImage, Problems, read_text
-from captioner_training.prepare.locations import Location, open_parquet
-from captioner_training.prepare.originals import Found, image_suffix
+from captioner_training.prepare.columns import Columns, cell_captions
+from captioner_training.prepare.files import Found, Location, image_suffix, open_parquet, walk
+from captioner_training.prepare.listing import (
+    ListedImage,
+    Listing,
+    Problems,
+    Request,
+    common_folder,
+    read_text,
+    split_argument,
+)
+from captioner_training.prepare.splits import split_of_file
 
-CAPTION_FILES = (".csv", ".tsv", ".token", *JSON_TABLES, *WORKBOOKS, ".parquet")
+CAPTION_TABLES = (*TABLES, ".token")
 """Suffixes of files that list photos and their captions."""
 
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
 """Rows of a table: the place of each row for messages ("line 3"), and its cells by column."""
 
-_OTHER_FORMATS = (".yaml", ".yml", ".xml", ".html", ".toml")
+_PARQUET = (".parquet", ".pq")
 _NUMBERED = re.compile(r"(.+)#\d+")  # 1000092795.jpg#0, as in Flickr8k.token.txt
+_TABS = {"\\t": "\t", "tab": "\t"}  # values of --delimiter that stand for a tab
 _BATCH = 256  # rows of Parquet in memory at once
 _TOP = 10  # rows that may be the header
-_TABS = {"\\t": "\t", "tab": "\t"}  # values of --delimiter that stand for a tab
+
+
+def list_tables(request: Request, problems: Problems) -> Listing:
+    """Read the tables of a data set, such as one per split."""
+    tables = [
+        (split, path)
+        for split, named in map(split_argument, request.paths)
+        for path in (_parquet_files(named) if named.is_dir() else [named])
+    ]
+    paths = [path for _, path in tables]
+    return Listing(
+        images=read_tables(tables, common_folder(paths), request.columns, problems),
+        places=request.images or [*dict.fromkeys(path.parent for path in paths)],
+    )
+
+
+def _parquet_files(folder: Path) -> list[Path]:
+    """Return the Parquet files in a folder downloaded from Hugging Face. Raises DataError."""
+    if paths := [path for path in walk(folder) if path.suffix.lower() in _PARQUET]:
+        return paths
+    raise DataError(f"{folder} is a folder: name a file in it, or use `prepare folder`")
+
+
+def read_tables(
+    tables: Iterable[tuple[str | None, Path]], top: Path, columns: Columns, problems: Problems
+) -> list[ListedImage]:
+    """Read tables below the folder `top`, each with the split that the command line gives it."""
+    images: list[ListedImage] = []
+    for given, path in tables:
+        split = (given, "the command line") if given else split_of_file(path, top)
+        prefix = Path(os.path.relpath(path, top)).with_suffix("").as_posix()
+        for image in read_caption_file(path, columns, problems, prefix=prefix):
+            if split and (given or not image.split):
+                image = image._replace(split=split[0], split_from=split[1])
+            images.append(image)
+    return images
 
 
 def read_caption_file(
@@ -48,22 +101,62 @@ def read_caption_file(
         MissingExtraError: the extra that reads workbooks or Parquet is not installed.
     """
     suffix = path.suffix.lower()
-    if suffix in (".parquet", ".pq"):
+    if suffix in _PARQUET:
         return _read_parquet(path, columns, problems, prefix or path.stem)
-    if suffix in _OTHER_FORMATS:
-        raise DataError(f"{path} is not a table: convert it to CSV, JSON Lines or a workbook")
     if suffix not in WORKBOOKS:
         text = read_text(path, problems, name=str(path))
         if suffix in JSON_TABLES:
             return _read_json(text, path, columns, problems)
         if text.lstrip().startswith("{"):
             raise DataError(f"{path} contains JSON: rename it to {path.stem}.json")
+    return _read_sheet(path, columns, problems)
+
+
+def _read_sheet(path: Path, columns: Columns, problems: Problems) -> list[ListedImage]:
+    """Read a text table or workbook."""
     separator = columns.delimiter and _TABS.get(columns.delimiter, columns.delimiter)
     if separator is not None and len(separator) != 1:
         raise ConfigError(f"--delimiter is {separator!r}; it must be one character")
     sheet = read_sheet(path, name=str(path), separator=separator)
-    columns, rows = _under_header(sheet, path, columns, problems)
+    if not sheet.rows:
+        raise DataError(f"{path} is empty")
+    header, body = _header(sheet.rows, columns, path, problems)
+    width = len(header)
+    named = [dict(zip(header, sheet.fit(row.cells, width), strict=True)) for row in body]
+    columns = columns.find([name for name in header if name], named, path)
+    # Surplus cells belong to a caption in the last column; elsewhere they are an error.
+    is_last = not sheet.separator or columns.captions == (header[-1],)
+    kind = "row with too many cells"
+    problems.explain(
+        kind, f"there are {width} columns; put text with {sheet.separator!r} into quotation marks"
+    )
+    rows = []
+    for row, cells in zip(body, named, strict=True):
+        place = f"{sheet.unit} {row.number}"
+        if is_last or not any(map(str.strip, row.cells[width:])):
+            rows.append((place, cells))
+        else:
+            problems.add(kind, f"{place} has {len(row.cells)} cells", row=place)
     return _group(columns, rows, problems)
+
+
+def _header(
+    rows: Sequence[Row], columns: Columns, path: Path, problems: Problems
+) -> tuple[list[str], Sequence[Row]]:
+    """Return the names of the columns, and the rows below them. Title lines above are skipped.
+
+    Files whose lines begin with NAME#NUMBER, as in Flickr8k.token.txt, have no header.
+    """
+    if not columns.named() and all(_NUMBERED.fullmatch(row.cells[0].strip()) for row in rows):
+        body = [Row(row.number, [row.cells[0].rpartition("#")[0], *row.cells[1:]]) for row in rows]
+        return ["image", "caption"], body
+    heads = (at for at, row in enumerate(rows[:_TOP]) if columns.are_in(unique_names(row.cells)))
+    if top := next(heads, 0):
+        problems.note(f"lines above the header, skipped: {top}")
+    header = unique_names(rows[top].cells)
+    if any(map(image_suffix, header)):
+        raise DataError(f"{path} has no header: add a first line, such as image,caption")
+    return header, rows[top + 1 :]
 
 
 def _group(columns: Columns, rows: Rows, problems: Problems) -> list[ListedImage]:
@@ -97,110 +190,38 @@ def _group(columns: Columns, rows: Rows, problems: Problems) -> list[ListedImage
     ]
 
 
-def _under_header(
-    sheet: Sheet, path: Path, columns: Columns, problems: Problems
-) -> tuple[Columns, Rows]:
-    """Return the columns and the rows below the header. Title lines above the header are skipped.
-
-    Files whose lines begin with NAME#NUMBER, as in Flickr8k.token.txt, have no header.
-    """
-    rows = sheet.rows
-    if not rows:
-        raise DataError(f"{path} is empty")
-    if not columns.named() and all(_NUMBERED.fullmatch(row.cells[0].strip()) for row in rows):
-        header = ["image", "caption"]
-        body = [Row(row.number, [row.cells[0].rpartition("#")[0], *row.cells[1:]]) for row in rows]
-    else:
-        top = next((at for at, row in enumerate(rows[:_TOP]) if columns.are_in(_cells(row))), 0)
-        if top:
-            problems.note(f"lines above the header, skipped: {top}")
-        header, body = unique_names(rows[top].cells), rows[top + 1 :]
-        if any(map(image_suffix, header)):
-            raise DataError(f"{path} has no header: add a first line, such as image,caption")
-    named = [
-        (f"{sheet.unit} {row.number}", dict(zip(header, cells, strict=True)))
-        for row in body
-        for cells in [sheet.fit(row.cells, len(header))]
-    ]
-    columns = columns.find(list(filter(None, header)), [row for _, row in named], path)
-    if sheet.separator and columns.captions != (header[-1],):
-        named = list(_checked_width(body, named, len(header), sheet, problems))
-    return columns, named
-
-
-def _cells(row: Row) -> list[str]:
-    return [cell.strip() for cell in row.cells]
-
-
-def _checked_width(
-    body: Sequence[Row],
-    named: Sequence[tuple[str, dict[str, str]]],
-    width: int,
-    sheet: Sheet,
-    problems: Problems,
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the rows that have no extra cells, and report the others."""
-    kind = "row with too many cells"
-    problems.explain(
-        kind,
-        f"there are {width} columns; put text that contains {sheet.separator!r} into quotation "
-        "marks",
-    )
-    for row, (place, cells) in zip(body, named, strict=True):
-        if any(map(str.strip, row.cells[width:])):
-            problems.add(kind, f"{place} has {len(row.cells)} cells", row=place)
-        else:
-            yield place, cells
-
-
 def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> list[ListedImage]:
+    """Read COCO's or Karpathy's format, a list of objects, or JSON Lines."""
     try:
         content: Any = json.loads(text)
-    except RecursionError as error:
-        raise DataError(f"{path} is not valid JSON: it is nested too deep") from error
-    except ValueError as error:
-        content = _json_lines(text)
-        if not any(isinstance(row, dict) for _, row in content):
-            raise DataError(f"{path} is not valid JSON: {error}") from error
-        return _read_objects(content, path, columns, problems)
+    except (ValueError, RecursionError):
+        values = read_json_rows(text.encode(), name=str(path))
+        return _read_objects(values, "line", path, columns, problems)
     if isinstance(content, dict):
         if "annotations" in content and "images" in content:
             return coco_images(content, problems, name=str(path))
         if isinstance(images := content.get("images"), list):
             return _karpathy_images(images, path)
-        if {*columns.named()} <= {*content} and (
-            columns.named() or IMAGE_NAMES & {name.lower() for name in content}
-        ):
+        if path.suffix.lower() != ".json":  # JSON Lines of one line
             content = [content]
     if not isinstance(content, list):
         raise DataError(
             f"{path} is not in COCO's or Karpathy's format, and has no list of objects such as "
             '{"image": "1.jpg", "caption": "a dog"}'
         )
-    rows = [(f"item {number}", row) for number, row in enumerate(content, 1)]
-    return _read_objects(rows, path, columns, problems)
-
-
-def _json_lines(text: str) -> list[tuple[str, Any]]:
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):  # splitlines would also split strings
-        if line.strip():
-            try:
-                rows.append((f"line {number}", json.loads(line)))
-            except (ValueError, RecursionError):
-                rows.append((f"line {number}", None))
-    return rows
+    return _read_objects([*enumerate(content, 1)], "item", path, columns, problems)
 
 
 def _read_objects(
-    values: Sequence[tuple[str, Any]], path: Path, columns: Columns, problems: Problems
+    values: Sequence[tuple[int, Any]], unit: str, path: Path, columns: Columns, problems: Problems
 ) -> list[ListedImage]:
     """Read JSON objects as the rows of a table."""
-    rows = [(place, row) for place, row in values if isinstance(row, dict)]
+    rows = [(f"{unit} {number}", row) for number, row in values if isinstance(row, dict)]
     if not rows:
         raise DataError(f"{path} has no JSON objects that name photos and captions")
-    for place, row in values:
+    for number, row in values:
         if not isinstance(row, dict):
+            place = f"{unit} {number}"
             problems.add("incomplete row", f"{place} is not a JSON object", row=place)
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     return _group(columns.find(names, [row for _, row in rows], path), rows, problems)

@@ -1,0 +1,172 @@
+"""The kinds of data set that `captioner prepare` reads, in the table KINDS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from captioner.errors import DataError
+from captioner_training.prepare.files import ImageFiles
+from captioner_training.prepare.folders import list_folder
+from captioner_training.prepare.listing import (
+    ListedImage,
+    Listing,
+    Problems,
+    Request,
+    common_folder,
+    split_argument,
+    valid_text,
+)
+from captioner_training.prepare.selection import SourceData, select
+from captioner_training.prepare.splits import Fractions
+from captioner_training.prepare.tables import list_tables
+
+if TYPE_CHECKING:
+    from captioner.vocabulary import Tokenizer
+
+_SAMPLE = 1000  # images whose captions decide the language
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of data set: its reader and its help."""
+
+    read: Callable[[Request, Problems], Listing]
+    summary: str
+    examples: tuple[str, ...]
+    metavar: str = "FILE"
+    help: str | None = None  # help of the path argument
+    has_columns: bool = True  # accepts --image-column and so on
+    has_images: bool = True  # accepts --images
+
+
+def read_source(kind: str, request: Request, *, fractions: Fractions | None = None) -> SourceData:
+    """Read a data set, find its images and check everything.
+
+    Args:
+        kind: a name in KINDS.
+        request: the files to read.
+        fractions: the shares of val and test to draw; None: see select.
+
+    Raises:
+        ConfigError: columns are missing.
+        DataError: a file or the images cannot be read.
+    """
+    problems = Problems()
+    listing = KINDS[kind].read(request, problems)
+    listed = listing.images
+    if not listed and not problems:
+        raise DataError(f"{', '.join(map(str, request.paths))}: no photos found")
+    _note_language(listed, problems)
+    places = [] if listing.is_embedded else listing.places
+    files = ImageFiles(places, links=not listing.has_table)
+    images, split_from = select(listed, files, problems, fractions=fractions)
+    remedy = "if a folder has several copies of the data set, name the folder of one copy"
+    problems.explain(
+        "missing image", "add places with --images" if KINDS[kind].has_images else remedy
+    )
+    if listing.has_table:
+        for photo in files.unused():
+            problems.note_unlisted(photo)
+    paths = [split_argument(path)[1] for path in request.paths]
+    origin = paths[0].resolve() if len(paths) == 1 else common_folder(paths)
+    source: dict[str, Any] = {"kind": kind, "path": valid_text(str(origin))}
+    if len(paths) > 1:
+        source = {"kind": kind, "files": [*map(valid_text, request.paths)]}
+    if request.images:
+        source["images"] = [*map(valid_text, request.images)]
+    return SourceData(
+        name=valid_text(origin.name if origin.is_dir() else origin.stem),
+        images=images,
+        problems=problems,
+        source={**source, "splits": split_from},
+    )
+
+
+def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
+    """Note captions that are long, or in another language than the bundled model's."""
+    from captioner.checkpoint import read_header  # imports torch, which would make --help slow
+    from captioner.shared.paths import bundled_checkpoint
+    from captioner.vocabulary import has_no_spaces, tokenize
+    from captioner_training.data.corpus import OTHER_LANGUAGE, unknown_share
+    from captioner_training.recipe import DataConfig
+
+    sample = [caption for image in listed[:_SAMPLE] for caption in image.captions]
+    unspaced = has_no_spaces(sample)
+    tokenizer: Tokenizer = "characters" if unspaced else "words"
+    vocabulary = {*read_header(bundled_checkpoint())["vocabulary"]}
+    share = unknown_share((tokenize(caption, tokenizer) for caption in sample), vocabulary)
+    if share > OTHER_LANGUAGE:
+        option = " --data.tokenizer characters" if unspaced else ""
+        problems.note(
+            f"the bundled model does not know {100 * share:.0f} % of the words; train with "
+            f"`captioner train new-language{option}`"
+        )
+    maximum = DataConfig.maximum_length
+    for image in listed:
+        for at, caption in enumerate(image.captions):
+            is_short = not unspaced and caption.count(" ") < maximum  # saves tokenizing
+            if not is_short and (words := len(tokenize(caption, tokenizer))) > maximum:
+                problems.note(
+                    f"captions longer than {maximum} words", f"{image.file_name} has {words}",
+                    file=image.file_name, row=image.row(at),
+                )  # fmt: skip
+
+
+KINDS: Final = {
+    "folder": Kind(
+        read=list_folder,
+        summary="photos with captions beside them (photo.jpg, photo.txt)",
+        examples=("folder photos --to ~/mine", "folder photos --to ~/mine --val 0.05 --test 0.05"),
+        metavar="FOLDER",
+        help="folder with photos and a .txt or .caption file for each (one caption per line), with "
+        "photos and a table of captions, with Parquet files or with WebDataset shards; or tar or "
+        "zip files of photos",
+        has_columns=False,
+        has_images=False,
+    ),
+    "csv": Kind(
+        read=list_tables,
+        summary="a text table with one row per caption",
+        examples=(
+            "csv captions.csv --images photos --to ~/mine",
+            "csv results.csv --image-column image_name --caption-column comment \\\n"
+            "      --images photos.zip --to ~/mine",
+        ),
+        help="text tables with a header, and .token files",
+    ),
+    "xlsx": Kind(
+        read=list_tables,
+        summary="the first sheet of a workbook, one row per caption",
+        examples=("xlsx captions.xlsx --images photos --to ~/mine",),
+    ),
+    "jsonl": Kind(
+        read=list_tables,
+        summary="a file with one JSON object per line",
+        examples=(
+            "jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",
+        ),
+    ),
+    "parquet": Kind(
+        read=list_tables,
+        summary="Parquet tables, one row per caption or image, with the images inside or elsewhere",
+        examples=(
+            "parquet captions.parquet --images photos --to ~/mine",
+            "parquet data/train-*.parquet data/test-*.parquet --to ~/mine",
+        ),
+    ),
+    "coco-json": Kind(
+        read=list_tables,
+        summary="captions in COCO's or Karpathy's json format",
+        examples=(
+            "coco-json train=train.json val=val.json --images photos --to ~/mine",
+            "coco-json dataset_flickr30k.json --images flickr30k-images --to ~/mine",
+            "coco-json captions.json --images 'photos-*.tar' --val 0.1 --to ~/mine",
+        ),
+        metavar="[SPLIT=]FILE",
+        help="json files in COCO's or Karpathy's format",
+        has_columns=False,
+    ),
+}
+"""Kinds by name, as in `captioner prepare KIND`."""
