@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from captioner.errors import GenerationError
 from captioner.generation.config import GenerationConfig
@@ -103,6 +102,7 @@ class BeamStep(nn.Module):
         logs = log_probabilities(output.logits)
         words = logs.shape[-1]
         sums = (totals.unsqueeze(-1) + restrict(logs, forbidden)).flatten(1)
+        # Each hypothesis has one successor that ends it, so half of these are words.
         best, flat = sums.topk(torch.sym_min(2 * beam, sums.shape[1]), dim=1)
         parents, chosen = flat // words, flat % words
         ends = chosen == END
@@ -150,70 +150,38 @@ def beam_search(
     """
     longest, interval = config.maximum_length, sync_interval(features.device)
     step, state, tokens = BeamStep(decoder), decoder.start(features), starts.unsqueeze(1)
-    totals = logs = torch.zeros(len(features), 1, device=features.device)
-    unfinished: Sentences = {
-        "words": tokens.new_zeros(*tokens.shape, longest),
-        "steps": tokens.new_zeros(*tokens.shape, longest + 1),
-    }
+    totals = torch.zeros(len(features), 1, device=features.device)
+    room = (*tokens.shape, longest + 1)
+    unfinished = {"tokens": tokens.new_zeros(room), "log_probabilities": totals.new_zeros(room)}
     best: Sentences = {}
-    trace = _Trace()
     for length in range(longest + 1):
-        forbidden = constraints.forbidden(unfinished["words"][..., :length])
+        forbidden = constraints.forbidden(unfinished["tokens"][..., :length])
         new = step(tokens, totals, forbidden, state, beam=config.beam_size)
         if length == longest:
             new = new.end_all(totals)
-        unfinished["steps"][..., length] = trace.add(tokens, logs, new)
-        finished = {
-            "steps": _select(unfinished["steps"], new.ended),
-            "length": torch.full_like(new.ended, length),
-            "score": new.ending / (length + 1) ** config.length_penalty,
-        }
+        for name in OPTIONAL:  # belong to the next word of every hypothesis
+            if (part := getattr(new.output, name)) is not None:
+                if length == 0:
+                    unfinished[name] = part.new_zeros(*room, *part.shape[2:])
+                unfinished[name][:, :, length] = part
+        finished = _select(unfinished, new.ended)
+        finished["log_probabilities"][..., length] = new.end_logs.gather(1, new.ended)
+        finished["length"] = torch.full_like(new.ended, length)
+        finished["score"] = new.ending / (length + 1) ** config.length_penalty
         best = _best_of(best, finished, count=config.captions)
         if length == longest:
             break
-        unfinished = {name: _select(part, new.parents) for name, part in unfinished.items()}
-        unfinished["words"][..., length] = new.tokens
-        tokens, logs, totals, state = new.tokens, new.logs, new.totals, new.state
+        unfinished = _select(unfinished, new.parents)
+        unfinished["tokens"][..., length] = new.tokens
+        unfinished["log_probabilities"][..., length] = new.logs
+        tokens, totals, state = new.tokens, new.totals, new.state
         # The bound of all later scores: all further words have probability 1.
         bound = totals[:, 0] / (longest + 1) ** config.length_penalty
         is_full = best["score"].shape[1] == config.captions
         is_check = checks and is_full and (length + 1) % interval == 0
         if is_check and bool((bound <= best["score"][:, -1]).all()):
             break
-    return trace.read(best)
-
-
-class _Trace:
-    """What all hypotheses of all steps read and computed; a hypothesis is a list of indices."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._parts: dict[str, list[Tensor]] = {}
-
-    def add(self, tokens: Tensor, logs: Tensor, step: Step) -> Tensor:
-        """Add a step of K hypotheses, which read tokens (B, K); return their indices (K,)."""
-        first, self._count = self._count, self._count + tokens.shape[1]
-        optional = {name: getattr(step.output, name) for name in OPTIONAL}
-        parts = {"tokens": tokens, "logs": logs, "end_logs": step.end_logs, **optional}
-        for name, part in parts.items():
-            if part is not None:
-                self._parts.setdefault(name, []).append(part)
-        return torch.arange(first, self._count, device=tokens.device)
-
-    def read(self, best: Sentences) -> Sentences:
-        """Return the parts of sentences, given their "steps" (B, C, T + 1)."""
-        parts = {name: torch.cat(part, dim=1) for name, part in self._parts.items()}
-        steps, length = best["steps"], best["length"]
-        before, after = steps[..., :-1], steps[..., 1:]  # reading a word
-        is_end = torch.arange(steps.shape[2], device=steps.device) == length.unsqueeze(-1)
-        logs = F.pad(_select(parts["logs"], after), (0, 1))
-        return {
-            "score": best["score"],
-            "length": length,
-            "tokens": _select(parts["tokens"], after),
-            "log_probabilities": _select(parts["end_logs"], steps).where(is_end, logs),
-            **{name: _select(parts[name], before) for name in OPTIONAL if name in parts},
-        }
+    return best
 
 
 def _best_of(best: Sentences, finished: Sentences, *, count: int) -> Sentences:
@@ -221,15 +189,13 @@ def _best_of(best: Sentences, finished: Sentences, *, count: int) -> Sentences:
     if best:
         finished = {name: torch.cat([best[name], part], 1) for name, part in finished.items()}
     score = finished["score"]
-    rows = score.topk(min(count, score.shape[1]), dim=1).indices
-    return {name: _select(part, rows) for name, part in finished.items()}
+    return _select(finished, score.topk(min(count, score.shape[1]), dim=1).indices)
 
 
-def _select(part: Tensor, rows: Tensor) -> Tensor:
-    """Select rows (B, ...) of a part (B, K, ...) of each image."""
-    index = rows.flatten(1).view(len(rows), -1, *[1] * (part.dim() - 2))
-    selected = part.gather(1, index.expand(-1, -1, *part.shape[2:]))
-    return selected.view(*rows.shape, *part.shape[2:])
+def _select(sentences: Sentences, rows: Tensor) -> Sentences:
+    """Select rows (B, R) of sentences (B, K, ...) of each image."""
+    images = torch.arange(len(rows), device=rows.device).unsqueeze(1)
+    return {name: part[images, rows] for name, part in sentences.items()}
 
 
 def read_sentences(sentences: Sentences) -> list[list[Hypothesis]]:
@@ -237,20 +203,19 @@ def read_sentences(sentences: Sentences) -> list[list[Hypothesis]]:
 
     Args:
         sentences: "score" (B, C), -inf for entries without a sentence; "length" (B, C) in words;
-            "tokens" (B, C, T); "log_probabilities" (B, C, T + 1); and of the optional parts
-            "attention" (B, C, T, L), "gate" (B, C, T) and "heads" (B, C, T, H, L). Values after
-            the length are arbitrary.
+            "tokens" and "log_probabilities" (B, C, T), where T includes <end>; and of the optional
+            parts "attention" (B, C, T, L), "gate" (B, C, T) and "heads" (B, C, T, H, L). Values
+            after the length are arbitrary.
 
     Raises GenerationError: a score is NaN.
     """
-    shapes = {name: part.shape[2:] for name, part in sentences.items()}
-    rows = [part.float().reshape(*part.shape[:2], -1) for part in sentences.values()]
     # One copy from the device; float32 is exact for tokens.
+    rows = [part.float().reshape(*part.shape[:2], -1) for part in sentences.values()]
     whole = torch.cat(rows, dim=2).cpu()
     pieces = torch.split(whole, [row.shape[2] for row in rows], dim=2)
     parts = {
-        name: piece.reshape(*piece.shape[:2], *shape)
-        for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
+        name: piece.reshape(part.shape)
+        for (name, part), piece in zip(sentences.items(), pieces, strict=True)
     }
     # Hypotheses with NaN are first in the beam, so they end as the best ones.
     raise_if_nan(parts["score"])

@@ -43,11 +43,9 @@ class FastDecoder(Decoder):
         tables: precompute the products of all words.
     """
 
-    last: nn.Linear | None
-
     def __init__(self, plain: WordDecoder, *, tables: bool = True) -> None:
         super().__init__()
-        self.plain, self.tables, self.last = plain, tables, None
+        self.plain, self.tables = plain, tables
         # A second name of the matrix would double it in an exported model.
         self.output = _linear(plain.embedding.weight, plain.output_bias) if tables else None
 
@@ -76,19 +74,6 @@ class FastDecoder(Decoder):
         products = layer(words.weight)
         rows, columns = products.shape
         return nn.Embedding(rows, columns, _weight=products, _freeze=True)
-
-    @torch.no_grad()
-    def _last_layer(self, layer: nn.Linear) -> nn.Linear | None:
-        """Return the layer that makes the deep output, joined with the output layer."""
-        if not self.tables:
-            return None
-        words = self.plain.embedding.weight
-        bias = torch.addmv(self.plain.output_bias, words, layer.bias)
-        return _linear(nn.Parameter(words @ layer.weight), nn.Parameter(bias))
-
-    def _score(self, hidden: Tensor, layer: nn.Linear) -> Tensor:
-        """Return the logits of the last hidden state (B, K, n), by `layer` and the output layer."""
-        return self.logits(layer(hidden)) if self.last is None else cast(Tensor, self.last(hidden))
 
 
 class FastLSTM(FastDecoder):
@@ -136,14 +121,13 @@ class FastLSTM(FastDecoder):
 
 
 class FastTopDown(FastDecoder):
-    """A TopDownDecoder with folded values and tables of words."""
+    """A TopDownDecoder with folded values and a table of the words' gates."""
 
     plain: TopDownDecoder
 
     def __init__(self, plain: TopDownDecoder, *, tables: bool = True) -> None:
         super().__init__(plain, tables=tables)
         self.word_gates = self._first_layer(plain.attention_lstm_word)
-        self.last = self._last_layer(plain.deep_hidden)
 
     def start(self, features: Tensor) -> State:
         """Return the first state, with folded values."""
@@ -159,25 +143,25 @@ class FastTopDown(FastDecoder):
         context_gates = average_folded(weights, state.image["values"])
         state = self.plain.language_step(context_gates, hidden, cell, state)
         attention, heads = maps(weights)
-        logits = self._score(state.hypothesis["language_hidden"], self.plain.deep_hidden)
+        logits = self.logits(self.plain.deep_hidden(state.hypothesis["language_hidden"]))
         return StepOutput(logits, state, attention, None, heads)
 
 
 class FastTransformer(FastDecoder):
-    """A TransformerDecoder with tables of words."""
+    """A TransformerDecoder with a table of the words' projections."""
 
     plain: TransformerDecoder
 
     def __init__(self, plain: TransformerDecoder, *, tables: bool = True) -> None:
         super().__init__(plain, tables=tables)
-        self.first = self._first_layer(plain.word_projection)
-        self.last = self._last_layer(plain.deep_hidden)
+        self.projected_words = self._first_layer(plain.word_projection)
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""
-        words, weights, state = self.plain.read(self.first(tokens), state)
+        words, weights, state = self.plain.read(self.projected_words(tokens), state)
         attention, heads = maps(weights)
-        return StepOutput(self._score(words, self.plain.deep_hidden), state, attention, None, heads)
+        logits = self.logits(self.plain.deep_hidden(words))
+        return StepOutput(logits, state, attention, None, heads)
 
 
 _STAND_INS: dict[type[Decoder], type[FastDecoder]] = {

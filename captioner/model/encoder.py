@@ -153,8 +153,12 @@ class Encoder(nn.Module):
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-class _SkipNormal(TorchFunctionMode):
-    """Skips normal_() in initialisations, because it imports torch._dynamo (slow)."""
+class _EmptyOnMeta(TorchFunctionMode):
+    """Allocates no weights: torch.empty, from which layers make theirs, uses the meta device.
+
+    Other tensors are allocated, because a few networks compute with them in their constructor.
+    normal_() is skipped, because on the meta device it imports torch._dynamo (slow).
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -162,28 +166,13 @@ class _SkipNormal(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (nn.init.normal_, Tensor.normal_):
             return kwargs.get("tensor", *args[:1])
-        return func(*args, **kwargs)
-
-
-class _EmptyOnMeta(_SkipNormal):
-    """Allocates no weights: torch.empty, from which layers make theirs, uses the meta device."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is torch.empty:
-            kwargs = (kwargs or {}) | {"device": "meta"}
-        return super().__torch_function__(func, types, args, kwargs)
+        return func(*args, **(kwargs | {"device": "meta"} if func is torch.empty else kwargs))
 
 
 def without_weights(make: Callable[[], _Module]) -> _Module:
     """Build a module without allocating its weights; its buffers may be allocated."""
-    try:
-        with torch.device("meta"), _SkipNormal():
-            return make()
-    except RuntimeError:  # a few networks compute with tensors in their constructor
-        with _EmptyOnMeta():
-            return make()
+    with torch.random.fork_rng(devices=[]), _EmptyOnMeta():
+        return make()
 
 
 def _coordinates(maps: Tensor) -> Tensor:

@@ -68,21 +68,18 @@ class LSTMDecoder(RecurrentDecoder):
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""
         words = self.embed(tokens)
-        context, weights, gate, state = self._recur(self.word_gates(words), state)
+        context, weights, gate, state = self._attend_and_advance(self.word_gates(words), state)
         deep = self.deep_output(words, state.hypothesis["hidden"], self.deep_context(context))
         attention, heads = maps(weights)
         return StepOutput(self.logits(deep), state, attention, gate, heads)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
-        """Read the tokens (B, K, T) of K captions for each of the grids (B, L, D).
-
-        The output at position t scores the successor of tokens[..., t].
-        """
+        """Read whole captions; see `Decoder.forward`."""
         state = self.start(features).expand(tokens.shape[1])
         words = self.embed(tokens)
         contexts, weights, gates, hidden = [], [], [], []
         for word_gates in self.word_gates(words).unbind(dim=2):
-            context, weight, gate, state = self._recur(word_gates, state)
+            context, weight, gate, state = self._attend_and_advance(word_gates, state)
             contexts.append(context)
             weights.append(weight)
             hidden.append(state.hypothesis["hidden"])
@@ -93,26 +90,23 @@ class LSTMDecoder(RecurrentDecoder):
         attention, heads = maps(torch.stack(weights, dim=2))
         return DecoderOutput(deep, attention, torch.stack(gates, dim=2) if gates else None, heads)
 
-    def _recur(
+    def _attend_and_advance(
         self, word_gates: Tensor, state: State
     ) -> tuple[Tensor, Tensor, Tensor | None, State]:
-        """Attend and advance the LSTM, in the order that `query` sets.
-
-        Returns z_t (B, K, V), attention weights (B, K, H, L), gate (B, K) and the new state.
-        """
+        """Compute z_t (B, K, V), alpha_t (B, K, H, L), beta_t (B, K), and the state with h_t."""
         grid = ProjectedGrid(state.image["keys"], state.image["values"])
         hidden, cell = state.hypothesis["hidden"], state.hypothesis["cell"]
         gates, beta = word_gates + self.hidden_gates(hidden), None
         if self.config.query == "current":
             hidden, cell = advance(gates, cell)
-            context, weights = self.attention(hidden, grid)
+            context, alpha = self.attention(hidden, grid)
         else:
-            context, weights = self.attention(hidden, grid)  # equations 4, 5 and 13
+            context, alpha = self.attention(hidden, grid)  # equations 4, 5 and 13
             beta = torch.sigmoid(self.gate(hidden))  # section 4.2.1
             context = beta * context
-            hidden, cell = advance(gates + self.context_gates(context), cell)
+            hidden, cell = advance(gates + self.context_gates(context), cell)  # equations 1 to 3
             beta = beta.squeeze(-1)
-        return context, weights, beta, State(state.image, {"hidden": hidden, "cell": cell})
+        return context, alpha, beta, State(state.image, {"hidden": hidden, "cell": cell})
 
     def deep_output(self, words: Tensor, hidden: Tensor, deep_context: Tensor) -> Tensor:
         """Return the vector (..., m) that is multiplied by E^T (equation 7).

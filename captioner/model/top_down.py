@@ -55,10 +55,7 @@ class TopDownDecoder(RecurrentDecoder):
         return StepOutput(logits, state, attention, None, heads)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
-        """Read the tokens (B, K, T) of K captions for each of the grids (B, L, D).
-
-        The output at position t scores the successor of tokens[..., t].
-        """
+        """Read whole captions; see `Decoder.forward`."""
         state = self.start(features).expand(tokens.shape[1])
         hidden, weights = [], []
         for gates in self.attention_lstm_word(self.embed(tokens)).unbind(dim=2):

@@ -83,10 +83,7 @@ class TransformerDecoder(WordDecoder):
         return self.final_norm(words), weights, State(state.image, {"path": path}, caches)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
-        """Read the tokens (B, K, T) of K captions for each of the grids (B, L, D), all at once.
-
-        The output at position t scores the successor of tokens[..., t].
-        """
+        """Read whole captions, all words at once; see `Decoder.forward`."""
         words, weights, _ = self._read_captions(features, tokens)
         deep = self.dropout(self.deep_hidden(self.final_norm(words)))
         attention, heads = maps(weights.view(*tokens.shape, *weights.shape[2:]))

@@ -6,6 +6,8 @@ an exponent in a chunk gAMA.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -23,32 +25,60 @@ _ROWS = 1 << 18  # pixels that are converted at once
 _Floats = NDArray[np.float32]
 
 
-def read_nclx(data: bytes) -> tuple[int, int] | None:
-    """Return the numbers of the primaries and the transfer function.
+class Colours(NamedTuple):
+    """The numbers of the primaries and the transfer function.
 
-    None: the file has none, has an ICC profile, which wins, or is like sRGB.
+    is_narrow: levels run from 16 to 235, as in video.
     """
-    box: bytes | None = data[:_HEAD]
-    for kind, skipped in ((b"meta", 4), (b"iprp", 0), (b"ipco", 0)):
-        box = next((body[skipped:] for name, body in _boxes(box or b"") if name == kind), None)
-    colours = [body for name, body in _boxes(box or b"") if name == b"colr"]
+
+    primaries: int
+    transfer: int
+    is_narrow: bool = False
+
+    def is_known(self) -> bool:
+        """Whether this module converts these colours, or they are sRGB."""
+        return self.primaries in _PRIMARIES and self.transfer in (1, 6, 13, _PQ, _HLG)
+
+    def is_srgb(self) -> bool:
+        """Whether the colours need no conversion; unknown ones are taken for sRGB."""
+        is_deep = self.transfer in (_PQ, _HLG)
+        return not (is_deep or self.is_narrow or self.primaries in (9, 12))
+
+
+def read_nclx(data: bytes) -> Colours | None:
+    """Return the colours of the primary item of an AVIF or HEIC.
+
+    None: it has none, has an ICC profile, which wins, or is like sRGB. Decoders widen narrow
+    levels.
+    """
+    meta = _boxes(_body(_boxes(data[:_HEAD]), b"meta")[4:])
+    properties = _boxes(_body(meta, b"iprp"))
+    own = _associations(_body(meta, b"pitm"), _body(properties, b"ipma"))
+    numbered = enumerate(_boxes(_body(properties, b"ipco")), 1)
+    colours = [body for number, (kind, body) in numbered if kind == b"colr" and number in own]
     if any(body[:4] in (b"prof", b"rICC") for body in colours):
         return None
     for body in colours:
         if body[:4] == b"nclx" and len(body) >= 8:
-            return unlike_srgb(int.from_bytes(body[4:6]), int.from_bytes(body[6:8]))
+            described = Colours(int.from_bytes(body[4:6]), int.from_bytes(body[6:8]))
+            return None if described.is_srgb() else described
     return None
 
 
-def is_known(primaries: int, transfer: int) -> bool:
-    """Whether the numbers name colours that this module converts, or sRGB."""
-    return primaries in _PRIMARIES and transfer in (1, 6, 13, _PQ, _HLG)
-
-
-def unlike_srgb(primaries: int, transfer: int) -> tuple[int, int] | None:
-    """Return the numbers of colours that differ from sRGB, else None."""
-    is_deep = transfer in (_PQ, _HLG)
-    return (primaries, transfer) if is_deep or primaries in (9, 12) else None
+def _associations(pitm: bytes, ipma: bytes) -> set[int]:
+    """Return the numbers, from 1, of the primary item's properties (ISO 23008-12, 9.3)."""
+    item_size, size = (4 if ipma[:1] > b"\0" else 2), 1 + (int.from_bytes(ipma[1:4]) & 1)
+    place, is_essential = 8, 1 << (8 * size - 1)  # the first bit of a number
+    while place < len(ipma):
+        start = place + item_size + 1
+        item, count = (
+            int.from_bytes(part) for part in (ipma[place : start - 1], ipma[start - 1 : start])
+        )
+        place = start + size * count
+        if item == int.from_bytes(pitm[4:]):
+            parts = (ipma[at : at + size] for at in range(start, place, size))
+            return {int.from_bytes(part) & ~is_essential for part in parts}
+    return set()
 
 
 def _boxes(data: bytes) -> list[tuple[bytes, bytes]]:
@@ -63,16 +93,24 @@ def _boxes(data: bytes) -> list[tuple[bytes, bytes]]:
     return boxes
 
 
+def _body(boxes: list[tuple[bytes, bytes]], kind: bytes) -> bytes:
+    """Return the content of the first box of a kind; empty if there is none."""
+    return next((body for name, body in boxes if name == kind), b"")
+
+
 def from_gamma(image: Image.Image, gamma: float) -> Image.Image:
     """Convert an RGB or grey image to sRGB; `gamma` is the exponent from light to levels."""
     light = np.linspace(0, 1, 256, dtype=np.float32) ** (1 / gamma)
     return image.point([*_levels(light)] * len(image.getbands()))
 
 
-def from_cicp(image: Image.Image, primaries: int, transfer: int) -> Image.Image:
+def from_cicp(image: Image.Image, colours: Colours) -> Image.Image:
     """Convert an RGB image to sRGB; light above the reference white is clipped."""
-    levels = _linear(np.linspace(0, 1, 256, dtype=np.float32), transfer)
-    chosen = _PRIMARIES.get(primaries, _SRGB)
+    signal, transfer = np.linspace(0, 1, 256, dtype=np.float32), colours.transfer
+    if colours.is_narrow:
+        signal = ((255 * signal - 16) / 219).clip(0, 1)
+    levels = _linear(signal, transfer)
+    chosen = _PRIMARIES.get(colours.primaries, _SRGB)
     matrix = (np.linalg.inv(_to_xyz(_SRGB)) @ _to_xyz(chosen)).T.astype(np.float32)
     pixels = np.array(image).reshape(-1, 3)
     for start in range(0, len(pixels), _ROWS):

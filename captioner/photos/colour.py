@@ -44,7 +44,7 @@ def _apply_profile(plain: Image.Image, source: Image.Image) -> Image.Image | Non
     profile = source.info.get("icc_profile")
     if not profile and plain.mode in ("L", "RGB"):
         if numbers := source.info.get("cicp"):
-            return from_cicp(plain.convert("RGB"), *numbers)
+            return from_cicp(plain.convert("RGB"), numbers)
         gamma = source.info.get("gamma", _GAMMA)
         if "srgb" not in source.info and 0.1 <= gamma <= 10 and abs(gamma / _GAMMA - 1) > 0.05:
             return from_gamma(plain, gamma).convert("RGB")

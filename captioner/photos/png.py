@@ -13,7 +13,7 @@ import zlib
 from typing import Any
 
 from captioner import errors
-from captioner.photos.cicp import is_known, unlike_srgb
+from captioner.photos.cicp import Colours
 
 _CHUNKS = 100_000  # encoders write at least 8 kB per chunk
 _PROFILE = 1 << 24  # bytes of a colour profile; the largest in use have 3 MB
@@ -55,8 +55,9 @@ def _info(metadata: dict[bytes, bytes]) -> dict[str, Any]:
     exif = metadata.pop(b"eXIf", b"")
     info: dict[str, Any] = {"exif": exif} if exif else {}
     numbers, gamma = metadata.get(b"cICP", b""), metadata.get(b"gAMA", b"")
-    if len(numbers) == 4 and is_known(numbers[0], numbers[1]):
-        info["cicp"] = unlike_srgb(numbers[0], numbers[1])
+    colours = Colours(numbers[0], numbers[1], numbers[3] == 0) if len(numbers) == 4 else None
+    if colours is not None and colours.is_known():
+        info["cicp"] = None if colours.is_srgb() else colours
     elif profile := _profile(metadata.get(b"iCCP", b"")):
         info["icc_profile"] = profile
     elif len(gamma) == 4 and b"sRGB" not in metadata:

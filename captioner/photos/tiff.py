@@ -11,11 +11,11 @@ from PIL.TiffImagePlugin import COMPRESSION_INFO, TiffImageFile
 
 from captioner import errors
 
-_SUBFILE, _COMPRESSION, _COLOURS, _TILE_WIDTH, _TILE_LENGTH, _SUB_DIRECTORIES = (
-    254, 259, 262, 322, 323, 330,
-)  # fmt: skip
-_OLD_SUBFILE, _REDUCED = 255, 2  # of TIFF 5
+_SUBFILE, _OLD_SUBFILE, _COMPRESSION, _COLOURS = 254, 255, 259, 262  # tags
+_TILE_WIDTH, _TILE_LENGTH, _SUB_DIRECTORIES = 322, 323, 330
+_REDUCED = 2  # a value of _OLD_SUBFILE
 _RAW = (32803, 34892)  # values of _COLOURS: a colour filter array, linear raw
+_OLD_JPEG = 6  # a value of _COMPRESSION; raw photos have it for previews
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4,
           16: 8, 17: 8, 18: 8}  # fmt: skip
 _USUAL_TILE = 1 << 20  # pixels; a tile may be larger than the picture
@@ -46,17 +46,24 @@ def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
     `max_pixels` limits the pixels of a tile. Raises an ImageError, or for damaged files any
     exception of Pillow.
     """
-    order, big, entries, is_last = _directory(stream)
+    stream.seek(0)
+    head = stream.read(16)
+    order, big = "<" if head[:2] == b"II" else ">", 43 in head[2:4]
     if big and order == ">":  # Pillow would read the offsets as in a classic TIFF
         raise errors.ImageFormatError(
             f"{name} is a big-endian BigTIFF, which is not supported: convert it to JPEG or PNG"
         )
-    has_others = not is_last or any(entry.tag == _SUB_DIRECTORIES for entry in entries)
+    entries, is_last = _directory(stream, head, order, big=big)
+    has_parts = any(entry.tag == _SUB_DIRECTORIES for entry in entries)
     is_reduced = (
         _number(entries, order, _SUBFILE, default=0) & 1
         or _number(entries, order, _OLD_SUBFILE, default=0) == _REDUCED
     )
-    if _number(entries, order, _COLOURS) in _RAW or (is_reduced and has_others):
+    compression = _number(entries, order, _COMPRESSION)
+    is_canon = head[8:10] == b"CR"  # CR2
+    is_raw = is_canon or _number(entries, order, _COLOURS) in _RAW
+    is_preview = has_parts and compression == _OLD_JPEG  # ARW
+    if is_raw or is_preview or (is_reduced and (has_parts or not is_last)):
         raise errors.ImageFormatError(
             f"{name} is a raw photo, or begins with a thumbnail: convert it to JPEG or PNG"
         )
@@ -67,7 +74,6 @@ def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
             f"{name} lists {values:,} bytes of metadata, but the file has only {size:,} bytes: "
             "export it again"
         )
-    compression = _number(entries, order, _COMPRESSION)
     if compression not in COMPRESSION_INFO:
         raise unsupported(name, compression)
     across, down = _number(entries, order, _TILE_WIDTH), _number(entries, order, _TILE_LENGTH)
@@ -94,15 +100,10 @@ def optional_codec(image: TiffImageFile) -> int | None:
     return compression if compression in _OPTIONAL else None
 
 
-def _directory(stream: BinaryIO) -> tuple[str, bool, list[_Entry], bool]:
-    """Return the byte order, whether it is BigTIFF, and the first directory.
-
-    Of the directory: its entries, and whether it is the last one.
-    """
-    stream.seek(0)
-    head = stream.read(16)
-    order = "<" if head[:2] == b"II" else ">"
-    big = 43 in head[2:4]
+def _directory(
+    stream: BinaryIO, head: bytes, order: str, *, big: bool
+) -> tuple[list[_Entry], bool]:
+    """Return the entries of the first directory, and whether there are no further ones."""
     number, entry = (order + "Q", order + "HHQ8s") if big else (order + "H", order + "HHI4s")
     (place,) = struct.unpack_from(order + ("Q" if big else "I"), head, 8 if big else 4)
     stream.seek(place)
@@ -111,7 +112,7 @@ def _directory(stream: BinaryIO) -> tuple[str, bool, list[_Entry], bool]:
     data = stream.read(min(count, 1 << 16) * width)
     whole = data[: len(data) // width * width]
     is_last = not any(stream.read(8 if big else 4))  # the offset of the next one
-    return order, big, [_Entry(*fields) for fields in struct.iter_unpack(entry, whole)], is_last
+    return [_Entry(*fields) for fields in struct.iter_unpack(entry, whole)], is_last
 
 
 def _number(entries: list[_Entry], order: str, tag: int, default: int = 1) -> int:

@@ -56,6 +56,9 @@ _NAMES = {
     "coefficients": "slopes",
     "feature_mean": "middle",
 }
+# What reading a damaged file may raise.
+_DAMAGE = (SafetensorError, OSError, LookupError, AttributeError, TypeError, ValueError,
+           RecursionError)  # fmt: skip
 _MINIMUM_SHARE = 1e-3  # a regression may predict a negative share
 
 
@@ -70,13 +73,6 @@ class Judgement(NamedTuple):
     words: list[float | None]
     caption: float | None
     subject: int | None = None
-
-
-class Assessment(NamedTuple):
-    """The trust of the sentences of B photos, and the familiarity of the photos."""
-
-    judgements: list[list[Judgement]]
-    familiarities: list[float]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,18 +101,12 @@ class WordFeatures:
 
     def kinds_of(self, tokens: Sequence[int]) -> NDArray[Any]:
         """Return the kinds (T,) of tokens; tokens beyond the vocabulary have the last kind."""
-        numbers = np.asarray(tokens, np.int64)
-        known = self.kinds[numbers.clip(max=len(self.kinds) - 1)]
-        kinds: NDArray[Any] = np.where(numbers < len(self.kinds), known, len(self.shares) - 1)
-        return kinds
+        return _look_up(self.kinds, tokens, beyond=len(self.shares) - 1)
 
     def is_noun(self, tokens: Sequence[int]) -> NDArray[np.bool_]:
         """Return whether tokens (T,) are nouns; False for tokens that the file does not list."""
-        if self.nouns is None:
-            return np.zeros(len(tokens), bool)
-        numbers = np.asarray(tokens, np.int64)
-        known = self.nouns[numbers.clip(max=len(self.nouns) - 1)] > 0
-        is_noun: NDArray[np.bool_] = known & (numbers < len(self.nouns))
+        nouns = np.zeros(1) if self.nouns is None else self.nouns
+        is_noun: NDArray[np.bool_] = _look_up(nouns, tokens, beyond=0) > 0
         return is_noun
 
 
@@ -144,9 +134,11 @@ class Trust:
         self, pooled: NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
     ) -> list[list[Judgement]]:
         """Judge the sentences of B photos; arguments as for `assess`."""
-        return self.assess(pooled, beams).judgements
+        return self.assess(pooled, beams)[0]
 
-    def assess(self, pooled: NDArray[Any], beams: Sequence[Sequence[Hypothesis]]) -> Assessment:
+    def assess(
+        self, pooled: NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
+    ) -> tuple[list[list[Judgement]], list[float]]:
         """Judge the sentences of B photos and compute the photos' familiarity.
 
         The regressions were fitted on photos like the training photos. If a photo's familiarity is
@@ -162,7 +154,7 @@ class Trust:
             [self._judge(hypothesis, shares_of_photo, limit) for hypothesis in beam]
             for beam, shares_of_photo, limit in zip(beams, shares, limits, strict=True)
         ]
-        return Assessment(judgements, familiarities)
+        return judgements, familiarities
 
     def _judge(self, hypothesis: Hypothesis, shares: NDArray[Any], limit: float) -> Judgement:
         """Judge a sentence, whose trust is at most `limit`; `shares` (C,) are of its photo."""
@@ -182,18 +174,15 @@ class Trust:
     def to_bytes(self) -> bytes:
         """Return the content of the trust file."""
         tensors = {"word": self.word, "caption": self.caption}
-        for name, part in self._parts().items():
-            if part is not None:
-                fields = asdict(part).items()
-                tensors |= {
-                    f"{name}.{_NAMES.get(key, key)}": array
-                    for key, array in fields
-                    if array is not None
-                }
+        parts: dict[str, Any] = {"familiarity": self.familiarity, "sight": self.word_features}
+        if self.consensus is not None:
+            parts["consensus"] = self.consensus
+        for prefix, part in parts.items():
+            for name, array in asdict(part).items():
+                if array is not None:
+                    tensors[f"{prefix}.{_NAMES.get(name, name)}"] = array
         tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-        header: dict[str, object] = {"weights": self.weights} | (
-            {"words": self.words} if self.words else {}
-        )
+        header = {"weights": self.weights, **({"words": self.words} if self.words else {})}
         return save(tensors, metadata={_KEY: json.dumps(header)})
 
     def save(self, path: Path) -> None:
@@ -205,14 +194,6 @@ class Trust:
             path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as file:
             file.write(self.to_bytes())
-
-    def _parts(self) -> dict[str, Familiarity | WordFeatures | Consensus | None]:
-        """Return the parts by their prefix in the file."""
-        return {
-            "familiarity": self.familiarity,
-            "sight": self.word_features,
-            "consensus": self.consensus,
-        }
 
     @classmethod
     def for_checkpoint(cls, path: str | os.PathLike[str]) -> Trust | None:
@@ -242,6 +223,7 @@ class Trust:
             for name, array in tensors.items():
                 if not np.isfinite(array).all():
                     raise ValueError(f"{name} has values that are not finite")
+            has_consensus = any(name.startswith("consensus.") for name in tensors)
             trust = cls(
                 familiarity=_read_part(tensors, "familiarity", Familiarity),
                 word_features=_read_part(tensors, "sight", WordFeatures),
@@ -249,23 +231,11 @@ class Trust:
                 caption=tensors["caption"],
                 weights=header["weights"],
                 words=tuple(header.get("words", ())),
-                consensus=(
-                    _read_part(tensors, "consensus", Consensus)
-                    if any(name.startswith("consensus.") for name in tensors)
-                    else None
-                ),
+                consensus=_read_part(tensors, "consensus", Consensus) if has_consensus else None,
             )
             _check(trust)
             return trust
-        except (
-            SafetensorError,
-            OSError,
-            LookupError,
-            AttributeError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:
+        except _DAMAGE as error:
             raise CheckpointFormatError(
                 f"{path} is damaged or not a trust file ({error}): remove it, or write it "
                 "again with `captioner trust`"
@@ -306,6 +276,14 @@ def _check(trust: Trust) -> None:
         raise ValueError("some words have an unknown kind")
     if trust.words and len(trust.words) + len(SPECIAL_TOKENS) != words.kinds.size:
         raise ValueError("some words have no kind")
+
+
+def _look_up(values: NDArray[Any], tokens: Sequence[int], *, beyond: int) -> NDArray[Any]:
+    """Return the values (T,) of tokens; `beyond` for tokens without one."""
+    numbers = np.asarray(tokens, np.int64)
+    known = values[numbers.clip(max=len(values) - 1)]
+    found: NDArray[Any] = np.where(numbers < len(values), known, beyond)
+    return found
 
 
 def _sigmoid(values: Any) -> Any:

@@ -53,6 +53,49 @@ def test_numbers_of_a_png(
         np.testing.assert_allclose(np.array(grey)[0, 0], shown, atol=4)
 
 
+PQ, SRGB = (9, 16), (1, 13)
+
+
+@pytest.mark.parametrize(("own", "others", "shown"), [(SRGB, PQ, 148), (PQ, SRGB, 255)])
+def test_the_colours_of_the_primary_item(
+    own: tuple[int, int], others: tuple[int, int], shown: int
+) -> None:
+    """A property of another item, such as a gain map, comes first in the file."""
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (148, 148, 148)).save(file, "AVIF", quality=100)
+    head, mark, rest = file.getvalue().partition(b"colrnclx")
+    data = bytearray(head + mark + b"".join(number.to_bytes(2) for number in own) + rest[4:])
+    other = b"colrnclx" + b"".join(number.to_bytes(2) for number in (*others, 6)) + b"\x80"
+    box = (4 + len(other)).to_bytes(4) + other
+    place = data.index(b"ipco") + 4
+    for kind in (b"meta", b"iprp", b"ipco"):
+        _add(data, data.index(kind) - 4, len(box))
+    _add(data, data.index(b"iloc") + 18, len(box))  # the offset of the only item
+    association = data.index(b"ipma") + 15
+    for index in range(association, association + data[association - 1]):
+        data[index] += 1  # the new property is the first
+    data[place:place] = box
+    np.testing.assert_allclose(np.array(open_image(bytes(data)))[8, 8], shown, atol=4)
+
+
+def _add(data: bytearray, place: int, more: int) -> None:
+    """Add to a number of 4 bytes."""
+    data[place : place + 4] = (int.from_bytes(data[place : place + 4]) + more).to_bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "stored", "shown"),
+    [(13, 16, 0), (13, 126, 128), (13, 235, 255), (13, 0, 0), (13, 255, 255), (16, 143, 255)],
+)
+def test_narrow_levels_of_a_png(transfer: int, stored: int, shown: int) -> None:
+    """ITU-T H.273, 8.3: 8 bits run from 16 to 235; 143 is 58 % of them, the white of PQ."""
+    for depth in (8, 16):
+        rows = b"\0" + stored.to_bytes(1) * (3 * depth // 8)
+        chunk = b"cICP" + bytes((1, transfer, 0, 0))
+        picture = open_image(png(1, 1, rows, chunk, depth=depth))
+        np.testing.assert_allclose(np.array(picture)[0, 0], shown, atol=2)
+
+
 def iccp(profile: bytes) -> bytes:
     return b"iCCPp\0\0" + zlib.compress(profile)
 

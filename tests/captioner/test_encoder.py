@@ -18,7 +18,7 @@ from captioner.backbones import convolutions
 from captioner.backbones.convolutions import SameConv2d
 from captioner.backbones.networks import encoder_names
 from captioner.checkpoint import Checkpoint
-from captioner.inference.batch_norm import fold_batch_norm
+from captioner.inference.prepare import fold_batch_norm
 from captioner.model.encoder import Encoder, EncoderConfig
 from captioner.model.model import CaptionModel
 from captioner.photos.transform import TransformConfig

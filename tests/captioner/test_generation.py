@@ -17,7 +17,7 @@ from captioner.generation.beam_search import Hypothesis, beam_search, read_sente
 from captioner.generation.constraints import Constraints
 from captioner.generation.generate import generate
 from captioner.generation.sampling import draw, filter_top
-from captioner.model.decoder import State, StepOutput
+from captioner.model.decoder import State, StepOutput, log_probabilities
 from captioner.vocabulary import END, PAD, START, UNK, Tokenizer, Vocabulary
 
 VOCABULARY = 7  # three words: 4, 5 and 6
@@ -406,6 +406,13 @@ def test_special_tokens_are_never_generated() -> None:
     for method in ({"beam_size": 4}, {"beam_size": 1}, {"sample": True, "seed": 3}):
         for (hypothesis,) in generate(Fond(), features(1, 2), GenerationConfig(**method)):
             assert hypothesis.tokens and not {PAD, START, UNK} & set(hypothesis.tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_log_probabilities_are_exact_in_half_precision(dtype: torch.dtype) -> None:
+    logits = torch.linspace(-8, 8, 500).to(dtype)
+    exact = logits.double() - logits.double().exp().sum().log()
+    torch.testing.assert_close(log_probabilities(logits).double(), exact, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("method", [{"beam_size": 3}, {"beam_size": 1}, {"sample": True}])

@@ -242,7 +242,7 @@ def test_codecs_that_libtiff_may_lack(compression: int) -> None:
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_a_thumbnail_is_not_taken_for_the_photo(order: str) -> None:
+def test_a_thumbnail_is_not_taken_for_the_photo(order: str, tmp_path: Path) -> None:
     """DNG, 1.4: the raw photo is below a thumbnail. NewSubfileType 1 is a reduced copy."""
     array, thumbnail = np.asarray(draw()), (254, 4, [1])
     lone = tiff(array, order=order, more=(thumbnail,))
@@ -252,9 +252,14 @@ def test_a_thumbnail_is_not_taken_for_the_photo(order: str) -> None:
     grey = tiff(grey_array := array[..., 0], order=order)
     plain, raw = (struct.pack(order + "HHIH", 262, 3, 1, value) for value in (1, 32803))
     old = tiff(array, order=order, more=((255, 3, [2]), (330, 4, [8])))  # SubfileType of TIFF 5
-    for data in (before_another, above_another, old, grey.replace(plain, raw)):
-        with pytest.raises(ImageFormatError, match="a raw photo, or begins with a thumbnail: conv"):
-            open_image(data)
+    canon = lone[:8] + b"CR" + lone[10:]  # CR2
+    sony = tiff(array, order=order, compression=6, more=((330, 4, [8]),))  # ARW
+    raws = (before_another, above_another, old, canon, sony, grey.replace(plain, raw))
+    for number, data in enumerate(raws):
+        (path := tmp_path / f"{number}.tif").write_bytes(data)
+        for source in (data, path):
+            with pytest.raises(ImageFormatError, match=r"raw photo.*: convert it"):
+                open_image(source)
     pages = tiff(array, order=order)[:-4] + struct.pack(order + "I", 8)
     assert (pixels(pages) == array).all() and (pixels(grey)[..., 0] == grey_array).all()
 

@@ -327,18 +327,35 @@ def test_a_closed_image_says_that_it_is_closed(
         assert captioner.caption(open_image).text  # its pixels are there
 
 
-def test_arrays_tensors_and_open_images_have_the_colours_of_the_file(
+def test_every_kind_of_image_has_the_colours_and_the_box_of_the_file(
     captioner: Captioner, tmp_path: Path
 ) -> None:
     values = np.zeros((60, 90, 3), np.uint8)
     values[:, :40] = (255, 20, 0)
     values[30:, 40:] = (250, 160, 10)
-    path = tmp_path / "red.png"
+    path, turned = tmp_path / "red.png", tmp_path / "turned.png"
     Image.fromarray(values).save(path)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    on_its_side = Image.fromarray(np.rot90(values))
+    on_its_side.save(turned, exif=exif)
+    on_its_side.getexif()[0x0112] = 6
+    file = captioner.prepare(path)
+    tensor = torch.from_numpy(values).permute(2, 0, 1)
+    opaque = np.concatenate([values, np.full((60, 90, 1), 255, np.uint8)], axis=2)
+    sources = [
+        values, opaque, tensor.numpy(), values * np.uint16(257), values / 255, tensor,
+        tensor / 255, tensor.bfloat16() / 255, Image.fromarray(values), Image.open(path),
+        Image.fromarray(values).convert("P", palette=Image.Palette.ADAPTIVE), path.read_bytes(),
+        path.open("rb"), turned, turned.read_bytes(), Image.open(turned), on_its_side,
+    ]  # fmt: skip
+    for number, source in enumerate(sources):
+        prepared = captioner.prepare(source)
+        np.testing.assert_allclose(prepared.pixels, file.pixels, atol=2, err_msg=str(number))
+        assert (prepared.box, prepared.size) == (file.box, (90, 60)), number
     expected = captioner.caption(path).score
     swapped = captioner.caption(np.ascontiguousarray(values[..., ::-1])).score
     assert abs(swapped - expected) > 1e-3  # the model sees a difference
-    tensor = torch.from_numpy(values).permute(2, 0, 1)
     sources = [values, tensor, tensor / 255, Image.fromarray(values), Image.open(path)]
     scores = [captioner.caption(source).score for source in sources]
     scores += [caption.score for caption in captioner.caption(sources)]

@@ -182,6 +182,8 @@ def test_sampler_sees_every_image_once_and_groups_shapes() -> None:
     padded = sum(max(lengths[i] for i in batch) * len(batch) for batch in batches)
     assert padded < 1.1 * sum(lengths)  # at random it is 1.6 times
     assert sampler.order(0) == batches != sampler.order(1)
+    few = BucketSampler([(5, 9)] * 61, batch_size=60, seed=1).order(0)
+    assert [len(batch) for batch in few] == [31, 31]  # not 60, most of them twice
 
 
 def test_the_error_for_unprepared_data_names_the_command(tmp_path: Path) -> None:
