@@ -95,7 +95,7 @@ SLOWEST = (
     "test_two_machines_learn_what_one_process_learns",
     "test_serve_calls_nothing_that_windows_lacks",
     "test_mutated_archives_end_in_captions_or_errors",
-    "test_the_wheel_alone_captions_from_anywhere",
+    "test_the_wheel_captions_outside_the_checkout",
 )
 
 
