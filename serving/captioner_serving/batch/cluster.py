@@ -12,7 +12,7 @@ import sys
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from captioner.captioner import Captioner
@@ -65,8 +65,7 @@ class CaptionActor:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Outcome]]:
         """Caption the photos in batch["photo"]."""
-        outcomes = [outcome for part in self._engine.run(iter(batch["photo"])) for outcome in part]
-        return {"outcomes": [_without_data(outcome) for outcome in outcomes]}
+        return {"outcomes": list(chain.from_iterable(self._engine.run(iter(batch["photo"]))))}
 
 
 class RayEngine:
@@ -128,7 +127,7 @@ class RayEngine:
 
     @property
     def description(self) -> str:
-        """See Engine."""
+        """Actors, batch size and workers, for the summary."""
         return (
             f"{self._actors} actors with a {'GPU' if self._gpus else 'CPU'} each, batches of "
             f"{self._batch}, {self._share} decoding processes per actor"
@@ -139,7 +138,7 @@ class RayEngine:
         self._restore.close()
 
     def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:
-        """See Engine.run."""
+        """See LocalEngine.run."""
         while window := _window(photos, most=_WINDOW * self._actors * self._batch):
             waiting = iter(window)
             for part in self._outcomes(window):
@@ -182,11 +181,6 @@ class RayEngine:
                 yield list(batch["outcomes"])
         except Exception as error:  # Ray wraps exceptions in several ways
             raise CaptionerError(_reason(error)) from error
-
-
-def _without_data(outcome: Outcome) -> Outcome:
-    """Remove the file's bytes, which the driver does not need."""
-    return replace(outcome, photo=outcome.photo.without_data())
 
 
 def _reason(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,24 +46,6 @@ class Outcome:
 
     photo: Photo
     record: dict[str, Any]
-
-
-class Engine(Protocol):
-    """Captions photos in batches."""
-
-    @property
-    def description(self) -> str:
-        """Device, dtype, batch size and workers, for the summary."""
-
-    def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:
-        """Yield the outcomes of each batch, in the order of the photos.
-
-        A batch has consecutive photos, and its end depends only on these. So a resumed run makes
-        the same batches, and the same records to the bit.
-        """
-
-    def close(self) -> None:
-        """Stop processes and threads."""
 
 
 class _Entry(NamedTuple):
@@ -113,7 +95,7 @@ class LocalEngine(Closing):
         gc.set_threshold(_ALLOCATIONS)
 
     def close(self) -> None:
-        """See Engine."""
+        """Stop processes and threads."""
         self._reader.close()
         self._threads.shutdown(cancel_futures=True)
         torch.set_num_threads(self._before[0])
@@ -122,7 +104,7 @@ class LocalEngine(Closing):
 
     @property
     def description(self) -> str:
-        """See Engine."""
+        """Device, dtype, batch size and workers, for the summary."""
         dtype = str(self.captioner.dtype).removeprefix("torch.")
         return (
             f"{dtype} on {self.captioner.device}, batches of {self.batch_size} in "
@@ -130,7 +112,11 @@ class LocalEngine(Closing):
         )
 
     def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:
-        """See Engine.run."""
+        """Yield the outcomes of each batch, in the order of the photos.
+
+        A batch has consecutive photos, and its end depends only on these. So a resumed run makes
+        the same batches, and the same records to the bit.
+        """
         ready: queue.Queue[_Submitted | BaseException | None] = queue.Queue(self.streams + 1)
         stop = threading.Event()
         # A daemon, because it may block on a list from a pipe.
@@ -185,10 +171,8 @@ class LocalEngine(Closing):
             yield batch
 
     def _caption(self, batch: _Batch) -> list[Caption]:
-        return self._caption_fitting([entry for entry in batch if entry.decoded.error is None])
-
-    def _caption_fitting(self, entries: _Batch) -> list[Caption]:
-        """Caption a batch; if memory runs out, caption its halves."""
+        """Caption the sound photos of a batch; if memory runs out, caption its halves."""
+        entries = [entry for entry in batch if entry.decoded.error is None]
         try:
             return self._caption_together(entries)
         except (MemoryError, RuntimeError) as error:
@@ -202,7 +186,7 @@ class LocalEngine(Closing):
         self.captioner.graphs.clear()
         half = (len(entries) + 1) // 2
         self.batch_size = min(self.batch_size, half)
-        return self._caption_fitting(entries[:half]) + self._caption_fitting(entries[half:])
+        return self._caption(entries[:half]) + self._caption(entries[half:])
 
     def _caption_together(self, entries: _Batch) -> list[Caption]:
         images = [entry.decoded.prepared(image=entry.photo.name) for entry in entries]
@@ -212,19 +196,17 @@ class LocalEngine(Closing):
     def _outcomes(self, batch: _Batch, captions: list[Caption]) -> Iterator[Outcome]:
         remaining = iter(captions)
         for photo, decoded in batch:
-            if decoded.error is not None:
-                yield Outcome(photo=photo, record={"image": photo.name, "error": decoded.error})
-                continue
-            caption = next(remaining)
-            if caption.error is not None:
-                record = {"image": photo.name, "error": caption.error.record()}
-                yield Outcome(photo=photo, record=record)
-                continue
-            record = caption.record(
-                attention=self._config.attention,
-                minimum_trust=self._config.minimum_trust,
-                keywords=self._config.keywords,
-            )
+            if (error := decoded.error) is None:
+                caption = next(remaining)
+                error = None if caption.error is None else caption.error.record()
+            if error is None:
+                record = caption.record(
+                    attention=self._config.attention,
+                    minimum_trust=self._config.minimum_trust,
+                    keywords=self._config.keywords,
+                )
+            else:
+                record = {"image": photo.name, "error": error}
             yield Outcome(photo=photo, record=record)
 
     def _suited_batch_size(self) -> int:

@@ -156,9 +156,9 @@ def with_remedy(error: OutputError) -> OutputError:
     return OutputError(f"{error}. {_REMEDY}")
 
 
-def check_free(path: Path, *, empty: bool = True) -> None:
-    """Refuse a file that exists; an empty one is allowed if `empty` is true."""
-    if os.path.lexists(path) and not (empty and path.is_file() and not size_of(path)):
+def check_free(path: Path) -> None:
+    """Refuse a file that exists and is not empty."""
+    if os.path.lexists(path) and not (path.is_file() and not size_of(path)):
         raise OutputError(
             f"{path} exists and is not from an earlier run with this output: choose another name, "
             "or move the file"

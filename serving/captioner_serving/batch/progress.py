@@ -31,10 +31,10 @@ class ProgressBar(Closing):
         # Ctrl-C must not interrupt the creation of the lock.
         tqdm.get_lock()  # type: ignore[no-untyped-call]
         self._is_terminal = self._stream.isatty()
-        wait = 0.0 if self._is_terminal else _LOG_SECONDS
+        wait = 0.1 if self._is_terminal else _LOG_SECONDS
         self._bar: tqdm[Any] = tqdm(
             unit=" photos", file=self._stream, smoothing=0.1, dynamic_ncols=True, disable=quiet,
-            delay=wait, mininterval=max(wait, 0.1), maxinterval=max(wait, 10.0),
+            delay=wait, mininterval=wait, maxinterval=max(wait, 10.0),
         )  # fmt: skip
 
     def close(self) -> None:

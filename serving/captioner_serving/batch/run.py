@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -21,7 +21,7 @@ from captioner.shared.files import digest
 from captioner.shared.text import counted, in_a_line
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.engine import Engine, LocalEngine, Outcome
+from captioner_serving.batch.engine import LocalEngine, Outcome
 from captioner_serving.batch.files import RunFiles, with_remedy
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.inputs.sources import Inputs, skipped_entries
@@ -30,6 +30,9 @@ from captioner_serving.batch.outputs.embedding import Embedder, check_exiftool
 from captioner_serving.batch.outputs.formats import check_output
 from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
 from captioner_serving.batch.outputs.written import write_unlogged
+
+if TYPE_CHECKING:
+    from captioner_serving.batch.cluster import RayEngine
 
 _NAMED = 10  # photos named in the summary
 _COMMIT_SECONDS = 1.0  # between commits; a crash loses this much work
@@ -111,9 +114,19 @@ class BatchRun(Closing):
         captioner.check_trust(config.keywords, setting="keywords")
         generation = config.generation_config(captioner.generation)
         captioner.vocabulary.start(generation.style)
-        self._journal = journal = (
-            None if files is None else _journal(files, config, captioner, generation)
-        )
+        self._journal = journal = None
+        if files is not None:
+            model = {
+                "name": captioner.name,
+                "version": captioner.version,
+                "weights": captioner.fingerprint,
+            }
+            self._journal = journal = Journal(
+                files,
+                {"model": model, **config.settings(generation)},
+                restart=config.restart,
+                retry_errors=config.retry_errors,
+            )
         try:
             self._engine = _engine(captioner, generation, config, ray)
         except BaseException:
@@ -144,14 +157,6 @@ class BatchRun(Closing):
 
     def records(self) -> Iterator[Record]:
         """Caption the photos; yield each record once it is on disk."""
-        try:
-            yield from self._records()
-        except OutputError as error:
-            if self._journal is None:
-                raise
-            raise with_remedy(error) from error.__cause__
-
-    def _records(self) -> Iterator[Record]:
         committed = time.monotonic()
         try:
             with closing(self._engine.run(self._remaining())) as batches:
@@ -182,7 +187,6 @@ class BatchRun(Closing):
             lines.append(f"{photos} in {tqdm.format_interval(seconds)}, {rate:.1f} per second")
             lines.append(self._engine.description)
         journal, captioned = self._journal, self.counts[RECORDS]
-        removed = len(self._failed_before - self._failed_again)
         where = f", in {journal.files.errors}" if journal else ""
         counts = {
             f"{counted(captioned, 'caption')} in total": captioned,
@@ -194,22 +198,21 @@ class BatchRun(Closing):
         }
         lines.append("; ".join(part for part, count in counts.items() if count) or _NO_PHOTOS)
         if self._unfamiliar:
-            noun = "photo is" if self._unfamiliar == 1 else "photos are"
-            more = self._unfamiliar - len(self._unfamiliar_names)
             names = ", ".join(map(in_a_line, self._unfamiliar_names))
+            more = self._unfamiliar - len(self._unfamiliar_names)
             lines.append(
-                f"{self._unfamiliar:,} {noun} unlike the training data (familiarity below "
-                f"{UNFAMILIAR}); check the captions of {names}"
+                f"unlike the training data (familiarity below {UNFAMILIAR}): "
+                f"{counted(self._unfamiliar, 'photo')}; check the captions of {names}"
                 f"{f' and {more:,} more' if more else ''}"
             )
         if self._newer:
-            noun = "photo is" if self._newer == 1 else "photos are"
-            lines.append(f"{self._newer:,} {noun} newer than the records; --restart captions all")
+            newer = counted(self._newer, "photo")
+            lines.append(f"newer than the records: {newer}; --restart captions all")
         if again := len(self._failed_again):
             lines.append(f"{again:,} of these failed in an earlier run; --retry-errors retries")
-        if removed:
-            verb = "is no longer an input" if removed == 1 else "are no longer inputs"
-            lines.append(f"{removed:,} that failed before {verb}; --retry-errors removes them")
+        if removed := len(self._failed_before - self._failed_again):
+            photos = counted(removed, "failed photo")
+            lines.append(f"no longer among the inputs: {photos}; --retry-errors removes them")
         lines.append(skipped_entries(self._skipped_entries))
         lines.append(journal.note if journal else "")
         return "\n".join(filter(None, lines))
@@ -273,7 +276,7 @@ class BatchRun(Closing):
                     self._to_embed[photo.path] = sidecar, result
             except OutputError as error:
                 if is_fatal(error):
-                    raise
+                    raise (with_remedy(error) if self._journal else error) from error.__cause__
                 problem = {"error": error.record()}
         self._add(record, {"image": photo.name, **problem} if problem else None)
         result.update(problem)
@@ -289,25 +292,9 @@ class BatchRun(Closing):
             self.counts[ERRORS] += failure is not None
 
 
-def _journal(
-    files: RunFiles, config: BatchConfig, captioner: Captioner, generation: GenerationConfig
-) -> Journal:
-    model = {
-        "name": captioner.name,
-        "version": captioner.version,
-        "weights": captioner.fingerprint,
-    }
-    return Journal(
-        files,
-        {"model": model, **config.settings(generation)},
-        restart=config.restart,
-        retry_errors=config.retry_errors,
-    )
-
-
 def _engine(
     captioner: Captioner, generation: GenerationConfig, config: BatchConfig, ray: str | None
-) -> Engine:
+) -> LocalEngine | RayEngine:
     if ray is None:
         return LocalEngine(captioner, generation, config)
     from captioner_serving.batch.cluster import RayEngine
@@ -330,13 +317,8 @@ def _check_outputs(
     if config.embed:
         check_exiftool()
     if ray is not None:
-        _check_cluster(config)
+        from captioner_serving.batch.cluster import check_ray
 
-
-def _check_cluster(config: BatchConfig) -> None:
-    """Refuse settings that do not work on a cluster."""
-    from captioner_serving.batch.cluster import check_ray
-
-    if config.workers is not None:
-        raise ConfigError("--ray uses all CPUs of the cluster: leave out --workers")
-    check_ray()
+        if config.workers is not None:
+            raise ConfigError("--ray uses all CPUs of the cluster: leave out --workers")
+        check_ray()

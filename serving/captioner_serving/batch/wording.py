@@ -9,6 +9,7 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from captioner.errors import ConfigError
@@ -20,7 +21,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 """Control characters that text files and XML should not contain."""
 
 _FIELDS = {"caption", "score"}
-_HUGE = re.compile(r"\d{4}")  # a width or precision of 1000 or more
+_UNSAFE = re.compile(r"\{|\d{4}")  # a nested field; a width or precision of 1000 or more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Wording:
     def __post_init__(self) -> None:
         if self.template is not None:
             _check_template(self.template)
-        for text in (self.template or "", *(part for pair in self.replace for part in pair)):
+        for text in (self.template or "", *chain.from_iterable(self.replace)):
             if CONTROL.search(text):
                 raise ConfigError(f"{text!r} has a control character: remove it")
             if any("\ud800" <= sign <= "\udfff" for sign in text):
@@ -84,7 +85,7 @@ def _check_template(template: str) -> None:
     try:
         parsed = list(string.Formatter().parse(template))
         fields = {name for _, name, _, _ in parsed} - {None}
-        if invalid := [form for _, _, form, _ in parsed if form and _is_unsafe(form)]:
+        if invalid := [form for _, _, form, _ in parsed if form and _UNSAFE.search(form)]:
             raise ValueError(f"invalid format {invalid[0]!r}")
         template.format(caption="", score=-1.0)
     except (ValueError, KeyError, IndexError, AttributeError) as error:
@@ -117,14 +118,14 @@ def combine(old: str | None, new: str, existing: Existing) -> str | None:
     """
     if old is None or not old.strip() or existing == "overwrite":
         return new
+    if existing == "skip":
+        return None
     between = "\n" if "\n" in old else " "
     if existing == "append":
         has_it = old == new or old.endswith((f" {new}", f"\n{new}"))
         return old if has_it else f"{old}{between}{new}"
-    if existing == "prepend":
-        has_it = old == new or old.startswith((f"{new} ", f"{new}\n"))
-        return old if has_it else f"{new}{between}{old}"
-    return None
+    has_it = old == new or old.startswith((f"{new} ", f"{new}\n"))
+    return old if has_it else f"{new}{between}{old}"
 
 
 def combine_keywords(old: str | None, new: Sequence[str], existing: Existing) -> str:
@@ -145,7 +146,3 @@ def has_word(text: str, word: str) -> bool:
     """Return whether a text contains a word or phrase as whole words, ignoring case."""
     pattern = rf"(?<!\w){re.escape(word)}(?!\w)"
     return bool(word) and re.search(pattern, text, re.IGNORECASE) is not None
-
-
-def _is_unsafe(form: str) -> bool:
-    return "{" in form or _HUGE.search(form) is not None

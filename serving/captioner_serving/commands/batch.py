@@ -11,7 +11,7 @@ from typing import NoReturn
 from captioner.errors import ConfigError
 from captioner.inference.device import add_machine_arguments
 from captioner.shared.text import add_keywords, json_line, probability
-from captioner_serving.commands.texts import (
+from captioner_serving.commands.options import (
     add_sidecars,
     add_wording,
     given_fields,
@@ -53,18 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = outputs.add_argument
     add("--captions", type=int, default=1, metavar="N", help="the N best captions")
     add("--attention", action="store_true", help="add each word's attention to the records")
-    add(
-        "--check-attention",
-        action="store_true",
-        help="add each word's effect to the records (slower)",
-    )
+    add("--check-attention", action="store_true",
+        help="add each word's effect to the records (slower)")  # fmt: skip
     add("--min-score", type=float, metavar="S", help="mark captions with a score below S: review")
-    add(
-        "--minimum-trust",
-        type=probability,
-        metavar="P",
-        help="mark captions with a trust below P: review",
-    )
+    add("--minimum-trust", type=probability, metavar="P",
+        help="mark captions with a trust below P: review")  # fmt: skip
     add_keywords(outputs)
     add_sidecars(outputs)
     add_wording(outputs)
@@ -75,12 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", metavar="MODEL",
         help="file, run folder or USER/MODEL (Hub); default: bundled")  # fmt: skip
     add_machine_arguments(model)
-    add(
-        "--batch-size",
-        type=int,
-        metavar="N",
-        help="photos per batch; default: depends on the device",
-    )
+    add("--batch-size", type=int, metavar="N",
+        help="photos per batch; default: depends on the device")  # fmt: skip
     add("--workers", type=int, metavar="N", help="decoding processes; default: one per core")
     add("--max-pixels", type=int, metavar="N", help="refuse photos with more pixels")
     add("--ray", nargs="?", const="auto", metavar="ADDRESS", help="run on a Ray cluster")

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError, OutputError
 from captioner.shared.text import add_keywords
-from captioner_serving.commands.texts import (
+from captioner_serving.commands.options import (
     add_sidecars,
     add_wording,
+    given_fields,
     is_worded,
     read_wording,
 )
@@ -61,14 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_records,
     )
 
-    config = BatchConfig(
-        keywords=arguments.keywords,
-        sidecar=arguments.sidecar,
-        embed=arguments.embed,
-        existing=arguments.existing,
-        language=arguments.language,
-        wording=read_wording(arguments),
-    )
+    config = BatchConfig(**given_fields(BatchConfig, arguments), wording=read_wording(arguments))
     matched = [Path(name) for name in arguments.records]
     # A pattern such as captions-*.jsonl also matches the runs' other files, without captions.
     outputs = {str(path).removesuffix(".journal.jsonl") for path in matched}
@@ -104,19 +98,18 @@ def run(arguments: argparse.Namespace) -> int:
     problems = 0
     if config.sidecar is not None:
         written, problems = _write_sidecars(paths, captions, config, arguments.root)
-        summary += [part for part, count in written.items() if count]
+        summary += [part for part, number in written.items() if number]
     print(printable("; ".join(summary)), file=sys.stderr)
     return int(problems > 0)
 
 
 def _check_trust(records: Iterable[dict[str, Any]]) -> None:
     """Refuse --keywords for the records of a model without trust."""
-    count = 0
+    record = None
     for record in records:
         if any("trust" in word for word in record["words"]):
             return
-        count += 1
-    if count:
+    if record is not None:
         raise ConfigError(
             "--keywords needs words with trust, and these records have none: caption with a "
             "checkpoint for which you ran `captioner trust`"
@@ -168,40 +161,37 @@ def _write_sidecars(
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, find_photo, is_fatal
     from captioner_serving.batch.outputs.written import lock_and_log
 
-    written = kept = described = unsure = problems = 0
+    embedder, counts = Embedder(), Counter[str]()
 
     def fail(error: OutputError) -> None:
-        nonlocal problems
         print(in_a_line(f"captioner: {error}"), file=sys.stderr)
-        problems += 1
+        counts["failed"] += 1
 
-    embedder = Embedder()
     for path in paths:
         with lock_and_log(path) as write:
             writer, sidecars = SidecarWriter(config, write), {}
             for record in captions(path):
                 if "review" in record:
-                    unsure += 1
+                    counts["unsure"] += 1
                     continue
                 try:
                     photo = find_photo(record["image"], root)
                     if (sidecar := writer.write(photo, record)) is not None:
                         sidecars[photo.file] = sidecar
-                        written += 1
+                        counts["written"] += 1
                 except OutputError as error:
                     if is_fatal(error):
                         raise
                     fail(error)
-            kept += writer.kept
-            described += writer.described
+            counts.update(kept=writer.kept, described=writer.described)
             if config.embed:
                 for failure in embedder.embed(sidecars).values():
                     fail(failure)
     return {
-        f"{counted(written - kept, 'sidecar')} written": 1,
-        f"{kept:,} unchanged": kept,
-        f"{counted(described, 'photo')} with their own description": described,
+        f"{counted(counts['written'] - counts['kept'], 'sidecar')} written": 1,
+        f"{counts['kept']:,} unchanged": counts["kept"],
+        f"{counted(counts['described'], 'photo')} with their own description": counts["described"],
         **embedder.counts(),
-        f"{unsure:,} to review skipped": unsure,
-        f"{problems:,} not written": problems,
-    }, problems
+        f"{counts['unsure']:,} to review skipped": counts["unsure"],
+        f"{counts['failed']:,} not written": counts["failed"],
+    }, counts["failed"]

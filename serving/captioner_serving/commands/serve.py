@@ -18,7 +18,7 @@ from captioner.errors import ConfigError
 from captioner.inference.device import add_machine_arguments
 from captioner.shared.files import writing
 from captioner.shared.paths import expanded
-from captioner_serving.commands.texts import given_fields
+from captioner_serving.commands.options import given_fields
 
 if TYPE_CHECKING:
     from captioner_serving.server.app import Application

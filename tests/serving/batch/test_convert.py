@@ -99,11 +99,14 @@ def test_a_wording_of_two_lines_is_added_once(folder: Path, existing: str) -> No
     assert texts[:2] == texts[2:] and "mine" in texts[0] and "(model)" in texts[0]
 
 
-def test_captions_of_one_name_are_one_result(folder: Path, run_main: Run) -> None:
+def test_sidecars_and_names_of_several_files_are_counted(folder: Path, run_main: Run) -> None:
+    """In COCO results captions of one name are one."""
     write_lines(folder / "s.jsonl", record_of("a.jpg", "a cow"))
-    result = run_main("convert", "r.jsonl", "s.jsonl", "--to", "c.json")
-    assert result.stderr.startswith("2 captions;")
-    assert len(json.loads((folder / "c.json").read_text())) == 2
+    options = ("--to", "c.json", "--overwrite", "--sidecar", "txt")
+    for counts in ("2 sidecars written; 1 unchanged", "0 sidecars written; 3 unchanged"):
+        result = run_main("convert", "r.jsonl", "s.jsonl", *options)
+        assert result.stderr == f"2 captions; 1 failed photo skipped; written to c.json; {counts}\n"
+        assert len(json.loads((folder / "c.json").read_text())) == 2
 
 
 def test_review_in_an_edited_table_may_be_false(folder: Path) -> None:

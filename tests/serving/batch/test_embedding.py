@@ -62,7 +62,7 @@ def exiftools_in(folder: Path) -> list[str]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command, variables = ((process / name).read_bytes() for name in ("cmdline", "environ"))
-            if b"-tagsFromFile" in command and f"TMPDIR={folder}".encode() in variables:
+            if b"-common_args" in command and f"TMPDIR={folder}".encode() in variables:
                 found.append(process.name)
     return found
 

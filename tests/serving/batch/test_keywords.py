@@ -89,6 +89,9 @@ def test_keywords_are_a_column_a_comma_list_and_a_bag(folder: Path, run_main: Ru
         assert result.returncode == 0, result.stderr
     subjects = [tags["XMP-dc:Subject"] for tags in read_tags(folder / "a.xmp", folder / "b.xmp")]
     assert subjects == [["man", "Beach"], ["holiday & sea", 2024]]
+    # A photo whose keywords were deleted has none.
+    run_main("convert", "k.csv", "--sidecar", "txt", "--existing", "overwrite")
+    assert [(folder / f"{name}.txt").read_text() for name in "ab"] == ["man, Beach\n", "\n"]
 
 
 @pytest.mark.needs("exiftool")

@@ -26,7 +26,7 @@ from captioner.errors import MissingExtraError
 from captioner_serving import networks
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.engine import LocalEngine
-from captioner_serving.batch.inputs import urls
+from captioner_serving.batch.inputs import sources, urls
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.inputs.urls import RemotePhoto
@@ -68,7 +68,7 @@ def test_photos_at_urls_are_captioned(
     for archive, chain in (("a.zip", "zip://*::"), ("A.TAR?signature=1", "tar://*::")):
         (lost,) = Inputs(sources=(f"{server}/{archive}",)).photos()
         assert isinstance(lost, LostPhoto)
-        assert lost.reason.endswith(f"is an archive: write '{chain}{server}/{archive}'")
+        assert f"'{chain}{server}/{archive}', with --allow-private" in lost.reason
     config = BatchConfig(sidecar="txt")
     unwritten = caption_batch(replace(inputs, sources=()), config=config, captioner=tiny)
     assert next(unwritten)["error"]["detail"] == (
@@ -152,10 +152,9 @@ def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path)
 
 @pytest.mark.parametrize("packed", ["a.tar", "a.tar.gz", "a.zip"])
 def test_archives_at_urls_are_read_through_chains(
-    tiny: Captioner, photos: Photos, tmp_path: Path, server: str, packed: str
+    photos: Photos, tmp_path: Path, server: str, packed: str
 ) -> None:
     folder, archive = photos(3), tmp_path / packed
-    wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
     files = sorted(folder.iterdir())
     if packed == "a.zip":
         with zipfile.ZipFile(archive, "w") as zipped:
@@ -171,15 +170,28 @@ def test_archives_at_urls_are_read_through_chains(
     if find_spec("aiohttp") is not None:  # with the extra `remote`
         places.append(f"{server}/{packed}")
     for place in places:
-        records = list(caption_batch(f"{kind}://*::{place}", captioner=tiny))
-        by_name = {record["image"]: record.get("caption") for record in records}
-        assert by_name == {
-            f"{place}/deep/{file.name}": text for file, text in zip(files, wanted, strict=True)
+        found = Inputs(sources=(f"{kind}://*::{place}",), allow_private=True).photos()
+        assert {photo.name: photo.read() for photo in found} == {
+            f"{place}/deep/{file.name}": file.read_bytes() for file in files
         }
     assert names(f"{kind}://*/p001.jpg::file://{archive}") == [f"file://{archive}/deep/p001.jpg"]
     archive.write_bytes(archive.read_bytes()[:300])
     (lost,) = Inputs(sources=(f"{kind}://*::file://{archive}",)).photos()
     assert isinstance(lost, LostPhoto) and "cannot be listed (" in lost.reason
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip", "ZIP://*::simplecache"])
+@pytest.mark.parametrize("scheme", ["http", "HTTPS"])
+def test_chains_over_http_need_allow_private(
+    monkeypatch: pytest.MonkeyPatch, kind: str, scheme: str
+) -> None:
+    """fsspec follows redirects to any address."""
+    url = f"{kind}://*::{scheme}://host/a.{kind}"
+    member = LostPhoto(name="a.jpg", reason="a member")
+    monkeypatch.setattr(sources, "remote_members", {url: [member]}.__getitem__)
+    assert first(sources=(url,), allow_private=True) == member
+    refused = first(sources=(url,))
+    assert isinstance(refused, LostPhoto) and "--allow-private" in refused.reason
 
 
 def test_a_file_system_that_is_not_installed(run_batch: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from captioner.errors import CaptionerError, ConfigError, DataError
 from captioner.photos.header import IMAGE_SUFFIXES
@@ -158,13 +158,14 @@ class Inputs:
 
     def _skips(self, photo: str, source: str, skipped: Counter[str]) -> bool:
         """Return whether a photo is excluded or in a system folder below its source; count it."""
-        *folders, _ = parts = photo.split("/")
-        system = (part for part in folders if is_system_folder(part) and part not in source)
-        if (folder := next(system, None)) is not None:
-            skipped[f"in {folder}"] += 1
-            return True
+        path = PurePath(photo)
+        for folder in path.parts[:-1]:
+            if is_system_folder(folder) and folder not in source:
+                skipped[f"in {folder}"] += 1
+                return True
+        names = (photo, path.as_posix(), *path.parts)
         for pattern in self.exclude:
-            if fnmatchcase(photo, pattern) or any(fnmatchcase(part, pattern) for part in parts):
+            if any(fnmatchcase(name, pattern) for name in names):
                 skipped[f"by --exclude {pattern}"] += 1
                 return True
         return False
@@ -231,13 +232,13 @@ class Inputs:
         """Return the photo at a URL from a list or table; check the scheme, which is untrusted."""
         scheme = url.split("://")[0].lower()
         if "::" in url:  # fsspec would chain file systems
-            reason = f"{url}: URLs with :: are not allowed; write an IPv6 address in full"
-            return LostPhoto(name=url, reason=reason)
-        if scheme in _SCHEMES:
+            reason = "URLs with :: are not allowed; write an IPv6 address in full"
+        elif scheme in _SCHEMES:
             return RemotePhoto(name=url, url=url, policy="any" if self.allow_private else "public")
-        schemes = ", ".join(_SCHEMES)
-        reason = f"{url}: {scheme}:// URLs are not allowed in lists and tables; use {schemes}"
-        return LostPhoto(name=url, reason=reason)
+        else:
+            schemes = ", ".join(_SCHEMES)
+            reason = f"{scheme}:// URLs are not allowed in lists and tables; use {schemes}"
+        return LostPhoto(name=url, reason=f"{url}: {reason}")
 
     def _at_url(self, url: str) -> Iterator[Photo]:
         """Yield the photos at a URL of the command line: a photo, archive, glob or bucket."""
@@ -247,7 +248,10 @@ class Inputs:
         bare = re.split(r"[?#]", url)[0].lower() if is_web else url.lower()
         try:
             if "::" in url and not is_web:
-                yield from remote_members(url)
+                if not self.allow_private and any(map(is_web_address, url.split("::"))):
+                    yield _unchecked(url)
+                else:
+                    yield from remote_members(url)
             elif not is_glob and bare.endswith(ARCHIVES):
                 yield _packed(url)
             elif not is_glob and (is_web or bare.endswith(IMAGE_SUFFIXES)):
@@ -282,7 +286,14 @@ class Inputs:
 
 def _packed(url: str) -> LostPhoto:
     kind = "zip" if re.split(r"[?#]", url)[0].lower().endswith(".zip") else "tar"
-    return LostPhoto(name=url, reason=f"{url} is an archive: write '{kind}://*::{url}'")
+    more = ", with --allow-private" if is_web_address(url) else ""
+    return LostPhoto(name=url, reason=f"{url} is an archive: write '{kind}://*::{url}'{more}")
+
+
+def _unchecked(url: str) -> LostPhoto:
+    # fsspec follows redirects without checking their addresses.
+    reason = "it could redirect to a private address: download the archive, or add --allow-private"
+    return LostPhoto(name=url, reason=f"{url} is not read ({reason})")
 
 
 def _count_link(folder: str, skipped: Counter[str]) -> None:

@@ -9,7 +9,7 @@ import stat
 import struct
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import zip_longest
 
 from PIL import ExifTags, Image
 
@@ -23,7 +23,7 @@ _SECONDS = 120.0  # for one call, and 10 more for each photo
 _OLDEST = 12.39  # the first version with AltTextAccessibility
 _REMEDY = "install it (Debian: libimage-exiftool-perl; macOS: brew install exiftool; exiftool.org)"
 _LONGEST = 1 << 16  # bytes of an EXIF block; one JPEG segment holds as many
-_UNREAD = "Warning: Error opening file - "  # exiftool's warning of a sidecar that it cannot read
+_END = "{end}"  # which exiftool prints behind the messages about a photo
 _JPEG = b"\xff\xd8\xff"
 # What cameras write into ImageDescription.
 _CAMERA = re.compile(
@@ -33,51 +33,40 @@ _CAMERA = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhotoTexts:
-    """The texts that other programs wrote into a photo; "" where there is none.
-
-    old: the description in IPTC or EXIF, without names of cameras.
-    xmp: the texts in XMP by property, such as "dc:description".
-    """
-
-    old: str
-    xmp: dict[str, str]
-
-
-def read_texts(path: str) -> PhotoTexts:
-    """Read the texts in a photo; none from a file that cannot be read."""
-    try:
-        with Image.open(path) as image:
-            exif, xmp = image.info.get("exif", b""), image.info.get("xmp", b"")
-            exif = image.getexif().tobytes() if image.format == "TIFF" else exif
-            resources = image.info.get("photoshop", {})
-    except Exception:  # damaged metadata can raise almost anything
-        return PhotoTexts(old="", xmp={})
-    iptc = resources.get(0x0404, b"") if isinstance(resources, dict) else b""
-    return PhotoTexts(old=_iptc_caption(iptc) or _exif_description(exif), xmp=texts_in(xmp))
-
-
 def read_own_texts(path: str) -> dict[str, str]:
     """Read the owner's texts in a photo by property, without those that Embedder copied.
 
     A text is a copy if the photo has it as a new alt text too. exiftool's backup,
     photo.jpg_original, shows what is new; without it every text counts as the owner's.
     """
-    texts = read_texts(path)
-    own, backup = texts.xmp, f"{path}_original"
-    if os.path.isfile(backup):
-        before = read_texts(backup).xmp
+    description, own = _read_texts(path)
+    if os.path.isfile(backup := f"{path}_original"):
+        _, before = _read_texts(backup)
         copied = None if ALT_TEXT in before else own.get(ALT_TEXT)
         own = {name: text for name, text in own.items() if name in before or text != copied}
-    return {DESCRIPTION: texts.old, **own} if texts.old else own
+    return {DESCRIPTION: description, **own} if description else own
+
+
+def _read_texts(path: str) -> tuple[str, dict[str, str]]:
+    """Read the description in IPTC or EXIF, and the texts in XMP by property.
+
+    A damaged file has none. Names of cameras do not count as descriptions.
+    """
+    try:
+        with Image.open(path) as image:
+            exif, xmp = image.info.get("exif", b""), image.info.get("xmp", b"")
+            exif = image.getexif().tobytes() if image.format == "TIFF" else exif
+            resources = image.info.get("photoshop", {})
+    except Exception:  # damaged metadata can raise almost anything
+        return "", {}
+    iptc = resources.get(0x0404, b"") if isinstance(resources, dict) else b""
+    return _iptc_caption(iptc) or _exif_description(exif), texts_in(xmp)
 
 
 class Embedder:
     """Copies sidecars into their JPEG files, with one call of exiftool for many photos.
 
-    Only missing tags are written, so a second copy changes nothing. exiftool keeps the original as
-    photo.jpg_original.
+    Only missing tags are written. exiftool keeps the original as photo.jpg_original.
 
     Attributes:
         written: the number of photos that were changed.
@@ -93,16 +82,9 @@ class Embedder:
 
         The sidecar of photo.jpg must be photo.xmp or photo.jpg.xmp.
         """
-        errors: dict[str, OutputError] = {}
-        for pattern in ("%d%f.xmp", "%d%f.%e.xmp"):
-            group = [
-                photo for photo, sidecar in sidecars.items() if _pattern(photo, sidecar) == pattern
-            ]
-            suited = [photo for photo in group if _may_change(photo)]
-            self.left += len(group) - len(suited)
-            if suited:
-                errors |= self._copy({photo: sidecars[photo] for photo in suited}, pattern)
-        return errors
+        suited = {photo: path for photo, path in sidecars.items() if _may_change(photo)}
+        self.left += len(sidecars) - len(suited)
+        return self._copy(suited) if suited else {}
 
     def counts(self) -> dict[str, int]:
         """Return the counts of the summary."""
@@ -111,39 +93,37 @@ class Embedder:
             f"{self.left:,} without (not a writable JPEG, a link, or described)": self.left,
         }
 
-    def _copy(self, photos: dict[str, str], pattern: str) -> dict[str, OutputError]:
-        by_path = {os.path.abspath(photo): photo for photo in photos}
-        command = [_program(), "-config", "", "-P", "-wm", "cg", "-tagsFromFile", pattern]
+    def _copy(self, sidecars: dict[str, str]) -> dict[str, OutputError]:
+        command = [_program(), "-config", "", "-@", "-", "-common_args", "-P", "-wm", "cg"]
         command += ["-charset", "filename=utf8"] if IS_WINDOWS else []
-        names = b"".join(os.fsencode(path) + b"\n" for path in by_path)
-        for path in by_path:
+        copies = []
+        for photo, sidecar in sidecars.items():
+            path = os.path.abspath(photo)
             with suppress(OSError):  # of a call that was killed
                 os.unlink(f"{path}_exiftool_tmp")
-        with _running([*command, "-XMP:all", "-@", "-"]) as process:
+            pattern = _pattern(photo, sidecar)
+            copies.append(("-tagsFromFile", pattern, "-XMP:all", path, "-echo4", _END))
+        lines = "\n-execute\n".join(map("\n".join, copies)) + "\n"
+        pipe = subprocess.PIPE
+        with subprocess.Popen(  # in a session of its own, because Ctrl-C must not reach it
+            command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        ) as process:
             try:
-                said, problems = process.communicate(names, timeout=_SECONDS + 10 * len(photos))
+                limit = _SECONDS + 10 * len(sidecars)
+                counts, messages = process.communicate(os.fsencode(lines), timeout=limit)
             except subprocess.TimeoutExpired:
                 process.kill()
-                return {photo: _failure(photo, "it took too long") for photo in photos}
+                return {photo: _failure(photo, "it took too long") for photo in sidecars}
             except KeyboardInterrupt:  # exiftool finishes: it may be replacing a photo
                 process.communicate()
                 raise
-        updated = re.search(rb"(\d+) image files updated", said)
-        self.written += int(updated[1]) if updated else 0
+        self.written += sum(map(int, re.findall(rb"(\d+) image files updated", counts)))
+        *reports, rest = os.fsdecode(messages).split(f"{_END}\n")
         errors = {}
-        for line in map(os.fsdecode, problems.splitlines()):
-            if line.startswith(("Error: ", _UNREAD)):
-                endings = (
-                    (path, f" - {path}", f": {path}_exiftool_tmp", f" - {os.path.abspath(sidecar)}")
-                    for path, sidecar in zip(by_path, photos.values(), strict=True)
-                )
-                for path in (path for path, *ends in endings if line.endswith(tuple(ends))):
-                    reason = line.removeprefix("Warning: ").removeprefix("Error: ")
-                    reason = reason.removesuffix(f" - {path}")
-                    errors[by_path[path]] = _failure(by_path[path], reason)
-        if process.returncode and not errors:
-            reason = os.fsdecode(problems).strip().partition("\n")[0]
-            return {photo: _failure(photo, reason) for photo in photos}
+        for photo, report in zip_longest(sidecars, reports, fillvalue=f"Error: {rest}"):
+            if problem := re.search(r"^(?:Error|Warning(?=: Error opening)): (.*)$", report, re.M):
+                reason = problem[1].removesuffix(f" - {os.path.abspath(photo)}").strip()
+                errors[photo] = _failure(photo, reason or f"status {process.returncode}")
         return errors
 
 
@@ -151,12 +131,6 @@ def _pattern(photo: str, sidecar: str) -> str:
     """Return the sidecar's name in terms of exiftool: %f and %e are around the last dot."""
     is_longer = sidecar == f"{photo}.xmp" and "." in os.path.basename(photo)
     return "%d%f.%e.xmp" if is_longer else "%d%f.xmp"
-
-
-def _running(command: list[str]) -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    # In a session of its own, because Ctrl-C must not reach it.
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
 
 
 def check_exiftool() -> None:
@@ -192,8 +166,8 @@ def _may_change(photo: str) -> bool:
         and stat.S_ISREG(status.st_mode)
         and status.st_nlink == 1
         and status.st_mode & stat.S_IWUSR != 0
-        and not re.search(r"[\r\n]", photo)  # which separate the names for exiftool
-        and not read_texts(photo).old
+        and not re.search(r"[\r\n]", photo)  # which separate exiftool's arguments
+        and not _read_texts(photo)[0]
     )
 
 

@@ -12,8 +12,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -28,8 +28,10 @@ from captioner_serving.batch.wording import CONTROL, has_word, sentence
 
 Record = dict[str, Any]
 
-COLUMNS = ("image", "caption", "score", "alternatives", "model", "familiarity", "trust", "keywords",
-    "review")  # fmt: skip
+COLUMNS = (
+    *("image", "caption", "score", "alternatives", "model"),
+    *("familiarity", "trust", "keywords", "review"),
+)
 
 _FORMATS = (".jsonl", ".csv", ".parquet", ".json")
 _ROWS = 10_000  # rows of Parquet that are written together
@@ -46,10 +48,10 @@ def check_output(output: str) -> None:
         raise ConfigError(f"output is {output!r}; it must end in {', '.join(_FORMATS)}")
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise MissingExtraError(f"writing {output}", "parquet")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        is_dir, parent = path.is_dir(), path.absolute().parent
-        reason = "it is a folder" if is_dir else f"there is no folder {parent}"
-        raise OutputError(f"{output} cannot be written: {reason}")
+    if path.is_dir():
+        raise OutputError(f"{output} cannot be written: it is a folder")
+    if not (folder := path.absolute().parent).is_dir():
+        raise OutputError(f"{output} cannot be written: there is no folder {folder}")
 
 
 def write_records(
@@ -95,9 +97,8 @@ def _write_csv(path: Path, records: Iterator[Record]) -> None:
         for row in map(_row, records):
             row["alternatives"] = "\n".join(row["alternatives"])
             row["keywords"] = ", ".join(row["keywords"] or ())
-            writer.writerow(
-                {k: _FORMULA.sub(r"\1'", v) if isinstance(v, str) else v for k, v in row.items()}
-            )
+            texts = {k: _FORMULA.sub(r"\1'", v) for k, v in row.items() if isinstance(v, str)}
+            writer.writerow(row | texts)
 
 
 def _as_sentences(record: Record) -> Record:
@@ -135,20 +136,20 @@ def _write_coco(path: Path, records: Iterator[Record]) -> str:
     captions = {record["image"]: record["caption"] for record in records}
     stems = {name: Path(name).stem for name in captions}
     counts = Counter(stems.values())
-    numbers = {
-        name: int(match[1]) for name, stem in stems.items() if (match := _NUMBER.search(stem))
+    ids: dict[str, int | str] = {
+        name: name if counts[stem] > 1 or stem in captions else stem for name, stem in stems.items()
     }
-    is_shared = len(set(numbers.values())) < len(numbers)
-    ids: Mapping[str, int | str]
-    if is_shared:
-        ids = {name: position for position, name in enumerate(captions, 1)}
-    else:
-        unique = {n: n if counts[s] > 1 or s in captions else s for n, s in stems.items()}
-        ids = {**unique, **numbers}
+    matches = {name: _NUMBER.search(stem) for name, stem in stems.items()}
+    numbers = {name: int(match[1]) for name, match in matches.items() if match}
+    note = ""
+    if len(set(numbers.values())) < len(numbers):
+        numbers = {name: position for position, name in enumerate(captions, 1)}
+        note = "photos share a number: each image_id is a position in the run"
+    ids |= numbers
     results = [{"image_id": ids[name], "caption": text} for name, text in captions.items()]
     with path.open("w", encoding="utf-8") as file:
         file.write("[" + ",".join("\n" + json_line(result) for result in results) + "\n]\n")
-    return "photos share a number: each image_id is a position in the run" if is_shared else ""
+    return note
 
 
 def read_record_table(path: Path) -> Iterator[Record]:
@@ -202,16 +203,15 @@ def _reading(path: Path) -> Iterator[csv.DictReader[str]]:
 
 def _record_of_row(row: dict[str, str | None], place: str) -> Record:
     image, caption = _DEFUSED.sub(r"\1", row["image"] or ""), _text(row, "caption")
-    if not image or not is_name(image):
+    if not image or not _is_name(image):
         raise DataError(f"{place} has no image")
-    try:
+    score = math.nan
+    with suppress(ValueError):
         score = float((row["score"] or "").replace(",", "."))
-    except ValueError:
-        score = math.nan
     record = {"image": image, "caption": caption, "score": score, "alternatives": []}
     if (row.get("review") or "").strip().lower() not in ("", "false", "no", "0"):
         record["review"] = True
-    if not is_sentence(record):
+    if not _is_sentence(record):
         raise DataError(f"{place} needs a caption, and a number as score: correct the line")
     return record
 
@@ -243,12 +243,12 @@ def _record(line: bytes, place: str) -> Record | None:
         raise DataError(
             f"{place} is an incomplete record: resume the run that wrote it, or remove the line"
         ) from error
-    if not isinstance(record, dict) or not is_name(record.get("image")):
+    if not isinstance(record, dict) or not _is_name(record.get("image")):
         raise DataError(f"{place} is not a caption record: image is missing or invalid")
     if "error" in record and "caption" not in record:
         return None
-    alternatives, model = record.get("alternatives"), record.get("model")
-    if not (isinstance(alternatives, list) and all(map(is_sentence, (record, *alternatives)))):
+    others, model = record.get("alternatives"), record.get("model")
+    if not (isinstance(others, list) and all(map(_is_sentence, (record, *others)))):
         raise DataError(f"{place} is not a caption record: caption, score or alternatives invalid")
     if not (isinstance(model, dict) and all(_is_text(model.get(k)) for k in ("name", "version"))):
         raise DataError(f"{place} is not a caption record: model is missing or invalid")
@@ -265,10 +265,11 @@ def keywords_of(record: Record, minimum_trust: float) -> list[str]:
     """
     text: str = record.get("unworded") or record["caption"]
     try:
+        if record.get("familiarity", 1.0) < UNFAMILIAR:
+            return []
         words = [(word["word"], word.get("trust")) for word in record["words"]]
-        is_unfamiliar = record.get("familiarity", 1.0) < UNFAMILIAR
         keywords = choose_keywords(words, minimum_trust=minimum_trust)
-        return [] if is_unfamiliar else [word for word in keywords if has_word(text, word)]
+        return [word for word in keywords if has_word(text, word)]
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"the record of {record['image']} has no words to choose keywords from: use the .jsonl "
@@ -276,8 +277,7 @@ def keywords_of(record: Record, minimum_trust: float) -> list[str]:
         ) from error
 
 
-def is_sentence(value: object) -> bool:
-    """Return whether a record or alternative has a caption and a score."""
+def _is_sentence(value: object) -> bool:
     if not isinstance(value, dict):
         return False
     score = value.get("score")
@@ -294,12 +294,8 @@ def _is_text(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
-def is_name(value: object) -> bool:
+def _is_name(value: object) -> bool:
     """Return whether a value can be a file name, with surrogates for bytes that are not UTF-8."""
-    if not isinstance(value, str) or "\0" in value:
-        return False
-    try:
-        value.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return False
-    return True
+    with suppress(UnicodeEncodeError):
+        return isinstance(value, str) and b"\0" not in value.encode("utf-8", "surrogateescape")
+    return False

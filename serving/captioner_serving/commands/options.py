@@ -15,34 +15,19 @@ if TYPE_CHECKING:
 def add_sidecars(group: argparse._ArgumentGroup) -> None:
     """Add the options for sidecars."""
     add = group.add_argument
-    add(
-        "--sidecar",
-        metavar="KIND",
-        help="file beside each photo: txt, caption, json or xmp",
-    )
-    add(
-        "--embed",
-        action="store_true",
-        help="with --sidecar xmp: copy it into the JPEG file too (needs exiftool)",
-    )
+    add("--sidecar", metavar="KIND", help="file beside each photo: txt, caption, json or xmp")
+    add("--embed", action="store_true",
+        help="with --sidecar xmp: copy it into the JPEG file too (needs exiftool)")  # fmt: skip
     add("--existing", default="skip", metavar="HOW",
         help="if a text exists: skip, overwrite, prepend or append")  # fmt: skip
-    add(
-        "--language",
-        default="en",
-        metavar="TAG",
-        help="language of the captions in XMP; default: en",
-    )
+    add("--language", default="en", metavar="TAG",
+        help="language of the captions in XMP; default: en")  # fmt: skip
 
 
 def add_wording(group: argparse._ArgumentGroup) -> None:
     """Add the options for wording."""
     add = group.add_argument
-    add(
-        "--template",
-        metavar="TEXT",
-        help="text around the caption: 'Photo of {caption}.'",
-    )
+    add("--template", metavar="TEXT", help="text around the caption: 'Photo of {caption}.'")
     add("--replace", action="append", default=[], metavar="OLD=NEW", help="replace whole words")
 
 
@@ -67,6 +52,7 @@ def read_wording(arguments: argparse.Namespace) -> Wording:
 
     if invalid := [text for text in arguments.replace if "=" not in text]:
         raise ConfigError(f"--replace {invalid[0]!r} has no '=': write OLD=NEW")
-    pairs = (text.partition("=") for text in arguments.replace)
-    replace = tuple((old, new) for old, _, new in pairs)
+    replace = tuple(
+        (old, new) for old, _, new in (text.partition("=") for text in arguments.replace)
+    )
     return Wording(template=arguments.template, replace=replace)
