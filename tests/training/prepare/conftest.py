@@ -1,4 +1,4 @@
-"""A miniature COCO of drawn scenes, and a web server that can misbehave."""
+"""Helpers that write and read data sets, a miniature COCO, and a web server that can misbehave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,10 +17,15 @@ from typing import Any
 
 import pytest
 
-from captioner_training.data.manifest import Manifest
 from captioner_training.data.scenes import draw_scene
 from captioner_training.prepare import coco
+from captioner_training.prepare.columns import Columns
+from captioner_training.prepare.listing import Request
+from captioner_training.prepare.selection import SourceData
+from captioner_training.prepare.sources import read_source
+from captioner_training.prepare.splits import Fractions
 from tests.launcher import Run
+from tests.training.prepare.layouts import write_photo
 
 TRAIN, VAL = range(100, 108), range(200, 206)
 # As in the real one, 2017 moved most of 2014's val into train; Karpathy's split knows three parts.
@@ -37,11 +42,62 @@ def prepare(run: Run, to: Path, *arguments: object, status: int = 0) -> str:
     return result.stderr
 
 
-def captions_of(to: Path) -> dict[str, tuple[str, ...]]:
-    """Read the captions of a prepared data set, by the names of its photos."""
-    manifest = Manifest.load(to)
-    rows = (row for split in manifest.splits for row in manifest.rows(to, split))
-    return {row.file_name: row.captions for row in rows}
+def read(
+    kind: str, *arguments: object, columns: Columns | None = None, **shares: float
+) -> SourceData:
+    """Read what the command line `KIND PATH ... [--images PLACE ...]` names, without resizing."""
+    paths, images = list(map(str, arguments)), list[str]()
+    if "--images" in paths:
+        at = paths.index("--images")
+        paths, images = paths[:at], paths[at + 1 :]
+    request = Request(paths=paths, images=images, columns=columns or Columns())
+    return read_source(kind, request, fractions=Fractions(**shares) if shares else None)
+
+
+def names_of(data: SourceData) -> list[str]:
+    return [image.file_name for image in data.images]
+
+
+def captions_of(data: SourceData) -> dict[str, tuple[str, ...]]:
+    return {image.file_name: image.captions for image in data.images}
+
+
+def write_table(
+    path: Path, rows: Mapping[str, str] | Sequence[str], head: str = "image,caption"
+) -> Path:
+    """Write a text table; `rows` are its lines, or the captions of photos by name."""
+    if isinstance(rows, Mapping):
+        rows = [f"{name},{text}" for name, text in rows.items()]
+    path.write_text("\n".join([head, *rows]))
+    return path
+
+
+def coco_json(path: Path, images: Mapping[int, str], captions: Sequence[tuple[int, str]]) -> Path:
+    content = {
+        "images": [{"id": key, "file_name": name} for key, name in images.items()],
+        "annotations": [
+            {"id": i, "image_id": k, "caption": c} for i, (k, c) in enumerate(captions)
+        ],
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Eight small photos, no two alike, with their captions beside them."""
+    for n in range(8):
+        write_photo(tmp_path / "photos" / f"{n}.jpg")
+        (tmp_path / "photos" / f"{n}.txt").write_text(f"caption {n}")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def bare(photos: Path) -> Path:
+    """The photos without captions beside them."""
+    for n in range(8):
+        (photos / f"{n}.txt").unlink()
+    return photos
 
 
 def scene_jpeg(key: int) -> tuple[bytes, str]:

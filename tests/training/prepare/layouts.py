@@ -1,4 +1,8 @@
-"""Write one data set of photos with published splits in the layouts that people publish."""
+"""Write one data set of photos with published splits in the layouts that people publish.
+
+A layout takes the root, the names of the splits, a level of folders above them and the suffix of
+tables. It returns the arguments of `captioner prepare`.
+"""
 
 from __future__ import annotations
 
@@ -37,34 +41,53 @@ def write_photo(path: Path) -> None:
     path.write_bytes(photo(path.name))
 
 
-def _tables(root: Path, rows: Mapping[Path, list[dict[str, str]]], suffix: str) -> None:
-    for path, lines in rows.items():
-        table = path.with_suffix(suffix)
-        table.parent.mkdir(parents=True, exist_ok=True)
+def write_tar(path: Path, files: Mapping[str, bytes]) -> None:
+    """Add files to a tar file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "a") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def _write(
+    names: Names, suffix: str, *, photos: Path, table: Path, columns: Mapping[str, str]
+) -> list[Path]:
+    """Write photos into the folder `photos`, and tables with these columns; return the tables.
+
+    {split} and {name} in paths and cells become the name of the split and of the photo.
+    """
+    tables: dict[Path, list[dict[str, str]]] = {}
+    for name, caption, split in ROWS:
+        words = {"split": names[split], "name": name, "text": caption}
+        write_photo(Path(str(photos).format(**words)) / name)
+        path = Path(str(table).format(**words)).with_suffix(suffix)
+        row = {column: cell.format(**words) for column, cell in columns.items()}
+        tables.setdefault(path, []).append(row)
+    for path, rows in tables.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         if suffix == ".csv":
-            pandas.DataFrame(lines).to_csv(table, index=False)
+            pandas.DataFrame(rows).to_csv(path, index=False)
         else:
-            table.write_text("\n".join(map(json.dumps, lines)))
+            path.write_text("\n".join(map(json.dumps, rows)))
+    return [*tables]
 
 
 def metadata_above(root: Path, names: Names, level: str, suffix: str) -> list[object]:
     """Hugging Face's imagefolder: one table above the folders of the splits."""
-    rows = []
-    for name, caption, split in ROWS:
-        write_photo(root / level / names[split] / name)
-        rows.append({"file_name": f"{names[split]}/{name}", "text": caption})
-    _tables(root, {root / level / "metadata": rows}, suffix)
+    _write(
+        names, suffix, photos=root / level / "{split}", table=root / level / "metadata",
+        columns={"file_name": "{split}/{name}", "text": "{text}"},
+    )  # fmt: skip
     return ["folder", root]
 
 
 def metadata_inside(root: Path, names: Names, level: str, suffix: str) -> list[object]:
     """Hugging Face's imagefolder: a table in the folder of each split."""
-    tables: dict[Path, list[dict[str, str]]] = {}
-    for name, caption, split in ROWS:
-        folder = root / level / names[split]
-        write_photo(folder / name)
-        tables.setdefault(folder / "metadata", []).append({"file_name": name, "text": caption})
-    _tables(root, tables, suffix)
+    folder = root / level / "{split}"
+    columns = {"file_name": "{name}", "text": "{text}"}
+    _write(names, suffix, photos=folder, table=folder / "metadata", columns=columns)
     return ["folder", root]
 
 
@@ -85,33 +108,25 @@ def table_of_paths(root: Path, names: Names, level: str, suffix: str) -> list[ob
 
 def table_of_names(root: Path, names: Names, level: str, suffix: str) -> list[object]:
     """A table of file names alone; the photos lie in the folders of the splits."""
-    rows = []
-    for name, caption, split in ROWS:
-        write_photo(root / level / names[split] / name)
-        rows.append({"image": name, "caption": caption})
-    _tables(root, {root / "captions": rows}, suffix)
-    return [suffix[1:], root / f"captions{suffix}", "--images", root]
+    folder, columns = root / level / "{split}", {"image": "{name}", "caption": "{text}"}
+    tables = _write(names, suffix, photos=folder, table=root / "captions", columns=columns)
+    return [suffix[1:], *tables, "--images", root]
 
 
 def split_column(root: Path, names: Names, level: str, suffix: str) -> list[object]:
     """A table with a column of splits, all photos in one folder."""
-    rows = []
-    for name, caption, split in ROWS:
-        write_photo(root / level / "photos" / name)
-        rows.append({"Image": name, "Caption": caption, "Split": names[split]})
-    _tables(root, {root / "table": rows}, suffix)
-    return [suffix[1:], root / f"table{suffix}", "--images", root]
+    columns = {"Image": "{name}", "Caption": "{text}", "Split": "{split}"}
+    photos = root / level / "photos"
+    tables = _write(names, suffix, photos=photos, table=root / "table", columns=columns)
+    return [suffix[1:], *tables, "--images", root]
 
 
 def table_of_each_split(root: Path, names: Names, level: str, suffix: str) -> list[object]:
     """A table for each split: captions_train.csv and so on."""
-    tables: dict[Path, list[dict[str, str]]] = {}
-    for name, caption, split in ROWS:
-        write_photo(root / level / "photos" / name)
-        table = root / f"captions_{names[split]}"
-        tables.setdefault(table, []).append({"image": name, "caption": caption})
-    _tables(root, tables, suffix)
-    return [suffix[1:], *(table.with_suffix(suffix) for table in tables), "--images", root]
+    table, columns = root / "captions_{split}", {"image": "{name}", "caption": "{text}"}
+    photos = root / level / "photos"
+    tables = _write(names, suffix, photos=photos, table=table, columns=columns)
+    return [suffix[1:], *tables, "--images", root]
 
 
 def folder_of_tables(root: Path, names: Names, level: str, suffix: str) -> list[object]:
@@ -151,16 +166,11 @@ def parquet_paths(root: Path, names: Names, level: str, suffix: str) -> list[obj
 def shards(root: Path, names: Names, level: str, suffix: str) -> list[object]:
     """WebDataset shards in the folders of the splits, captions inside."""
     for name, caption, split in ROWS:
-        path = root / level / names[split] / "00000.tar"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(path, "a") as tar:
-            key = name.removesuffix(".jpg")
-            about = json.dumps({"caption": caption, "key": key}).encode()
-            text = {".csv": (".txt", caption.encode()), ".jsonl": (".json", about)}[suffix]
-            for member, data in ((name, photo(name)), (key + text[0], text[1])):
-                info = tarfile.TarInfo(member)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+        key = name.removesuffix(".jpg")
+        about = json.dumps({"caption": caption, "key": key})
+        text = {f"{key}.txt": caption} if suffix == ".csv" else {f"{key}.json": about}
+        encoded = {name: content.encode() for name, content in text.items()}
+        write_tar(root / level / names[split] / "00000.tar", {name: photo(name), **encoded})
     return ["folder", root]
 
 

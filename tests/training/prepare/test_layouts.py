@@ -14,14 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from captioner_training.data.manifest import Manifest
-from captioner_training.prepare.listing import Request
 from captioner_training.prepare.selection import SourceData
-from captioner_training.prepare.sources import read_source
-from captioner_training.prepare.splits import Fractions
 from tests.launcher import Run
 from tests.training.prepare import layouts
-from tests.training.prepare.conftest import prepare
+from tests.training.prepare.conftest import prepare, read, write_table
 from tests.training.prepare.layouts import LAYOUTS, ROWS, photo, write_photo
 
 PUBLISHED = {caption: split for _, caption, split in ROWS}
@@ -41,17 +37,6 @@ BESIDE_SPLITS = (
     layouts.parquet_folders,
     layouts.shards,
 )
-
-
-def read(command: list[object], fractions: Fractions | None = None) -> SourceData:
-    """Read what a command line names, without resizing photos."""
-    kind, *arguments = map(str, command)
-    paths, images = arguments, []
-    if "--images" in arguments:
-        at = arguments.index("--images")
-        paths, images = arguments[:at], arguments[at + 1 :]
-
-    return read_source(kind, Request(paths=paths, images=images), fractions=fractions)
 
 
 def splits(data: SourceData) -> dict[str, str]:
@@ -81,7 +66,7 @@ def test_a_published_split_is_kept(
     command = layout(root, names, level, suffix)
     if cover and command[0] != "parquet":
         write_photo(root / level / "99.jpg")
-    data = read(command)
+    data = read(*command)
     assert splits(data) == PUBLISHED
     assert data.source["splits"].startswith("from ")
     assert not data.problems
@@ -90,109 +75,95 @@ def test_a_published_split_is_kept(
 
 
 @pytest.mark.parametrize("with_text", [False, True])
-def test_photos_outside_any_split_are_listed_and_left_out(
-    run_main: Run, tmp_path: Path, with_text: bool
-) -> None:
+def test_photos_outside_any_split_are_listed_and_left_out(tmp_path: Path, with_text: bool) -> None:
     """A cover without a caption, a copy of a photo in train, is outside too."""
     names = {"train": "train", "val": "Val", "test": "test"}
-    root = tmp_path / "set"
-    command = layouts.sidecars(root, names, "data", "")
-    write_photo(root / "data" / "99.jpg")
+    command = layouts.sidecars(tmp_path, names, "data", "")
+    cover = tmp_path / "data" / "99.jpg"
+    cover.write_bytes(photo("99.jpg" if with_text else "3.jpg"))
     if with_text:
-        (root / "data" / "99.txt").write_text("a cover")
-    else:
-        (root / "data" / "99.jpg").write_bytes(photo("3.jpg"))
-    stderr = prepare(run_main, tmp_path / "to", *command)
-    assert "split: from folders\n" in stderr
-    assert "note: photos outside any split, left out: 1 (data/99.jpg)\n" in stderr
-    counts = {name: split.images for name, split in Manifest.load(tmp_path / "to").splits.items()}
-    assert counts == {"train": 12, "val": 5, "test": 4}
-    with (tmp_path / "to" / "problems.csv").open(encoding="utf-8-sig", newline="") as file:
+        cover.with_suffix(".txt").write_text("a cover")
+    data = read(*command)
+    assert data.source["splits"] == "from folders" and splits(data) == PUBLISHED
+    assert data.problems.notes() == ["photos outside any split, left out: 1 (data/99.jpg)"]
+    data.problems.write(tmp_path)
+    with (tmp_path / "problems.csv").open(encoding="utf-8-sig", newline="") as file:
         assert [row["file"] for row in csv.DictReader(file)] == ["data/99.jpg"]
     if with_text:  # asked for, it is drawn
-        data = read(command, Fractions(val=0, test=0))
+        data = read(*command, val=0)
         assert splits(data) == {**PUBLISHED, "a cover": "train"}
         assert data.source["splits"] == "from folders; rest drawn, 100/0/0"
 
 
-def test_the_summary_names_drawn_splits(run_main: Run, tmp_path: Path) -> None:
-    for name, caption, _ in ROWS:
-        write_photo(tmp_path / "set" / name)
-        (tmp_path / "set" / name).with_suffix(".txt").write_text(caption)
-    for options, shares in (
-        ((), "90/10/0"),
-        (("--val", 0.2, "--test", 0.25), "55/20/25"),
-    ):
-        stderr = prepare(
-            run_main, tmp_path / f"to{shares[:2]}", "folder", tmp_path / "set", *options
-        )
+def test_the_summary_names_drawn_splits(run_main: Run, photos: Path, tmp_path: Path) -> None:
+    for options, shares in ((), "90/10/0"), (("--val", 0.2, "--test", 0.25), "55/20/25"):
+        stderr = prepare(run_main, tmp_path / shares[:2], "folder", photos, *options)
         assert f"split: drawn, {shares}\n" in stderr
 
 
-def test_val_is_drawn_from_train_where_it_is_missing(tmp_path: Path) -> None:
-    names = {"train": "train", "val": "train", "test": "test"}
-    command = layouts.metadata_above(tmp_path, names, "", ".csv")
-    data = read(command, Fractions(val=0.2))
-    found = splits(data)
-    tests = {caption for caption, split in PUBLISHED.items() if split == "test"}
-    assert {caption for caption, split in found.items() if split == "test"} == tests
-    assert {*found.values()} == {"train", "val", "test"}
-    assert data.source["splits"] == "from folders; rest drawn, 80/20/0"
-
-
-def test_splits_are_drawn_anew_where_all_photos_are_in_one(tmp_path: Path) -> None:
-    command = layouts.metadata_above(tmp_path, dict.fromkeys(SPELLINGS, "train"), "", ".csv")
-    data = read(command, Fractions(val=0.2, test=0.25))
+@pytest.mark.parametrize(
+    ("test", "shares", "origin"),
+    [
+        ("test", {"val": 0.2}, "from folders; rest drawn, 80/20/0"),
+        ("train", {"val": 0.2, "test": 0.25}, "drawn, 55/20/25"),
+    ],
+)
+def test_splits_are_drawn_from_train_on_request(
+    tmp_path: Path, test: str, shares: dict[str, float], origin: str
+) -> None:
+    names = {"train": "train", "val": "train", "test": test}
+    data = read(*layouts.metadata_above(tmp_path, names, "", ".csv"), **shares)
+    assert data.source["splits"] == origin
     assert {*splits(data).values()} == {"train", "val", "test"}
-    assert data.source["splits"] == "drawn, 55/20/25"
+    if test == "test":
+        published = {caption for caption, split in PUBLISHED.items() if split == "test"}
+        assert {caption for caption, split in splits(data).items() if split == "test"} == published
 
 
 def test_a_folder_above_the_photos_is_no_split(tmp_path: Path) -> None:
     root = tmp_path / "test" / "photos"
-    for name, _, _ in ROWS:
-        write_photo(root / name)
-    lines = ["image,caption", *(f"{root}/{name},{caption}" for name, caption, _ in ROWS)]
-    (root / "table.csv").write_text("\n".join(lines))
-    assert read(["csv", root / "table.csv"]).source["splits"] == "drawn, 90/10/0"
+    layouts.sidecars(root, dict.fromkeys(SPELLINGS, ""), "", "")
+    rows = {f"{root}/{name}": caption for name, caption, _ in ROWS}
+    table = write_table(root / "table.csv", rows)
+    assert read("csv", table).source["splits"] == "drawn, 90/10/0"
 
 
 def test_a_column_of_splits_is_preferred_to_the_names_of_files(tmp_path: Path) -> None:
     tables = [tmp_path / f"captions_{split}.csv" for split in ("train", "val")]
     for number, (table, split) in enumerate(zip(tables, ("test", ""), strict=True)):
         write_photo(tmp_path / f"{number}.jpg")
-        table.write_text(f"image,caption,split\n{number}.jpg,of {number},{split}\n")
+        write_table(table, [f"{number}.jpg,of {number},{split}"], "image,caption,split")
     for command in (["csv", *tables], ["folder", tmp_path]):
-        assert splits(read(command)) == {"of 0": "test", "of 1": "val"}
+        assert splits(read(*command)) == {"of 0": "test", "of 1": "val"}
 
 
 def test_archives_may_be_named_after_their_split(tmp_path: Path) -> None:
     command = layouts.table_of_names(tmp_path, {name: name for name in SPELLINGS}, "", ".csv")
     for split, name in ("train", "photos-train"), ("val", "Val2014"), ("test", "testing"):
         shutil.make_archive(str(tmp_path / "packed" / name), "zip", tmp_path / split)
-    data = read([*command[:-1], *sorted((tmp_path / "packed").iterdir())])
+    data = read(*command[:-1], *sorted((tmp_path / "packed").iterdir()))
     assert splits(data) == PUBLISHED and data.source["splits"] == "from file names"
 
 
 def test_a_file_named_after_a_split_is_of_that_split(tmp_path: Path) -> None:
     layouts.write_parquet(tmp_path, lambda _: tmp_path / "train-00000-of-00002.parquet")
-    data = read(["parquet", tmp_path / "train-00000-of-00002.parquet"])
+    data = read("parquet", tmp_path / "train-00000-of-00002.parquet")
     assert data.source["splits"] == "from file names"
     layouts.table_of_names(tmp_path, dict.fromkeys(SPELLINGS, "photos"), "", ".csv")
     table = (tmp_path / "captions.csv").rename(tmp_path / "train.csv")
-    command: list[object] = ["csv", table, "--images", tmp_path]
-    data = read(command)
+    data = read("csv", table, "--images", tmp_path)
     assert data.source["splits"] == "from file names" and {*splits(data).values()} == {"train"}
-    assert read(command, Fractions()).source["splits"] == "drawn, 90/10/0"
+    assert read("csv", table, "--images", tmp_path, val=0.1).source["splits"] == "drawn, 90/10/0"
 
 
 def test_photos_beside_a_folder_named_after_a_split_are_listed(tmp_path: Path) -> None:
     """Classes named train, bus and car: --val draws from all of them."""
     names = {"train": "train", "val": "bus", "test": "car"}
     command = layouts.sidecars(tmp_path, names, "", "")
-    data = read(command)
+    data = read(*command)
     assert "photos outside any split, left out: 9 (bus/12.jpg" in "\n".join(data.problems.notes())
     assert {*splits(data).values()} == {"train"} and len(data.images) == 12
-    data = read(command, Fractions(val=0.3))
+    data = read(*command, val=0.3)
     assert data.source["splits"] == "drawn, 70/30/0" and len(data.images) == len(ROWS)
 
 
@@ -214,21 +185,18 @@ def _copies(tmp_path: Path, seed: int) -> tuple[Path, list[Any]]:
 def test_copies_of_a_photo_are_in_one_split(tmp_path: Path, named: tuple[Any, ...]) -> None:
     seen = []
     for seed in range(3):  # listed in another order
-        folder, rows = _copies(tmp_path, seed)
-        table = folder / "captions.csv"
-        lines = ["image,caption,split"]
-        for name in rows:
-            chance = random.Random(name)
-            split = ""
+        folder, names = _copies(tmp_path, seed)
+        rows = []
+        for name in names:
+            chance, split = random.Random(name), ""
             if named and chance.random() < named[0]:
                 split = chance.choice(["train", "val", "test"]) if named[1] == "any" else named[1]
-            lines.append(f"{name},a photo called {name},{split}")
-        table.write_text("\n".join(lines))
-        data = read(["csv", table], Fractions(val=0.3, test=0.2) if named != (1.0, "any") else None)
+            rows.append(f"{name},a photo called {name},{split}")
+        table = write_table(folder / "captions.csv", rows, "image,caption,split")
+        data = read("csv", table, **({} if named == (1.0, "any") else {"val": 0.3, "test": 0.2}))
         of_photo: dict[str, set[str]] = {}
         for image in data.images:
-            number = image.file_name.split("-")[-1]
-            of_photo.setdefault(number, set()).add(image.split)
+            of_photo.setdefault(image.file_name.split("-")[-1], set()).add(image.split)
         assert len(of_photo) == 30 and all(len(found) == 1 for found in of_photo.values())
         seen.append({image.file_name: image.split for image in data.images})
     assert seen[0] == seen[1] == seen[2]
@@ -240,6 +208,6 @@ def test_copies_inside_parquet_are_copies_too(tmp_path: Path) -> None:
     layouts.write_parquet(
         tmp_path, lambda split: tmp_path / "test" / f"copy{[*names].index(split)}.parquet"
     )
-    data = read(["folder", tmp_path])
+    data = read("folder", tmp_path)
     assert {image.split for image in data.images} == {"test"}
     assert "copies in two splits, left out of one: 17 (" in "\n".join(data.problems.notes())

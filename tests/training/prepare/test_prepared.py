@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import shlex
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from captioner import DataError
 from captioner.cli import main
@@ -27,6 +30,7 @@ from tests.conftest import read_tree
 from tests.launcher import Run
 from tests.process_tree import children
 from tests.refusals import check_refusals
+from tests.training.prepare.conftest import prepare as run_prepare
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +75,52 @@ def test_the_same_images_come_out_by_split(prepared: Path, scenes: Path) -> None
         for a, b in zip(here, there, strict=True):
             assert (a.name, a.id, a.captions, a.words) == (b.name, b.id, b.captions, b.words)
             assert a.store.read(a.name) == b.store.read(b.name)  # 128 pixels: stored as they were
+
+
+def test_photos_are_stored_as_a_viewer_sees_them(run_main: Run, tmp_path: Path) -> None:
+    folder, to = tmp_path / "photos", tmp_path / "to"
+    folder.mkdir()
+    picture = Image.new("RGB", (800, 400), "blue")
+    picture.paste("red", (0, 0, 400, 400))  # the left half
+    exif = Image.Exif()
+    for turn in (5, 6):  # mirrored along its diagonal, turned a quarter clockwise: red on top
+        exif[0x0112] = turn
+        picture.save(folder / f"turned{turn}.jpg", exif=exif, quality=95)
+    picture.resize((80, 40)).save(folder / "small-turned.jpg", exif=exif)
+    picture.resize((100, 150)).save(folder / "exact.jpg")
+    Image.new("RGBA", (300, 900), (0, 0, 0, 0)).save(folder / "clear.png")  # shown on white
+    Image.new("RGB", (90, 50), "green").save(folder / "small.png")
+    for path in list(folder.iterdir()):
+        path.with_suffix(".txt").write_text("a caption")
+    run_prepare(run_main, to, "folder", folder, "--size", 100, "--quality", 30, "--val", 0)
+    rows = {row.file_name: row for row in Manifest.load(to).rows(to, "train")}
+    assert {name: (row.width, row.height) for name, row in rows.items()} == {
+        "turned5.jpg": (400, 800), "turned6.jpg": (400, 800), "small-turned.jpg": (40, 80),
+        "exact.jpg": (100, 150), "clear.png": (300, 900), "small.png": (90, 50),
+    }  # fmt: skip
+    picture.save(coarse := io.BytesIO(), "JPEG", quality=30)
+    images = {image.name: image for image in read_dataset(to, split="train")}
+    stored = {name: image.store.read(name) for name, image in images.items()}
+    # Not larger than asked for: the bytes are the original's.
+    assert stored.pop("exact.jpg") == (folder / "exact.jpg").read_bytes()
+    opened = {name: Image.open(io.BytesIO(data)) for name, data in stored.items()}
+    for name, image in opened.items():
+        assert image.quantization == Image.open(coarse).quantization and not image.getexif()
+        small = name.startswith("small")  # never enlarged
+        assert min(image.size) == 100 or (
+            small and image.size == (rows[name].width, rows[name].height)
+        )
+    for turn in (5, 6):
+        top, bottom = (opened[f"turned{turn}.jpg"].getpixel((50, y)) for y in (20, 180))
+        assert top[0] > 200 > 50 > top[2] and bottom[2] > 200 > 50 > bottom[0]
+    assert min(opened["clear.png"].getpixel((50, 50))) > 250
+    with tarfile.open(to / "train-00000.tar") as tar:
+        row = rows["clear.png"]
+        about = tar.extractfile(f"{row.key}.json")
+        assert about is not None and json.load(about) == {
+            "id": "clear.png", "file_name": "clear.png", "split": "train",
+            "captions": ["a caption"], "width": 300, "height": 900,
+        }  # fmt: skip
 
 
 # webdataset leaves closing its files to the collector.

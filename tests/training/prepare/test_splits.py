@@ -59,24 +59,6 @@ def listed(*names: str, split: str | None = None) -> list[ListedImage]:
     return [ListedImage(id=n, file_name=n, captions=("a",), split=split) for n in names]
 
 
-def test_equal_images_are_drawn_together(tmp_path: Path) -> None:
-    for n in range(200):
-        (tmp_path / f"{n:03}.jpg").write_bytes(bytes([n]) * 9000)
-        (tmp_path / f"copy-{n:03}.jpg").write_bytes(bytes([n]) * 9000)
-    names = [f"{kind}{n:03}.jpg" for kind in ("", "copy-") for n in range(200)]
-    problems = Problems()
-    found = select(listed(*names), ImageFiles([tmp_path]), problems, fractions=Fractions(val=0.3))[
-        0
-    ]
-    splits = [image.split for image in found]
-    assert splits[:200] == splits[200:] and 80 <= splits.count("val") <= 160
-    assert not problems
-    # One of them is in val by the data's own word: its copy goes with it.
-    own = [*listed("005.jpg", split="validation"), *listed("copy-005.jpg")]
-    found = select(own, ImageFiles([tmp_path]), problems)[0]
-    assert [image.split for image in found] == ["val", "val"] and not problems
-
-
 @FEW
 @given(order=st.permutations(range(9)), named=st.sampled_from([None, "val", "test"]))
 def test_copies_share_a_split_in_any_order(tmp_path: Path, order, named) -> None:

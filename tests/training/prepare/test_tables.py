@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +11,20 @@ from zipfile import ZipFile
 
 import pytest
 
-from captioner import ConfigError, DataError
+from captioner import CaptionerError, ConfigError, DataError
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.listing import Problems
 from captioner_training.prepare.tables import read_caption_file
 
 Captions = dict[str, tuple[str, ...]]
+SENTENCES = ("A dog runs.", "A cat sits.")
+KARPATHY = {
+    "dataset": "flickr30k",
+    "images": [
+        {"filename": "1.jpg", "imgid": 0, "split": "train",
+         "sentences": [{"raw": text, "tokens": text.lower().split()} for text in SENTENCES]}
+    ],
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -31,26 +41,31 @@ def read(
     return {image.file_name: image.captions for image in images}
 
 
-def test_commas_in_the_last_column_belong_to_the_caption(
-    tmp_path: Path, problems: Problems
+@pytest.mark.parametrize(
+    ("table", "columns", "captions"),
+    [
+        # Commas in the last column belong to the caption.
+        ("image,caption\n1.jpg,A dog, a cat, and a bird .\n1.jpg,plain\n", {},
+         {"1.jpg": ("A dog, a cat, and a bird .", "plain")}),
+        ('image,caption\n2.jpg,"quoted, too"\n2.jpg, A sign says "stop, now", it seems\n', {},
+         {"2.jpg": ("quoted, too", 'A sign says "stop, now", it seems')}),
+        ("image,caption\n3.jpg,spreadsheet,,\n", {}, {"3.jpg": ("spreadsheet",)}),
+        ("\ufeffimage,caption\n1.jpg,with a mark\n", {}, {"1.jpg": ("with a mark",)}),
+        ("Bild;Text;Text\n1.jpg;ein Hund;ein Tier\n", {"image": "Bild"},
+         {"1.jpg": ("ein Hund", "ein Tier")}),
+        ('subject| c1| c2\n1.jpg| one| ["two", "three"]\n',
+         {"image": "subject", "captions": ("c1", "c2"), "delimiter": "|"},
+         {"1.jpg": ("one", "two", "three")}),
+        ("a,b\tImage\tCaption\nc,d\t1.jpg\te, f\n", {"delimiter": "\\t"}, {"1.jpg": ("e, f",)}),
+        ("a,b\tImage\tCaption\nc,d\t1.jpg\te, f\n", {"delimiter": "tab"}, {"1.jpg": ("e, f",)}),
+        (f"image,caption\n1.jpg,{'[' * 100_000}\n", {}, {"1.jpg": ("[" * 100_000,)}),
+    ],
+)  # fmt: skip
+def test_text_tables(
+    tmp_path: Path, problems: Problems, table: str, columns: dict[str, object], captions: Captions
 ) -> None:
-    table = (
-        "image,caption\n1.jpg,A dog, a cat, and a bird .\n1.jpg,plain\n"
-        '2.jpg,"quoted, too"\n2.jpg, A sign says "stop, now", it seems\n3.jpg,spreadsheet,,\n'
-    )
-    assert read(tmp_path, table, problems) == {
-        "1.jpg": ("A dog, a cat, and a bird .", "plain"),
-        "2.jpg": ("quoted, too", 'A sign says "stop, now", it seems'),
-        "3.jpg": ("spreadsheet",),
-    }
-    assert not problems
-
-
-def test_too_many_cells_elsewhere_are_named(tmp_path: Path, problems: Problems) -> None:
-    table = "image,caption,split\n1.jpg,a dog, a cat,train\n2.jpg,fine,train\n"
-    assert read(tmp_path, table, problems) == {"2.jpg": ("fine",)}
-    assert "row with too many cells: 1 (line 2 has 4 cells)" in problems.report()
-    assert "3 columns" in problems.report() and "','" in problems.report()
+    assert read(tmp_path, table, problems, **columns) == captions
+    assert not problems and not problems.notes()
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
@@ -62,43 +77,56 @@ def test_the_separator_is_detected_or_given(
     assert read(tmp_path, f"Image{separator}Caption\n{rows}", problems) == wanted
     excel = f"sep={separator}\nDatei{separator}Text\n{rows}"  # as Excel writes and reads it
     assert read(tmp_path, excel, problems, image="Datei") == wanted
-    if separator == "\t":  # as people type it
-        for typed in ("\\t", "tab"):
-            table = "a,b\tImage\tCaption\nc,d\t1.jpg\te, f\n"
-            assert read(tmp_path, table, problems, delimiter=typed) == {"1.jpg": ("e, f",)}
     assert not problems and not problems.notes()
 
 
-def test_a_table_without_a_header_is_refused(tmp_path: Path, problems: Problems) -> None:
-    with pytest.raises(DataError, match=r"t\.csv has no header: add a first line, such as image,"):
-        read(tmp_path, "a.jpg,a dog runs\nb.jpg,a cat sits\n", problems)
-    with pytest.raises(DataError, match=r"t\.csv contains JSON: rename it to t\.json"):
-        read(tmp_path, '{"image": "a.jpg", "caption": "a dog"}', problems)
+def test_too_many_cells_elsewhere_are_named(tmp_path: Path, problems: Problems) -> None:
+    table = "image,caption,split\n1.jpg,a dog, a cat,train\n2.jpg,fine,train\n"
+    assert read(tmp_path, table, problems) == {"2.jpg": ("fine",)}
+    assert "row with too many cells: 1 (line 2 has 4 cells)" in problems.report()
+    assert "3 columns" in problems.report() and "','" in problems.report()
+
+
+def test_the_header_is_the_row_of_the_named_columns(tmp_path: Path, problems: Problems) -> None:
+    """An export of a museum: lines above the header, Windows-1252, and columns in German."""
+    rows = [
+        ["Sammlung Altstadt; Export", "März", "2026", ""],
+        ["Nr", "Detail", "Datei", "Rechte", "Titel", "Beschreibung", "Vermerk"],
+        ["0", "", "Brücken/17.jpg", "Alle Rechte", "Bild 0", "ein großer Hund", ""],
+        ["1", "18.jpg", "Plätze/18.jpg", "Alle Rechte", "Bild 1", "zwei Kinder", "nein, nein"],
+    ]
+    csv.writer(text := io.StringIO(), delimiter=";").writerows(rows)
+    content = f"sep=;\n{text.getvalue()}".encode("cp1252")
+    columns = {"image": "Datei", "captions": ("Beschreibung",)}
+    assert read(tmp_path, content, problems, **columns) == {
+        "Brücken/17.jpg": ("ein großer Hund",), "Plätze/18.jpg": ("zwei Kinder",),
+    }  # fmt: skip
+    encoding, above = problems.notes()
+    assert "read as Windows-1252" in encoding and "t.csv" in encoding
+    assert above == "lines above the header, skipped: 1"
 
 
 @pytest.mark.parametrize(
     ("table", "columns", "message"),
     [
-        ("Datei,caption\n1.jpg,a dog runs\n", {}, "the columns Datei, caption: name the column of "
-            "photos with --image-column"),
-        ("image,Titel\n1.jpg,a dog runs fast\n", {}, "the columns image, Titel: name the column of "
-            "captions with --caption-column"),
-        ("image,caption\n", {"captions": ("Captoin",)},
-            r"no column 'Captoin', did you mean caption\?"),
+        ("a.jpg,a dog runs\nb.jpg,a cat sits\n", {}, r"t\.csv has no header.* image,caption"),
+        ('{"image": "a.jpg", "caption": "a dog"}', {}, r"t\.csv contains JSON.* t\.json"),
+        ("1.jpg: a dog runs\n2.jpg: a cat sits\n", {}, "1.jpg: a dog runs.* --image-column"),
+        (" \n", {}, r"t\.csv is empty"),
+        ("Datei,caption\n1.jpg,a dog\n", {}, "columns Datei, caption.* --image-column$"),
+        ("image,Titel\n1.jpg,a dog\n", {}, "columns image, Titel.* --caption-column$"),
+        ("Raum;Jahr\nHalle;1900\n", {}, "Raum, Jahr.* --image-column.* --caption-column$"),
+        ("image,caption\n", {"captions": ("Captoin",)}, r"'Captoin', did you mean caption\?"),
+        ("image,caption\n", {"delimiter": "ab"}, "--delimiter is 'ab'"),
     ],
 )  # fmt: skip
-def test_columns_of_other_names_are_asked_for(
+def test_tables_that_cannot_be_read(
     tmp_path: Path, problems: Problems, table: str, columns: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(CaptionerError, match=message) as caught:
         read(tmp_path, table, problems, **columns)
-
-
-def test_the_header_is_the_row_of_the_named_columns(tmp_path: Path, problems: Problems) -> None:
-    table = "图库,2026\n图片,描述\n1.jpg,一只狗在草地上奔跑\n"
-    found = read(tmp_path, table, problems, image="图片", captions=("描述",))
-    assert found == {"1.jpg": ("一只狗在草地上奔跑",)}
-    assert problems.notes() == ["lines above the header, skipped: 1"]
+    wants_option = "--" in message or "did you mean" in message
+    assert isinstance(caught.value, ConfigError if wants_option else DataError)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +149,41 @@ def test_a_column_of_splits_is_found_by_its_name(
     assert tuple(image.split for image in images) == splits
 
 
+def test_workbooks(tmp_path: Path, problems: Problems) -> None:
+    """Title lines, numbers as names of photos, and sheets that other programs wrote."""
+    from openpyxl import Workbook
+
+    book = Workbook()
+    for row in (["Sammlung", "Export"], [], ["id", "Text 1", "Text 2"], [17, "a dog", "runs"]):
+        book.active.append(row)
+    book.save(tmp_path / "numbers.xlsx")
+    columns = Columns(image="id", captions=("Text 1", "Text 2"))
+    (image,) = read_caption_file(tmp_path / "numbers.xlsx", columns, problems)
+    assert (image.file_name, image.captions, image.row()) == ("17", ("a dog", "runs"), "row 4")
+    book = Workbook()
+    for row in (["image", "caption"], ["a.jpg", "a dog runs"], ["b.jpg"]):
+        book.active.append(row)
+    book.save(tmp_path / "whole.xlsx")
+    parts: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+        "narrow.xlsx": ("sheet1.xml", lambda content: content.replace(b'"A1:B3"', b'"A1"')),
+        "cut.xlsx": ("sheet1.xml", lambda content: content[:-90]),
+        "cut-too.xlsx": ("workbook.xml", lambda content: content[:-90]),
+    }
+    for name, (part, change) in parts.items():
+        with ZipFile(tmp_path / "whole.xlsx") as whole, ZipFile(tmp_path / name, "w") as other:
+            for member in whole.namelist():
+                content = whole.read(member)
+                other.writestr(member, change(content) if member.endswith(part) else content)
+    for name in ("whole.xlsx", "narrow.xlsx"):  # the sheet is called one cell wide, and is not
+        images = read_caption_file(tmp_path / name, Columns(), problems)
+        assert [image.captions for image in images] == [("a dog runs",), ("",)]
+    (tmp_path / "text.xlsx").write_text("no workbook")
+    (tmp_path / "old.xls").write_bytes(b"\xd0\xcf\x11\xe0")
+    for name in ("cut.xlsx", "cut-too.xlsx", "text.xlsx", "old.xls"):
+        with pytest.raises(DataError, match=f"{name} cannot be read .* export it as CSV"):
+            read_caption_file(tmp_path / name, Columns(), problems)
+
+
 @pytest.mark.parametrize(
     ("content", "image"),
     [
@@ -140,88 +203,15 @@ def test_json_keeps_ids_folders_and_splits(
     assert (found.id, found.file_name, found.split, found.split_from) == image
 
 
-def test_a_workbook_that_other_programs_wrote(tmp_path: Path, problems: Problems) -> None:
-    from openpyxl import Workbook
-
-    book = Workbook()
-    for row in (["image", "caption"], ["a.jpg", "a dog runs"], ["b.jpg"]):
-        book.active.append(row)
-    book.save(tmp_path / "whole.xlsx")
-    parts: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
-        "narrow.xlsx": ("sheet1.xml", lambda content: content.replace(b'"A1:B3"', b'"A1"')),
-        "cut.xlsx": ("sheet1.xml", lambda content: content[:-90]),
-        "cut-too.xlsx": ("workbook.xml", lambda content: content[:-90]),
-    }
-    for name, (part, change) in parts.items():
-        with ZipFile(tmp_path / "whole.xlsx") as whole, ZipFile(tmp_path / name, "w") as other:
-            for member in whole.namelist():
-                content = whole.read(member)
-                other.writestr(member, change(content) if member.endswith(part) else content)
-    for name in ("whole.xlsx", "narrow.xlsx"):  # the sheet is called one cell wide, and is not
-        images = read_caption_file(tmp_path / name, Columns(), problems)
-        assert [image.captions for image in images] == [("a dog runs",), ("",)]
-    for name in ("cut.xlsx", "cut-too.xlsx"):
-        with pytest.raises(DataError, match=f"{name} cannot be read as a workbook"):
-            read_caption_file(tmp_path / name, Columns(), problems)
-
-
-def test_a_guessed_encoding_is_noted(tmp_path: Path, problems: Problems) -> None:
-    table = "image,caption\n1.jpg,a café – open\n"
-    assert read(tmp_path, table, problems) == {"1.jpg": ("a café – open",)}
-    assert problems.notes() == []
-    assert read(tmp_path, table.encode("cp1252"), problems) == {"1.jpg": ("a café – open",)}
-    assert "read as Windows-1252" in problems.notes()[0] and "t.csv" in problems.notes()[0]
-    with pytest.raises(DataError, match=r"t\.csv is empty"):
-        read(tmp_path, " \n", problems)
-
-
-def test_five_examples_of_a_problem_are_shown(problems: Problems) -> None:
-    for number in (1, 2, 3, 4, 5, 5):
-        problems.add("missing image", f"{number}.jpg")
-    shown = "  missing image: 6 (1.jpg; 2.jpg; 3.jpg; 4.jpg; 5.jpg"
-    assert problems.report() == f"{shown})"
-    problems.add("missing image", "6.jpg")
-    assert problems.report() == f"{shown.replace('6 (', '7 (')}; ...)"
-
-
 def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problems) -> None:
-    text = '[\n{"image": "1.jpg", "caption": ["a", "b"]},\n3]\n'
-    assert read(tmp_path, text, problems, "t.json") == {"1.jpg": ("a", "b")}
-    assert "item 2 is not a JSON object" in problems.report()
-    lines = '{"image": 17, "caption": "a\u2028b"}\r\n{"image": "18", "caption": "c"}\r\n'
+    text = '[\n{"image": "1.jpg", "caption": ["a", "b", 3]},\n3,\n{"caption": "c"}]\n'
+    assert read(tmp_path, text, problems, "t.json") == {"1.jpg": ("a", "b", "")}
+    assert "2 (item 2 is not a JSON object; item 3 names no image)" in problems.report()
+    lines = '{"image": 17, "caption": "a\u2028b"}\r\n\r\n{"image": "18", "caption": "c"}\r\n[1]'
     assert read(tmp_path, lines, problems, "t.jsonl") == {"17": ("a\u2028b",), "18": ("c",)}
-    with pytest.raises(DataError, match="no JSON objects that name photos and captions"):
-        read(tmp_path, "[]", problems, "t.json")
-
-
-def test_columns_of_one_name_are_all_read(tmp_path: Path, problems: Problems) -> None:
-    table = "Bild;Text;Text\n1.jpg;ein Hund im Schnee;ein Tier im Winter\n"
-    captions = read(tmp_path, table, problems, image="Bild")
-    assert captions == {"1.jpg": ("ein Hund im Schnee", "ein Tier im Winter")}
-
-
-def test_deep_nesting_is_an_error_in_json_and_a_caption_in_a_cell(
-    tmp_path: Path, problems: Problems
-) -> None:
-    deep = "[" * 100_000
-    with pytest.raises(DataError, match=r"t\.jsonl: line 1 is not JSON"):
-        read(tmp_path, deep, problems, "t.jsonl")
-    assert read(tmp_path, f"image,caption\n1.jpg,{deep}\n", problems) == {"1.jpg": (deep,)}
-
-
-def test_yaml_is_refused_as_a_table(tmp_path: Path, problems: Problems) -> None:
-    with pytest.raises(ConfigError, match=r"captions\.yaml has the columns 1\.jpg: a dog runs"):
-        read(tmp_path, "1.jpg: a dog runs\n2.jpg: a cat sits\n", problems, "captions.yaml")
-
-
-SENTENCES = ("A dog runs.", "A cat sits.")
-KARPATHY = {
-    "dataset": "flickr30k",
-    "images": [
-        {"filename": "1.jpg", "imgid": 0, "split": "train",
-         "sentences": [{"raw": text, "tokens": text.lower().split()} for text in SENTENCES]}
-    ],
-}  # fmt: skip
+    assert "line 4 is not a JSON object" in problems.report()
+    one = '{"file_name": "1.jpg", "text": "a"}\n'
+    assert read(tmp_path, one, problems, "one.jsonl") == {"1.jpg": ("a",)}
 
 
 @pytest.mark.parametrize(
@@ -256,18 +246,28 @@ def test_formats_that_published_data_sets_have(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            {"images": [{"filename": "1.jpg"}]},
-            "has images, but is not in COCO's or Karpathy's",
-        ),
-        ({"images": [], "annotations": 3}, "annotations is not a list of objects"),
-        ({"images": [{"file_name": "1.jpg"}], "annotations": []}, "there is no 'id'"),
-        ({"1.jpg": {"caption": "a dog", "tags": "dog"}}, "no list of objects such as {.image"),
-        (7, "not in COCO's or Karpathy's format, and has no list of objects"),
+        ('{"images": [{"filename": "1.jpg"}]}', "not in COCO's or Karpathy's format: .*sentences"),
+        ('{"images": [1], "annotations": []}', "images is not a list of objects"),
+        ('{"images": [], "annotations": 3}', "annotations is not a list of objects"),
+        ('{"images": [{"file_name": "1.jpg"}], "annotations": []}', "there is no 'id'"),
+        ('{"1.jpg": {"caption": "a dog", "tags": "dog"}}', "no list of objects such as {.image"),
+        ("7", "not in COCO's or Karpathy's format, and has no list of objects"),
+        ("[]", "no JSON objects that name photos and captions"),
+        ("[" * 100_000, "line 1 is not JSON"),  # deeper than Python can read
+        ('[{"image": "1.jpg",', "line 1 is not JSON"),
     ],
 )
 def test_json_of_another_format_is_named(
-    tmp_path: Path, problems: Problems, content: object, message: str
+    tmp_path: Path, problems: Problems, content: str, message: str
 ) -> None:
-    with pytest.raises(DataError, match=message):
-        read(tmp_path, json.dumps(content), problems, "t.json")
+    with pytest.raises(DataError, match=rf"t\.json.*{message}"):
+        read(tmp_path, content, problems, "t.json")
+
+
+def test_five_examples_of_a_problem_are_shown(problems: Problems) -> None:
+    for number in (1, 2, 3, 4, 5, 5):
+        problems.add("missing image", f"{number}.jpg")
+    shown = "  missing image: 6 (1.jpg; 2.jpg; 3.jpg; 4.jpg; 5.jpg"
+    assert problems.report() == f"{shown})"
+    problems.add("missing image", "6.jpg")
+    assert problems.report() == f"{shown.replace('6 (', '7 (')}; ...)"

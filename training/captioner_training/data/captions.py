@@ -11,8 +11,6 @@ from torch import Tensor
 from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.images import CaptionedImage
 
-Captions = Sequence[Sequence[int]]
-
 # A compiled loss is compiled again for every shape, and padding is work.
 _MOST_CAPTIONS = 5
 _LENGTHS = (0.5, 0.9, 1.0)  # quantiles of the images' longest captions
@@ -32,7 +30,7 @@ class CaptionTable:
 
     def __init__(
         self,
-        captions: Sequence[Captions],
+        captions: Sequence[Sequence[Sequence[int]]],
         *,
         starts: Sequence[int],
         maximum_length: int,
@@ -86,7 +84,9 @@ def _framed(caption: Sequence[int], maximum_length: int) -> list[int]:
     return [*caption, END]
 
 
-def collate(captions: Sequence[Captions], *, starts: Sequence[int], maximum_length: int) -> Tensor:
+def collate(
+    captions: Sequence[Sequence[Sequence[int]]], *, starts: Sequence[int], maximum_length: int
+) -> Tensor:
     """Pad the captions of B images to tokens (B, K, T + 1), start token first; cut long ones."""
     table = CaptionTable(captions, starts=starts, maximum_length=maximum_length)
     return table.batch(range(len(captions)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from captioner.errors import DataError
-from captioner.shared.paths import there_is_no
+from captioner.shared.tables import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +27,7 @@ def read_captions(path: Path) -> list[CocoImage]:
 
     Raises DataError: the file cannot be read, has another format, or has no images.
     """
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise DataError(there_is_no("file", path)) from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
-    images = parse_captions(content, name=str(path))
+    images = parse_captions(read_json(path, name=str(path)), name=str(path))
     if not images:
         raise DataError(f"{path} has no images")
     return images
