@@ -132,19 +132,18 @@ def attention_map(
     Pixels are 255 from `FULL_HEAT` times the even share, and 85 less for each halving of the
     weight. They are 0 up to the even share, and outside the box.
     """
-    cells = _read_weights(weights)
-    even = sum(cells.values) / len(cells.values)
-    full = math.log(min(FULL_HEAT, len(cells.values)))  # of few cells: one has all attention
+    import numpy as np  # not needed for --help
+
+    table = _read_weights(weights)
+    even = max(table.mean(), np.finfo(float).tiny)
+    full = math.log(min(FULL_HEAT, table.size)) or 1.0  # of few cells: one has all attention
     # From 0.5 to 255.5, because converting to "L" truncates.
-    heat = [
-        0.5 + 255 * min(math.log(weight / even) / full, 1) if weight > even else 0.5
-        for weight in cells.values
-    ]
+    heat = 0.5 + 255 * (np.log(np.maximum(table / even, 1)) / full).clip(max=1)
     # Float mode keeps the undershoots of bicubic interpolation until convert() clips them. A ripple
     # of up to 4 remains where two cross; the ramp from 4 to 16 removes it.
     method = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
     ramp = [min(level, max(0, (level - 4) * 4 // 3)) for level in range(256)]
-    return cells._replace(values=heat).spread(size, box, method).convert("L").point(ramp)
+    return _spread(heat, size, box, method).convert("L").point(ramp)
 
 
 def attention_density(
@@ -160,7 +159,7 @@ def attention_density(
     import numpy as np  # not needed for --help
 
     method = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
-    density = np.array(_read_weights(weights).spread(size, box, method))
+    density = np.array(_spread(_read_weights(weights), size, box, method))
     total = density.sum(dtype=np.float64)
     if total > 0:
         density /= total
@@ -257,42 +256,37 @@ def fit(photo: Image.Image, bounds: tuple[float, float], *, enlarge: float) -> I
     return photo.convert("RGB").resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
-class _Cells(NamedTuple):
-    """The values of a grid, row by row."""
-
-    columns: int
-    rows: int
-    values: list[float]
-
-    def spread(self, size: tuple[int, int], box: Box, method: Image.Resampling) -> Image.Image:
-        """Resize the grid to a box of a photo; return an "F" image, 0 outside the box."""
-        grid = Image.new("F", (self.columns, self.rows))
-        grid.putdata(self.values)
-        x0, x1, left, right = _span(size[0], self.columns, box[0], box[2])
-        y0, y1, top, bottom = _span(size[1], self.rows, box[1], box[3])
-        result = Image.new("F", size)
-        if x0 < x1 and y0 < y1:
-            part = grid.resize((x1 - x0, y1 - y0), method, box=(left, top, right, bottom))
-            result.paste(part, (x0, y0))
-        return result
-
-
-def _read_weights(weights: Weights) -> _Cells:
-    """Check attention weights, which need not sum to 1.
+def _read_weights(weights: Weights) -> NDArray[np.float64]:
+    """Check attention weights (rows, columns), which need not sum to 1.
 
     Raises ConfigError: the weights are not a table of finite numbers of at least 0.
     """
-    table = weights.tolist() if hasattr(weights, "tolist") else weights
+    import numpy as np
+
     try:
-        rows = [[float(weight) for weight in row] for row in table]
+        table = np.array(weights.tolist() if hasattr(weights, "tolist") else weights, np.float64)
     except (TypeError, ValueError):
-        rows = []
-    if not rows or not rows[0] or any(len(row) != len(rows[0]) for row in rows):
+        table = np.zeros(0)
+    if table.ndim != 2 or table.size == 0:
         raise ConfigError("attention weights must be a table of shape (rows, columns)")
-    cells = [weight for row in rows for weight in row]
-    if not all(0 <= weight < math.inf for weight in cells):
+    if not (np.isfinite(table) & (table >= 0)).all():
         raise ConfigError("attention weights must be finite and not negative")
-    return _Cells(len(rows[0]), len(rows), cells)
+    return table
+
+
+def _spread(
+    table: NDArray[np.float64], size: tuple[int, int], box: Box, method: Image.Resampling
+) -> Image.Image:
+    """Resize a table to a box of a photo; return an "F" image, 0 outside the box."""
+    rows, columns = table.shape
+    x0, x1, left, right = _span(size[0], columns, box[0], box[2])
+    y0, y1, top, bottom = _span(size[1], rows, box[1], box[3])
+    result = Image.new("F", size)
+    if x0 < x1 and y0 < y1:
+        grid = Image.fromarray(table.astype("float32"))
+        part = grid.resize((x1 - x0, y1 - y0), method, box=(left, top, right, bottom))
+        result.paste(part, (x0, y0))
+    return result
 
 
 def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:

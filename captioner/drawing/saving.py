@@ -33,7 +33,8 @@ def save_image(image: Image.Image, path: str | PathLike[str]) -> None:
     Raises OutputError: another suffix, a missing folder, or the file cannot be written.
     """
     check_suffix(path)
-    _write(Path(path), partial(encode_image, image))
+    picture = image if image.mode == "L" else image.convert("RGB")
+    _write(Path(path), lambda suffix: _encode(picture, _STILL[suffix.lower()]))
 
 
 def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> None:
@@ -47,15 +48,6 @@ def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> 
     if not frames:
         raise OutputError(f"{path} cannot be written: there are no frames")
     _write(Path(path), partial(encode_animation, frames))
-
-
-def encode_image(image: Image.Image, suffix: str) -> bytes:
-    """Return the bytes of the file that `save_image` would write.
-
-    Raises OSError or ValueError: the format cannot hold the picture.
-    """
-    picture = image if image.mode == "L" else image.convert("RGB")
-    return _encode(picture, _STILL[suffix.lower()])
 
 
 def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:

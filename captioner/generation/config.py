@@ -122,6 +122,5 @@ class GenerationConfig:
         """
         if self.sample and captions > MAX_BEAM_SIZE:
             raise ConfigError(f"captions {captions} is out of range; it is at most {MAX_BEAM_SIZE}")
-        if beam_size is None:
-            beam_size = max(self.beam_size, min(captions, MAX_BEAM_SIZE))
-        return replace(self, beam_size=beam_size, captions=captions, style=style or self.style)
+        width = {} if beam_size is None else {"beam_size": beam_size}
+        return self.changed(captions=captions, style=style or self.style, **width)

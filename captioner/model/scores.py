@@ -94,7 +94,7 @@ class AdditiveScore(ScoreFunction):
         return 2 * projected.to(torch.promote_types(projected.dtype, torch.float32))
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Score projected queries (B, K, A) against projected keys (B, L, A): (B, K, H, L)."""
+        """Score queries against keys; see `ScoreFunction.compare`."""
         queries = queries.to(keys.dtype).unsqueeze(2)
         weights = self.score.weight.squeeze(0).to(keys.dtype)
         # In float32 even under autocast: bfloat16 is too coarse between 1/2 and 1.
@@ -117,7 +117,7 @@ class ProductScore(ScoreFunction):
         return cast(Tensor, self.key(keys))
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Score projected queries (B, K, A) against projected keys (B, L, A): (B, K, H, L)."""
+        """Score queries against keys; see `ScoreFunction.compare`."""
         queries = (queries * self.scale).to(keys.dtype)
         if self.heads == 1:
             return torch.bmm(queries, keys.transpose(1, 2)).unsqueeze(2)
@@ -222,20 +222,13 @@ def build_score(
 
 
 def check_heads(heads: int, **widths: int) -> None:
-    """Raise ConfigError unless every width, passed by name, is divisible by the number of heads.
-
-    The message suggests the nearest numbers of heads that divide the width.
-    """
+    """Raise ConfigError unless every width, passed by name, is divisible by the number of heads."""
     if heads < 1:
         raise ConfigError(f"heads is {heads}; it must be at least 1")
     for name, width in widths.items():
         if width % heads:
-            fit = [number for number in range(1, width + 1) if width % number == 0]
-            near = [number for number in fit if number < heads][-1:]
-            near += [number for number in fit if number > heads][:1]
             raise ConfigError(
-                f"heads is {heads}, which does not divide {name} {width}: use "
-                f"{' or '.join(map(str, near))}"
+                f"heads is {heads}, which does not divide {name} {width}: use a divisor of {width}"
             )
 
 

@@ -7,9 +7,11 @@ import struct
 import zlib
 from functools import cache
 
+import numpy as np
 from PIL import Image
 
-from tests.captioner.pictures import HEIC, draw
+from tests.captioner import pictures
+from tests.captioner.pictures import HEIC, draw, encode
 
 __all__ = ["MAKERS", "exif", "make"]
 
@@ -72,47 +74,35 @@ def png(*, chunk: bytes = b"eXIf", data: bytes | None = None, times: int = 1) ->
 
 def tiff(*, big: bool = False, sub: bool = False, entries: int = 60_000) -> bytes:
     """A TIFF in whose directory, or in the one of EXIF, the entries stand."""
-    side, size, compression = 64, 2_000_000, 5
-    many = [(tag % 60_000 + 1000, 7, size) for tag in range(entries)]
-    draw(side, side).convert("L").save(buffer := io.BytesIO(), "TIFF", compression="tiff_lzw")
-    with Image.open(buffer) as image:
+    grey, size = draw(64, 64).convert("L"), 2_000_000
+    with Image.open(io.BytesIO(encode(grey, "TIFF", compression="tiff_lzw"))) as image:
         (offset,), (count,) = image.tag_v2[273], image.tag_v2[279]  # type: ignore[attr-defined]
-    pixels = buffer.getvalue()[offset : offset + count]
-    begin = 16 if big else 8
-    number, entry, end = ("<Q", "<HHQQ", 8) if big else ("<H", "<HHII", 4)
-    own = 11 if sub else 10
-    directory = struct.calcsize(number) + struct.calcsize(entry) * (own + (0 if sub else entries))
-    at_sub = begin + directory + end
-    place = at_sub + (2 + 12 * entries + 4 if sub else 0)
-    tags = [(256, 4, 1, side), (257, 4, 1, side), (258, 3, 1, 8), (259, 3, 1, compression),
-            (262, 3, 1, 1), (273, 4, 1, place), (274, 3, 1, 6), (277, 3, 1, 1), (278, 4, 1, side),
-            (279, 4, 1, count)]  # fmt: skip
-    values = place + count
-    if sub:
-        tags.append((34665, 4, 1, at_sub))
-    else:
-        tags += [(*fields, values) for fields in many]
-    head = b"II+\0\10\0\0\0" + struct.pack("<Q", 16) if big else b"II*\0" + struct.pack("<I", 8)
-    data = head + struct.pack(number, len(tags)) + b"".join(struct.pack(entry, *t) for t in tags)
-    data += bytes(end)
-    if sub:
-        data += _directory([struct.pack("<HHII", *fields, values) for fields in many])
-    return data + pixels + bytes(size)
+        image.fp.seek(offset)
+        pixels = image.fp.read(count)
+    many = [(tag % 60_000 + 1000, 7, size, 8) for tag in range(entries)]
+
+    def write(*more: tuple[int, int, list[int]], shared: list[tuple[int, ...]]) -> bytes:
+        return pictures.tiff(
+            np.asarray(grey), order="<", big=big, packed=pixels, compression=5,
+            more=((274, 3, [6]), *more), shared=shared,
+        )  # fmt: skip
+
+    if not sub:
+        return write(shared=many) + bytes(size)
+    place = len(write((34665, 4, [1]), shared=[]))
+    parts = [struct.pack("<HHII", *fields) for fields in many]
+    return write((34665, 4, [place]), shared=[]) + _directory(parts) + bytes(size)
 
 
 def webp() -> bytes:
     """A WebP with the block in its EXIF chunk."""
-    draw(64, 48).save(buffer := io.BytesIO(), "WEBP", exif=exif())
-    return buffer.getvalue()
+    return encode(draw(), "WEBP", exif=exif())
 
 
 def avif() -> bytes:
     """An AVIF with the block in its Exif item."""
-    plain = exif(1, 10)
-    draw(64, 48).save(buffer := io.BytesIO(), "AVIF", exif=plain)
     # The writer would read the bomb itself: put it behind the file, and let the item say so.
-    data = bytearray(buffer.getvalue())
-    return _repointed(data, exif(orientation=1))
+    return _repointed(bytearray(encode(draw(), "AVIF", exif=exif(1, 10))), exif(orientation=1))
 
 
 def heic() -> bytes:
@@ -150,9 +140,8 @@ def gif() -> bytes:
 
 
 @cache
-def _saved(format: str) -> bytes:
-    draw(64, 48).save(buffer := io.BytesIO(), format)
-    return buffer.getvalue()
+def _saved(kind: str) -> bytes:
+    return encode(draw(), kind)
 
 
 MAKERS = {

@@ -8,6 +8,7 @@ import struct
 import zlib
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 # Drawn as `draw` does, stored on its side and turned back; written by pillow-heif 1.8.1, whose
@@ -80,6 +81,53 @@ def png(
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(chunk, chunks))
 
 
+def tiff(
+    array: np.ndarray,
+    *,
+    order: str,
+    big: bool = False,
+    packed: bytes | None = None,
+    bits: int | None = None,
+    compression: int = 1,
+    strips: int = 1,
+    more: tuple[tuple[int, int, list[int]], ...] = (),
+    shared: list[tuple[int, int, int, int]] | None = None,
+) -> bytes:
+    """A TIFF or BigTIFF in either byte order, written by hand.
+
+    more: further entries: tag, type and numbers; shared: tag, type, count and place of numbers.
+    """
+    height, width, *channels = array.shape
+    samples = channels[0] if channels else 1
+    layout, entry = ("Q", "HHQ") if big else ("I", "HHI")
+    body = packed or array.astype(array.dtype.newbyteorder(order)).tobytes()
+    start, room, wide = (16, 8, 16) if big else (8, 4, 4)
+    length = len(body) // strips
+    offsets = [start + strip * length for strip in range(strips)]
+    entries = [
+        (256, 4, [width]), (257, 4, [height]), (258, 3, [bits or 8 * array.itemsize] * samples),
+        (259, 3, [compression]), (262, 3, [2 if samples == 3 else 1]), (273, wide, offsets),
+        (277, 3, [samples]), (278, 4, [height // strips]), (279, wide, [length] * strips), *more,
+    ]  # fmt: skip
+    letters = {3: "H", 4: "I", 16: "Q"}
+    directory = b""
+    for tag, kind, numbers in entries:
+        value = struct.pack(f"{order}{len(numbers)}{letters[kind]}", *numbers)
+        if len(value) > room:
+            place, body = start + len(body), body + value
+            value = struct.pack(order + layout, place)
+        directory += struct.pack(order + entry, tag, kind, len(numbers)) + value.ljust(room, b"\0")
+    shared = shared or []
+    directory += b"".join(struct.pack(order + entry + layout, *fields) for fields in shared)
+    place, count = start + len(body), len(entries) + len(shared)
+    mark = b"II" if order == "<" else b"MM"
+    if big:
+        head = mark + struct.pack(order + "HHHQ", 43, 8, 0, place)
+        return head + body + struct.pack(order + "Q", count) + directory + bytes(8)
+    head = mark + struct.pack(order + "HI", 42, place)
+    return head + body + struct.pack(order + "H", count) + directory + bytes(4)
+
+
 def profile(*primaries: tuple[float, float, float], gamma: float, space: bytes = b"RGB ") -> bytes:
     """An ICC profile of a display, or of grey where no primaries are given.
 
@@ -98,13 +146,18 @@ def profile(*primaries: tuple[float, float, float], gamma: float, space: bytes =
         tags[letter + b"TRC"] = curve
     if not primaries:
         tags[b"kTRC"] = curve
+    return icc(tags, device=b"mntr", space=space, connection=b"XYZ ")
+
+
+def icc(tags: dict[bytes, bytes], *, device: bytes, space: bytes, connection: bytes) -> bytes:
+    """An ICC profile of these tags."""
     table, body, place = b"", b"", 128 + 4 + 12 * len(tags)
     for name, data in tags.items():
         table += struct.pack(">4sII", name, place + len(body), len(data))
         body += data
     header = struct.pack(
         ">I4sI4s4s4s12s4s4sI4s4s8sI3I4s44s",
-        *(place + len(body), b"", 0x02400000, b"mntr", space, b"XYZ ", b"", b"acsp", b"", 0, b""),
+        *(place + len(body), b"", 0x02400000, device, space, connection, b"", b"acsp", b"", 0, b""),
         *(b"", b"", 0, 0xF6D6, 0x10000, 0xD32D, b"", b""),
     )
     return header + struct.pack(">I", len(tags)) + table + body

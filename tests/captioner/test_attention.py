@@ -266,22 +266,6 @@ def test_additive_scores_stay_exact_under_autocast() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"score": "dotty"}, r"'dotty'.*additive, multiplicative, dot, scaled_dot, none"),
-        ({"heads": 0}, "heads is 0; it must be at least 1"),
-        (
-            {"score": "dot", "heads": 3},
-            r"heads is 3, which does not divide query_dim 8: use 2 or 4",
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused(changes: dict[str, int | str], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        Attention(**{"score": "additive", **SIZES, **changes})
-
-
 # Positions
 
 

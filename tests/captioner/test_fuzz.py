@@ -33,12 +33,16 @@ def corpus() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(CORPUS.glob("*.bin"))}
 
 
-def mutations() -> dict[str, bytes]:
+def few_mutations() -> dict[str, bytes]:
+    return mutations(400)
+
+
+def mutations(count: int = COUNT) -> dict[str, bytes]:
     files = dict[str, bytes]()
     seeds = {"HEIC": HEIC} | {kind: encoded(kind) for kind in KINDS}
     for kind in ("JPEG", "PNG", "WEBP", "AVIF", "TIFF"):  # also with metadata
         seeds[f"{kind}-turned"] = turned(kind, 6, icc_profile=profile(*P3, gamma=2.2))
-    for number in range(COUNT):
+    for number in range(count):
         chance = random.Random(number)
         kind = chance.choice(list(seeds))
         data = mutated(seeds[kind], chance)
@@ -79,7 +83,9 @@ def open_all(files: dict[str, bytes], start: int) -> None:
             print(f"takes {seconds:.1f} s")
 
 
-@pytest.mark.parametrize("source", ["corpus", pytest.param("mutations", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "source", ["corpus", "few_mutations", pytest.param("mutations", marks=pytest.mark.slow)]
+)
 def test_damaged_files_end_quickly_with_little_memory(source: str) -> None:
     files: dict[str, bytes] = globals()[source]()
     problems, done = dict[str, str](), 0

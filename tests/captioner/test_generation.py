@@ -276,11 +276,43 @@ def test_a_copy_does_not_keep_the_batch_in_memory() -> None:
     assert copy[:2] == hypothesis[:2]
 
 
-def test_lengths_are_kept() -> None:
-    for method in ({"beam_size": 4}, {"beam_size": 1}, {"sample": True, "seed": 3}):
-        config = GenerationConfig(minimum_length=4, maximum_length=5, no_repeat_ngram=0, **method)
-        for (hypothesis,) in generate(Historian(words=9), features(*range(12)), config):
-            assert 4 <= len(hypothesis.tokens) <= 5
+class Stammerer(Historian):
+    """Prefers special tokens, then its last word."""
+
+    def logits(self, image: int, history: int) -> Tensor:
+        logits = super().logits(image, history)
+        logits[[PAD, START, UNK]] += 100
+        if history > START:
+            logits[history % self.words] += 3
+        return logits
+
+
+@pytest.mark.parametrize(
+    "method", [{"beam_size": 4}, {"beam_size": 1}, {"sample": True, "captions": 20, "seed": 3}]
+)
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 5])
+def test_constraints_hold_in_every_method(n: int, method: dict[str, object]) -> None:
+    """Lengths, n-grams, words twice in a row, special tokens."""
+    config = GenerationConfig(
+        no_repeat_ngram=n,
+        minimum_length=3,
+        maximum_length=7,
+        **method,  # type: ignore[arg-type]
+    )
+
+    def doubles(tokenizer: Tokenizer) -> int:
+        model, vocabulary = Stammerer(words=9), Vocabulary([*"abcde"], tokenizer=tokenizer)
+        found = generate(model, features(*range(8)), config, vocabulary=vocabulary)
+        sentences = [hypothesis.tokens for hypotheses in found for hypothesis in hypotheses]
+        for words in sentences:
+            assert 3 <= len(words) <= 7 and min(words) >= 4
+            grams = [tuple(words[at : at + n]) for at in range(len(words) - n + 1)] if n else []
+            assert len(grams) == len(set(grams)), words
+        return sum(a == b for words in sentences for a, b in itertools.pairwise(words))
+
+    for tokenizer in ("words", "unicode"):
+        assert (doubles(tokenizer) > 5) == (n == 0)
+    assert (doubles("characters") > 5) == (n != 1)  # as in 人人, everybody
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
@@ -317,43 +349,6 @@ def test_draws_from_the_likeliest_word_alone_are_greedy(limit: dict[str, float])
     greedy = generate(Historian(words=9), features(1, 2), GenerationConfig(beam_size=1))
     drawn = generate(Historian(words=9), features(1, 2), GenerationConfig(sample=True, **limit))
     assert [h[0].tokens for h in greedy] == [h[0].tokens for h in drawn]
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_no_ngram_stands_twice(n: int) -> None:
-    for method in ({"beam_size": 4}, {"beam_size": 1}, {"sample": True, "seed": 3}):
-        config = GenerationConfig(no_repeat_ngram=n, maximum_length=12, **method)
-        for (hypothesis,) in generate(Historian(words=6), features(*range(8)), config):
-            words = hypothesis.tokens
-            grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-            assert len(grams) == len(set(grams)), words
-
-
-@pytest.mark.parametrize(
-    "method", [{"beam_size": 4}, {"beam_size": 1}, {"sample": True, "captions": 50, "seed": 3}]
-)
-def test_no_word_stands_twice_in_a_row(method: dict[str, object]) -> None:
-    class Stammerer(Historian):
-        """Repeats its last word, unless a constraint forbids it."""
-
-        def logits(self, image: int, history: int) -> Tensor:
-            logits = super().logits(image, history)
-            if history > START:
-                logits[history % self.words] += 3
-            return logits
-
-    words = [str(number) for number in range(Stammerer().words - 4)]
-
-    def doubles(n: int, tokenizer: Tokenizer = "words") -> int:
-        config = GenerationConfig(no_repeat_ngram=n, maximum_length=8, **method)
-        vocabulary = Vocabulary(words, tokenizer=tokenizer)
-        found = generate(Stammerer(), features(*range(8)), config, vocabulary=vocabulary)
-        said = [hypothesis.tokens for hypotheses in found for hypothesis in hypotheses]
-        return sum(a == b for words in said for a, b in itertools.pairwise(words))
-
-    assert doubles(2) == doubles(5) == doubles(5, "unicode") == 0
-    assert doubles(0) > 5
-    assert doubles(2, "characters") > 5  # as in 人人, everybody
 
 
 AND, RED, BLUE = 4, 5, 6
@@ -394,18 +389,6 @@ def test_no_word_stands_on_both_sides_of_and(method: dict[str, int]) -> None:
     for allowed in ("", "und"):  # nothing; a word that the vocabulary does not have
         assert say(no_repeat_around=allowed).tokens == [RED, AND, RED]
     assert say(no_repeat_around="blue").tokens == [RED, AND, RED]
-
-
-def test_special_tokens_are_never_generated() -> None:
-    class Fond(Historian):
-        def logits(self, image: int, history: int) -> Tensor:
-            logits = super().logits(image, history)
-            logits[[PAD, START, UNK]] += 100
-            return logits
-
-    for method in ({"beam_size": 4}, {"beam_size": 1}, {"sample": True, "seed": 3}):
-        for (hypothesis,) in generate(Fond(), features(1, 2), GenerationConfig(**method)):
-            assert hypothesis.tokens and not {PAD, START, UNK} & set(hypothesis.tokens)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

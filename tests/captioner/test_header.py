@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
@@ -16,7 +17,7 @@ from captioner.errors import ImageError, ImageTooLargeError
 from captioner.photos.jpeg import MAX_SCANS
 from captioner.photos.open import open_image
 from tests.captioner import bombs
-from tests.captioner.pictures import HEIC, draw, encode
+from tests.captioner.pictures import HEIC, draw, encode, tiff
 from tests.launcher import environment
 
 
@@ -29,16 +30,11 @@ def jpeg(scans: int, side: int = 64) -> bytes:
     return data[:begin] + data[begin:-2] * (1 + scans) + b"\xff\xd9"
 
 
-def tiff(*, tile: tuple[int, int], big: bool = False) -> bytes:
+def tiled(tile: tuple[int, int], *, big: bool = False) -> bytes:
     """A TIFF, or a BigTIFF with numbers of 8 bytes, of 64 x 64 pixels in tiles of any size."""
-    tags = ((256, 64), (257, 64), (258, 8), (259, 5), (262, 1), (277, 1), (322, tile[0]),
-            (323, tile[1]), (324, 300), (325, 300))  # fmt: skip
-    entry, kind = ("<HHQQ", 16) if big else ("<HHII", 4)
-    entries = b"".join(struct.pack(entry, tag, kind, 1, value) for tag, value in tags)
-    if big:
-        head = struct.pack("<4HQQ", 0x4949, 43, 8, 0, 16, len(tags))
-        return head + entries + bytes(1000)
-    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(1000)
+    kind = 16 if big else 4
+    tags = ((322, kind, [tile[0]]), (323, kind, [tile[1]]), (324, 4, [8]), (325, 4, [300]))
+    return tiff(np.zeros((64, 64), np.uint8), order="<", big=big, compression=5, more=tags)
 
 
 def test_heic_is_the_picture_that_the_phone_shows() -> None:
@@ -63,16 +59,6 @@ def test_avif_of_other_brands(brand: bytes) -> None:
     data = encode(draw(), "AVIF")
     other = data.replace(b"ftypavif", b"ftyp" + brand)
     assert other != data and open_image(other).tobytes() == open_image(data).tobytes()
-
-
-def test_heic_cut_or_damaged_anywhere_is_an_image_or_an_image_error() -> None:
-    for position in range(0, len(HEIC), 7):
-        damaged = HEIC[:position] + b"\xff" + HEIC[position + 1 :]
-        for data in (HEIC[:position], damaged):
-            try:
-                open_image(data)
-            except ImageError as error:
-                assert "the image" in str(error)
 
 
 def test_a_jpeg_that_repeats_its_last_scan_is_refused() -> None:
@@ -105,12 +91,12 @@ def test_scans_in_metadata_and_behind_the_picture_do_not_count() -> None:
 def test_a_tiff_with_tiles_larger_than_any_photo_is_refused(tile: tuple[int, int]) -> None:
     for big in (False, True):
         with pytest.raises(ImageTooLargeError, match=f"tiles of {tile[0]} x {tile[1]} pixels"):
-            open_image(tiff(tile=tile, big=big))
+            open_image(tiled(tile, big=big))
 
 
 def test_a_tile_may_be_larger_than_a_small_picture() -> None:
     with pytest.raises(ImageError, match="cut off or damaged"):  # and not too large
-        open_image(tiff(tile=(512, 512)), max_pixels=64 * 64)
+        open_image(tiled((512, 512)), max_pixels=64 * 64)
 
 
 # Opens each with little memory to spare, and says how it went and how many seconds it computed.

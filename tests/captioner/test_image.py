@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
 import struct
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ from captioner.errors import (
     ImageTruncatedError,
 )
 from captioner.photos.open import open_image
-from tests.captioner.pictures import draw, encode, png, turned
+from tests.captioner.pictures import draw, encode, icc, png, turned
 
 FORMATS = ["JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF"]
 LOSSLESS = {"PNG": {}, "BMP": {}, "TIFF": {}, "WEBP": {"lossless": True}}
@@ -134,18 +133,6 @@ def test_transparent_colour_of_a_png(depth, colour, rows, transparent, expected)
     assert max(opaque) <= 17 and other == expected[1]
 
 
-def test_16_bit_grey_keeps_its_steps():
-    levels = [0, 257, 128 * 257, 254 * 257, 65535]
-    image = Image.new("I;16", (5, 1))
-    image.putdata(levels)
-    expected = [(level // 257,) * 3 for level in levels]
-    wide = Image.new("I", (5, 1))
-    wide.putdata(levels)
-    big = Image.frombytes("I;16B", (5, 1), struct.pack(">5H", *levels))
-    for source in (encode(image, "PNG"), encode(image, "TIFF"), encode(big, "TIFF"), wide, big):
-        assert colours(open_image(source)) == expected
-
-
 def test_wide_integers_of_8_bits_and_of_any_range():
     image = Image.new("I", (3, 1))
     image.putdata([0, 100, 255])
@@ -203,27 +190,8 @@ def cmyk_profile() -> bytes:
         return data + bytes(-len(data) % 4)
 
     # Perceptual, and relative colorimetric: browsers use the first.
-    perceptual, relative = table(bytes((136, 208, 195))), table(white)
-    start = 128 + 4 + 2 * 12
-    header = struct.pack(
-        ">I4sI4s4s4s12s4s4sI4s4s8sI3I4s44s",
-        *(
-            start + len(perceptual + relative),
-            b"",
-            0x02400000,
-            b"prtr",
-            b"CMYK",
-            b"Lab ",
-            b"",
-            b"acsp",
-            b"",
-            0,
-        ),
-        *(b"", b"", b"", 0, 0xF6D6, 0x10000, 0xD32D, b"", b""),
-    )
-    tags = struct.pack(">I4sII", 2, b"A2B0", start, len(perceptual))
-    tags += struct.pack(">4sII", b"A2B1", start + len(perceptual), len(relative))
-    return header + tags + perceptual + relative
+    tags = {b"A2B0": table(bytes((136, 208, 195))), b"A2B1": table(white)}
+    return icc(tags, device=b"prtr", space=b"CMYK", connection=b"Lab ")
 
 
 def test_cmyk_goes_by_its_profile_and_without_it_where_it_is_damaged():
@@ -432,52 +400,6 @@ def test_a_truncated_photo_is_refused(kind):
             open_image(source)
 
 
-def variants(kind: str) -> list[bytes]:
-    """Files of one format that take different ways through its decoder."""
-    noise = Image.effect_noise((60, 40), 80)
-    if kind == "TIFF":
-        ways = [{"compression": way} for way in ("raw", "tiff_lzw", "jpeg", "tiff_adobe_deflate")]
-        return [encode(noise.convert("RGB"), kind, **way) for way in ways]
-    if kind == "PNG":
-        return [encode(noise.convert(mode), kind) for mode in ("RGBA", "P", "I;16", "1")]
-    if kind == "JPEG":
-        progressive = encode(noise.convert("RGB"), kind, progressive=True)
-        return [turned(kind, 6), progressive, encode(noise.convert("CMYK"), kind)]
-    if kind == "GIF":
-        after = [Image.new("P", (60, 40))]
-        return [encode(noise.convert("P"), kind, save_all=True, append_images=after, disposal=2)]
-    return [encode(noise.convert("RGB"), kind)]
-
-
-def opens_or_image_error(source) -> bool:
-    try:
-        picture = open_image(source, max_pixels=1_000_000)
-    except ImageError as error:
-        assert error.detail.endswith(tuple("abcdefghijklmnopqrstuvwxyzDFG"))
-        return False
-    assert picture.mode == "RGB"
-    return True
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's remarks on damaged metadata
-@pytest.mark.parametrize("kind", FORMATS)
-def test_cut_or_damaged_anywhere_it_is_an_image_or_an_image_error(kind):
-    chance = random.Random(kind)
-    refused = 0
-    for data in variants(kind):
-        assert opens_or_image_error(data)
-        # The header is where most of the decisions fall.
-        cuts = [*range(0, 40, 3), *(chance.randrange(len(data)) for _ in range(20))]
-        assert sum(opens_or_image_error(data[:cut]) for cut in cuts) < len(cuts) / 4
-        for attempt in range(50):
-            damaged = bytearray(data)
-            reach = len(data) if attempt % 2 else min(len(data), 200)
-            for _ in range(chance.randint(1, 8)):
-                damaged[chance.randrange(reach)] = chance.randrange(256)
-            refused += not opens_or_image_error(bytes(damaged))
-    assert refused
-
-
 def test_memory_error_passes_through(monkeypatch):
     def exhausted(*_: object) -> None:
         raise MemoryError
@@ -512,7 +434,7 @@ def test_a_file_that_is_too_large_is_not_read_whole(tmp_path, monkeypatch):
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no /dev/fd")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_no_file_is_left_open(kind, tmp_path):
-    path, data, results = tmp_path / "photo", variants(kind)[0], []
+    path, data, results = tmp_path / "photo", encode(draw(), kind), []
     before = set(os.listdir("/dev/fd"))  # noqa: PTH208 - names, not paths
     for cut in (len(data), len(data) // 2, len(data) // 20, 20, 5, 0):
         path.write_bytes(data[:cut])

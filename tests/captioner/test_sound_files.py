@@ -17,7 +17,7 @@ from PIL import Image, PngImagePlugin
 from captioner.errors import ImageError, ImageFormatError, ImageNotFoundError, ImageTruncatedError
 from captioner.photos.open import open_image
 from captioner.sources import as_source
-from tests.captioner.pictures import draw, encode, png, turned
+from tests.captioner.pictures import draw, encode, png, tiff, turned
 
 
 def pixels(source: object) -> np.ndarray:
@@ -134,6 +134,9 @@ def test_16_bits_run_to_65535_however_dark_the_photo_is(bits: int) -> None:
     deep = np.round(grey() * (((1 << bits) - 1) / 255)).astype(np.uint16)
     image = Image.fromarray(deep)
     sources = [image, encode(image, "PNG"), encode(image, "TIFF")]
+    if bits == 16:
+        sources.append(wide := Image.frombytes("I;16B", image.size, deep.astype(">u2").tobytes()))
+        sources += [encode(wide, "TIFF"), image.convert("I")]
     sources += [as_source(deep.astype(order)) for order in ("<u2", ">u2")]
     for source in sources:
         assert abs(pixels(source)[..., 0] - deep / 257.0).max() <= 1
@@ -165,47 +168,6 @@ def test_a_big_endian_bigtiff_is_not_supported() -> None:
         open_image(tiff(np.asarray(draw()), order=">", big=True))
 
 
-def tiff(
-    array: np.ndarray,
-    *,
-    order: str,
-    big: bool = False,
-    packed: bytes | None = None,
-    bits: int | None = None,
-    compression: int = 1,
-    strips: int = 1,
-    more: tuple[tuple[int, int, list[int]], ...] = (),
-) -> bytes:
-    """A TIFF or BigTIFF in either byte order, written by hand."""
-    height, width, *channels = array.shape
-    samples = channels[0] if channels else 1
-    layout, entry = ("Q", "HHQ") if big else ("I", "HHI")
-    body = packed or array.astype(array.dtype.newbyteorder(order)).tobytes()
-    start, room, wide = (16, 8, 16) if big else (8, 4, 4)
-    length = len(body) // strips
-    offsets = [start + strip * length for strip in range(strips)]
-    entries = [
-        (256, 4, [width]), (257, 4, [height]), (258, 3, [bits or 8 * array.itemsize] * samples),
-        (259, 3, [compression]), (262, 3, [2 if samples == 3 else 1]), (273, wide, offsets),
-        (277, 3, [samples]), (278, 4, [height // strips]), (279, wide, [length] * strips), *more,
-    ]  # fmt: skip
-    letters = {3: "H", 4: "I", 16: "Q"}
-    directory = b""
-    for tag, kind, numbers in entries:
-        value = struct.pack(f"{order}{len(numbers)}{letters[kind]}", *numbers)
-        if len(value) > room:
-            place, body = start + len(body), body + value
-            value = struct.pack(order + layout, place)
-        directory += struct.pack(order + entry, tag, kind, len(numbers)) + value.ljust(room, b"\0")
-    place = start + len(body)
-    mark = b"II" if order == "<" else b"MM"
-    if big:
-        head = mark + struct.pack(order + "HHHQ", 43, 8, 0, place)
-        return head + body + struct.pack(order + "Q", len(entries)) + directory + bytes(8)
-    head = mark + struct.pack(order + "HI", 42, place)
-    return head + body + struct.pack(order + "H", len(entries)) + directory + bytes(4)
-
-
 # TIFF and BMP
 
 
@@ -225,20 +187,12 @@ def test_an_entry_of_an_unknown_type_is_skipped() -> None:
     assert odd != data and (pixels(odd) == array).all()
 
 
-@pytest.mark.parametrize("compression", [34712, 34887, 50002])
+@pytest.mark.parametrize("compression", [34712, 34887, 50002, 34925, 50000, 50001])
 def test_formats_inside_tiff_that_are_not_read(compression: int) -> None:
+    """The last three need a codec; such files may be intact, so they are not called damaged."""
     data = tiff(np.asarray(draw()), order="<", compression=compression)
-    with pytest.raises(
-        ImageFormatError, match=f"compression {compression} inside.*not supported: convert it to J"
-    ):
-        open_image(data)
-
-
-@pytest.mark.parametrize("compression", [34925, 50000, 50001])
-def test_codecs_that_libtiff_may_lack(compression: int) -> None:
-    """Such files are not reported as damaged, because they may be intact."""
     with pytest.raises(ImageFormatError, match="not supported: convert it to JPEG or PNG"):
-        open_image(tiff(np.asarray(draw()), order="<", compression=compression))
+        open_image(data)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
