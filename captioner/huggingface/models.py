@@ -233,7 +233,8 @@ def _class_in(folder: Path) -> str:
     if not isinstance(config, dict):
         raise CheckpointFormatError(f"its {_CONFIG} is not a JSON object: download it again")
     types = {family.model_type: name for name, family in FAMILIES.items()}
-    kind = str((config.get("architectures") or [config.get("model_type")])[0])
+    names = config.get("architectures") or config.get("model_type")
+    kind = str(names[0] if isinstance(names, list) else names)
     kind = types.get(kind, kind)
     if kind not in FAMILIES or config.get("num_image_with_embedding"):
         kind = "GIT video" if kind in FAMILIES else kind

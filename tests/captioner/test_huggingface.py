@@ -509,8 +509,9 @@ def test_the_log_level_and_progress_bars_of_transformers_are_restored(
         logging.set_verbosity(before)
 
 
-def test_weights_of_other_classes_are_not_downloaded(hub: Hub) -> None:
-    config = {"architectures": ["LlamaForCausalLM"]}
+@pytest.mark.parametrize("architectures", [["LlamaForCausalLM"], "LlamaForCausalLM"])
+def test_weights_of_other_classes_are_not_downloaded(hub: Hub, architectures: object) -> None:
+    config = {"architectures": architectures}
     hub.add("user/llama", {"config.json": json.dumps(config).encode(), "model.safetensors": b""})
     with pytest.raises(CheckpointFormatError, match="user/llama: LlamaForCausalLM models are not"):
         Captioner.from_pretrained("hf:user/llama")

@@ -113,10 +113,15 @@ def test_of_epochs_with_equal_cider_the_report_names_the_one_that_is_kept(
         ]  # fmt: skip
     (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in log))
     recipe = load_recipe(str(place / "own.yaml"))
-    write_run(tmp_path / "report.html", recipe, [], gain=None, notes=[], best_at=(2, 1))
-    page = (tmp_path / "report.html").read_text()
-    assert "<dt>best epoch</dt><dd>stage 2 epoch 1</dd>" in page
-    assert "3 epochs in 2 stages, 3 steps." in page
+    for has_cider, plots in ((True, 4), (False, 3)):
+        write_run(
+            tmp_path / "report.html", recipe, [], gain=None, notes=[], best_at=(2, 1),
+            has_cider=has_cider,
+        )  # fmt: skip
+        page = (tmp_path / "report.html").read_text()
+        assert "<dt>best epoch</dt><dd>stage 2 epoch 1</dd>" in page
+        assert "3 epochs in 2 stages, 3 steps." in page
+        assert page.count('class="plot"') == plots and ("CIDEr" in page) == has_cider
 
 
 @pytest.mark.slow
@@ -188,22 +193,29 @@ def test_free_space_is_checked_before_the_first_step(
     folder.check_space(model, images=7)
 
 
-def test_an_unreadable_test_split_does_not_fail_the_run(
+def test_parts_of_the_report_that_failed_are_made_by_the_same_command(
     run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its captions may be there without the photos. Too little memory does not fail it either."""
+    """The test split may have captions without photos; the GPU may have too little memory."""
 
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(conclusion, "measure_gain", fail)
-    shutil.copytree(place, tmp_path / "place")
-    (tmp_path / "place" / "data" / "test-00.tar").unlink()
-    said = train(run_main, tmp_path / "place", tmp_path / "run")
+    out = tmp_path / "run"
+    here = Path(shutil.copytree(place, tmp_path / "place"))
+    photos = here / "data" / "test-00.tar"
+    photos.rename(tmp_path / "test-00.tar")
+    with monkeypatch.context() as patch:
+        patch.setattr(conclusion, "measure_gain", fail)
+        said = train(run_main, here, out)
     assert "gain: the GPU has too little memory" in said
     assert re.search("^test: .*/data/", said, re.MULTILINE)
     assert "there are 30 and 10." in said
-    assert (tmp_path / "run" / "report.html").is_file()
+    assert (out / "report.html").is_file()
+    (tmp_path / "test-00.tar").rename(photos)
+    said = train(run_main, here, out)
+    assert "on 20 test photos" in said and "on 20 test photos" in (out / "report.html").read_text()
+    assert len(train(run_main, here, out).splitlines()) == 1  # the run is finished
 
 
 def test_with_one_validation_photo_the_cross_entropy_chooses_the_epoch(
@@ -217,7 +229,7 @@ def test_with_one_validation_photo_the_cross_entropy_chooses_the_epoch(
     assert "gained" not in said
     assert json.loads((tmp_path / "run" / "finished.json").read_text())["progress"]["best_at"]
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "CIDEr is not measured" in page and "CIDEr gained" not in page
+    assert page.count("CIDEr") == page.count("CIDEr is not measured") == 1
 
 
 def test_one_photo_is_too_few_to_train_on(run_main: Run, tmp_path: Path, place: Path) -> None:

@@ -92,8 +92,8 @@ def test_a_recipe_is_a_yaml_file_or_a_shipped_one(
     shutil.copy("mine.yml", "mine.yaml")
     with pytest.raises(ConfigError, match=r"no recipe 'mine', did you mean mine\.yaml\? Use a"):
         load_recipe("mine")
-    (tmp_path / "mine.yaml").write_bytes("name: café".encode("cp1252"))
-    with pytest.raises(ConfigError, match=r"recipe mine\.yaml is not YAML: .* codec can't decode"):
+    (tmp_path / "mine.yaml").write_bytes(b"name: \0")
+    with pytest.raises(ConfigError, match=r"recipe mine\.yaml is not a text file"):
         load_recipe("mine.yaml")
     with pytest.raises(ConfigError, match=r"there is no file my\.yaml, did you mean mine\.yaml"):
         load_recipe("my.yaml")
@@ -215,6 +215,8 @@ def test_what_cannot_work_is_refused(fields: dict[str, str], problem: str) -> No
         (f"seed: {'9' * 5000}", "seed: "),
         (f"seed: {'[' * 500}", "invalid YAML"),
         ("[1, 2]", "not a YAML mapping"),
+        ("seed: 1\nname: a\nseed: 2", "line 3: invalid YAML: seed is given twice"),
+        ("generation: {beam_size: 2, beam_size: 3}", "beam_size is given twice"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused_in_a_sentence(
@@ -225,7 +227,7 @@ def test_a_file_that_is_no_recipe_is_refused_in_a_sentence(
     with pytest.raises(ConfigError, match=re.escape(problem)) as caught:
         load_recipe(str(path), {"data.scenes": "{}", "stages": "[{epochs: 1}]"})
     assert len(str(caught.value)) < 300
-    if text.startswith("seed: "):  # as an option, too
+    if text.startswith("seed: ") and "\n" not in text:  # as an option, too
         with pytest.raises(ConfigError, match="seed: "):
             load_recipe("smoke", {"seed": text.removeprefix("seed: ")})
 

@@ -410,47 +410,45 @@ def stepped(
     return step, [{name: float(value) for name, value in named.items()} for named in values]
 
 
+def assert_close(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, abs=1e-5, rel=1e-5)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["grids", "scheduled sampling", "self-critical"])
 def test_a_compiled_loss_has_the_values_and_gradients_of_the_eager_one(
-    tiny_checkpoint: Checkpoint, batch: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One graph, traced once for each shape; a later step depends on the gradients before."""
-    # Graphs are captured, but not compiled, which takes minutes.
-    compile_ = partial(torch.compile, backend="eager", fullgraph=True, dynamic=False)
-    short = Batch(batch.images, batch.tokens[..., :3], batch.positions)
-    monkeypatch.setattr(torch, "compile", lambda module, **_: compile_(module))
-    _, eager = stepped(tiny_checkpoint, [short] * 3, precision="float32")
-    counters.clear()
-    _, compiled = stepped(tiny_checkpoint, [short] * 3, precision="float32", compile=True)
-    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
-    for ours, theirs in zip(compiled, eager, strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["scheduled sampling", "self-critical"])
-def test_a_compiled_loss_of_pixels_has_the_values_and_gradients_of_the_eager_one(
     tiny_checkpoint: Checkpoint, batch: Batch, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With fine-tuning, and with words that both steps draw with the same random numbers."""
+    """One graph, traced once for each shape; a later step depends on the gradients before.
+
+    Of pixels with fine-tuning, and with words that both steps draw with the same random numbers.
+    """
+    # Graphs are captured, but not compiled, which takes minutes.
     compile_ = partial(torch.compile, backend="eager", fullgraph=True, dynamic=False)
     monkeypatch.setattr(torch, "compile", lambda module, **_: compile_(module))
-    pixels = torch.randint(256, (4, 3, 64, 64), dtype=torch.uint8)
-    stage, objectives = replace(STAGE, fine_tune_from=0, scheduled_sampling=0.9), OBJECTIVES
-    if kind == "self-critical":
+    stage, objectives = replace(STAGE, fine_tune_from=0), OBJECTIVES
+    images = torch.randint(256, (4, 3, 64, 64), dtype=torch.uint8)
+    if kind == "grids":
+        stage, images = STAGE, batch.images
+    elif kind == "scheduled sampling":
+        stage = replace(stage, scheduled_sampling=0.9)
+    else:
         words = tiny_checkpoint.vocabulary.words[4:10]
         critic = SelfCriticalCaptions(
             SelfCritical(samples=3), vocabulary=tiny_checkpoint.vocabulary,
             references=[[words[:3], words[2:]]] * 4, maximum_length=5,
         )  # fmt: skip
-        stage, objectives = replace(STAGE, fine_tune_from=0), (critic, *OBJECTIVES)
-    batches = [Batch(pixels, batch.tokens, batch.positions)] * 3
-    eager, compiled = (
+        objectives = (critic, *OBJECTIVES)  # type: ignore[assignment]
+    batches = [Batch(images, batch.tokens, batch.positions)] * 3
+    counters.clear()
+    compiled, eager = (
         stepped(tiny_checkpoint, batches, *objectives, stage=stage, precision="float32", compile=on)
-        for on in (False, True)
+        for on in (True, False)
     )
-    for ours, theirs in zip(compiled[1], eager[1], strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
+    assert not counters["graph_break"]
+    assert kind != "grids" or counters["stats"]["unique_graphs"] == 1
+    assert_close(compiled[1], eager[1])
     first, second = (step.stage.model.state_dict() for step, _ in (compiled, eager))
     assert all(torch.allclose(first[name], second[name], atol=1e-5) for name in first)
 
@@ -475,8 +473,7 @@ def test_a_later_shape_that_does_not_compile_runs_without_compilation(
     _, values = stepped(tiny_checkpoint, [short, batch], precision="float32", compile=True)
     assert len(shapes) > 1
     _, eager = stepped(tiny_checkpoint, [short, batch], precision="float32")
-    for ours, theirs in zip(values, eager, strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
+    assert_close(values, eager)
     capsys.readouterr()
     stepped(tiny_checkpoint, [short], precision="float32", compile=True)  # a later stage
     assert capsys.readouterr().err.count("torch.compile failed") == 1
@@ -494,8 +491,7 @@ def test_without_a_compiler_training_continues(
     monkeypatch.setattr(torch, "compile", broken)
     _, values = stepped(tiny_checkpoint, [batch] * 2, precision="float32", compile=True)
     _, eager = stepped(tiny_checkpoint, [batch] * 2, precision="float32")
-    for ours, theirs in zip(values, eager, strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
+    assert_close(values, eager)
     warning = "torch.compile failed (no C++ compiler): training without it"
     assert capsys.readouterr().err.count(warning) == 1
 

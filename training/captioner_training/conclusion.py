@@ -1,6 +1,6 @@
 """The end of a run: fit trust, measure the gain, write the report.
 
-Running the same command again adds the parts that are missing.
+Running the same command again makes the parts that are missing or have failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from captioner.errors import CaptionerError
 from captioner.shared.text import counted, printable
 from captioner.trust.trust import trust_file
 from captioner_training.data.corpus import Corpus
-from captioner_training.data.images import Captioned, CaptionedImage
+from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_corpus, read_test
 from captioner_training.distributed import memory_errors
 from captioner_training.evaluation.bootstrap import mean_table, summary
@@ -49,15 +49,20 @@ def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
     CIDEr is measured as in `captioner evaluate`, on the saved checkpoint with its consensus. If one
     part fails, its error is printed and the other parts are still written.
     """
-    if not (out / "report.html").exists():
-        _Conclusion(recipe=recipe, out=out, device=device).run()
+    note = read_json(out / "finished.json") or {}
+    if not (note.get("concluded") and (out / "report.html").exists()):
+        _Conclusion(recipe=recipe, out=out, device=device, note=note).run()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Conclusion:
+    """note: the content of finished.json."""
+
     recipe: Recipe
     out: Path
     device: torch.device
+    note: dict[str, Any]
+    has_failed: bool = False
 
     @property
     def best(self) -> Path:
@@ -74,93 +79,89 @@ class _Conclusion:
         """The test split; None for a dry run."""
         if self.recipe.max_steps is not None:
             return None
-        return _attempt("test", partial(read_test, self.recipe, self.corpus.vocabulary))
+        return self._attempt("test", partial(read_test, self.recipe, self.corpus.vocabulary))
 
     def run(self) -> None:
-        note = read_json(self.out / "finished.json") or {}
-        best_at = (note.get("progress") or {}).get("best_at")
-        initial_is_best = self.recipe.weights is not None and best_at is None
-        _attempt("trust", self._write_trust)
+        best_at = (self.note.get("progress") or {}).get("best_at")
+        self._attempt("trust", self._write_trust)
         gain = None
         if self.recipe.max_steps is not None:
             notes = ["This was a dry run; its scores mean nothing."]
-        elif initial_is_best:
+        elif self.recipe.weights is not None and best_at is None:
             notes = ["No epoch was better than the original model, so best.safetensors is a copy."]
         else:
-            gain = note.get("gain") or _attempt("gain", self._measure_gain)
+            gain = self.note.get("gain") or self._attempt("gain", self._measure_gain)
             notes = [] if gain is None else [describe_gain(gain)]
         for line in notes:
             _print(f"{line} ({self.best})")
+        self._attempt("report", lambda: self._write_report(gain, notes, best_at))
 
-        def write() -> None:
-            write_run(
-                self.out / "report.html",
-                self.recipe,
-                self._caption_best(report_photos(self.corpus.validation)),
-                gain=gain,
-                notes=notes,
-                best_at=best_at and tuple(best_at),
-            )
+    def _attempt(self, part: str, work: Callable[[], T]) -> T | None:
+        try:
+            with memory_errors():
+                return work()
+        except CaptionerError as error:
+            _print(f"{part}: {error}")
+            self.has_failed = True
+            return None
 
-        _attempt("report", write)
-
-    def _caption_best(self, images: Sequence[CaptionedImage]) -> list[Captioned]:
+    def _write_report(
+        self, gain: Mapping[str, Any] | None, notes: Sequence[str], best_at: Sequence[int] | None
+    ) -> None:
+        validation = self.corpus.validation
         captioner = Captioner.from_pretrained(self.best, device=self.device)
-        return caption_images(captioner, images, self.recipe.generation)
+        write_run(
+            self.out / "report.html",
+            self.recipe,
+            caption_images(captioner, report_photos(validation), self.recipe.generation),
+            gain=gain,
+            notes=notes,
+            best_at=None if best_at is None else (best_at[0], best_at[1]),
+            has_cider=len(validation) >= MIN_IMAGES,
+        )
+        if not self.has_failed:
+            write_json(self.out / "finished.json", {**self.note, "concluded": True})
 
     def _measure_gain(self) -> dict[str, Any]:
         """Compare best.safetensors with the original model and store the result."""
         images, before = self.test or self.corpus.validation, None
         if (origin := load_initial(self.recipe)) is not None:
-            captioner = Captioner(origin, device=self.device)
-            before = _ciders(caption_images(captioner, images, self.recipe.generation))
-        after = _ciders(self._caption_best(images))
+            before = self._ciders(Captioner(origin, device=self.device), images)
+        after = self._ciders(Captioner.from_pretrained(self.best, device=self.device), images)
         gain = measure_gain(after, before, split="test" if self.test else "val")
-        note = read_json(self.out / "finished.json") or {}
-        write_json(self.out / "finished.json", {**note, "gain": gain})
+        self.note["gain"] = gain
+        write_json(self.out / "finished.json", self.note)
         return gain
+
+    def _ciders(self, captioner: Captioner, images: Sequence[CaptionedImage]) -> list[float]:
+        """Caption images and return the CIDEr-D of each one in percent."""
+        captioned = caption_images(captioner, images, self.recipe.generation)
+        words = [caption.words for caption in captioned]
+        return image_scores(score_tables([image.words for image in images], words)["CIDEr"])
 
     def _write_trust(self) -> None:
         """Write the trust of best.safetensors, given enough photos with English captions."""
-        recipe, train, held_out = self.recipe, self.corpus.train, self.corpus.validation
-        if recipe.max_steps is not None or recipe.data.scenes is not None:
+        recipe = self.recipe
+        if recipe.max_steps or recipe.data.scenes or trust_file(self.best).exists():
             return
-        if trust_file(self.best).exists():
-            return
+        train, held_out = self.corpus.train, self.corpus.validation
         words = [word for image in train[:_MAX_PHOTOS] for words in image.words for word in words]
         if sum(word in FUNCTION_WORDS for word in words) < _ENGLISH * len(words):
             _print("No trust is fitted: the captions are not English.")
-            return
-        if min(len(train), len(held_out)) < MIN_PHOTOS:
+        elif min(len(train), len(held_out)) < MIN_PHOTOS:
             _print(
                 f"No trust is fitted: it needs {MIN_PHOTOS} training photos and {MIN_PHOTOS} "
                 f"validation photos; there are {len(train)} and {len(held_out)}."
             )
-            return
-        captioner = Captioner(load_checkpoint(self.best), device=self.device)
-        photos = train[:: -(-len(train) // _MAX_PHOTOS)]
-        for line in write_trust(captioner, self.best, photos, held_out[: _MAX_PHOTOS // 2]):
-            _print(line)
-
-
-def _attempt(part: str, work: Callable[[], T]) -> T | None:
-    try:
-        with memory_errors():
-            return work()
-    except CaptionerError as error:
-        _print(f"{part}: {error}")
-        return None
+        else:
+            captioner = Captioner(load_checkpoint(self.best), device=self.device)
+            photos = train[:: -(-len(train) // _MAX_PHOTOS)]
+            for line in write_trust(captioner, self.best, photos, held_out[: _MAX_PHOTOS // 2]):
+                _print(line)
 
 
 def _print(text: str) -> None:
     print(printable(text), file=sys.stderr)
-
-
-def _ciders(captioned: Sequence[Captioned]) -> list[float]:
-    """Return CIDEr-D of each image in percent."""
-    references = [caption.image.words for caption in captioned]
-    tables = score_tables(references, [caption.words for caption in captioned])
-    return image_scores(tables["CIDEr"])
 
 
 def measure_gain(

@@ -155,12 +155,7 @@ class Processes:
 def start_processes(device: str = "auto") -> Iterator[Processes]:
     """Join the processes that torchrun started; without torchrun, use a single process.
 
-    Args:
-        device: see find_device; "cuda" selects the GPU of the local rank.
-
-    Raises:
-        ConfigError: WORLD_SIZE is set, but other variables of torchrun are missing.
-        DeviceError: this machine has no such device, or fewer GPUs than processes.
+    For `device` see find_device; "cuda" selects the GPU of the local rank.
     """
     if "WORLD_SIZE" not in os.environ:
         alone = Processes(device=find_device(device))
@@ -209,12 +204,7 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Convert torch's errors about exhausted memory.
-
-    Raises:
-        DeviceError: the memory of the GPU is exhausted.
-        DataError: the system has killed a worker of a loader.
-    """
+    """Convert torch's errors about exhausted memory to DeviceError and DataError."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -66,10 +66,7 @@ def _differences(recipe: Recipe, origin: Checkpoint) -> Iterator[str]:
 def load_encoder(recipe: Recipe) -> Encoder:
     """Build the encoder of a recipe, with its `encoder_weights` unless the recipe has `weights`.
 
-    Raises:
-        CheckpointError: the weights are missing, or belong to another encoder.
-        ConfigError: the encoder cannot be built, has no pretrained weights, or has no stage
-            `fine_tune_from`.
+    Raises CheckpointError or ConfigError: weights or encoder do not fit the recipe.
     """
     start = recipe.encoder_weights if recipe.weights is None else "random"
     encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")

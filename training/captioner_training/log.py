@@ -27,7 +27,6 @@ from captioner_training.data.corpus import OTHER_LANGUAGE, Corpus, unknown_share
 from captioner_training.data.images import Captioned
 from captioner_training.distributed import Processes, exit_silently
 from captioner_training.losses.cider import MIN_IMAGES
-from captioner_training.losses.objective import Objective
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress, StageState, TrainState, diverged
 
@@ -157,10 +156,9 @@ class Log(Closing):
         recorder: Recorder | None = None,
     ) -> None:
         self.recipe, self.processes, self.progress = recipe, processes, progress
-        self._record = recorder
+        self._record, self.path = recorder, out / "log.jsonl"
         self._began, self._seconds = 0.0, 0.0  # of the steps of the epoch
         self._first = self._images = 0  # first step of the epoch here, and images of a step
-        self.path = out / "log.jsonl"
         self._bar: tqdm[NoReturn] | None = None
         self._printed_at = -math.inf
         self._has_cider = True
@@ -200,10 +198,7 @@ class Log(Closing):
             tqdm.write(text, file=sys.stderr)
             sys.stderr.flush()
 
-    def start(
-        self, corpus: Corpus, initial: Checkpoint | None,
-        objectives: Sequence[Mapping[str, Objective]], state: TrainState,
-    ) -> None:  # fmt: skip
+    def start(self, corpus: Corpus, initial: Checkpoint | None, state: TrainState) -> None:
         """Print the data, the precision and the step to resume from."""
         for line in corpus.describe(self.recipe.data):
             self.print(line)
@@ -221,9 +216,6 @@ class Log(Closing):
         fast, reason = best_dtype(self.processes.device)
         is_fast = getattr(torch, precision) is fast
         self.print(f"precision: {precision}{'' if is_fast else ', as set for this run'} ({reason})")
-        notes = (objective.note for stage in objectives for objective in stage.values())
-        for note in dict.fromkeys(filter(None, notes)):
-            self.print(note)
         if (before := state.conditions_before) is not None:
             progress, now = self.progress, self.processes.conditions
             self.print(
@@ -249,8 +241,7 @@ class Log(Closing):
     @contextmanager
     def epoch_bar(self, stage: StageState, *, images: int) -> Iterator[None]:
         """Show a progress bar of the stage's steps, of `images` images each."""
-        self._began, self._images = time.monotonic(), images
-        self._first = self.progress.stage_step
+        self._began, self._images, self._first = time.monotonic(), images, self.progress.stage_step
         with tqdm(
             desc=self._epoch(stage, self.progress.epoch + 1),
             total=stage.steps,

@@ -19,14 +19,15 @@ from annotated_types import Ge, Interval, MinLen
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, DataError
 from captioner.generation.config import GenerationConfig, Length
 from captioner.model.config import DecoderConfig
 from captioner.model.encoder import EncoderConfig
 from captioner.model.scores import SCORES, ScoreFunction
 from captioner.photos.transform import TransformConfig
-from captioner.shared.paths import did_you_mean, expanded, there_is_no
+from captioner.shared.paths import did_you_mean, expanded
 from captioner.shared.settings import Fraction, NotNegative, Positive, PositiveFloat, Share
+from captioner.shared.tables import read_text
 from captioner.vocabulary import Tokenizer, is_printable, tokenize
 
 LONG_STAGE = 2000
@@ -345,13 +346,9 @@ def recipe_text(name: str) -> str:
     """Return the text of a recipe. Raises ConfigError: it does not exist or cannot be read."""
     source = recipe_path(name)
     try:
-        return source.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ConfigError(f"recipe {name} cannot be read: {there_is_no('file', source)}") from error
-    except OSError as error:
-        raise ConfigError(f"recipe {source} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"recipe {source} is not YAML: {error}") from error
+        return read_text(source, name=f"recipe {source}")
+    except DataError as error:
+        raise ConfigError(error.detail) from error
 
 
 def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
@@ -389,12 +386,24 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads all scalars but null as strings; pydantic converts them to the type of their field."""
+    """Refuses repeated keys, and reads all scalars but null as strings.
+
+    pydantic converts strings to the type of their field.
+    """
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         sign: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
         for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = set[str]()
+        for key, _ in node.value:
+            if str(key.value) in names:
+                problem = f"{key.value} is given twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            names.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 def _parse(text: str, source: str) -> Any:

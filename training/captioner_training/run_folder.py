@@ -33,12 +33,8 @@ _FREE = (
 _KEPT = 2  # states
 # Files and folders that may exist when a run begins.
 _BEFORE_A_RUN = {"lock", "cache", "scenes", "tensorboard", "wandb", "wandb-run"}
-# Folders and files that a finished run does not need. Runs of 0.2 wrote squares.
-_REMOVED = (
-    ("state", "step-*.pt"),
-    ("cache", GRIDS_FILES),
-    ("cache", "squares-*.u8"),
-)
+# Folders and files that a finished run does not need.
+_REMOVED = {"state": "step-*.pt", "cache": GRIDS_FILES}
 
 
 class RunFolder:
@@ -191,7 +187,7 @@ class RunFolder:
         self.finished = True
         if self.recipe.keep_files:
             return
-        for name, pattern in _REMOVED:
+        for name, pattern in _REMOVED.items():
             folder = self.out / name
             if not folder.is_symlink():  # other runs may share it
                 for path in (*folder.glob(pattern), *folder.glob(".captioner-*.part")):

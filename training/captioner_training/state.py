@@ -22,6 +22,7 @@ from captioner.model.model import CaptionModel
 from captioner_training.distributed import Processes
 from captioner_training.recipe import Recipe, Stage
 
+_STATEFUL = ("optimizer", "scheduler", "average", "scaler")  # parts of a stage
 _ROUNDING = 1e-5  # nats per token: smaller differences of cross-entropy are rounding errors
 
 
@@ -77,10 +78,8 @@ class StageState:
 
     The trained parameters of the model must require gradients.
 
-    Attributes:
-        config: the stage in the recipe.
-        scaler: scales losses for float16; disabled otherwise.
-        sums: sum of each training value over this process's steps of the epoch, by name.
+    The scaler is for float16, and disabled otherwise. `sums` has the sum of each training value
+    over this process's steps of the epoch, by name.
     """
 
     def __init__(
@@ -153,20 +152,13 @@ class StageState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that all processes share: everything except the sums."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-            "average": self.average.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "best": self._best,
-        }
+        parts = {name: getattr(self, name).state_dict() for name in _STATEFUL}
+        return {**parts, "best": self._best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict` that was saved in the same stage of the recipe."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.average.load_state_dict(state["average"])
-        self.scaler.load_state_dict(state["scaler"])
+        for name in _STATEFUL:
+            getattr(self, name).load_state_dict(state[name])
         self._best = state["best"]
 
 
@@ -359,7 +351,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` that was saved in the same stage of the recipe."""
+        """Restore a `state_dict`."""
         self.updates = state["updates"]
         for name, average in self._average.items():
             average.copy_(state["average"][name])

@@ -59,16 +59,11 @@ def train(
     cross-entropy), last.safetensors, log.jsonl, recipe.json, and finished.json at the end. Until
     then, `out` also has state/, from which the same call resumes, and cache/, the encoded images.
 
-    Args:
-        recipe: the recipe to run.
-        out: folder of the run.
-        processes: the processes of the run.
-        tracker: opens TensorBoard or Weights & Biases; see log.TRACKERS.
+    A tracker opens TensorBoard or Weights & Biases; see log.TRACKERS.
 
     Raises:
-        ConfigError: the recipe is invalid, or `out` has unrelated files or another recipe's run.
-        CaptionerError: data or weights cannot be read or do not fit the recipe, or `out` cannot be
-            written.
+        CaptionerError: the recipe is invalid, data or weights cannot be read or do not fit it, or
+            `out` cannot be written, has unrelated files, or has another recipe's run.
         KeyboardInterrupt: after Ctrl-C or SIGTERM; a state is saved first.
     """
     with ExitStack() as stack:
@@ -224,16 +219,15 @@ class Run:
 
         with ExitStack() as stack:
             recorder = self.processes.main_alone(begin)
-            self.log = stack.enter_context(
-                Log(
-                    self.recipe,
-                    self.folder.out,
-                    processes=self.processes,
-                    progress=progress,
-                    recorder=recorder,
-                )
+            log = Log(
+                self.recipe,
+                self.folder.out,
+                processes=self.processes,
+                progress=progress,
+                recorder=recorder,
             )
-            self.log.start(self.corpus, self.initial_checkpoint, self.objectives, self.state)
+            self.log = stack.enter_context(log)
+            self.log.start(self.corpus, self.initial_checkpoint, self.state)
             yield
 
     def _train_stage(self) -> None:

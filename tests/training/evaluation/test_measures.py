@@ -152,7 +152,7 @@ def test_the_cross_entropy_of_references_is_in_nats_per_token(
 def test_a_measure_that_fails_leaves_the_others_complete(
     images: list[CaptionedImage], captioner: Captioner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    boxes = {0: [BoxedObject("", Box(0, 0, 1, 1)), BoxedObject("kite", Box(0, 0, 1, 1))]}
+    boxes = {0: [BoxedObject("person", Box(0, 0, 1, 1)), BoxedObject("kite", Box(0, 0, 1, 1))]}
     evaluation = measured(captioner, images[:3], calibration=True, beam_size=1, boxes=boxes)
     report, printed = evaluation.report, capsys.readouterr().err
     for part, kind in (("person_boxes", "people"), ("object_boxes", "an object")):

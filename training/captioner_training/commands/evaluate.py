@@ -9,7 +9,6 @@ import sys
 import webbrowser
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError
@@ -30,23 +29,16 @@ Treebank tokens without punctuation and cannot be compared with published scores
 scores on COCO's tokens, and METEOR."""
 
 _OF_A_CHECKPOINT = (
-    "calibration",
-    "deletion",
-    "checkpoint",
-    "beam_size",
-    "style",
-    "predictions",
-    "save",
-)
-_PATHS = ("data", "captions", "boxes", "score", "predictions", "report", "save")
+    "calibration", "deletion", "checkpoint", "beam_size", "style", "predictions", "save",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    file = partial(add, type=Path, metavar="FILE")
+    file = partial(add, type=expanded, metavar="FILE")
     # fmt: off
-    add("data", nargs="?", type=Path, metavar="DIR",
+    add("data", nargs="?", type=expanded, metavar="DIR",
         help="a prepared data set, or captions_SPLIT.json with SPLIT*.tar or a folder SPLIT")
     add("--split", default="val", metavar="NAME", help="split of DIR; default: val")
     file("--captions", help="a JSON file in COCO's format, in place of DIR")
@@ -83,9 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Score captions and print the scores; return 1 if a measure failed."""
     _check_use(arguments)
-    for name in _PATHS:
-        if (path := getattr(arguments, name)) is not None:
-            setattr(arguments, name, expanded(path))
     if arguments.checkpoint is not None:
         arguments.checkpoint = checkpoint_file(arguments.checkpoint)
 
@@ -134,6 +123,7 @@ def _check_use(arguments: argparse.Namespace) -> None:
 def _save(arguments: argparse.Namespace, scores: Mapping[str, Any]) -> str:
     """Write a copy of the checkpoint with its scores, and copy its trust; return its path."""
     from captioner.checkpoint import copy_checkpoint, read_header
+    from captioner.shared.files import writing
     from captioner.shared.paths import bundled_checkpoint
     from captioner.trust.trust import trust_file
 
@@ -142,6 +132,7 @@ def _save(arguments: argparse.Namespace, scores: Mapping[str, Any]) -> str:
     version = arguments.version or read_header(source)["version"]
     copy_checkpoint(source, target, version=version, metrics=metrics)
     if trust_file(source).is_file():
-        shutil.copyfile(trust_file(source), trust_file(target))
+        with writing(trust_file(target)):
+            shutil.copyfile(trust_file(source), trust_file(target))
     print(f"captioner: {target} is the checkpoint with these scores", file=sys.stderr)
     return str(target)

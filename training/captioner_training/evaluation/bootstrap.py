@@ -53,13 +53,7 @@ class Estimate(NamedTuple):
 
 
 def mean_table(values: ArrayLike, counts: ArrayLike | None = None, *, scale: float = 1.0) -> Table:
-    """Return the table of a mean.
-
-    Args:
-        values: (N,), the sum of the values of each image.
-        counts: (N,), the number of values of each image; None: 1.
-        scale: 100 for percent.
-    """
+    """Return the table of a mean, from the sum and the count of the values of each image, (N,)."""
     total = np.asarray(values, dtype=np.float64)
     number = np.ones_like(total) if counts is None else np.asarray(counts, dtype=np.float64)
 
@@ -74,13 +68,7 @@ def ranking_table(scores: ArrayLike, right: ArrayLike, image: ArrayLike, *, imag
     """Return the table of the area under the ROC curve.
 
     The area is the probability that a right prediction has a higher score than a wrong one; ties
-    count half.
-
-    Args:
-        scores: (N,), the scores of N predictions.
-        right: (N,), whether each prediction is right.
-        image: (N,), the index of each prediction's image.
-        images: the number of images.
+    count half. `scores`, `right` and `image`, the index of its image, are of N predictions: (N,).
     """
     values, true = np.asarray(scores, np.float64), np.asarray(right, bool)
     levels = np.unique(values)

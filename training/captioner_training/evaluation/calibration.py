@@ -65,18 +65,13 @@ def force_references(
 ) -> ForcedTokens:
     """Predict every token of the references from the tokens before it (teacher forcing).
 
-    Args:
-        decoder: the decoder.
-        grid: the grids of the images.
-        images: a batch of images with their references.
-        vocabulary: the vocabulary of the decoder.
-        maximum_length: largest number of words; longer references are truncated.
-        autocast: the precision of the decoder.
+    References of more than `maximum_length` words are truncated. `grid` has the grids of `images`.
     """
-    captions = encode_captions(images, vocabulary)
-    starts = starts_of(images, vocabulary)
-    tokens = collate(captions, starts=starts, maximum_length=maximum_length)
-    tokens = tokens.to(grid.features.device)
+    tokens = collate(
+        encode_captions(images, vocabulary),
+        starts=starts_of(images, vocabulary),
+        maximum_length=maximum_length,
+    ).to(grid.features.device)
     targets = tokens[..., 1:]
     real = targets != PAD
     with autocast:
@@ -88,10 +83,7 @@ def force_references(
 class Calibration:
     """Measures the calibration of next-token predictions over a split.
 
-    Args:
-        captioner: a checkpoint or a Hugging Face model.
-        maximum_length: largest number of words of a reference; longer ones are truncated. Hugging
-            Face models read whole references.
+    References of more than `maximum_length` words are truncated, except for Hugging Face models.
     """
 
     def __init__(self, captioner: Captioner, *, maximum_length: int) -> None:
@@ -119,11 +111,9 @@ class Calibration:
                 maximum_length=self._maximum_length,
                 autocast=torch.autocast(captioner.device.type, enabled=False),
             )
-        join = captioner.vocabulary.join
+        model, join = cast("HuggingFaceCaptioner", captioner), captioner.vocabulary.join
         parts = [
-            cast("HuggingFaceCaptioner", captioner).force(
-                square[None], list(map(join, image.words))
-            )
+            model.force(square[None], list(map(join, image.words)))
             for square, image in zip(pixels, images, strict=True)
         ]
         logits, tokens = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -142,34 +132,31 @@ class Calibration:
 
         Returns:
             `tokens`: the number of tokens.
-            `error`: the expected calibration error in percent.
-            `cross_entropy`: in nats per token.
-            `intervals`: the 95 % interval of `cross_entropy`. `error` has none: it is biased
+            `error`: the expected calibration error in percent. It has no interval: it is biased
                 upwards, most of all in bootstrap samples.
+            `cross_entropy`: in nats per token; its 95 % interval is in `intervals`.
             `bins`: see reliability.
             `vocabulary_hash`: cross-entropies are comparable only if it is equal.
         """
-        image, confidence, right, _ = torch.cat(self._parts).numpy().T
+        _, confidence, right, _ = torch.cat(self._parts).numpy().T
         error, bins = reliability(confidence, right)
-        nats, tokens = self.cross_entropy()
         digest = hashlib.sha256("\n".join(self._vocabulary()).encode()).hexdigest()[:16]
         return {
-            "tokens": len(image),
+            "tokens": len(right),
             "vocabulary_hash": digest,
             "error": error,
-            **summary({"cross_entropy": mean_table(nats, tokens)}),
+            **summary({"cross_entropy": mean_table(*self.cross_entropy())}),
             "bins": bins,
         }
 
     def cross_entropy(self) -> tuple[Floats, Floats]:
         """Return the sum of cross-entropy in nats and the number of tokens of each image."""
-        nats = torch.cat(self._parts)[:, 3].numpy()
-        return self._sums(nats), self._sums(np.ones_like(nats))
-
-    def _sums(self, values: Floats) -> Floats:
-        """Sum values of tokens over each image: (images,)."""
-        image = torch.cat(self._parts)[:, 0].numpy().astype(int)
-        return np.bincount(image, values, minlength=self._images).astype(np.float64)
+        image, _, _, nats = torch.cat(self._parts).numpy().T
+        sums, counts = (
+            np.bincount(image.astype(int), weights, minlength=self._images).astype(np.float64)
+            for weights in (nats, np.ones_like(nats))
+        )
+        return sums, counts
 
 
 def reliability(confidence: ArrayLike, right: ArrayLike) -> tuple[float, list[dict[str, float]]]:

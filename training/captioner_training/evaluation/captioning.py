@@ -43,12 +43,8 @@ def caption_images(
 ) -> list[Captioned]:
     """Caption every image, in order. Each image is opened and encoded once.
 
-    Args:
-        captioner: a checkpoint or a Hugging Face model.
-        images: the split.
-        config: generation settings.
-        check_attention: run the deletion test on the words.
-        on_batch: called with the pixels (B, 3, size, size), grids and captions of each batch.
+    `check_attention` runs the deletion test on the words. `on_batch` is called with the pixels
+    (B, 3, size, size), grids and captions of each batch.
     """
     size = captioner.batch_size
     loader = split_loader(images, captioner.transform, workers=2, batch_size=size)
@@ -105,10 +101,10 @@ def validate(
 
     Args:
         checkpoint: the model to score.
-        images: the split.
+        images: the split. Each process captions its share.
         data: the data configuration of the run.
         autocast: the precision of the model.
-        processes: the processes of the run. Each one captions its share of the images.
+        processes: the processes of the run.
         boxes: file with the boxes of synthetic scenes; see scene_pointing.
         grids: cached grids of the images; None: encode the photos.
         on_batch: called after full batches, equally often in every process.
@@ -121,37 +117,25 @@ def validate(
     full = len(images) // processes.world // BATCH  # full batches of the smallest share
     captioned: list[Captioned] = []
     losses: list[tuple[float, int]] = []  # nats and tokens of each batch
-    encoded = _encoded(
-        checkpoint,
-        own,
-        autocast=autocast,
-        workers=data.workers,
-        grids=None if grids is None else (grids, share),
-    )
+    stored = None if grids is None else (grids, share)
+    encoded = _encoded(checkpoint, own, autocast=autocast, workers=data.workers, grids=stored)
     with tqdm(desc="captions", total=len(own), leave=False, disable=processes.no_bar) as bar:
         for number, grid in enumerate(encoded, start=1):
             batch = own[len(captioned) : len(captioned) + len(grid.features)]
             starts = starts_of(batch, vocabulary)
             with autocast:
                 beams = generate(
-                    decoder,
-                    grid.features,
-                    checkpoint.generation,
-                    vocabulary=vocabulary,
+                    decoder, grid.features, checkpoint.generation, vocabulary=vocabulary,
                     starts=starts,
-                )
+                )  # fmt: skip
             captioned += [
                 _captioned(image, beam[0].copy(), grid, vocabulary)
                 for image, beam in zip(batch, beams, strict=True)
             ]
             forced = force_references(
-                model.decoder,
-                grid,
-                batch,
-                vocabulary=vocabulary,
-                maximum_length=data.maximum_length,
-                autocast=autocast,
-            )
+                model.decoder, grid, batch, vocabulary=vocabulary,
+                maximum_length=data.maximum_length, autocast=autocast,
+            )  # fmt: skip
             losses.append((float(forced.nats().cpu().double().sum()), len(forced.targets)))
             bar.update(len(batch))
             if on_batch is not None and number <= full:
@@ -215,12 +199,7 @@ def scene_pointing(captioned: Sequence[Captioned], *, boxes: Path, transform: Tr
     The first shape that a caption names is compared with the first object of the scene, the second
     with the second. A wrong shape counts as a miss.
 
-    Args:
-        captioned: captioned scenes.
-        boxes: file with the boxes of the objects, in COCO's instances format.
-        transform: the model's transform, to place the boxes on the grid.
-
-    Raises DataError: the boxes cannot be read.
+    `boxes` is a file in COCO's instances format; `transform` places the boxes on the grid.
     """
     objects = read_boxes(boxes, transform)
     shapes = {boxed.category for scene in objects.values() for boxed in scene}

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,7 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
 
     Raises CaptionerError: an input cannot be read, an output cannot be written, or a model fails.
     """
-    # Inputs
-    names = compared_with(arguments)
+    names = _compared_with(arguments)
     _check_outputs(arguments)
     if arguments.official:
         check_java()
@@ -117,55 +117,58 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
     if arguments.score is None:
         source = _load(arguments, arguments.checkpoint, arguments.style)
         images = _read_images(arguments, source.vocabulary.tokenize)
+        split = targets(images)
     else:
         images = _read_images(arguments, tokenize)
-    split = targets(images) or read_targets(arguments.captions)
-    if arguments.score is not None:
+        split = targets(images) or read_targets(arguments.captions)
         source = read_predictions(arguments.score, split)
         for problem in source.problems:
             print(f"captioner: {printable(problem)}", file=sys.stderr)
-    others: list[Captioner | Report] = []
-    for name in names:
-        others.append(
-            read_report(expanded(name)) if is_report(name) else _load(arguments, name, None)
-        )
-    report = describe_data(arguments, split)
-    for other in others:
-        if not isinstance(other, Captioner):
-            check_comparable({**report, "scored": len(split)}, other)
-        elif isinstance(source, Captioner) and _tokens(other) != _tokens(source):
-            raise DataError(
-                f"{source.name} and {other.name} cannot be compared: they split captions into "
-                "different tokens"
-            )
-    models = [source, *(other for other in others if isinstance(other, Captioner))]
-    boxes = [
-        None if arguments.boxes is None else _read_boxes(arguments, model, split)
-        for model in models
+    report = _describe_data(arguments, split)
+    others = [_load_other(arguments, name, source, report) for name in names]
+    boxes = _read_boxes(arguments, source, split)
+    boxes_of_others = [
+        _read_boxes(arguments, other, split) if isinstance(other, Captioner) else None
+        for other in others
     ]
 
-    # Captions, scores and measures
-    evaluation = measure(source, images, split, arguments, report=dict(report), boxes=boxes[0])
+    evaluation = measure(source, images, split, arguments, report=dict(report), boxes=boxes)
     if arguments.predictions is not None:
         scores = [caption.hypothesis.score for caption in evaluation.captioned]
         captions = [row["caption"] for row in evaluation.rows]
         write = partial(write_predictions, arguments.predictions, split, captions, scores)
         add_measure(evaluation.report, "predictions", write)
 
-    # Comparisons
-    for other in others:
+    options = argparse.Namespace(**{**vars(arguments), "style": None})
+    for other, boxes in zip(others, boxes_of_others, strict=True):
         if isinstance(other, Captioner):
             own = _read_images(arguments, other.vocabulary.tokenize)
-            options = argparse.Namespace(**{**vars(arguments), "style": None})
-            compared = measure(
-                other, own, split, options, report=dict(report), boxes=boxes[models.index(other)]
-            )
+            compared = measure(other, own, split, options, report=dict(report), boxes=boxes)
         else:
             compared = Evaluation(report=other, rows=other["per_image"])
         difference = compare(evaluation, compared)
         evaluation.report.setdefault("comparisons", []).append(difference)
         evaluation.others.append(compared)
     return evaluation
+
+
+@dataclass(kw_only=True)
+class _Said:
+    """The captions of a split.
+
+    places: the position of each caption's image in the split.
+    words: the tokens of each caption that are scored, made by `tokenize` and described by `tokens`.
+    pooled: the pooled grids of the images; None for captions from a file.
+    """
+
+    places: Sequence[int]
+    captions: Sequence[str]
+    words: Sequence[Words]
+    tokenize: Callable[[str], list[str]]
+    tokens: str
+    captioned: Sequence[Captioned] = ()
+    pooled: NDArray[np.float32] | None = None
+    calibration: Calibration | None = None
 
 
 def measure(
@@ -187,64 +190,18 @@ def measure(
         report: the facts about the split, to which the measures are added.
         boxes: boxes of objects in the images.
     """
-    # Captions
-    captioned: list[Captioned] = []
-    pooled: list[NDArray[np.float32]] = []
-    calibration: Calibration | None = None
-    transform = None
     if isinstance(source, Predictions):
-        unspaced = has_no_spaces(text for target in split for text in target.references)
-        tokenizer: Tokenizer = "characters" if unspaced else "words"
-        to_words: Callable[[str], list[str]] = partial(tokenize, by=tokenizer)
-        tokens = token_name(tokenizer)
-        places = [at for at, caption in enumerate(source.captions) if caption is not None]
-        captions = [caption for caption in source.captions if caption is not None]
-        words: list[Words] = [to_words(caption) for caption in captions]
-        report |= {"predictions": str(source.path), "problems": source.problems}
+        said = _read_captions(source, split, report)
     else:
-        vocabulary, transform = source.vocabulary, source.transform
-        to_words, tokens = vocabulary.tokenize, _tokens(source)
-        config = source.generation.for_request(beam_size=options.beam_size, style=options.style)
-        images = [replace(image, style=config.style) for image in images]
-        if options.calibration:
-            calibration = Calibration(source, maximum_length=config.maximum_length)
-
-        def on_batch(pixels: Tensor, grid: Grid, batch: Sequence[Captioned]) -> None:
-            pooled.append(pool(grid.features))
-            if calibration is not None:
-                calibration.add(pixels, grid, batch)
-
-        captioned = caption_images(
-            source, images, config, check_attention=options.deletion, on_batch=on_batch
-        )
-        places = list(range(len(images)))
-        captions = [
-            vocabulary.join(vocabulary.decode(caption.hypothesis.tokens)) for caption in captioned
-        ]
-        # The words of a Hugging Face model are not tokenized as references are.
-        words = [
-            caption.words if source.source is None else to_words(text)
-            for caption, text in zip(captioned, captions, strict=True)
-        ]
-        style = vocabulary.style(config.style)
-        report |= {
-            "beam_size": config.beam_size,
-            **({} if style is None else {"style": style}),
-            "consensus": config.uses_consensus and source.consensus is not None,
-            "dtype": str(source.dtype).removeprefix("torch."),
-            "checkpoint": {
-                "name": source.name, "version": source.version, "hash": source.fingerprint,
-            },
-        }  # fmt: skip
-    report["scored"] = len(captions)
-
-    # Scores
-    whole = [[to_words(text) for text in target.references] for target in split]
-    references, scored = [whole[at] for at in places], [split[at] for at in places]
+        said = _generate(source, images, options, report)
+    captioned, scored = said.captioned, [split[at] for at in said.places]
+    report["scored"] = len(scored)
+    whole = [[said.tokenize(text) for text in target.references] for target in split]
+    references = [whole[at] for at in said.places]
     score = partial(score_tables, corpus=whole)
-    tables = score(references, words)
+    tables = score(references, said.words)
     report["nltk"] = {
-        "tokenizer": tokens,
+        "tokenizer": said.tokens,
         **(model_facts(captioned) if captioned else {}),
         **summary(tables),
         "human": summary(human_tables(references, score)),
@@ -252,64 +209,124 @@ def measure(
     if options.official:
         texts = [target.references for target in split]
         given = [target.references for target in scored]
-        add_measure(
-            report, "pycocoevalcap", partial(official_scores, given, captions, corpus=texts)
-        )
-
-    # Measures
+        official = partial(official_scores, given, said.captions, corpus=texts)
+        add_measure(report, "pycocoevalcap", official)
     objects = None
     if boxes is not None:
-        objects = [
-            {boxed.category or PERSON for boxed in boxes.get(target.id, ())} for target in scored
-        ]
+        objects = [{boxed.category for boxed in boxes.get(target.id, ())} for target in scored]
     report["captions"] = {
-        **describe_captions(words),
-        "hallucination": hallucination(references, words, objects=objects),
+        **describe_captions(said.words),
+        "hallucination": hallucination(references, said.words, objects=objects),
     }
     if boxes is not None and captioned:
-        categories = {boxed.category or PERSON for found in boxes.values() for boxed in found}
-        if PERSON in categories:
-            add_measure(
-                report, "person_boxes", partial(measure_grounding, captioned, boxes, people=True)
-            )
-        if categories - {PERSON}:
-            add_measure(
-                report, "object_boxes", partial(measure_grounding, captioned, boxes, people=False)
-            )
-    if calibration is not None:
-        add_measure(report, "calibration", calibration.result)
+        categories = {boxed.category for found in boxes.values() for boxed in found}
+        for people in sorted({category == PERSON for category in categories}, reverse=True):
+            grounding = partial(measure_grounding, captioned, boxes, people=people)
+            add_measure(report, "person_boxes" if people else "object_boxes", grounding)
+    if said.calibration is not None:
+        add_measure(report, "calibration", said.calibration.result)
     if options.deletion and captioned:
         add_measure(report, "deletion", partial(measure_deletion, captioned))
-    columns: dict[str, Sequence[Any]] = {}
-    if captioned:
-        columns["score"] = [float(caption.hypothesis.score) for caption in captioned]
-    if not isinstance(source, Predictions) and source.trust is not None:
-        grids = np.concatenate(pooled)
-        judged = source.trust.judge(grids, [[caption.hypothesis] for caption in captioned])
-        best = [judgement for (judgement,) in judged]
-        report["trust"] = measure_trust(captioned, best)
+    columns: dict[str, Sequence[Any]] = {
+        name: image_scores(tables[name]) for name in ("CIDEr", "ROUGE-L")
+    }
+    if isinstance(source, Captioner):
+        columns |= _measure_images(source, said, report)
+    return Evaluation(
+        report=report,
+        rows=_rows(scored, said, references, columns),
+        images=[images[at] for at in said.places] if images else [],
+        captioned=captioned,
+        transform=source.transform if isinstance(source, Captioner) else None,
+    )
+
+
+def _read_captions(source: Predictions, split: Sequence[Target], report: Report) -> _Said:
+    """Return captions from a file, and add their origin to the report."""
+    report |= {"predictions": str(source.path), "problems": source.problems}
+    unspaced = has_no_spaces(text for target in split for text in target.references)
+    tokenizer: Tokenizer = "characters" if unspaced else "words"
+    captions = {at: text for at, text in enumerate(source.captions) if text is not None}
+    return _Said(
+        places=list(captions),
+        captions=list(captions.values()),
+        words=[tokenize(text, tokenizer) for text in captions.values()],
+        tokenize=partial(tokenize, by=tokenizer),
+        tokens=token_name(tokenizer),
+    )
+
+
+def _generate(
+    source: Captioner,
+    images: Sequence[CaptionedImage],
+    options: argparse.Namespace,
+    report: Report,
+) -> _Said:
+    """Caption a split, and add the model and its settings to the report."""
+    vocabulary, calibration = source.vocabulary, None
+    config = source.generation.for_request(beam_size=options.beam_size, style=options.style)
+    if options.calibration:
+        calibration = Calibration(source, maximum_length=config.maximum_length)
+    pooled: list[NDArray[np.float32]] = []
+
+    def on_batch(pixels: Tensor, grid: Grid, batch: Sequence[Captioned]) -> None:
+        pooled.append(pool(grid.features))
+        if calibration is not None:
+            calibration.add(pixels, grid, batch)
+
+    captioned = caption_images(
+        source,
+        [replace(image, style=config.style) for image in images],
+        config,
+        check_attention=options.deletion,
+        on_batch=on_batch,
+    )
+    style = vocabulary.style(config.style)
+    report |= {
+        "beam_size": config.beam_size,
+        **({} if style is None else {"style": style}),
+        "consensus": config.uses_consensus and source.consensus is not None,
+        "dtype": str(source.dtype).removeprefix("torch."),
+        "checkpoint": {
+            "name": source.name, "version": source.version, "hash": source.fingerprint,
+        },
+    }  # fmt: skip
+    captions = [
+        vocabulary.join(vocabulary.decode(caption.hypothesis.tokens)) for caption in captioned
+    ]
+    words: Sequence[Words] = [caption.words for caption in captioned]
+    if source.source is not None:  # words of a Hugging Face model are not tokenized as references
+        words = [vocabulary.tokenize(text) for text in captions]
+    return _Said(
+        places=range(len(images)),
+        captions=captions,
+        words=words,
+        tokenize=vocabulary.tokenize,
+        tokens=_tokens(source),
+        captioned=captioned,
+        pooled=np.concatenate(pooled),
+        calibration=calibration,
+    )
+
+
+def _measure_images(source: Captioner, said: _Said, report: Report) -> dict[str, Sequence[Any]]:
+    """Return scores, trust and cross-entropy of each image; add the quality of trust."""
+    columns: dict[str, Sequence[Any]] = {
+        "score": [float(caption.hypothesis.score) for caption in said.captioned]
+    }
+    if source.trust is not None and said.pooled is not None:
+        beams = [[caption.hypothesis] for caption in said.captioned]
+        judged = [best for (best,) in source.trust.judge(said.pooled, beams)]
+        report["trust"] = measure_trust(said.captioned, judged)
         if report["split"].get("name") != "test":
             report["trust"]["note"] = _FITTED_HERE
-        columns["familiarity"] = source.trust.familiarity.of(grids)
-        columns["trust"] = [judgement.caption for judgement in best]
-    if calibration is not None:
-        nats, counts = calibration.cross_entropy()
+        columns["familiarity"] = source.trust.familiarity.of(said.pooled)
+        columns["trust"] = [judgement.caption for judgement in judged]
+    if said.calibration is not None:
+        nats, counts = said.calibration.cross_entropy()
         columns["cross_entropy"] = (nats / counts).tolist()
         columns["reference_tokens"] = counts.astype(int).tolist()
-
-    rows = _rows(
-        scored,
-        captions,
-        words,
-        references,
-        ciders=image_scores(tables["CIDEr"]),
-        rouges=image_scores(tables["ROUGE-L"]),
-        columns=columns,
-    )
-    photos = [images[at] for at in places] if images else []
-    return Evaluation(
-        report=report, rows=rows, images=photos, captioned=captioned, transform=transform
-    )
+    return columns
 
 
 def add_measure(report: Report, name: str, work: Callable[[], object]) -> None:
@@ -331,9 +348,8 @@ def image_scores(table: Table) -> list[float]:
 def describe_captions(captions: Sequence[Words]) -> dict[str, object]:
     """Return length and variety of captions; shares in percent."""
     lengths = np.array([len(words) for words in captions])
-    repeats = [
-        len(grams) > len(set(grams)) for words in captions for grams in [list(n_grams(words, 3))]
-    ]
+    grams = [list(n_grams(words, 3)) for words in captions]
+    repeats = [len(found) > len(set(found)) for found in grams]
     return {
         "words": {
             "mean": float(lengths.mean()),
@@ -349,30 +365,24 @@ def describe_captions(captions: Sequence[Words]) -> dict[str, object]:
 
 def _rows(
     scored: Sequence[Target],
-    captions: Sequence[str],
-    words: Sequence[Words],
+    said: _Said,
     references: References,
-    *,
-    ciders: Sequence[float],
-    rouges: Sequence[float],
     columns: Mapping[str, Sequence[Any]],
 ) -> list[dict[str, Any]]:
     """Return the rows of report.json; `invented` are COCO categories that no reference names."""
     rows = []
     for at, target in enumerate(scored):
         present = {name for text in references[at] for name in named_categories(text)}
-        named = dict.fromkeys(named_categories(words[at]))
+        named = dict.fromkeys(named_categories(said.words[at]))
         values = {name: column[at] for name, column in columns.items()}
         rows.append(
             {
                 "id": target.id,
                 "name": target.name,
-                "caption": captions[at],
+                "caption": said.captions[at],
                 "references": list(target.references),
                 **{name: value for name, value in values.items() if value is not None},
                 "invented": [name for name in named if name not in present],
-                "CIDEr": ciders[at],
-                "ROUGE-L": rouges[at],
             }
         )
     return rows
@@ -381,20 +391,22 @@ def _rows(
 # Inputs and outputs
 
 
-def is_report(name: str) -> bool:
+def _is_report(name: str) -> bool:
     """Whether --compare names a report, rather than a checkpoint."""
     return name.endswith(".json")
 
 
-def compared_with(arguments: argparse.Namespace) -> list[str]:
+def _compared_with(arguments: argparse.Namespace) -> list[str]:
     """Return the names given to --compare, without the checkpoint itself and repetitions.
 
     Raises ConfigError: no name is left, or a checkpoint is named although --score is used.
     """
-    if arguments.score is not None and not all(map(is_report, arguments.compare)):
+    if arguments.score is not None and not all(map(_is_report, arguments.compare)):
         raise ConfigError("--compare takes report.json files if --score is used")
     checkpoint = arguments.checkpoint or "bundled"
-    names = {name if is_report(name) else checkpoint_file(name): name for name in arguments.compare}
+    names = {
+        name if _is_report(name) else checkpoint_file(name): name for name in arguments.compare
+    }
     if arguments.score is None:
         names.pop(checkpoint_file(checkpoint), None)
     if arguments.compare and not names:
@@ -409,6 +421,23 @@ def _load(arguments: argparse.Namespace, checkpoint: str | None, style: str | No
     )
     config = captioner.generation.for_request(beam_size=arguments.beam_size, style=style)
     captioner.vocabulary.style(config.style)
+    return captioner
+
+
+def _load_other(
+    arguments: argparse.Namespace, name: str, source: Captioner | Predictions, report: Report
+) -> Captioner | Report:
+    """Load a model or a report to compare with, and check that both are comparable."""
+    if _is_report(name):
+        other = read_report(expanded(name))
+        _check_comparable(report, other)
+        return other
+    captioner = _load(arguments, name, None)
+    if isinstance(source, Captioner) and _tokens(captioner) != _tokens(source):
+        raise DataError(
+            f"{source.name} and {captioner.name} cannot be compared: they split captions into "
+            "different tokens"
+        )
     return captioner
 
 
@@ -429,8 +458,10 @@ def _read_images(
 
 def _read_boxes(
     arguments: argparse.Namespace, source: Captioner | Predictions, split: Sequence[Target]
-) -> Boxes:
+) -> Boxes | None:
     """Read boxes relative to the area that the model sees, or to the whole photo."""
+    if arguments.boxes is None:
+        return None
     squash = Transform(TransformConfig(mode="squash"))
     transform = squash if isinstance(source, Predictions) else source.transform
     boxes = read_boxes(arguments.boxes, transform)
@@ -445,47 +476,43 @@ def _read_boxes(
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Refuse outputs that cannot be written or would overwrite other files."""
     predictions, report, save = arguments.predictions, arguments.report, arguments.save
-    reports = [expanded(name) for name in arguments.compare if is_report(name)]
-    inputs = [arguments.captions, arguments.boxes, arguments.score, *reports, arguments.checkpoint]
+    compared = [expanded(name) for name in arguments.compare if _is_report(name)]
+    inputs = [arguments.captions, arguments.boxes, arguments.score, *compared, arguments.checkpoint]
+    outputs: list[tuple[str, Path]] = []
     if predictions is not None:
-        refuse_input("--predictions", predictions, [arguments.data, *inputs])
-    for file in () if save is None else (save, trust_file(save)):
-        if os.path.lexists(file):
-            raise OutputError(f"{file} exists: choose another --save, or remove it")
-    if save is not None and predictions is not None and identity(save) & identity(predictions):
-        raise ConfigError(f"--save and --predictions are the same file {save}: change one")
-    for option, file in (("--predictions", predictions), ("--save", save)):
-        if file is None:
-            continue
-        if not file.parent.is_dir():
-            raise OutputError(f"{file} cannot be written: there is no folder {file.parent}")
-        if file.is_dir() or not os.access(file.parent, os.W_OK):
-            raise OutputError(f"{file} cannot be written: choose another {option}")
+        outputs.append(("--predictions", predictions))
+        refuse_input("--predictions", predictions, [arguments.data])  # allowed for a report
+    if save is not None:
+        outputs += [("--save", save), ("--save", trust_file(save))]
     if report is not None:
-        files = [report / f"report.{suffix}" for suffix in ("json", "html", "md")]
-        for file in files:
-            refuse_input("--report", file, inputs)  # the folder of the data is allowed
-            if predictions is not None and identity(file) & identity(predictions):
-                raise ConfigError(
-                    f"--predictions {predictions} is also written by --report: change one"
-                )
         with writing(f"--report {report}"):
             report.mkdir(parents=True, exist_ok=True)
-        if not os.access(report, os.W_OK):
-            raise OutputError(f"--report {report} cannot be written: choose another folder")
-        if existing := [file for file in files if file.exists()]:
+        reports = [report / f"report.{suffix}" for suffix in ("json", "html", "md")]
+        outputs += [("--report", file) for file in reports]
+        if existing := [file for file in reports if file.exists()]:
             try:
-                read_report(files[0])
+                read_report(reports[0])
             except DataError as error:
                 raise OutputError(
                     f"{existing[0]} exists and is not a report of `captioner evaluate`: choose "
                     "another --report"
                 ) from error
+    for option, file in outputs:
+        if option == "--save" and os.path.lexists(file):
+            raise OutputError(f"{file} exists: choose another --save, or remove it")
+        refuse_input(option, file, inputs)
+        if not file.parent.is_dir():
+            raise OutputError(f"{file} cannot be written: there is no folder {file.parent}")
+        if file.is_dir() or not os.access(file.parent, os.W_OK):
+            raise OutputError(f"{file} cannot be written: choose another {option}")
+    for (option, file), (other, path) in combinations(outputs, 2):
+        if identity(file) & identity(path):
+            raise ConfigError(f"{option} and {other} are the same file {file}: change one")
     if predictions is not None:
         check_replaceable(predictions)
 
 
-def describe_data(arguments: argparse.Namespace, split: Sequence[Target]) -> Report:
+def _describe_data(arguments: argparse.Namespace, split: Sequence[Target]) -> Report:
     """Return the first part of a report: the split, and which scores are comparable."""
     digest = hash_split(split)
     return {
@@ -535,22 +562,19 @@ def read_report(path: Path) -> Report:
 # Comparisons
 
 
-def check_comparable(report: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Refuse reports whose scores cannot be compared.
-
-    Raises DataError: captions are missing, or images or references differ.
-    """
-    split, other_split = report["split"], other["split"]
-    for read in (report, other):
-        if read.get("scored", read["split"]["images"]) < read["split"]["images"]:
+def _check_comparable(report: Report, other: Report) -> None:
+    """Refuse reports with missing captions, or of different images or references."""
+    for part in (report, other):
+        if part.get("scored", part["split"]["images"]) < part["split"]["images"]:
             raise DataError(
                 "the reports cannot be compared: captions of some images are missing; evaluate "
                 "them on all images"
             )
-    if split["hash"] != other_split["hash"]:
+    hashes = report["split"]["hash"], other["split"]["hash"]
+    if hashes[0] != hashes[1]:
         raise DataError(
-            f"the reports are of different splits, {split['hash']} and {other_split['hash']}: "
-            "evaluate both on the same images and references"
+            f"the reports are of different splits, {hashes[0]} and {hashes[1]}: evaluate both on "
+            "the same images and references"
         )
 
 
@@ -565,9 +589,9 @@ def compare(evaluation: Evaluation, other: Evaluation) -> dict[str, object]:
         `with`: checkpoint or predictions file of the other evaluation.
         `report`: the other report, without its rows and comparisons.
 
-    Raises DataError: see check_comparable.
+    Raises DataError: captions are missing, or images or references differ.
     """
-    check_comparable(evaluation.report, other.report)
+    _check_comparable(evaluation.report, other.report)
     others = {str(row["id"]): row for row in other.rows}
     other.rows = [others[str(row["id"])] for row in evaluation.rows]
     pairs = list(zip(evaluation.rows, other.rows, strict=True))
@@ -578,22 +602,12 @@ def compare(evaluation: Evaluation, other: Evaluation) -> dict[str, object]:
     ours, theirs = (
         part.report.get("calibration", {}).get("vocabulary_hash") for part in (evaluation, other)
     )
-    if ours is not None and ours == theirs:  # a rare word costs more nats than <unk>
-        tables |= _compare_cross_entropy(pairs)
+    tokens: list[Any] = [row.get("reference_tokens") for row in evaluation.rows]
+    same_tokens = None not in tokens
+    same_tokens &= tokens == [row.get("reference_tokens") for row in other.rows]
+    if ours is not None and ours == theirs and same_tokens:  # a rare word costs more than <unk>
+        change = [row["cross_entropy"] - before["cross_entropy"] for row, before in pairs]
+        tables["cross_entropy"] = mean_table(np.multiply(tokens, change), tokens)
     parts = {name: part for name, part in other.report.items() if name not in _NOT_COMPARED}
     source = other.report.get("checkpoint") or other.report.get("predictions")
     return {"with": source, **summary(tables), "report": parts}
-
-
-def _compare_cross_entropy(
-    pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
-) -> dict[str, Table]:
-    """Return the table of differences in nats per token; {} if references have other lengths."""
-    nats, tokens = [], []
-    for row, before in pairs:
-        count = row.get("reference_tokens")
-        if count is None or count != before.get("reference_tokens"):
-            return {}
-        nats.append(count * (row["cross_entropy"] - before["cross_entropy"]))
-        tokens.append(count)
-    return {"cross_entropy": mean_table(nats, tokens)}

@@ -41,7 +41,7 @@ from captioner_training.evaluation.words import (
     stems_of,
     synonyms,
 )
-from captioner_training.report.measures import cell, measured
+from captioner_training.report.measures import Table
 
 References = Sequence[Sequence[Sequence[int]]]
 """The references of each photo as token ids."""
@@ -76,12 +76,7 @@ def write_trust(
         held_out: photos that it was not trained on. Every second one is used for fitting; the
             quality of trust is measured on the rest.
 
-    Returns:
-        Messages about the quality of trust, and about parts that were not fitted.
-
-    Raises:
-        DataError: the captions have too few content words, or the photos are too similar.
-        OutputError: the file cannot be written.
+    Returns messages about the quality of trust, and about parts that were not fitted.
     """
     seen, is_ours = pooled_grids(captioner, train), captioner.source is None
     notes, captioner.consensus = [], None
@@ -116,8 +111,8 @@ def write_trust(
     judged = trust.judge(pooled[1::2], [[caption.hypothesis] for caption in rest])
     report = {"trust": measure_trust(rest, [best for (best,) in judged])}
     trust.save(trust_file(checkpoint))
-    lines = (f"{measure.title}: {cell(report, measure)}" for measure in measured(report))
-    return [*notes, *(f"Held-out photos: {line}" for line in lines)]
+    rows = Table.of([""], [report]).rows
+    return [*notes, *(f"Held-out photos: {measure.title}: {text}" for measure, (text,) in rows)]
 
 
 def pooled_grids(captioner: Captioner, images: Sequence[CaptionedImage]) -> NDArray[np.float32]:
@@ -135,12 +130,8 @@ def fit_word_features(
 ) -> WordFeatures:
     """Fit, for each kind of word, the probability that a reference of a photo contains it.
 
-    Words with the same stem are one kind. A synonym in a reference counts too.
-
-    Args:
-        pooled: (N, D + 1), pooled grids of training photos; see captioner.trust.familiarity.pool.
-        images: the same photos with their references.
-        vocabulary: the vocabulary of the model.
+    Words with the same stem are one kind. A synonym in a reference counts too. `pooled` (N, D + 1)
+    are the pooled grids of the photos.
 
     Raises DataError: the photos are too similar.
     """
@@ -200,16 +191,9 @@ def fit_trust(
     consensus: Consensus | None,
     words: tuple[str, ...] = (),
 ) -> Trust:
-    """Fit the trust in words and captions.
+    """Fit the trust in words and captions on the model's captions of held-out photos.
 
-    Args:
-        captioned: held-out photos with the captions of the model.
-        pooled: (N, D + 1), their pooled grids.
-        word_features: from fit_word_features.
-        familiarity: statistics of the training photos.
-        weights: hash of the model's weights; see captioner.trust.digest_weights.
-        consensus: the consensus that chose the captions.
-        words: see Trust.
+    `pooled` (N, D + 1) are the pooled grids of the photos. For the other arguments see Trust.
 
     Raises DataError: the captions have too few content words.
     """
@@ -253,12 +237,7 @@ def fit_logistic(clues: Floats, right: Sequence[bool]) -> Floats:
     An L2 penalty on the slopes of standardised clues keeps them finite. The constant has almost
     none, so that the mean prediction is the share of right outcomes; it is finite if all are right.
 
-    Args:
-        clues: (N, P), the inputs.
-        right: (N,), the outcomes.
-
-    Returns:
-        (1 + P,), the constant and the slopes.
+    Returns (1 + P,), the constant and the slopes, from inputs (N, P) and outcomes (N,).
     """
     middle, width = clues.mean(axis=0), clues.std(axis=0) + 1e-9
     columns = np.concatenate([np.ones((len(clues), 1)), (clues - middle) / width], axis=1)
@@ -278,12 +257,8 @@ def fit_consensus(
 ) -> Consensus | None:
     """Fit the expected n-grams of a photo by ridge regression from its pooled grid.
 
-    Args:
-        pooled: (N, D + 1), pooled grids of training photos; see captioner.trust.familiarity.pool.
-        images: the same photos with their references.
-        vocabulary: the vocabulary of the model.
-
-    Returns None if no n-gram occurs in enough photos.
+    `pooled` (N, D + 1) are the pooled grids of the photos. Returns None if no n-gram occurs in
+    enough photos.
     """
     references = [[vocabulary.encode(words) for words in image.words] for image in images]
     idfs = [_idfs(references, order) for order in ORDERS]
@@ -291,13 +266,9 @@ def fit_consensus(
     if not grams:
         return None
     idf = [value for idf_of in idfs for value in idf_of.values()]
-    means = np.concatenate(
-        [
-            _means(references, idf_of, order, max(idf))
-            for idf_of, order in zip(idfs, ORDERS, strict=True)
-        ],
-        axis=1,
-    )
+    orders = zip(idfs, ORDERS, strict=True)
+    parts = [_means(references, idf_of, order, max(idf)) for idf_of, order in orders]
+    means = np.concatenate(parts, axis=1)
     counts = [len(captions) for captions in references]
     ridge = Ridge.fit(pooled, means, counts, alpha=_CONSENSUS_RIDGE)
     scales = np.abs(ridge.coefficients).max(axis=0).clip(min=1e-12) / _STEPS
@@ -343,11 +314,7 @@ def _means(
 
 
 def min_photos(photos: int) -> int:
-    """Return the least number of training photos that a word or n-gram must occur in.
-
-    Args:
-        photos: the number of training photos.
-    """
+    """Return the least number of training photos, of `photos`, that an n-gram must occur in."""
     return max(_MIN_OCCURRENCES, -(-photos // _MIN_SHARE))
 
 
@@ -372,11 +339,8 @@ class Ridge(NamedTuple):
     ) -> Ridge:
         """Fit targets (N, T) to pooled grids (N, D + 1).
 
-        Args:
-            pooled: see captioner.trust.familiarity.pool.
-            targets: the values to predict for each photo.
-            references: the number of references of each photo, which is the photo's weight.
-            alpha: regularisation per photo, for features of unit variance.
+        A photo's weight is its number of references (N,). `alpha` is the regularisation per photo,
+        for features of unit variance.
         """
         weights = np.array(references, np.float64)
         weights /= weights.mean()

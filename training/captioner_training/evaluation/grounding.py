@@ -49,9 +49,7 @@ Boxes = Mapping[int | str, Sequence[BoxedObject]]
 def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedObject]]:
     """Read the boxes of each image, in the order of the file.
 
-    Args:
-        path: a file in COCO's instances format.
-        transform: the model's transform, which decides which area of a photo the grid covers.
+    The model's transform decides which area of a photo the grid covers.
 
     Raises DataError: the file cannot be read, or is not in COCO's instances format.
     """
@@ -72,7 +70,7 @@ def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedOb
                 raise ValueError(f"bbox has the size {across} x {down}")
             box = Box(left / width, top / height, (left + across) / width, (top + down) / height)
             placed = _on_grid(box, transform.box(width, height))
-            category = names.get(item.get("category_id"), "")
+            category = names.get(item.get("category_id"), PERSON)
             boxes[item["image_id"]].append(BoxedObject(category, placed))
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise DataError(
@@ -165,12 +163,8 @@ def center_weighted_attention(rows: int, columns: int, sigma: float = 0.25) -> T
     """Return a Gaussian (rows, columns) at the centre of the grid, summing to 1.
 
     A baseline that ignores the photo: people are often in the middle, so it beats the uniform map.
-
-    Args:
-        rows: number of rows of the grid.
-        columns: number of columns of the grid.
-        sigma: standard deviation on both axes, as a fraction of the grid. The default fits people
-            in COCO photos.
+    `sigma` is the standard deviation on both axes, as a fraction of the grid. The default fits
+    people in COCO photos.
     """
 
     def bell(cells: int) -> Tensor:
@@ -192,11 +186,8 @@ def measure_grounding(
 ) -> dict[str, object]:
     """Measure how much attention of words lies inside the boxes of the objects that they name.
 
-    Args:
-        captioned: a captioned split.
-        boxes: the boxes of its images.
-        people: measure words for people, whose boxes have the category `person` or none. Otherwise
-            measure the names of all other categories, at their last word.
+    With `people`, words for people are measured; otherwise the names of all other categories, at
+    their last word.
 
     Returns:
         Means over all words that name an object with boxes in their image:
@@ -233,7 +224,7 @@ def _in_boxes(
     sums: dict[str, float] = dict.fromkeys(names, 0.0)
     for mention in mentions(caption.words):
         name = mention.category
-        boxes = [boxed.box for boxed in objects if (boxed.category or PERSON) == name]
+        boxes = [boxed.box for boxed in objects if boxed.category == name]
         if (name == PERSON) != people or not boxes:
             continue
         attention = caption.attention[mention.end - 1]

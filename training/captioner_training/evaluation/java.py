@@ -29,22 +29,14 @@ _OPTIONS = ("-Dfile.encoding=UTF-8", "-Duser.language=en", "-Duser.country=US")
 
 
 def check_java() -> None:
-    """Check that the Java programs can run.
-
-    Raises:
-        MissingExtraError: pycocoevalcap is not installed.
-        DataError: Java is not installed.
-    """
+    """Check that the Java programs can run. Raises MissingExtraError, or DataError without Java."""
     _jar(_TOKENIZER)
     if shutil.which("java") is None:
         raise DataError("--official needs Java: install a Java runtime, or omit --official")
 
 
 def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:
-    """Split captions into COCO's tokens: PTB tokens in lower case without punctuation.
-
-    Raises MissingExtraError, DataError as check_java; DataError also if the Java program fails.
-    """
+    """Split captions into COCO's tokens: PTB tokens in lower case without punctuation."""
     check_java()
     from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
 
@@ -55,10 +47,7 @@ def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:
 
 
 def meteor_table(references: Sequence[Sequence[Words]], captions: Sequence[Words]) -> Table:
-    """Return the table of METEOR 1.5 in percent, from tokens.
-
-    Raises MissingExtraError, DataError as check_java; DataError also if the Java program fails.
-    """
+    """Return the table of METEOR 1.5 in percent, from tokens."""
     check_java()
     requests = []
     for texts, caption in zip(references, captions, strict=True):

@@ -14,11 +14,7 @@ from captioner_training.evaluation.words import right_words
 
 
 def measure_trust(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -> dict[str, object]:
-    """Measure how well trust predicts whether words and captions are right.
-
-    Args:
-        captioned: a captioned split.
-        judged: the trust in its captions.
+    """Measure how well the trust in captions predicts whether words and captions are right.
 
     Returns:
         `words`, `captions`: for each, the count, the percentage that is right, the AUROC of trust

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -12,8 +11,8 @@ from typing import Any
 
 from captioner.errors import DataError, OutputError
 from captioner.shared.files import replace_file
-from captioner.shared.tables import read_table
-from captioner.shared.text import json_line
+from captioner.shared.tables import read_json_rows, read_table
+from captioner.shared.text import counted, json_line
 from captioner_training.data.coco import read_captions
 from captioner_training.data.images import CaptionedImage
 
@@ -35,7 +34,6 @@ class Predictions:
 
     captions: one per image, in the order of the split; None for an image without a caption.
     problems: sentences about entries of the file.
-    path: the file.
     """
 
     captions: list[str | None]
@@ -55,7 +53,7 @@ def read_targets(path: Path) -> list[Target]:
     """
     images = read_captions(path)
     if bare := [image.file_name for image in images if not image.captions]:
-        raise DataError(f"{path}: {len(bare):,} images have no caption (first: {bare[0]})")
+        raise DataError(f"{path}: {counted(len(bare), 'image')} without caption (first: {bare[0]})")
     return [
         Target(id=image.id, name=image.file_name, references=image.captions) for image in images
     ]
@@ -74,43 +72,39 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
 
     Raises DataError: the file cannot be read, has another format, or names no image of the split.
     """
-    entries = [_named(entry, where) for where, entry in _entries(path)]
     index = _Index(images)
     captions: list[str | None] = [None] * len(images)
-    problems: dict[str, list[str]] = {}  # names of the entries with each problem
-    for name, caption in entries:
+    names: dict[str, list[str]] = defaultdict(list)  # of the entries with each problem
+    for number, entry in _entries(path):
+        name, caption = _read(entry, f"{path}: entry {number}")
         place = index.find(name)
         if place is None:
-            problem = "whose image is not in the split or not unique, skipped"
+            names["whose image is not in the split or not unique, skipped"].append(name)
         elif caption is None:
-            problem = "missing because captioning the image failed"
+            names["missing because captioning the image failed"].append(name)
         elif captions[place] is not None:
-            problem = "for an image that already has one, skipped"
+            names["for an image that already has one, skipped"].append(name)
         else:
             captions[place] = caption
-            if caption.strip():
-                continue
-            problem = "without a word, scored as such"
-        problems.setdefault(problem, []).append(name)
-    sentences = [
-        f"{path}: {len(names):,} caption{'s' * (len(names) > 1)} {problem} (first: {names[0]})"
-        for problem, names in problems.items()
+            if not caption.strip():
+                names["without a word, scored as such"].append(name)
+    problems = [
+        f"{path}: {counted(len(found), 'caption')} {problem} (first: {found[0]})"
+        for problem, found in names.items()
     ]
-    missing = [
-        image.name for image, caption in zip(images, captions, strict=True) if caption is None
-    ]
-    if images and len(missing) == len(images):
-        raise DataError(
+    missing = [image.name for image, text in zip(images, captions, strict=True) if text is None]
+    if len(missing) == len(images):
+        reason = (
             f"{path} has captions for none of the {len(images):,} images of the split: image_id "
             "must be an image's id or image its file name"
-            + "".join(f"\n{sentence}" for sentence in sentences)
         )
+        raise DataError("\n".join([reason, *problems]))
     if missing:
-        sentences.append(
+        problems.append(
             f"{path} has no caption for {len(missing):,} of {len(images):,} images (first: "
             f"{missing[0]}); the scores are not scores of the whole split"
         )
-    return Predictions(captions=captions, problems=sentences, path=path)
+    return Predictions(captions=captions, problems=problems, path=path)
 
 
 class _Index:
@@ -118,21 +112,14 @@ class _Index:
 
     def __init__(self, images: Sequence[Target]) -> None:
         names = [image.name for image in images]
-        self._exact = {name: place for place, name in enumerate(names)}
-        self._exact |= {str(image.id): place for place, image in enumerate(images)}
-        self._stems = _unique(map(_stem, names))
-        self._numbers = _unique(map(_number, names))
+        exact = {name: place for place, name in enumerate(names)}
+        exact |= {str(image.id): place for place, image in enumerate(images)}
+        self._tables = exact, _unique(map(_stem, names)), _unique(map(_number, names))
 
     def find(self, name: str) -> int | None:
         """Return the position of an image in the split, or None."""
-        for index, key in (
-            (self._exact, name),
-            (self._stems, _stem(name)),
-            (self._numbers, _number(name)),
-        ):
-            if key in index:
-                return index[key]
-        return None
+        pairs = zip(self._tables, (name, _stem(name), _number(name)), strict=True)
+        return next((table[key] for table, key in pairs if key in table), None)
 
 
 def _unique(keys: Iterable[str]) -> dict[str, int]:
@@ -152,46 +139,24 @@ def _number(name: str) -> str:
     return str(int(number[1])) if number else ""
 
 
-def _entries(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Read the entries of a file, each with its location for error messages."""
+def _entries(path: Path) -> list[tuple[int, Any]]:
+    """Read the entries of a file, numbered from 1."""
     if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
-        table = read_table(path, name=str(path))
-        rows = table.to_dict("records")
-        return [
-            (f"{path}, row {number}", {str(key): value for key, value in row.items()})
-            for number, row in enumerate(rows, start=1)
-        ]
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    is_list = text.lstrip().startswith("[")
-    # Not splitlines: captions may contain characters that it treats as line ends.
-    lines = [line for line in text.split("\n") if line.strip()]
-    try:
-        content = json.loads(text) if is_list else [json.loads(line) for line in lines]
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} is neither a JSON list of COCO results nor JSON records, one per line: {error}"
-        ) from error
-    unit = "entry" if is_list else "line"
-    entries = [(f"{path}, {unit} {number}", entry) for number, entry in enumerate(content, start=1)]
-    for where, entry in entries:
-        if not isinstance(entry, dict):
-            raise DataError(f"{where} is not a JSON object")
-    return entries
+        return list(enumerate(read_table(path, name=str(path)).to_dict("records"), start=1))
+    return read_json_rows(path, name=str(path))
 
 
-def _named(entry: Mapping[str, Any], where: str) -> tuple[str, str | None]:
+def _read(entry: Any, where: str) -> tuple[str, str | None]:
     """Return the name of an entry's image, and its caption or None if the image failed."""
-    name = entry.get("image_id", entry.get("image"))
+    if not isinstance(entry, Mapping):
+        raise DataError(f"{where} is not a JSON object")
+    name, caption = entry.get("image_id", entry.get("image")), entry.get("caption")
     if isinstance(name, float) and name.is_integer():
         name = int(name)
     if not isinstance(name, int | str) or isinstance(name, bool):
         raise DataError(
             f"{where} names no image: add the field image_id, or the field image with the file name"
         )
-    caption = entry.get("caption")
     if entry.get("error"):
         return str(name), caption or None
     if "caption" not in entry or not isinstance(caption, str | None):
@@ -228,10 +193,10 @@ def check_replaceable(path: Path) -> None:
         return
     ours = ({"image_id", "caption"}, {"image", "caption", "score"})
     try:
-        if path.is_file() and all(entry.keys() in ours for _, entry in _entries(path)):
-            return
+        entries = [entry for _, entry in _entries(path)]
     except DataError:
-        pass
-    raise OutputError(
-        f"{path} exists and is not a file of predictions; choose another --predictions"
-    )
+        entries = [None]
+    if not all(isinstance(entry, Mapping) and entry.keys() in ours for entry in entries):
+        raise OutputError(
+            f"{path} exists and is not a file of predictions; choose another --predictions"
+        )

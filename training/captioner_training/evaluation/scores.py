@@ -50,10 +50,7 @@ def score_tables(
 ) -> Tables:
     """Return the tables of BLEU-1 to BLEU-4, ROUGE-L and CIDEr-D, in percent.
 
-    Args:
-        references: the tokenized references of each image.
-        captions: the words of each image's caption.
-        corpus: the references for CIDEr's document frequencies; None: `references`.
+    `corpus` has the references for CIDEr's document frequencies; None: `references`.
     """
     pairs = zip(references, captions, strict=True)
     cider = CiderD(references if corpus is None else corpus)
@@ -153,17 +150,9 @@ def official_scores(
 ) -> dict[str, object]:
     """Return BLEU-1 to BLEU-4, ROUGE-L, CIDEr-D and METEOR 1.5 in percent, on PTB tokens.
 
-    Args:
-        references: the references of each image as written.
-        captions: the caption of each image.
-        corpus: the references for CIDEr's document frequencies; None: `references`.
-
-    Returns:
-        The scores, their `intervals`, and under `human` the scores of human_tables. If METEOR
-        fails, it has an `error` in place of its score.
-
-    Raises:
-        MissingExtraError, DataError: pycocoevalcap or Java is missing, or the tokenizer failed.
+    References and captions are texts as written. `corpus` is as for score_tables. The result has
+    the scores, their `intervals`, and under `human` the scores of human_tables. If METEOR fails, it
+    has an `error` in place of its score.
     """
     texts, words = _nested(references), tokenize_ptb(captions)
     score = partial(score_tables, corpus=texts if corpus is None else _nested(corpus))

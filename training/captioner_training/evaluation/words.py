@@ -93,11 +93,8 @@ def hallucination(
 ) -> dict[str, object] | None:
     """Measure how often captions name objects that are not in their images.
 
-    Args:
-        references: tokenized references of each image. Categories that they name are present.
-        captions: tokenized caption of each image.
-        objects: categories of the annotated objects of each image, which are present too. Without
-            annotations, an object that no reference names counts as absent.
+    The categories that the references of an image name are present, and so are those of its
+    annotated `objects`.
 
     Returns:
         `CHAIR_i`: the percentage of mentions that name an absent object.

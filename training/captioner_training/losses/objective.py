@@ -123,8 +123,6 @@ class Objective(ABC):
 
     uses_references: ClassVar[bool] = False
     """Whether the loss reads the data's captions even in a stage that samples captions."""
-    note: str = ""
-    """A message to print when a run begins."""
 
     def __init__(self, setting: Any) -> None:
         self.weight = float(setting)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from captioner.shared.text import in_a_line
+from captioner.shared.text import counted, in_a_line
 from captioner_training.losses.cider import MIN_IMAGES
 
 Report = Mapping[str, Any]
@@ -108,12 +108,12 @@ class Table(NamedTuple):
 
     def terminal(self) -> str:
         """Format the table for 80 columns."""
-        lines = [" " * _TITLE + "".join(f"{head[: _CELL - 2]:<{_CELL}}" for head in self.heads)]
-        for measure, cells in self.rows:
-            lines.append(
-                measure.title.ljust(_TITLE) + "".join(f"{text:<{_CELL}}" for text in cells)
-            )
-        return "\n".join(line.rstrip() for line in lines)
+        rows = [("", [head[: _CELL - 2] for head in self.heads])]
+        rows += [(measure.title, cells) for measure, cells in self.rows]
+        return "\n".join(
+            (f"{title:<{_TITLE}}" + "".join(f"{text:<{_CELL}}" for text in cells)).rstrip()
+            for title, cells in rows
+        )
 
     def markdown(self) -> str:
         """Format the table as Markdown."""
@@ -125,13 +125,14 @@ class Table(NamedTuple):
 
 def tables(report: Report) -> list[tuple[str, Table]]:
     """Return a report's own table, and one for each model that it is compared with, with titles."""
+    columns = {"model": report}
     people = {"scores": _scores(report).get("human") or {}, "split": report["split"]}
-    columns = [("model", report), *([("people", people)] if people["scores"] else [])]
-    own = Table.of(*zip(*columns, strict=True))
-    pairs = [("", own)]
+    if any(has_number(people["scores"], name) for name in people["scores"]):
+        columns["people"] = people
+    pairs = [("", Table.of([*columns], [*columns.values()]))]
     for part in report.get("comparisons", ()):
-        other, name = part["report"], model_name(part["report"])
-        table = Table.of([name, "difference"], [other, _difference(part)])
+        name = model_name(part["report"])
+        table = Table.of([name, "difference"], [part["report"], _difference(part)])
         pairs.append((f"Compared with {name}", table))
     return pairs
 
@@ -178,11 +179,6 @@ def has_number(part: Report, name: str) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def measured(report: Report) -> Iterator[Measure]:
-    """Yield the measures that a report has."""
-    yield from (measure for measure in MEASURES if cell(report, measure) != "–")
-
-
 def has_cider(report: Report) -> bool:
     """Whether there are enough images for CIDEr's document frequencies."""
     return int(report["split"]["images"]) >= MIN_IMAGES
@@ -226,22 +222,19 @@ def settings(report: Report) -> Iterator[tuple[str, str]]:
     """Yield the data and settings that decide the scores."""
     split, checkpoint = report["split"], report.get("checkpoint")
     name = f"{split['name']} of " if "name" in split else ""
-    size = f"{split['images']:,} images, {split['references']:,} reference captions"
-    yield "split", f"{name}{report['data']}: {size}, hash {split['hash']}"
+    images = counted(split["images"], "image")
+    references = counted(split["references"], "reference caption")
+    yield "split", f"{name}{report['data']}: {images}, {references}, hash {split['hash']}"
     if checkpoint:
         style = f", style {report['style']}" if "style" in report else ""
         order = ", consensus" if report.get("consensus") else ""
-        yield (
-            "checkpoint",
-            f"{model_name(report)}, hash {checkpoint['hash']}, beam size {report['beam_size']}"
-            f"{order}{style}, {report['dtype']}",
-        )
+        made_with = f"beam size {report['beam_size']}{order}{style}, {report['dtype']}"
+        yield "checkpoint", f"{model_name(report)}, hash {checkpoint['hash']}, {made_with}"
     else:
         scored = report.get("scored", split["images"])
         part = f", only {scored:,} of the images: not a score of the split"
         yield "captions", f"{report['predictions']}{part * (scored < split['images'])}"
-    is_official = bool(report.get("pycocoevalcap", {}).get("tokenizer"))
-    scorer = "pycocoevalcap, " if is_official else ""
+    scorer = "pycocoevalcap, " if report.get("pycocoevalcap", {}).get("tokenizer") else ""
     yield "scorer", f"{scorer}tokens: {_scores(report).get('tokenizer', '–')}"
 
 

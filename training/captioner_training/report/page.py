@@ -6,7 +6,7 @@ import io
 import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,21 +21,14 @@ from captioner.generation.beam_search import Hypothesis
 from captioner.photos.open import open_image
 from captioner.photos.transform import Transform
 from captioner.shared.files import replace_file
-from captioner.shared.text import printable
+from captioner.shared.text import counted, printable
 from captioner.vocabulary import join
 from captioner_training.data.images import Captioned, CaptionedImage
 from captioner_training.evaluation.evaluate import Evaluation, as_json
 from captioner_training.evaluation.words import FUNCTION_WORDS
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import Recipe
-from captioner_training.report.measures import (
-    Table,
-    failures,
-    model_name,
-    notes,
-    settings,
-    tables,
-)
+from captioner_training.report.measures import Table, failures, model_name, notes, settings, tables
 from captioner_training.report.plots import (
     NO_PLOTS,
     can_plot,
@@ -50,12 +43,15 @@ _SHOWN = 12  # number of best, and of worst, captions: fills rows of two, three 
 _CHANGED = 4  # photos whose captions improved or worsened most
 _SIDE = 360  # pixels of a photo's longer side, about 20 kB as JPEG
 _MAPS = 4  # words per caption whose attention is drawn
-_SPLITS = {"test": "test", "val": "validation"}
 _RELIABILITY = {
     "next word of a reference": ("calibration",),
     "content words": ("trust", "words"),
     "captions (all content words right)": ("trust", "captions"),
 }
+_COLUMNS = {  # of the table of all images: title and digits
+    "CIDEr": ("CIDEr-D", 0), "ROUGE-L": ("ROUGE-L", 0), "score": ("score", 2),
+    "trust": ("trust", 2), "familiarity": ("familiarity", 2),
+}  # fmt: skip
 
 
 class Caption(NamedTuple):
@@ -103,12 +99,12 @@ class Page:
 
     heading: str
     lead: str
-    notes: Sequence[str] = ()
+    notes: Sequence[str]
     tables: Sequence[tuple[str, Table]] = ()
     figures: Sequence[Figure] = ()
-    sections: Sequence[Section] = ()
+    sections: Sequence[Section]
     images: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ())
-    facts: Sequence[tuple[str, str]] = field(default_factory=list)
+    facts: Sequence[tuple[str, str]]
 
     def write(self, path: Path) -> None:
         """Write the page. Raises OutputError."""
@@ -140,24 +136,17 @@ def write_report(folder: Path, evaluation: Evaluation) -> None:
 
     Raises OutputError: a file cannot be written.
     """
-    report = evaluation.report
-    markdown = "\n\n".join(
-        f"{title}\n\n{table.markdown()}" if title else table.markdown()
-        for title, table in tables(report)
-    )
-    others = [
-        [{"caption": row["caption"], "CIDEr": row["CIDEr"]} for row in other.rows]
-        for other in evaluation.others
-    ]
-    rows = [
-        {**row, **({"others": list(pairs)} if pairs else {})}
-        for row, *pairs in zip(evaluation.rows, *others, strict=True)
-    ]
-    texts = {
-        "report.json": json.dumps(as_json({**report, "per_image": rows}), indent=1),
-        "report.md": markdown,
-    }
-    for name, text in texts.items():
+    rows = [dict(row) for row in evaluation.rows]
+    for other in evaluation.others:
+        for row, theirs in zip(rows, other.rows, strict=True):
+            pair = {"caption": theirs["caption"], "CIDEr": theirs["CIDEr"]}
+            row["others"] = [*row.get("others", ()), pair]
+    report = as_json({**evaluation.report, "per_image": rows})
+    parts = [f"{title}\n\n{table.markdown()}" for title, table in tables(evaluation.report)]
+    for name, text in (
+        ("report.json", json.dumps(report, indent=1)),
+        ("report.md", "\n\n".join(parts).lstrip()),
+    ):
         with replace_file(folder / name) as file:
             file.write(f"{text}\n".encode(errors="backslashreplace"))
     evaluation_page(evaluation).write(folder / "report.html")
@@ -166,15 +155,15 @@ def write_report(folder: Path, evaluation: Evaluation) -> None:
 def evaluation_page(evaluation: Evaluation) -> Page:
     """Return the page of an evaluation."""
     report, rows = evaluation.report, evaluation.rows
-    split, name = report["split"], Path(str(report["data"])).stem or str(report["data"])
+    name = Path(str(report["data"])).stem or str(report["data"])
     order = sorted(range(len(rows)), key=lambda at: (rows[at]["CIDEr"], rows[at]["ROUGE-L"]))
     shown = min(_SHOWN, len(rows) // 2)
     middle = {order[0], order[len(order) // 2], order[-1]} if evaluation.captioned else set()
     sections = [
         Section(
             "Attention",
-            "A bad, a medium and a good caption of every model, with the attention of "
-            f"{_which(evaluation.captioned)}.",
+            "A bad, a medium and a good caption of every model, with the attention of content "
+            "words.",
             [_photo(evaluation, at, maps=True) for at in order if at in middle],
         ),
         *_changed(evaluation),
@@ -190,18 +179,22 @@ def evaluation_page(evaluation: Evaluation) -> Page:
         ),
     ]
     failed = [f"{name} failed: {reason}" for name, reason in failures(report)]
-    figures = list(_figures(evaluation)) if can_plot() else []
     return Page(
         heading=f"Captions of {name}",
-        lead=f"{model_name(report)} on {report['scored']:,} photos with "
-        f"{split['references']:,} reference captions. In brackets: 95 % intervals over images.",
-        notes=[*notes(report), *failed, *([] if can_plot() else [NO_PLOTS])],
+        lead=f"{model_name(report)} on {counted(report['scored'], 'photo')} with "
+        f"{counted(report['split']['references'], 'reference caption')}. In brackets: 95 % "
+        "intervals over images.",
+        notes=[*notes(report), *failed, *_missing_plots()],
         tables=tables(report),
-        figures=figures,
+        figures=list(_figures(evaluation)) if can_plot() else [],
         sections=[section for section in sections if section.photos],
         images=_all_images(evaluation),
         facts=list(settings(report)),
     )
+
+
+def _missing_plots() -> list[str]:
+    return [] if can_plot() else [NO_PLOTS]
 
 
 def _figures(evaluation: Evaluation) -> Iterator[Figure]:
@@ -218,25 +211,19 @@ def _figures(evaluation: Evaluation) -> Iterator[Figure]:
 
 def _photo(evaluation: Evaluation, at: int, *, label: str = "", maps: bool = False) -> Photo:
     """Return a photo with its caption; with `maps` or a label, with those of all models."""
-    models = [evaluation, *(evaluation.others if label or maps else ())]
-    row = evaluation.rows[at]
-    captions = [
-        Caption(
-            model_name(model.report) if len(models) > 1 else "",
-            model.rows[at]["caption"],
-            maps_of(model.captioned[at], model.transform)
-            if maps and model.captioned and model.transform
-            else (),
-        )
-        for model in models
-    ]
-    images = evaluation.images
-    references = [] if label or maps else row["references"]
+    row, is_compared = evaluation.rows[at], bool(label or maps)
+    captions = []
+    for model in (evaluation, *(evaluation.others if is_compared else ())):
+        has_maps = maps and model.captioned and model.transform
+        drawn = maps_of(model.captioned[at], model.transform) if has_maps else []
+        captions.append(Caption(model_name(model.report), model.rows[at]["caption"], drawn))
+    if len(captions) == 1:
+        captions = [captions[0]._replace(title="")]
     return Photo(
         name=row["name"],
-        picture=picture_of(images[at]) if images else None,
+        picture=picture_of(evaluation.images[at]) if evaluation.images else None,
         captions=captions,
-        references=references,
+        references=() if is_compared else row["references"],
         label=label or f"{row['CIDEr']:.0f}",
     )
 
@@ -260,26 +247,15 @@ def _changed(evaluation: Evaluation) -> Iterator[Section]:
 
 def _all_images(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of the table of all images."""
-    columns = {
-        "CIDEr": ("CIDEr-D", 0), "ROUGE-L": ("ROUGE-L", 0), "score": ("score", 2),
-        "trust": ("trust", 2), "familiarity": ("familiarity", 2),
-    }  # fmt: skip
-    known = {
-        key: name for key, name in columns.items() if any(key in row for row in evaluation.rows)
-    }
     others = evaluation.others
-    heads = ["image", "caption", *(name for name, _ in known.values()), "absent objects"]
+    known = [key for key in _COLUMNS if any(key in row for row in evaluation.rows)]
+    heads = ["image", "caption", *(_COLUMNS[key][0] for key in known), "absent objects"]
     heads += [model_name(other.report) for other in others]
-    rows = [
-        [
-            row["name"],
-            row["caption"],
-            *(f"{row[key]:.{digits}f}" if key in row else "" for key, (_, digits) in known.items()),
-            ", ".join(row["invented"]),
-            *(other.rows[at]["caption"] for other in others),
-        ]
-        for at, row in enumerate(evaluation.rows)
-    ]
+    rows = []
+    for at, row in enumerate(evaluation.rows):
+        numbers = (f"{row[key]:.{_COLUMNS[key][1]}f}" if key in row else "" for key in known)
+        theirs = (other.rows[at]["caption"] for other in others)
+        rows.append([row["name"], row["caption"], *numbers, ", ".join(row["invented"]), *theirs])
     return heads, rows
 
 
@@ -311,12 +287,6 @@ def maps_of(caption: Captioned, transform: Transform) -> list[tuple[str, str]]:
     ]
 
 
-def _which(captioned: Sequence[Captioned]) -> str:
-    if any(caption.hypothesis.gate is not None for caption in captioned):
-        return "the words with the highest gate"
-    return "the first content words"
-
-
 def _open(image: CaptionedImage) -> Image.Image | None:
     try:
         photo = open_image(image.store.read(image.name), at_least=_SIDE)
@@ -343,6 +313,7 @@ def write_run(
     gain: Record | None,
     notes: Sequence[str],
     best_at: tuple[int, int] | None,
+    has_cider: bool,
 ) -> None:
     """Write the report of a run from the log beside it.
 
@@ -353,6 +324,7 @@ def write_run(
         gain: see conclusion.measure_gain; None if it was not measured.
         notes: shown above everything else.
         best_at: stage and epoch of the best checkpoint; None: the model that the run started from.
+        has_cider: whether there are enough validation photos for CIDEr.
 
     Raises:
         DataError: the log is missing or damaged.
@@ -366,20 +338,21 @@ def write_run(
     epochs = [record for record in log if record["event"] == "epoch"]
     if not epochs:
         raise DataError("the log of the run has no epoch")
-    stages = len({epoch["stage"] for epoch in epochs})
-    about = (
+    stages = counted(len({epoch["stage"] for epoch in epochs}), "stage")
+    steps = counted(epochs[-1]["step"], "step")
+    section = Section(
+        "Captions",
         "Validation photos with their references, and the captions after the first epoch and of "
-        f"the best epoch, with the attention of {_which(captioned)}."
+        "the best epoch, with the attention of content words.",
+        list(_run_photos(recipe, captioned, epochs[0].get("photos", ()), best_at)),
     )
-    photos = list(_run_photos(recipe, captioned, epochs[0].get("photos", ()), best_at))
     Page(
         heading=f"Run {recipe.name}",
-        lead=f"{len(epochs)} epochs in {stages} {'stages' if stages > 1 else 'stage'}, "
-        f"{epochs[-1]['step']:,} steps.",
-        notes=[*notes, *([] if can_plot() else [NO_PLOTS])],
-        figures=list(_run_figures(log, epochs)) if can_plot() else [],
-        sections=[Section("Captions", about, photos)],
-        facts=list(_facts(recipe, log, epochs, gain, best_at)),
+        lead=f"{counted(len(epochs), 'epoch')} in {stages}, {steps}.",
+        notes=[*notes, *_missing_plots()],
+        figures=list(_run_figures(log, epochs, has_cider=has_cider)) if can_plot() else [],
+        sections=[section],
+        facts=list(_facts(recipe, log, epochs, gain, best_at, has_cider=has_cider)),
     ).write(path)
 
 
@@ -390,20 +363,20 @@ def _run_photos(
     best_at: tuple[int, int] | None,
 ) -> Iterator[Photo]:
     """Yield photos with the captions of the first epoch, from the log, and of the best one."""
-    transform, tokenizer = Transform(recipe.transform), recipe.data.tokenizer
+    transform = Transform(recipe.transform)
     best = "original model (no epoch is better)" if best_at is None else "best epoch"
     if [record["image"] for record in first] != [caption.image.name for caption in captioned]:
         first = ()  # of other photos
     for at, caption in enumerate(captioned):
-        titled = (
-            [("after the first epoch", _from_record(caption.image, first[at]))] if first else []
-        )
+        made = {best: caption}
+        if first:
+            made = {"after the first epoch": _from_record(caption.image, first[at]), **made}
         yield Photo(
             name=caption.image.name,
             picture=picture_of(caption.image),
             captions=[
-                Caption(title, join(made.words, tokenizer), maps_of(made, transform))
-                for title, made in (*titled, (best, caption))
+                Caption(title, join(said.words, recipe.data.tokenizer), maps_of(said, transform))
+                for title, said in made.items()
             ],
             references=caption.image.captions[:5],
         )
@@ -421,34 +394,34 @@ def _from_record(image: CaptionedImage, record: Record) -> Captioned:
     )
 
 
-def _run_figures(log: Sequence[Record], epochs: Sequence[Record]) -> Iterator[Figure]:
+def _run_figures(
+    log: Sequence[Record], epochs: Sequence[Record], *, has_cider: bool
+) -> Iterator[Figure]:
     steps = [record for record in log if record["event"] == "step"]
-    stages = dict.fromkeys(epoch["stage"] for epoch in epochs)
-    ends = [max(epoch["step"] for epoch in epochs if epoch["stage"] == stage) for stage in stages]
-    validation = [(epoch["step"], epoch["validation"]) for epoch in epochs]
-    cross_entropy = {
-        "training (mean of an epoch)": [(one["step"], one["cross_entropy"]) for one in epochs],
-        "validation": [(step, scores["cross_entropy"]) for step, scores in validation],
-    }
-    for title, curves, about in (
-        ("loss", {"loss": [(one["step"], one["loss"]) for one in steps]}, "All terms."),
-        (
-            "cross-entropy",
-            cross_entropy,
-            "Nats per token. If validation rises while training falls, the model overfits.",
-        ),
-        (
+    last = {epoch["stage"]: epoch["step"] for epoch in epochs}
+
+    def plot(title: str, about: str, **curves: Sequence[tuple[float, float]]) -> Figure:
+        return Figure(title, curves_plot(curves, ends=[*last.values()]), about)
+
+    yield plot("loss", "All terms.", loss=[(step["step"], step["loss"]) for step in steps])
+    yield plot(
+        "cross-entropy",
+        "Nats per token; training: mean of an epoch. If validation rises while training falls, "
+        "the model overfits.",
+        training=[(epoch["step"], epoch["cross_entropy"]) for epoch in epochs],
+        validation=[(epoch["step"], epoch["validation"]["cross_entropy"]) for epoch in epochs],
+    )
+    if has_cider:
+        yield plot(
             "CIDEr",
-            {"CIDEr": [(step, scores["CIDEr"]) for step, scores in validation]},
             "After each epoch, in the training precision and without consensus.",
-        ),
-        (
-            "learning rate",
-            {"rate": [(one["step"], one["learning_rate"]) for one in steps]},
-            "Rate of the decoder. Dashed lines mark the ends of stages.",
-        ),
-    ):
-        yield Figure(title, curves_plot(curves, ends=ends), about)
+            CIDEr=[(epoch["step"], epoch["validation"]["CIDEr"]) for epoch in epochs],
+        )
+    yield plot(
+        "learning rate",
+        "Rate of the decoder. Dashed lines mark the ends of stages.",
+        rate=[(step["step"], step["learning_rate"]) for step in steps],
+    )
 
 
 def _facts(
@@ -457,20 +430,24 @@ def _facts(
     epochs: Sequence[Record],
     gain: Record | None,
     best_at: tuple[int, int] | None,
+    *,
+    has_cider: bool,
 ) -> Iterator[tuple[str, str]]:
     names = {"before": "CIDEr before", "after": "CIDEr", "gain": "CIDEr gained"}
     if gain is not None and gain["images"] >= MIN_IMAGES:
+        split = "test" if gain["split"] == "test" else "validation"
         for key in filter(gain.__contains__, names):
             low, high = gain["intervals"][key]
-            photos = f"{gain['images']:,} {_SPLITS[gain['split']]} photos"
+            photos = f"{gain['images']:,} {split} photos"
             yield names[key], f"{gain[key]:.1f} [{low:.1f}, {high:.1f}] on {photos}"
     yield "recipe", recipe.name
     yield "data", recipe.data.root if recipe.data.scenes is None else "synthetic scenes"
     yield "started from", recipe.weights or f"encoder {recipe.encoder_weights}"
-    if log[0]["event"] == "origin":
+    if log[0]["event"] == "origin" and has_cider:
         yield "CIDEr of that model during training", f"{log[0]['validation']['CIDEr']:.1f}"
     for epoch in epochs:
         if (epoch["stage"], epoch["epoch"]) == best_at:
             yield "best epoch", f"stage {epoch['stage']} epoch {epoch['epoch']}"
-            yield "its CIDEr during training", f"{epoch['validation']['CIDEr']:.1f}"
+            if has_cider:
+                yield "its CIDEr during training", f"{epoch['validation']['CIDEr']:.1f}"
     yield "seed", str(recipe.seed)
