@@ -48,16 +48,14 @@ def read_card(text: str | bytes) -> Any:
 
 
 @pytest.mark.slow
-def test_a_run_is_uploaded_and_captions_from_the_hub(
+def test_a_run_is_uploaded_with_its_card_and_captions_from_the_hub(
     hub: Hub, token: None, trained: Path, photo: Path, tmp_path: Path, run_main: Run
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(trained, run)
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
     best = run / "best.safetensors"
     words = len(load_checkpoint(best).vocabulary)
-    trust = make_trust(words=words, weights=digest_weights(best))
-    trust.save(run / "best.trust.safetensors")
-    done = run_main("push", run, "user/model", "--license", "mit", "--data", "Scenes | 2026")
+    make_trust(words=words, weights=digest_weights(best)).save(run / "best.trust.safetensors")
+    done = run_main("push", run, "user/model", "--license", "mit")
     assert (done.returncode, done.stdout) == (0, f"{hub.url}/user/model\n"), done.stderr
     uploaded = hub.repositories["user/model"].files("main")
     assert uploaded["captioner.safetensors"] == best.read_bytes()
@@ -68,13 +66,7 @@ def test_a_run_is_uploaded_and_captions_from_the_hub(
     )
     assert (there.text, there.score, there.trust) == (here.text, here.score, here.trust)
     assert there.trust is not None
-
-
-def test_the_card_has_data_licence_weights_and_scores_of_the_run(
-    hub: Hub, token: None, trained: Path, run_main: Run
-) -> None:
-    assert run_main("push", trained, "user/model", "--license", "mit").returncode == 0
-    card = read_card(hub.repositories["user/model"].files("main")["README.md"])
+    card = read_card(uploaded["README.md"])
     gain = json.loads((trained / "finished.json").read_text())["gain"]
     assert (card.data.license, card.data.pipeline_tag) == ("mit", "image-to-text")
     (result,) = card.data.eval_results

@@ -6,13 +6,14 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from captioner_training.log import TRACKERS, scalars
+from captioner_training.log import TRACKERS, Recorder
 from tests.launcher import PATH, Run
 from tests.training.runs import pair, train_here, write_own
 
@@ -41,16 +42,30 @@ def leveldb_records(data: bytes, *, offset: int) -> Iterator[bytes]:
             record = b""
 
 
-def test_scalars_are_numbers_with_their_paths() -> None:
-    record = {"event": "epoch", "loss": 2, "validation": {"CIDEr": 51.5, "note": "x", "ok": True}}
-    assert scalars(record) == {"loss": 2.0, "validation/CIDEr": 51.5}
+@contextmanager
+def both(recipe: Mapping[str, Any], *, out: Path, step: int) -> Iterator[Recorder]:
+    with ExitStack() as stack:
+        recorders = [
+            stack.enter_context(tracker(recipe, out=out, step=step))
+            for tracker in TRACKERS.values()
+        ]
+        yield lambda values, step: [record(values, step) for record in recorders]
 
 
-def test_tensorboard_reads_the_scalars_of_a_run(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that both trackers have recorded."""
+    place = write_own(tmp_path_factory.mktemp("place"), train=12, val=2)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"MODE": "offline", "CONSOLE": "off", "SILENT": "true"}.items():
+            patch.setenv(f"WANDB_{name}", value)
+        train_here(place / "own.yaml", place / "run", tracker=both, data__root=place)
+    return place / "run"
+
+
+def test_tensorboard_reads_the_scalars_of_a_run(out: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    recipe, out = write_own(tmp_path, train=12, val=2) / "own.yaml", tmp_path / "run"
-    train_here(recipe, out, tracker=TRACKERS["tensorboard"], data__root=tmp_path)
     events = EventAccumulator(str(out / "tensorboard")).Reload()
     read = [(event.step, event.value) for event in events.Scalars("loss")]
     assert read == [(step, pytest.approx(value)) for step, value in logged(out, "loss")]
@@ -63,23 +78,19 @@ def test_tensorboard_reads_the_scalars_of_a_run(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [*kept, (3, 7.0)]
 
 
-def test_wandb_reads_the_scalars_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_reads_the_scalars_of_a_run(out: Path) -> None:
     from wandb.proto.wandb_internal_pb2 import Record
 
-    for name, value in {"MODE": "offline", "CONSOLE": "off", "SILENT": "true"}.items():
-        monkeypatch.setenv(f"WANDB_{name}", value)
-    recipe, out = write_own(tmp_path, train=12, val=2) / "own.yaml", tmp_path / "run"
-    train_here(recipe, out, tracker=TRACKERS["wandb"], data__root=tmp_path)
     (file,) = out.glob("wandb/offline-run-*/*.wandb")
-    losses, config = [], {}
+    losses, config = {}, {}
     for data in leveldb_records(file.read_bytes()[7:], offset=7):
         record: Any = Record()  # type: ignore[no-untyped-call]
         record.ParseFromString(data)
         values = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
         if "loss" in values:
-            losses.append((record.history.step.num, json.loads(values["loss"])))
+            losses[record.history.step.num] = json.loads(values["loss"])
         config |= {item.key: item.value_json for item in record.run.config.update}
-    assert dict(losses) == {step: pytest.approx(value) for step, value in logged(out, "loss")}
+    assert losses == {step: pytest.approx(value) for step, value in logged(out, "loss")}
     assert json.loads(config["name"]) == "own"
 
 

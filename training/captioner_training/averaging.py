@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.errors import CheckpointFormatError, CheckpointMismatchError, ConfigError
+from captioner_training.initialization import model_settings
 
 # Least cosine of the decoders' matrices. It is near 1 for runs from the same weights, else near 0.
 _RELATED = 0.5
@@ -32,8 +33,7 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
     Raises:
         ConfigError: there are fewer than two checkpoints, or shares are not one positive number for
             each.
-        CheckpointError: a checkpoint cannot be read, has NaN or infinite weights, has settings that
-            differ from those of the first (except dropout), or started from other weights.
+        CheckpointError: a checkpoint cannot be read, is not finite, or does not fit the first.
     """
     parts = _check_shares(shares, len(paths))
     first = load_checkpoint(paths[0])
@@ -82,17 +82,9 @@ def _differences(first: Checkpoint, other: Checkpoint) -> Iterator[str]:
 
 
 def _settings(checkpoint: Checkpoint) -> dict[str, object]:
-    vocabulary, config = checkpoint.vocabulary, checkpoint.model.config
-    settings: dict[str, object] = {
-        name: getattr(vocabulary, name) for name in ("tokenizer", "lowercase", "styles")
-    }
-    for part, values in (
-        ("encoder", config.encoder),
-        ("decoder", replace(config.decoder, dropout=0.0)),
-        ("transform", checkpoint.transform),
-    ):
-        settings |= {f"{part}.{name}": value for name, value in asdict(values).items()}
-    return settings
+    words = checkpoint.vocabulary
+    settings = model_settings(checkpoint.model.config, checkpoint.transform, words)
+    return {**settings, "styles": words.styles}
 
 
 def _cosine(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:

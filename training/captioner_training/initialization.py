@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -19,9 +19,10 @@ from captioner.errors import (
 )
 from captioner.model.encoder import Encoder
 from captioner.model.model import CaptionModel, ModelConfig
+from captioner.photos.transform import TransformConfig
 from captioner.shared.paths import checkpoint_file, there_is_no
 from captioner.vocabulary import Vocabulary
-from captioner_training.recipe import Recipe
+from captioner_training.recipe import DataConfig, Recipe
 
 
 def load_initial(recipe: Recipe) -> Checkpoint | None:
@@ -44,23 +45,28 @@ def load_initial(recipe: Recipe) -> Checkpoint | None:
 
 
 def _differences(recipe: Recipe, origin: Checkpoint) -> Iterator[str]:
-    """Yield each setting in which a checkpoint differs from the recipe, except dropout."""
-    vocabulary = origin.vocabulary
-    pairs: dict[str, tuple[object, object]] = {
-        "data.tokenizer": (recipe.data.tokenizer, vocabulary.tokenizer),
-        "data.lowercase": (recipe.data.lowercase, vocabulary.lowercase),
-    }
-    for name in ("mean", "std"):
-        values = getattr(recipe.transform, name), getattr(origin.transform, name)
-        pairs[f"transform.{name}"] = values
-    for part in ("encoder", "decoder"):
-        theirs = asdict(getattr(origin.model.config, part))
-        for name, value in asdict(getattr(recipe, part)).items():
-            pairs[f"{part}.{name}"] = value, theirs[name]
-    pairs.pop("decoder.dropout")
-    for name, (value, other) in pairs.items():
-        if value != other:
-            yield f"{name} is {value!r} in the recipe, {other!r} in the checkpoint"
+    """Yield each setting in which a checkpoint differs from the recipe."""
+    theirs = model_settings(origin.model.config, origin.transform, origin.vocabulary)
+    for name, value in model_settings(recipe, recipe.transform, recipe.data).items():
+        is_free = name.startswith("transform.") and name not in ("transform.mean", "transform.std")
+        if value != theirs[name] and not is_free:
+            yield f"{name} is {value!r} in the recipe, {theirs[name]!r} in the checkpoint"
+
+
+def model_settings(
+    config: ModelConfig | Recipe, transform: TransformConfig, words: Vocabulary | DataConfig
+) -> dict[str, object]:
+    """Return the settings on which the use of weights depends, by their names in a recipe."""
+    values: dict[str, object] = {
+        "data.tokenizer": words.tokenizer, "data.lowercase": words.lowercase
+    }  # fmt: skip
+    for part, settings in (
+        ("encoder", config.encoder),
+        ("decoder", replace(config.decoder, dropout=0.0)),
+        ("transform", transform),
+    ):
+        values |= {f"{part}.{name}": value for name, value in asdict(settings).items()}
+    return values
 
 
 def load_encoder(recipe: Recipe) -> Encoder:

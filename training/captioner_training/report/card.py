@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,6 @@ def describe_run(
         reports: report.json files about this checkpoint.
         license: a license identifier of the Hub.
         data: name of the data; None: the names of the recipe's folders.
-
-    Raises DataError: a report cannot be read, or is about another checkpoint.
     """
     note = read_json(folder / "finished.json") or {}
     recipe = read_recipe(note.get("recipe") or read_json(folder / "recipe.json"))
@@ -108,7 +106,7 @@ def _scores_of(path: Path, checkpoint: Checkpoint) -> Scores:
     if not scores:
         raise DataError(f"{path} has no scores: run `captioner evaluate --report` again")
     is_official = "tokenizer" in report.get("pycocoevalcap", {})
-    names = [name for measure in SCORES for name in [measure.key.partition(".")[2]]]
+    names = [measure.key.partition(".")[2] for measure in SCORES]
     return Scores(
         data=Path(str(report["data"])).stem,
         split=split.get("name", Path(str(report["data"])).stem),
@@ -116,11 +114,9 @@ def _scores_of(path: Path, checkpoint: Checkpoint) -> Scores:
         scorer="pycocoevalcap, PTB tokens" if is_official else _TREEBANK,
         beam_size=report["beam_size"],
         values={name: scores[name] for name in names if has_number(scores, name)},
-        intervals=dict(_intervals(scores)),
+        intervals={
+            name: interval
+            for name, interval in (scores.get("intervals") or {}).items()
+            if isinstance(interval, list) and None not in interval
+        },
     )
-
-
-def _intervals(values: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[float]]]:
-    for name, interval in (values.get("intervals") or {}).items():
-        if isinstance(interval, list) and None not in interval:
-            yield name, interval
