@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import pytest
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from captioner.errors import DataError
-from tests.launcher import Run, environment, start
+from tests.launcher import start
 from tests.process_tree import children
 from tests.training.runs import (
     RECIPE,
@@ -204,27 +203,6 @@ def test_a_deleted_log_is_started_again(
     assert written.startswith(older) and b"\0" not in written
     rest = records(out)[len(older.splitlines()) :]
     assert rest and rest == records(unbroken)[-len(rest) :]
-
-
-def test_two_runs_do_not_share_a_folder(run_main: Run, recipe: Path, tmp_path: Path) -> None:
-    """This process holds the lock, as another run would."""
-    out = tmp_path / "out"
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from captioner_training.run_folder import lock_folder\n"
-        "with lock_folder(Path(sys.argv[1]) / 'lock', command='train', folder=Path()):\n"
-        "    print(flush=True); input()"
-    )
-    first = subprocess.Popen(
-        [sys.executable, "-c", script, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, env=environment(),
-    )  # fmt: skip
-    with first:
-        assert first.stdout is not None and first.stdout.readline() == "\n"
-        second = run_main("train", recipe, "--out", out)
-        first.communicate("\n", timeout=300)
-    assert second.returncode == 1 and "Traceback" not in second.stderr
-    assert f"another `captioner train` is running in {out}" in second.stderr
 
 
 def test_a_damaged_state_leaves_the_one_before(

@@ -122,23 +122,6 @@ def test_models_are_compared_in_one_call(
     assert section.count('<div class="maps">') >= 3
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        (["--compare", "bundled"], 2, "bundled is the checkpoint itself"),
-        (["--compare", "nowhere.safetensors"], 1, "nowhere.safetensors"),
-        (["--compare", "hf:/nowhere"], 1, "neither a local file or folder nor a model"),
-        (["--score", "said.json", "--compare", "bundled"], 2, "takes report.json files"),
-        (["--checkpoint", "hf:a/b", "--save", "a.safetensors"], 2, "--save needs a Captioner"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(
-    evaluated: Evaluated, run_main: Run, options: list[str], status: int, message: str
-) -> None:
-    done = run_main("evaluate", *evaluated.options[:4], *options)
-    assert done.returncode == status and message in done.stderr and not done.stdout
-
-
 def test_calibration_scores_the_references_with_the_model_s_own_tokens(
     evaluated: Evaluated,
 ) -> None:
