@@ -19,10 +19,10 @@ from captioner.drawing.notebook import notebook_sheet
 from captioner.drawing.overlay import WHOLE, OverlayOptions, Panel, attention_density, overlay
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError, ImageNotFoundError, NoWordsError
+from captioner.images import ImageSource, as_source
 from captioner.photos.open import MAX_PIXELS, open_image
 from captioner.photos.transform import Box
 from captioner.record import SentenceRecord, WordRecord, read_record
-from captioner.sources import ImageSource, as_source
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.keywords import KEYWORD_TRUST, choose_keywords
 from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION, DOUBTFUL_SUBJECT
@@ -305,11 +305,6 @@ class Caption:
     def is_unfamiliar(self) -> bool:
         """Whether the photo is unlike the training photos; False if familiarity is unknown."""
         return self.familiarity is not None and self.familiarity < UNFAMILIAR
-
-    @property
-    def has_effects(self) -> bool:
-        """Whether every word has its `effect`."""
-        return bool(self.words) and all(word.effect is not None for word in self.words)
 
     def find_word(self, word: str | int | None = None) -> int:
         """Return a word's index in `words`.

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from captioner.ahead import decode_ahead
 from captioner.caption import Alternative, Caption, ModelName, Word
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.deletion import sentence_effects
@@ -36,6 +35,14 @@ from captioner.generation.beam_search import Hypothesis
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.hub import push_files, repository_name, with_revision
+from captioner.images import (
+    ImageSource,
+    as_source,
+    decode_ahead,
+    image_name,
+    is_many,
+    split_batch,
+)
 from captioner.inference.cuda_graphs import CudaGraphs
 from captioner.inference.device import find_device, find_dtype
 from captioner.inference.prepare import prepare_model
@@ -44,7 +51,6 @@ from captioner.model_card import ModelCard
 from captioner.photos.open import MAX_PIXELS, open_image, source_name
 from captioner.photos.transform import Box, Transform
 from captioner.shared.paths import HUGGING_FACE, bundled_checkpoint, checkpoint_file
-from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
 from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement, Trust, digest_weights
 
@@ -313,18 +319,6 @@ class Captioner:
             effects = sentence_effects(self.model.decoder, grid.features, sentences, start=start)
         return GeneratedBatch(hypotheses, effects, grid)
 
-    def word_effects(
-        self, pixels: NDArray[np.uint8], words: Sequence[str], *, style: str = ""
-    ) -> list[list[float] | None]:
-        """Run the deletion test on the same words for B images, uint8 (B, 3, size, size).
-
-        Returns, for each image, the effects of the words; None if the decoder has no attention.
-        """
-        features, start = self.encode(pixels).features, self.vocabulary.start(style)
-        sentences = [[self.vocabulary.encode(words)]] * len(pixels)
-        effects = sentence_effects(self.model.decoder, features, sentences, start=start)
-        return [sentence for (sentence,) in effects]
-
     @overload
     def caption(  # type: ignore[overload-overlap]
         self,
@@ -368,7 +362,7 @@ class Captioner:
         Args:
             images: a path, an http or https address, bytes, a binary file, a PIL image, a numpy
                 array (height, width, channels) or a torch tensor (channels, height, width); or an
-                iterable of these, or one array (N, ...). See captioner.sources.as_source.
+                iterable of these, or one array (N, ...). See captioner.images.as_source.
             config: beam size, number of captions, lengths, sampling; None: `self.generation`, the
                 settings of the checkpoint.
             errors: for several images: "raise" raises the first ImageError; "return" returns an
@@ -401,9 +395,10 @@ class Captioner:
     ) -> Iterator[Caption | ImageError]:
         """Return an iterator over the captions in order, while threads decode the next batch.
 
-        `images` may be endless: at most three batches are in memory. Arguments and errors as for
-        `caption`. With errors="raise", the captions of all images before the faulty one are
-        yielded first.
+        A thread reads `images`, which may be slow or endless: a caption never waits for a later
+        batch, and at most three batches are in memory. Pass a list if only the calling thread may
+        read them. Arguments and errors as for `caption`. With errors="raise", the captions of all
+        images before the faulty one are yielded first.
         """
         if config is not None and not isinstance(config, GenerationConfig):
             raise ConfigError(

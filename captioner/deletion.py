@@ -10,9 +10,7 @@ the model's own attention.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,32 +22,6 @@ _SHARE = 0.5  # the share of a word's attention in the deleted cells
 _DRAWS = 8  # sets of random cells per word
 _ROWS = 64  # changed grids in a batch, which limits the memory
 
-Draws = Callable[[Tensor, int], Tensor]
-"""A function that draws cells. It takes the numbers of cells (R,) to draw and the number L of cells
-in a grid, and returns masks (draws, R, L)."""
-
-
-class WordEffect(NamedTuple):
-    """The result of the deletion test for one word, in nats.
-
-    caption: the index of the caption.
-    place: the index of the word.
-    cells: the number of replaced cells.
-    deletion: the fall of the log-probability without the attended cells.
-    random_deletion: the mean fall without the same number of random cells.
-    """
-
-    caption: int
-    place: int
-    cells: int
-    deletion: float
-    random_deletion: float
-
-    @property
-    def effect(self) -> float:
-        """`deletion` minus `random_deletion`."""
-        return self.deletion - self.random_deletion
-
 
 def attended_cells(attention: Tensor) -> Tensor:
     """Return a mask (R, L) of the fewest cells that hold half of the attention (R, L)."""
@@ -60,71 +32,23 @@ def attended_cells(attention: Tensor) -> Tensor:
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
-def repeated_cells() -> Draws:
-    """Return a function that draws the same random cells for every caption, from a fixed seed.
+def random_cells(generator: torch.Generator, counts: Tensor, cells: int) -> Tensor:
+    """Draw sets of random cells for every row; row r gets counts[r] of them.
 
-    Therefore the effects of a photo's words are reproducible and do not depend on the batch.
+    Args:
+        generator: seeded with 0 for every batch, so that effects are reproducible.
+        counts: (R,), the numbers of cells.
+        cells: the number L of cells in a grid.
+
+    Returns masks (draws, R, L). All rows share the order of the cells, so the effects of a photo
+    do not depend on the batch.
     """
-    return partial(_draw, torch.Generator().manual_seed(0))
-
-
-def _draw(generator: torch.Generator, counts: Tensor, cells: int) -> Tensor:
-    """Return masks (draws, R, L) of random cells without replacement; row r has counts[r] cells."""
     numbers = torch.rand(_DRAWS, 1, cells, generator=generator)
     ranks = numbers.argsort(dim=-1).argsort(dim=-1)
     return ranks.to(counts.device) < counts[None, :, None]
 
 
 @torch.inference_mode()
-def word_effects(
-    decoder: StepDecoder,
-    features: Tensor,
-    captions: Sequence[Sequence[int]],
-    *,
-    draws: Draws,
-    starts: Sequence[int],
-    images: Sequence[int] | None = None,
-) -> list[WordEffect]:
-    """Run the deletion test on every word of captions.
-
-    Args:
-        decoder: the decoder that computes the attention.
-        features: (B, L, D), the grids.
-        captions: the tokens of each caption, without <end>.
-        draws: the function that draws the random cells.
-        starts: the start token of each caption.
-        images: the index of each caption's grid; None: one caption for each grid.
-
-    Returns:
-        The effects of the words, ordered by `place`; empty if the decoder has no attention.
-    """
-    effects: list[WordEffect] = []
-    device = features.device
-    rows = torch.arange(len(captions), device=device)
-    state = decoder.start(features)
-    if images is not None:
-        state = state.take(torch.tensor(images, device=device))
-    tokens = torch.tensor(starts, device=device).unsqueeze(1)
-    for place in range(max(map(len, captions), default=0)):
-        unfinished = [at for at, row in enumerate(rows.tolist()) if place < len(captions[row])]
-        if len(unfinished) < len(rows):
-            keep = torch.tensor(unfinished, device=device)
-            rows, tokens, state = rows[keep], tokens[keep], state.take(keep)
-        words = torch.tensor([captions[row][place] for row in rows.tolist()], device=device)
-        output = decoder.step(tokens, state)
-        if output.attention is None:
-            return []
-        mask = attended_cells(output.attention[:, 0].float())
-        masks = torch.cat([mask[None], draws(mask.sum(dim=-1), mask.shape[-1])])
-        score = partial(_score, decoder, tokens, state, words)
-        falls = _log_probabilities_of(output, words) - score(masks)
-        parts = torch.stack([falls[0], falls[1:].mean(0)], dim=1).tolist()
-        for row, cells, numbers in zip(rows.tolist(), mask.sum(-1).tolist(), parts, strict=True):
-            effects.append(WordEffect(row, place, cells, *numbers))
-        tokens, state = words.unsqueeze(1), output.state
-    return effects
-
-
 def sentence_effects(
     decoder: StepDecoder,
     features: Tensor,
@@ -133,6 +57,9 @@ def sentence_effects(
     start: int,
 ) -> list[list[list[float] | None]]:
     """Return the effects of all words, for any number of sentences per grid.
+
+    The effect is the fall of the log-probability, in nats, without the attended cells minus the
+    mean fall without random cells.
 
     Args:
         decoder: the decoder that generated the sentences.
@@ -145,19 +72,29 @@ def sentence_effects(
 
     Raises GenerationError: a score is NaN.
     """
-    keys = [(image, at) for image, beam in enumerate(sentences) for at in range(len(beam))]
-    results = word_effects(
-        decoder,
-        features,
-        [sentences[image][at] for image, at in keys],
-        draws=repeated_cells(),
-        starts=[start] * len(keys),
-        images=[image for image, _ in keys],
-    )
     effects: list[list[list[float] | None]] = [[None] * len(beam) for beam in sentences]
-    for result in results:  # ordered by the words' index
-        image, at = keys[result.caption]
-        effects[image][at] = [*(effects[image][at] or []), result.effect]
+    generator, device = torch.Generator().manual_seed(0), features.device
+    rows = [(image, at) for image, beam in enumerate(sentences) for at in range(len(beam))]
+    state = decoder.start(features).take(torch.tensor([row[0] for row in rows], device=device))
+    tokens = torch.full((len(rows), 1), start, device=device)
+    for place in range(max(len(sentences[image][at]) for image, at in rows)):
+        unfinished = [n for n, (image, at) in enumerate(rows) if place < len(sentences[image][at])]
+        if len(unfinished) < len(rows):
+            rows = [rows[n] for n in unfinished]
+            keep = torch.tensor(unfinished, device=device)
+            tokens, state = tokens[keep], state.take(keep)
+        words = torch.tensor([sentences[image][at][place] for image, at in rows], device=device)
+        output = decoder.step(tokens, state)
+        if output.attention is None:
+            break
+        mask = attended_cells(output.attention[:, 0].float())
+        drawn = random_cells(generator, mask.sum(dim=-1), mask.shape[-1])
+        masks = torch.cat([mask[None], drawn])
+        falls = _log_probabilities_of(output, words) - _score(decoder, tokens, state, words, masks)
+        parts = torch.stack([falls[0], falls[1:].mean(0)], dim=1).tolist()
+        for (image, at), (attended, random) in zip(rows, parts, strict=True):
+            effects[image][at] = [*(effects[image][at] or []), attended - random]
+        tokens, state = words.unsqueeze(1), output.state
     return effects
 
 

@@ -63,11 +63,9 @@ def repository_name(repository: str, branch: str | None = None) -> str:
 
 
 def download_checkpoint(name: str) -> Path:
-    """Download a checkpoint and return its path in the local cache of the Hub.
+    """Download a checkpoint, and its trust file if there is one, as `download_files` does.
 
-    The trust file of the same commit is beside it, if there is one. Arguments and errors as for
-    `download_files`. CheckpointNotFoundError is raised also if there is no checkpoint in the
-    repository.
+    Returns the checkpoint's path in the cache. Raises CheckpointNotFoundError.
     """
     path = download_files(name, [CHECKPOINT, TRUST]) / CHECKPOINT
     if not path.is_file():
@@ -146,28 +144,29 @@ def _quiet() -> Iterator[None]:
 
 
 def _explain_download(name: str, error: Exception) -> CheckpointNotFoundError:
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
-    chain = _causes(error)
+    repository, _, revision = name.partition("@")
+    host, chain = urlsplit(constants.ENDPOINT).netloc, _causes(error)
 
     def has(*kinds: type[BaseException]) -> bool:
         return any(isinstance(link, kinds) for link in chain)
 
-    repository, _, revision = name.partition("@")
     if has(errors.GatedRepoError):
-        text = f"is gated: accept its terms at {_endpoint()}/{repository}, then run `hf auth login`"
+        address = f"{constants.ENDPOINT}/{repository}"
+        text = f"is gated: accept its terms at {address}, then run `hf auth login`"
     elif has(errors.RevisionNotFoundError):
         text = f"is not there: {repository} has no revision {revision or 'main'}"
     elif has(errors.RepositoryNotFoundError, errors.HFValidationError):
         text = (
-            f"is neither a local file or folder nor a model on {_host()}: check the name. A "
-            "private model needs `hf auth login`"
+            f"is neither a local file or folder nor a model on {host}: check the name. A private "
+            "model needs `hf auth login`"
         )
     elif _status(chain) == 401:
-        text = f"cannot be downloaded: {_host()} rejects the token. Run `hf auth login`"
+        text = f"cannot be downloaded: {host} rejects the token. Run `hf auth login`"
     elif has(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
         text = (
-            f"is neither a local file or folder nor in the local cache, and {_host()} cannot be "
+            f"is neither a local file or folder nor in the local cache, and {host} cannot be "
             "reached: check the name, or go online once"
         )
     else:
@@ -192,14 +191,14 @@ def push_files(
     Raises OutputError: there is no token, the token may not write to the repository, or the Hub
         cannot be reached.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+    from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 
     repository, _, branch = name.partition("@")
     if get_token() is None:
         raise OutputError(
             f"{repository} cannot be written without a token: run `hf auth login`, or set HF_TOKEN."
         )
-    api, revision, address = HfApi(), branch or None, f"{_endpoint()}/{repository}"
+    api, revision, address = HfApi(), branch or None, f"{constants.ENDPOINT}/{repository}"
     with _quiet():
         try:
             api.create_repo(repository, private=private, exist_ok=True)
@@ -226,20 +225,18 @@ def push_files(
 
 
 def _explain_upload(repository: str, error: Exception) -> OutputError:
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
-    chain = _causes(error)
+    host, chain = urlsplit(constants.ENDPOINT).netloc, _causes(error)
     status = _status(chain)
     if status == 401:
-        text = f"{_host()} rejects the token. Run `hf auth login`, or set HF_TOKEN."
+        text = f"{host} rejects the token. Run `hf auth login`, or set HF_TOKEN."
     elif status == 403:
-        text = (
-            "the token may not write there. Use a token with write access, or a name of your own."
-        )
+        text = "the token may not write there. Use one with write access, or a name of your own."
     elif isinstance(error, errors.OfflineModeIsEnabled):
         text = "HF_HUB_OFFLINE is set. Unset it to upload."
     elif status is None and any(isinstance(link, OSError) for link in chain):
-        text = f"{_host()} cannot be reached ({_reason(chain[-1])})."
+        text = f"{host} cannot be reached ({_reason(chain[-1])})."
     else:
         text = _reason(error)
     return OutputError(f"{repository} cannot be written: {text}")
@@ -255,22 +252,9 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 def _status(chain: Sequence[BaseException]) -> int | None:
     """Return the first HTTP status of a chain of errors of huggingface_hub."""
-    for error in chain:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if isinstance(status, int):
-            return status
-    return None
+    statuses = (getattr(getattr(link, "response", None), "status_code", None) for link in chain)
+    return next(filter(None, statuses), None)
 
 
 def _reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def _endpoint() -> str:
-    from huggingface_hub import constants
-
-    return str(constants.ENDPOINT)
-
-
-def _host() -> str:
-    return urlsplit(_endpoint()).netloc

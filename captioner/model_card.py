@@ -37,15 +37,22 @@ print(captioner.caption("photo.jpg").text)
 
 ## Model
 
-{{ model }}
+{{ table(["", ""], model) }}
 
 ## Training
 
-{{ training }}
+{{ table(["", ""], training) }}
 
 ## Scores
 
-{{ scores }}
+{% if rows -%}
+{{ table(head, rows) }}
+
+In percent; in brackets 95 % bootstrap intervals over images.
+Compare only scores of the same images, scorer and beam.
+{%- else -%}
+Not measured.
+{%- endif %}
 
 ## Limits
 
@@ -72,13 +79,14 @@ class Scores:
     values: Mapping[str, float]
     intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
-    def text(self, name: str) -> str:
-        """Format a score as `26.0 [23.6, 28.4]`, or as a dash if there is none."""
-        if name not in self.values:
-            return "–"
-        interval = self.intervals.get(name)
-        ends = f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
-        return f"{self.values[name]:.1f}{ends}"
+    def row(self, names: Iterable[str]) -> list[str]:
+        """Return a row of the card's table; a score is `26.0 [23.6, 28.4]`, or a dash."""
+        cells = [self.data, self.split, f"{self.images:,}", self.scorer, str(self.beam_size)]
+        for name in names:
+            interval = self.intervals.get(name)
+            ends = f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
+            cells.append(f"{self.values[name]:.1f}{ends}" if name in self.values else "–")
+        return cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,32 +141,18 @@ class ModelCard:
             eval_results=results or None,
         )
         parts = {"data": self.data, "initial weights": self.origin, "licence": self.license}
+        names = list(dict.fromkeys(name for scores in self.scores for name in scores.values))
         card = HubCard.from_template(
             data,
             template_str=_TEMPLATE,
             repository=self.repository,
-            model=_table(["", ""], _describe(checkpoint, has_trust=has_trust)),
-            training=_table(
-                ["", ""], ((name, text or "not stated") for name, text in parts.items())
-            ),
-            scores=self._score_table(),
+            table=_table,
+            model=_describe(checkpoint, has_trust=has_trust),
+            training=((name, text or "not stated") for name, text in parts.items()),
+            head=["data", "split", "images", "scorer", "beam", *names],
+            rows=[scores.row(names) for scores in self.scores],
         )
         return str(card.content)
-
-    def _score_table(self) -> str:
-        names = list(dict.fromkeys(name for scores in self.scores for name in scores.values))
-        rows = [
-            [scores.data, scores.split, f"{scores.images:,}", scores.scorer, str(scores.beam_size)]
-            + [scores.text(name) for name in names]
-            for scores in self.scores
-        ]
-        head = ["data", "split", "images", "scorer", "beam", *names]
-        if not rows:
-            return "Not measured."
-        return (
-            f"{_table(head, rows)}\n\nIn percent; in brackets 95 % bootstrap intervals over images."
-            " Compare only scores of the same images, scorer and beam."
-        )
 
 
 def _describe(checkpoint: Checkpoint, *, has_trust: bool) -> Iterator[tuple[str, str]]:

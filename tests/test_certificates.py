@@ -18,7 +18,7 @@ import trustme
 
 from captioner import Captioner, DownloadError, ImageNotFoundError
 from captioner.certificates import tls_context
-from captioner.sources import as_source
+from captioner.images import as_source
 from captioner_serving.batch import caption_batch
 from captioner_serving.batch.inputs import urls
 from captioner_serving.batch.inputs.sources import Inputs

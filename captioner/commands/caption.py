@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import sys
 import tempfile
+import time
 import webbrowser
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,6 +52,7 @@ One photo: the caption is printed. Several: one line each, path, tab, caption.
 Folders: captioner batch."""
 
 _UNFAMILIAR = "looks unlike the training photos; check its caption"
+_VIEWER_FOLDER, _DAY = "captioner-sheets-", 86_400
 _PICTURES = ("--sheet", "--overlay", "--animation")
 _DRAWING = (*(option[2:] for option in _PICTURES), "open", "show")
 
@@ -107,8 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     checkpoint = checkpoint_file(arguments.checkpoint or bundled_checkpoint())
     if arguments.open and not arguments.sheet:
-        folder = tempfile.mkdtemp(prefix="captioner-")  # not removed: a viewer opens it
-        arguments.sheet = f"{folder}/{{number}}-{{name}}.png"
+        arguments.sheet = f"{_viewer_folder()}/{{number}}-{{name}}.png"
     patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
     results = _captions(checkpoint, arguments)
@@ -129,6 +131,15 @@ def run(arguments: argparse.Namespace) -> int:
             _say(in_a_line(str(error)))
             status = 1
     return status
+
+
+def _viewer_folder() -> str:
+    """Make a folder for a viewer, which needs it after the command; remove those of other days."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_VIEWER_FOLDER}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _DAY:
+                shutil.rmtree(folder)
+    return tempfile.mkdtemp(prefix=_VIEWER_FOLDER)
 
 
 def _say(text: str) -> None:
@@ -209,7 +220,7 @@ class _Download:
 
     @cached_property
     def _data(self) -> Any:
-        from captioner.sources import as_source
+        from captioner.images import as_source
 
         return as_source(self.name)
 
@@ -258,7 +269,7 @@ def _captions(
 
 
 def _source(photo: str) -> Any:
-    from captioner.sources import NamedBytes
+    from captioner.images import NamedBytes
 
     if photo == "-":
         data = NamedBytes(sys.stdin.buffer.read())
@@ -289,8 +300,8 @@ def _draw(
     """Draw the pictures of one photo."""
     if not files and not arguments.show:
         return
+    from captioner.images import as_source
     from captioner.photos.open import open_image
-    from captioner.sources import as_source
 
     for folder in {Path(file).parent for file in files.values()}:
         with writing(folder):

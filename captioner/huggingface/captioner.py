@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 
 from captioner.captioner import Captioner, GeneratedBatch, MachineOptions
 from captioner.checkpoint import digest_tensors
-from captioner.deletion import attended_cells, repeated_cells
+from captioner.deletion import attended_cells, random_cells
 from captioner.errors import GenerationError
 from captioner.generation.beam_search import Hypothesis
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
@@ -149,17 +149,6 @@ class HuggingFaceCaptioner(Captioner):
         return GeneratedBatch(hypotheses, effects, grid)
 
     @torch.inference_mode()
-    def word_effects(
-        self, pixels: NDArray[np.uint8], words: Sequence[str], *, style: str = ""
-    ) -> list[list[float] | None]:
-        """Run the deletion test on a given sentence; see `Captioner.word_effects`."""
-        self.vocabulary.style(style)
-        features = self._encode(pixels)
-        tokens = self._tokens(self.vocabulary.join(words)).expand(len(features), -1)
-        sentences = self._read(features, tokens, self.generation, None)
-        return [self._effects(*pair) for pair in zip(features, sentences, strict=True)]
-
-    @torch.inference_mode()
     def force(self, pixels: Tensor | NDArray[np.uint8], texts: Sequence[str]) -> tuple[Tensor, ...]:
         """Compute teacher-forced logits for every token of given sentences about one image.
 
@@ -259,7 +248,8 @@ class HuggingFaceCaptioner(Captioner):
             return []
         cells = attended_cells(attention.to(image.device))
         count = cells.shape[-1]
-        masks = torch.cat([cells[None], repeated_cells()(cells.sum(-1), count)])
+        generator = torch.Generator().manual_seed(0)
+        masks = torch.cat([cells[None], random_cells(generator, cells.sum(-1), count)])
         deleted = pad(masks, (len(image) - count, 0)).flatten(0, 1).unsqueeze(-1)
         mean = image[-count:].mean(0)
         scores = torch.cat(

@@ -28,9 +28,9 @@ from captioner import (
     ImageNotFoundError,
     ImageTooLargeError,
 )
-from captioner.ahead import decode_ahead
 from captioner.captioner import CaptionOptions
 from captioner.checkpoint import Checkpoint
+from captioner.images import decode_ahead
 from captioner.inference import device
 from captioner.inference.device import best_dtype
 from captioner.model.lstm import LSTMDecoder
@@ -145,7 +145,7 @@ def test_a_batch_may_have_any_size(tiny_file: Path, photo: Path) -> None:
 
 @pytest.mark.parametrize("cores", [1, 3, 8])
 def test_batches_are_full_except_the_last(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("captioner.ahead.cores", lambda: cores)
+    monkeypatch.setattr("captioner.images.cores", lambda: cores)
     batches = list(decode_ahead(range(25), lambda image: -image, batch_size=11))
     assert [len(batch) for batch in batches] == [11, 11, 3]
     assert [-image for batch in batches for image in batch] == list(range(25))
@@ -230,7 +230,7 @@ def test_different_pil_images_are_decoded_at_the_same_time(
         return open_image(*source, **options)
 
     monkeypatch.setattr("captioner.captioner.open_image", open_together)
-    monkeypatch.setattr("captioner.ahead.cores", lambda: 2)
+    monkeypatch.setattr("captioner.images.cores", lambda: 2)
     images = [Image.new("RGB", (40, 30), color) for color in ("red", "navy")]
     assert len(captioner.caption(images, batch_size=2)) == 2
 

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from captioner.errors import ImageError, ImageFormatError, ImageNotFoundError, ImageTruncatedError
+from captioner.images import as_source
 from captioner.photos.open import open_image
-from captioner.sources import as_source
 from tests.captioner.pictures import draw, encode, png, tiff, turned
 
 

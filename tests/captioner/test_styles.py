@@ -77,8 +77,6 @@ def test_effects_are_those_of_a_sentence_of_its_style(styled: Checkpoint, photo:
     )
     assert short is not None and short != pytest.approx(long, abs=1e-2)
     assert [word.effect for word in caption.words] == pytest.approx(short, abs=1e-4)
-    (effects,) = captioner.word_effects(pixels, words, style="short")
-    assert effects == pytest.approx(short, abs=1e-4)
 
 
 def test_the_command_captions_in_the_style_that_is_asked_for(

@@ -109,7 +109,7 @@ def test_all_pictures_of_a_photo_open_it_once(
             opened.append(options.get("at_least"))
         return open_image(source, **options)
 
-    for module in ("captioner", "caption", "vision.image"):
+    for module in ("captioner", "caption", "photos.open"):
         monkeypatch.setattr(f"captioner.{module}.open_image", counting)
     pictures = ("--sheet", "new/{name}/s.png", "--overlay", "o.png", "--animation", "a.gif")
     monkeypatch.chdir(photo.parent)

@@ -1,4 +1,4 @@
-"""Image sources: convert the inputs of `Captioner.caption` to images that `open_image` can open."""
+"""The images that `Captioner.caption` takes: convert, download, and decode them ahead."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from queue import SimpleQueue
+from threading import Event, Semaphore, Thread
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
 
 import numpy as np
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
+from captioner.inference.device import cores
 from captioner.photos.open import FileSource, source_name
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 64 * 2**20  # maximum size of a download, in bytes
 _READ_TIMEOUT, _TOTAL_TIMEOUT = 15.0, 60.0  # limits of a download, in seconds
+_MOST_THREADS = 8  # each may hold a photo of `max_pixels`
 
 _ACCEPTED = (
     "an image is a path, an http or https address, bytes, a binary file, a PIL image, "
@@ -30,6 +35,9 @@ _ACCEPTED = (
     "or a torch tensor of shape (1, 3 or 4, height, width)"
 )
 _RANGES = "integers run from 0 to 255, uint16 to 65535, floats from 0 to 1"
+
+Source = TypeVar("Source")
+Result = TypeVar("Result")
 
 
 class _ArrayImage(Protocol):
@@ -65,40 +73,19 @@ def is_many(images: object) -> bool:
 
 
 def split_batch(images: Any) -> Any:
-    """Split an array of four dimensions into a list of images; anything else is returned as is.
-
-    A torch tensor is (N, channels, height, width). A numpy array may also be (N, height, width,
-    channels); its images are returned as they are.
-    """
+    """Split an array of four dimensions into a list of images; return anything else unchanged."""
     if getattr(images, "ndim", None) != 4:
         return images
-    if _is_tensor(images):
-        return list(images)
-    return list(np.asarray(images))
-
-
-def _channels_last(values: Any) -> Any:
-    """Transpose an array (channels, height, width) if its last axis cannot be the channels."""
-    if values.ndim == 3 and values.shape[2] not in (1, 3, 4) and values.shape[0] in (1, 3, 4):
-        return values.transpose(1, 2, 0)
-    return values
-
-
-def _is_tensor(image: object) -> bool:
-    """Whether an object is a torch tensor, without importing torch."""
-    module = sys.modules.get("torch")
-    return module is not None and isinstance(image, module.Tensor)
+    return list(images if _is_tensor(images) else np.asarray(images))
 
 
 def image_name(source: object) -> str | None:
     """Return the path or address of an image, open file or PIL image; None if it has none."""
     if isinstance(source, Image.Image):
-        name = getattr(source, "filename", None)
+        source = getattr(source, "filename", None)
     elif isinstance(source, NamedBytes) or hasattr(source, "read"):
-        name = getattr(source, "name", None)
-    else:
-        name = source
-    return str(os.fsdecode(name)) or None if isinstance(name, str | os.PathLike) else None
+        source = getattr(source, "name", None)
+    return str(os.fsdecode(source)) or None if isinstance(source, str | os.PathLike) else None
 
 
 def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Image:
@@ -121,26 +108,24 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
         return _from_tensor(image)
     # numpy.str_ has __array__ too.
     if hasattr(image, "__array__") and not isinstance(image, str):
-        return _from_array(_channels_last(np.asarray(image)), "array", tuple(np.shape(image)))
+        return _from_array(np.asarray(image), "array", np.shape(image))
     if isinstance(image, str) and image[:5].lower() == "data:":
         raise ImageNotFoundError("a data: URI is not a path: decode its base64 and pass the bytes")
-    if isinstance(image, str) and follow_links:
-        image = _from_address(image)
+    if isinstance(image, str | os.PathLike):
+        scheme = re.match(r"([a-zA-Z][\w+.-]+)://", image) if isinstance(image, str) else None
+        return _download(str(image), scheme[1]) if scheme and follow_links else _expanded(image)
     if isinstance(image, io.TextIOBase):
         raise ImageTypeError("the image file is open as text: open it with 'rb'")
     try:
         if isinstance(image, Image.Image):
             _check_open(image)
-        if isinstance(image, JpegImageFile) and _is_undecoded(image):
-            return _file_of(image)
-        if isinstance(image, str | os.PathLike):
-            return _expanded(image)
-        if isinstance(image, bytes | Image.Image):
+            if isinstance(image, JpegImageFile) and _is_undecoded(image):
+                return _file_of(image)
+            return image
+        if isinstance(image, bytes):
             return image
         if isinstance(image, bytearray | memoryview):
             return bytes(image)
-        if isinstance(image, io.BytesIO):
-            return image.getvalue()[image.tell() :]
         if callable(read := getattr(image, "read", None)):
             place = image.tell() if _is_seekable(image) else None
             data = read()
@@ -154,6 +139,12 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
             f"the image file cannot be read ({error}): caption it before it is closed"
         ) from error
     raise ImageTypeError(f"{type(image).__name__} is not an image: {_ACCEPTED}")
+
+
+def _is_tensor(image: object) -> bool:
+    """Whether an object is a torch tensor, without importing torch."""
+    module = sys.modules.get("torch")
+    return module is not None and isinstance(image, module.Tensor)
 
 
 def _is_seekable(file: Any) -> bool:
@@ -191,7 +182,7 @@ def _is_undecoded(image: JpegImageFile) -> bool:
 
 
 def _file_of(image: JpegImageFile) -> _OpenedFile:
-    """Read the whole file of an image; the file's position is restored."""
+    """Read the whole file of an open image; the file's position is restored."""
     file = cast(IO[bytes], image.fp)
     place = file.tell()
     file.seek(0)
@@ -211,9 +202,12 @@ def _from_tensor(tensor: torch.Tensor) -> Image.Image:
 
 
 def _from_array(values: Any, kind: str, shape: tuple[int, ...]) -> Image.Image:
-    """Make an image from values (height, width) or (height, width, channels)."""
+    """Make an image from values (height, width), or with channels as the first or last axis."""
     name = f"the {kind} of shape {shape} and type {values.dtype}"
-    if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] not in (1, 3, 4)):
+    channels = (1, 3, 4)
+    if kind == "array" and values.ndim == 3 and values.shape[2] not in channels:
+        values = values.transpose(1, 2, 0)
+    if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] not in channels):
         raise ImageTypeError(f"{name} is not an image: {_ACCEPTED}; pass several as a list")
     if values.size == 0:
         raise ImageEmptyError(f"{name} has no pixels")
@@ -229,21 +223,13 @@ def _from_array(values: Any, kind: str, shape: tuple[int, ...]) -> Image.Image:
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
 
 
-def _from_address(name: str) -> str | NamedBytes:
-    """Download an address; a path is returned as is."""
-    scheme = re.match(r"([a-zA-Z][\w+.-]+)://", name)
-    if not scheme:
-        return name
-    if scheme[1].lower() not in ("http", "https"):
-        raise ImageNotFoundError(f"{name} is not an http or https address: download it first")
-    return _download(name)
-
-
-def _download(address: str) -> NamedBytes:
+def _download(address: str, scheme: str) -> NamedBytes:
     import httpx  # slow to import
 
     from captioner.certificates import CertificatesError, tls_context
 
+    if scheme.lower() not in ("http", "https"):
+        raise ImageNotFoundError(f"{address} is not an http or https address: download it first")
     data, start = bytearray(), time.monotonic()
     try:
         with httpx.stream(
@@ -274,3 +260,53 @@ def _download(address: str) -> NamedBytes:
     download = NamedBytes(data)
     download.name = address
     return download
+
+
+def decode_ahead(
+    images: Iterable[Source], decode: Callable[[Source], Result], *, batch_size: int
+) -> Generator[list[Result]]:
+    """Yield the decoded images in order, `batch_size` at a time.
+
+    A thread reads `images`, so that a batch does not wait for the next one to be read. Other
+    threads decode them. At most two batches are read and not yet yielded.
+
+    If `images` raises an exception, it is raised again after all earlier images were yielded.
+    If `decode` raises one, it is raised instead of the image's batch. `close` does not wait for
+    an image that is being read or decoded.
+    """
+    pool = ThreadPoolExecutor(min(cores(), _MOST_THREADS), "decoding")
+    tasks: SimpleQueue[Future[Result] | BaseException | None] = SimpleQueue()  # None: the end
+    free, is_closed = Semaphore(2 * batch_size), Event()
+
+    def read() -> None:
+        try:
+            free.acquire()
+            for image in images:
+                tasks.put(pool.submit(decode, image))
+                free.acquire()
+                if is_closed.is_set():
+                    return
+            tasks.put(None)
+        except BaseException as error:  # raised in the caller's thread
+            tasks.put(error)
+
+    # A daemon, because a source such as a camera may block for ever.
+    reader = Thread(target=read, name="decoding-reader", daemon=True)
+    reader.start()
+    try:
+        batch: list[Result] = []
+        while isinstance(task := tasks.get(), Future):
+            batch.append(task.result())
+            if len(batch) == batch_size:
+                yield batch
+                free.release(batch_size)
+                batch = []
+        reader.join()
+        if batch:
+            yield batch
+        if task is not None:
+            raise task
+    finally:
+        is_closed.set()
+        free.release()
+        pool.shutdown(wait=False, cancel_futures=True)
