@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from captioner.trust.familiarity import multiply
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -110,7 +112,7 @@ class Consensus:
         """
         weights = [self._weigh(tokens) for tokens in sentences]
         rows = list({row for sentence in weights for row in sentence})
-        changes = self.coefficients[rows].astype(np.float32) @ offset * self.scales[rows]
+        changes = multiply(self.coefficients[rows], offset) * self.scales[rows]
         expected = dict(zip(rows, (self.mean_references[rows] + changes).tolist(), strict=True))
         return [
             sum(weight * expected[row] for row, weight in sentence.items()) / len(ORDERS)

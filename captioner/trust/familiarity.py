@@ -31,6 +31,20 @@ _FLAT = 10  # the factor for flat pictures, see above
 _DIRECTIONS = 64
 
 
+def multiply(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
+    """Return the matrix product in single precision or better, computed by PyTorch.
+
+    NumPy's BLAS has threads of its own. They wait actively after a product and slow down the
+    encoding of the next photo.
+    """
+    import torch
+
+    dtype = np.result_type(left, right, np.float32)
+    factors = (torch.from_numpy(factor.astype(dtype, copy=False)) for factor in (left, right))
+    product: NDArray[Any] = torch.matmul(*factors).numpy()
+    return product
+
+
 def pool(features: Tensor) -> NDArray[np.float32]:
     """Pool grids (B, L, D) for familiarity and trust.
 
@@ -98,7 +112,7 @@ class Familiarity:
     def distances(self, pooled: NDArray[Any]) -> NDArray[Any]:
         """Return the Mahalanobis distances (B,) of photos from their pooled grids (B, D + 1)."""
         offset = pooled[:, :-1] - self.mean
-        along = offset @ self.directions
+        along = multiply(offset, self.directions)
         beside = (offset**2).sum(axis=1) - (along**2).sum(axis=1)
         squares = (along**2 / self.widths).sum(axis=1) + beside.clip(min=0) / self.rest
         distances: NDArray[Any] = np.sqrt(squares)

@@ -33,7 +33,7 @@ from captioner.hub import TRUST
 from captioner.shared.files import HEADER_KEY, replace_file, writing
 from captioner.shared.paths import HUGGING_FACE, checkpoint_file, expanded
 from captioner.trust.consensus import Consensus
-from captioner.trust.familiarity import UNFAMILIAR, Familiarity
+from captioner.trust.familiarity import UNFAMILIAR, Familiarity, multiply
 from captioner.vocabulary import SPECIAL_TOKENS
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class WordFeatures:
     def __call__(self, pooled: NDArray[Any]) -> NDArray[Any]:
         """Predict the shares of people (B, C) from pooled grids (B, D + 1)."""
         offset = pooled[:, :-1] - self.feature_mean
-        shares: NDArray[Any] = self.shares + offset @ self.coefficients
+        shares: NDArray[Any] = self.shares + multiply(offset, self.coefficients)
         return shares
 
     def kinds_of(self, tokens: Sequence[int]) -> NDArray[Any]:
