@@ -72,35 +72,34 @@ def test_coco_format_from_folder_and_tar(
 
 
 def test_data_that_cannot_be_used_is_named(data: Path) -> None:
+    path, tar = data / "captions.json", data / "images-00.tar"
     with pytest.raises(DataError, match=r"there is no file .*nowhere\.json"):
-        read_coco(data / "nowhere.json", data / "images")
+        read_coco(data / "nowhere.json", tar)
     with pytest.raises(DataError, match=r"there is no folder or tar file .*nowhere-\*\.tar"):
-        read_coco(data / "captions.json", data / "nowhere-*.tar")
+        read_coco(path, data / "nowhere-*.tar")
     (data / "images" / "2.png").unlink()
     with pytest.raises(DataError, match=r"images not found in .*images: 1 \(first: 2\.png\)"):
-        read_coco(data / "captions.json", data / "images")
-    content = json.loads((data / "captions.json").read_text())
-    content["annotations"].pop()
-    (data / "captions.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"images without a caption: 1 \(first: 2\.png\)"):
-        read_coco(data / "captions.json", data / "images-00.tar")
-    content["annotations"] += [{"id": 8, "image_id": 12, "caption": text} for text in ("a", "!")]
-    (data / "captions.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"images with an empty caption: 1 \(first: 2\.png\)"):
-        read_coco(data / "captions.json", data / "images-00.tar")
-    content["images"][2] = content["images"][0]
-    (data / "captions.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"images with the id of another image: 2 \(first: 0"):
-        read_coco(data / "captions.json", data / "images-00.tar")
-    (data / "captions.json").write_text("{}")
+        read_coco(path, data / "images")
+    content = json.loads(path.read_text())
+    images, annotations = content["images"], content["annotations"]
+    empty = [{"id": 8, "image_id": 12, "caption": text} for text in ("a", "!")]
+    for wrong, problem in (
+        ({"annotations": annotations[:-1]}, r"without a caption: 1 \(first: 2\.png\)"),
+        ({"annotations": annotations[:-1] + empty}, r"with an empty caption: 1 \(first: 2\.png\)"),
+        ({"images": [*images[:2], images[0]]}, r"with the id of another image: 2 \(first: 0"),
+    ):
+        path.write_text(json.dumps(content | wrong))
+        with pytest.raises(DataError, match=f"images {problem}"):
+            read_coco(path, tar)
+    path.write_text("{}")
     with pytest.raises(DataError, match="not in COCO's captions format"):
-        read_coco(data / "captions.json", data / "images")
+        read_coco(path, tar)
     (data / "broken.tar").write_bytes(b"\1" * 2000)
     with pytest.raises(DataError, match="not an uncompressed tar"):
         ImageStore(data / "broken.tar")
-    whole = bytearray((data / "images-00.tar").read_bytes())
-    with tarfile.open(data / "images-00.tar") as tar:
-        second = tar.getmembers()[1].offset
+    whole = bytearray(tar.read_bytes())
+    with tarfile.open(tar) as opened:
+        second = opened.getmembers()[1].offset
     whole[second : second + 512] = b"\1" * 512  # where tarfile ends without a word
     (data / "broken.tar").write_bytes(whole)
     with pytest.raises(DataError, match=f"is damaged: damaged or cut off at byte {second:,}"):
@@ -187,22 +186,20 @@ def test_sampler_sees_every_image_once_and_groups_shapes() -> None:
 
 
 def test_the_error_for_unprepared_data_names_the_command(tmp_path: Path) -> None:
-    photos = tmp_path / "my photos"
-    with pytest.raises(DataError, match=r"there is no folder .*my photos$"):
-        read_dataset(photos, split="train")
-    photos.mkdir()
-    with pytest.raises(DataError) as refusal:
-        read_dataset(photos, split="train")
-    assert f"\n  captioner prepare folder '{photos}' --to DIR\n" in str(refusal.value)
+    photos, inside = tmp_path / "my photos", tmp_path / "all" / "mine"
+    for folder in (photos, inside):
+        folder.mkdir(parents=True)
+    (inside / "manifest.json").write_text("{}")
+    for folder, remedy in (
+        (tmp_path / "my photo", r"no folder .*my photo, did you mean .*my photos\?$"),
+        (photos, rf"\n  captioner prepare folder '{photos}' --to DIR\n"),
+        (tmp_path / "all", r"contains one: use .*all/mine$"),
+    ):
+        with pytest.raises(DataError, match=remedy):
+            read_dataset(folder, split="train")
     (photos / "captions_val.json").write_text("{}")
     with pytest.raises(DataError, match="has no split 'train'; it has val"):
         read_dataset(photos, split="train")
-    with pytest.raises(DataError, match=r"my photo, did you mean .*my photos\?"):
-        read_dataset(tmp_path / "my photo", split="train")
-    (tmp_path / "all" / "mine").mkdir(parents=True)
-    (tmp_path / "all" / "mine" / "manifest.json").write_text("{}")
-    with pytest.raises(DataError, match=r"contains one: use .*all/mine$"):
-        read_dataset(tmp_path / "all", split="train")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -224,25 +221,17 @@ def test_a_broken_photo_is_named_by_every_reader(data: Path, workers: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("caption", "sided"),
+    "caption",
     [
-        ("Ein Hund auf der linken Seite", True),
-        ("un chien à droite", True),
-        ("RECHTS steht ein Haus", True),
-        ("la main gauche", True),
-        ("un perro a la izquierda", True),
-        ("le sue mani destre", True),
-        ("os carros da esquerda", True),
-        ("狗在左边", True),
-        ("右の犬", True),
-        ("a bright leftover", False),
+        "Ein Hund auf der linken Seite", "un chien à droite", "RECHTS steht ein Haus",
+        "la main gauche", "un perro a la izquierda", "le sue mani destre", "os carros da esquerda",
+        "狗在左边", "右の犬",
     ],
-)
-def test_captions_with_sides_keep_their_photo_from_being_mirrored(
-    data: Path, caption: str, sided: bool
-) -> None:
+)  # fmt: skip
+def test_captions_with_sides_keep_their_photo_from_being_mirrored(data: Path, caption: str) -> None:
     image = read_coco(data / "captions.json", data / "images")[0]
-    assert replace(image, captions=(*image.captions, caption)).mentions_left_or_right == sided
+    assert not replace(image, captions=("a bright leftover",)).mentions_left_or_right
+    assert replace(image, captions=(*image.captions, caption)).mentions_left_or_right
 
 
 def test_processes_share_the_cores_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:

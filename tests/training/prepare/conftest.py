@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
-import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from captioner.shared.files import file_digest
 from captioner_training.data.scenes import draw_scene
 from captioner_training.prepare import coco
 from captioner_training.prepare.columns import Columns
@@ -26,6 +25,7 @@ from captioner_training.prepare.sources import read_source
 from captioner_training.prepare.splits import Fractions
 from tests.launcher import Run
 from tests.training.prepare.layouts import write_photo
+from tests.web import Handler, hosting
 
 TRAIN, VAL = range(100, 108), range(200, 206)
 # As in the real one, 2017 moved most of 2014's val into train; Karpathy's split knows three parts.
@@ -153,17 +153,6 @@ def write_miniature(folder: Path) -> None:
         archive.writestr("dataset_coco.json", json.dumps({"images": images, "dataset": "coco"}))
 
 
-def published(folder: Path) -> dict[str, tuple[int, str | None]]:
-    """Return the sizes and checksums of a mirror's files, as `coco.PUBLISHED` has them."""
-    return {
-        path.relative_to(folder).as_posix(): (
-            path.stat().st_size,
-            f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}",
-        )
-        for path in sorted(folder.rglob("*.zip"))
-    }
-
-
 @dataclass
 class Behaviour:
     """How the server treats one path."""
@@ -174,103 +163,58 @@ class Behaviour:
     pause: float = 0.0  # seconds between blocks of 1,000 bytes
 
 
+@dataclass
 class Server:
-    """A web server for a folder; `requests` are (method, path, Range, status)."""
+    """A web server for a folder; `requests` are the path, Range and status of each GET."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.behaviours: dict[str, Behaviour] = {}
-        self.requests: list[tuple[str, str, str | None, int]] = []
-        server = self
-
-        class Handler(_Handler):
-            owner = server
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,))
-        self._thread.start()
+    folder: Path
+    url: str = ""
+    behaviours: dict[str, Behaviour] = field(default_factory=dict)
+    requests: list[tuple[str, str | None, int]] = field(default_factory=list)
 
     def behave(self, path: str, **how: Any) -> None:
         self.behaviours[f"/{path}"] = Behaviour(**how)
 
     def gets(self, path: str) -> list[tuple[str | None, int]]:
         """Range and status of each GET of a path."""
-        return [
-            (r, code) for method, p, r, code in self.requests if (method, p) == ("GET", f"/{path}")
-        ]
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
+        return [(asked, status) for name, asked, status in self.requests if name == f"/{path}"]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    owner: Server
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
 
-    def do_HEAD(self) -> None:
-        self._serve(body=False)
+    def __init__(self, owner: Server, *arguments: Any) -> None:
+        self.owner = owner
+        super().__init__(*arguments)
 
-    def do_GET(self) -> None:
-        self._serve(body=True)
-
-    def _serve(self, *, body: bool) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - called by http.server
         path = self.owner.folder / self.path.lstrip("/")
         how = self.owner.behaviours.get(self.path, Behaviour())
-        if not path.is_file():
-            self._answer(404)
-            return
-        if body and how.statuses:
-            self._answer(how.statuses.pop(0))
-            return
-        data = path.read_bytes()
-        start, status = 0, 200
-        asked = self.headers.get("Range")
+        data = path.read_bytes() if path.is_file() else b""
+        asked, start, status = self.headers.get("Range"), 0, 200
         if asked and how.ranges:
-            start, status = int(asked.removeprefix("bytes=").split("-")[0]), 206
-            if start >= len(data):
-                self._answer(416, content_range=f"bytes */{len(data)}")
-                return
-        self._log(status)
+            start = int(asked.removeprefix("bytes=").split("-")[0])
+            status = 206 if start < len(data) else 416
+        if how.statuses or not path.is_file():
+            status = how.statuses.pop(0) if how.statuses else 404
+        body = data[start:] if status in (200, 206) else b""
+        self.owner.requests.append((self.path, asked, status))
         self.send_response(status)
-        length = len(data) - start
-        self.send_header("Content-Length", str(length))
+        self.send_header("Content-Length", str(len(body)))
         if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
         self.end_headers()
-        if body:
-            self._send(data[start:], how)
-
-    def _send(self, data: bytes, how: Behaviour) -> None:
-        limit = how.drops.pop(0) if how.drops else None
-        data = data[:limit]
-        step = 1000 if how.pause else max(1, len(data))
-        for at in range(0, len(data), step):
-            self.wfile.write(data[at : at + step])
-            time.sleep(how.pause)
-        if limit is not None:
+        if body and how.drops:
+            body = body[: how.drops.pop(0)]
             self.close_connection = True
-
-    def _answer(self, status: int, *, content_range: str | None = None) -> None:
-        self._log(status)
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        if content_range is not None:
-            self.send_header("Content-Range", content_range)
-        self.end_headers()
-
-    def _log(self, status: int) -> None:
-        self.owner.requests.append((self.command, self.path, self.headers.get("Range"), status))
+        step = 1000 if how.pause else max(1, len(body))
+        for at in range(0, len(body), step):
+            self.wfile.write(body[at : at + step])
+            time.sleep(how.pause)
 
     def handle(self) -> None:
         with contextlib.suppress(ConnectionError):  # the client was killed
             super().handle()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
 
 @pytest.fixture(scope="session")
@@ -281,27 +225,26 @@ def miniature_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def miniature(miniature_files: Path, sign: Callable[[Path], None]) -> Path:
-    """The miniature COCO, which no test may change."""
-    sign(miniature_files)
+def miniature(miniature_files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The miniature COCO, which no test may change, with its sizes and checksums as published."""
+    files = {
+        path.relative_to(miniature_files).as_posix(): (
+            path.stat().st_size, f"sha256:{file_digest(path)}",
+        )
+        for path in sorted(miniature_files.rglob("*.zip"))
+    }  # fmt: skip
+    monkeypatch.setattr(coco, "PUBLISHED", files)
     return miniature_files
 
 
 @pytest.fixture
-def sign(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Publish a mirror's files with the checksums that they have now."""
-    return lambda folder: monkeypatch.setattr(coco, "PUBLISHED", published(folder))
-
-
-@pytest.fixture
-def serve() -> Iterator[Any]:
+def serve() -> Iterator[Callable[[Path], Server]]:
     """Start servers that end with the test."""
-    servers: list[Server] = []
+    with contextlib.ExitStack() as stack:
 
-    def start(folder: Path) -> Server:
-        servers.append(Server(folder))
-        return servers[-1]
+        def start(folder: Path) -> Server:
+            server = Server(folder)
+            server.url = stack.enter_context(hosting(partial(_Handler, server)))
+            return server
 
-    yield start
-    for server in servers:
-        server.close()
+        yield start

@@ -41,12 +41,14 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def of(scenes: Path) -> list[str]:
+    """Return the kind and places of the scenes, for the command line."""
+    tables = [f"{split}={scenes}/captions_{split}.json" for split in ("train", "val")]
+    return ["coco-json", *tables, "--images", f"{scenes}/train-00.tar", f"{scenes}/val-00.tar"]
+
+
 def command(scenes: Path, to: Path, *options: object) -> list[str]:
-    return [
-        "prepare", "coco-json", f"train={scenes}/captions_train.json",
-        f"val={scenes}/captions_val.json", "--images", f"{scenes}/train-00.tar",
-        f"{scenes}/val-00.tar", "--to", str(to), "--workers", "1", *map(str, options),
-    ]  # fmt: skip
+    return ["prepare", *of(scenes), "--to", str(to), "--workers", "1", *map(str, options)]
 
 
 @pytest.fixture(scope="session")
@@ -158,36 +160,25 @@ def test_training_opens_no_archive_twice(prepared: Path) -> None:
     assert sorted(opened) == sorted(str(p) for p in prepared.glob("train-*.tar"))
 
 
-def test_damage_is_named(own: Path) -> None:
-    shard, index = own / "train-00002.tar", own / "val.index.jsonl"
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-100])
-    with pytest.raises(DataError, match=r"train-00002\.tar has .* bytes, but .* in the manifest"):
-        read_dataset(own, split="val")
-    shard.unlink()
-    with pytest.raises(DataError, match=r"train-00002\.tar cannot be read: No such file"):
-        read_dataset(own, split="val")
-    shard.write_bytes(content)
-    text = index.read_bytes()
-    index.write_bytes(text.replace(b"circle", b"square"))
-    with pytest.raises(DataError, match=r"val\.index\.jsonl has changed since it was written"):
-        read_dataset(own, split="val")
-    index.write_bytes(text)
-    with pytest.raises(DataError, match=r"has no split 'test'; it has train, val"):
-        read_dataset(own, split="test")
-    manifest = own / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(DataError, match=r"not a valid manifest \(version"):
-        read_dataset(own, split="val")
-    outside = manifest.read_text().replace("train-00002.tar", "../train-00002.tar")
-    manifest.write_text(outside.replace('"version": 2', '"version": 1'))
-    with pytest.raises(DataError, match=r"not a valid manifest \(splits\.train\.shards\.2\.file"):
-        read_dataset(own, split="val")
-    manifest.unlink()
-    with pytest.raises(DataError, match=r"own has no manifest\.json: copy or prepare it again"):
-        read_dataset(own, split="val")
-    (own / ".prepare").mkdir()
-    with pytest.raises(DataError, match=r"own is not finished: run the same `captioner prepare`"):
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("train-00002.tar", b"", None, r"train-00002\.tar cannot be read: No such file"),
+        ("train-00002.tar", b"\0" * 100, b"", r"-00002\.tar has .* bytes, but .* in the manifest"),
+        ("val.index.jsonl", b"circle", b"square", r"val\.index\.jsonl has changed"),
+        ("manifest.json", b'"version": 1', b'"version": 2', r"not a valid manifest \(version"),
+        ("manifest.json", b"train-00002.tar", b"../train-00002.tar",
+         r"not a valid manifest \(splits\.train\.shards\.2\.file"),
+        ("manifest.json", b"", None, r"own has no manifest\.json: copy or prepare it again"),
+    ],
+)  # fmt: skip
+def test_damage_is_named(own: Path, name: str, old: bytes, new: bytes | None, message: str) -> None:
+    path = own / name
+    if new is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes().replace(old, new))
+    with pytest.raises(DataError, match=message):
         read_dataset(own, split="val")
 
 
@@ -202,49 +193,44 @@ def test_workers_do_not_outlive_a_killed_command(scenes: Path, tmp_path: Path) -
     assert len(workers) >= 2 and process.returncode == -signal.SIGKILL
 
 
+LARGE_SHARDS = [
+    "manifest.json", "train-00000.tar", "train.index.jsonl", "val-00000.tar", "val.index.jsonl",
+]  # fmt: skip
+
+
 def test_a_folder_holds_one_data_set(
     run_main: Run, scenes: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = read_tree(own)
+    before, mine = read_tree(own), own / "backup-00001.tar"
     monkeypatch.setattr(assembly, "SHARD_IMAGES", 16)
-    same = run_main(*command(scenes, own))
-    assert (same.returncode, read_tree(own)) == (0, before)
-    other = command(scenes, own, "--size", 64)
-    result = run_main(*other)
-    assert result.returncode == 1 and "has another data set or version" in result.stderr
-    assert "--force" in result.stderr and read_tree(own) == before
-    (own / "backup-00001.tar").write_text("mine")
+    run_prepare(run_main, own, *of(scenes))
+    said = run_prepare(run_main, own, *of(scenes), "--size", 64, status=1)
+    assert "has another data set or version" in said and "--force" in said
+    assert read_tree(own) == before
+    mine.write_text("mine")
     monkeypatch.setattr(assembly, "SHARD_IMAGES", 2000)
-    result = run_main(*command(scenes, own, "--size", 64, "--force"))
-    assert result.returncode == 0, result.stderr
-    assert (own / "backup-00001.tar").read_text() == "mine"
-    (own / "backup-00001.tar").unlink()
-    assert sorted(read_tree(own)) == [  # fewer shards, and none of the old ones
-        "manifest.json", "train-00000.tar", "train.index.jsonl", "val-00000.tar", "val.index.jsonl",
-    ]  # fmt: skip
-    assert Manifest.load(own).image.short_side == 64
-    (own / "train-00001.tar").write_text("mine")  # a name that the next one needs
+    run_prepare(run_main, own, *of(scenes), "--size", 64, "--force")
+    assert mine.read_text() == "mine"
+    mine = mine.rename(own / "train-00001.tar")  # a name that the next one needs
+    # Fewer shards, and none of the old ones.
+    assert sorted(read_tree(own)) == sorted([*LARGE_SHARDS, mine.name])
     monkeypatch.setattr(assembly, "SHARD_IMAGES", 16)
-    again = command(scenes, own, "--force")
-    result = run_main(*again)
-    assert result.returncode == 1 and "train-00001.tar exists and belongs to" in result.stderr
-    assert (own / "train-00001.tar").read_text() == "mine"
-    assert Manifest.load(own).image.short_side == 64  # the one that there was is whole
-    (own / "train-00001.tar").unlink()
-    assert run_main(*again).returncode == 0
+    said = run_prepare(run_main, own, *of(scenes), "--force", status=1)
+    assert "train-00001.tar exists and belongs to" in said and mine.read_text() == "mine"
+    assert Manifest.load(own).image.short_side == 64  # the old data set is complete
+    mine.unlink()
+    run_prepare(run_main, own, *of(scenes), "--force")
     assert read_tree(own) == before
 
 
 def test_files_of_an_interrupted_move_are_replaced(run_main: Run, scenes: Path, own: Path) -> None:
     """Killed while the files were moved into place, before the manifest."""
-    assert "train-00001.tar" in [file.file for file in Manifest.load(own).files]
     (own / ".prepare").mkdir()
     (own / "manifest.json").rename(own / ".prepare" / "manifest.json")
-    result = run_main(*command(scenes, own, "--size", 64))
-    assert result.returncode == 0, result.stderr
-    assert sorted(read_tree(own)) == [
-        "manifest.json", "train-00000.tar", "train.index.jsonl", "val-00000.tar", "val.index.jsonl",
-    ]  # fmt: skip
+    with pytest.raises(DataError, match=r"own is not finished: run the same `captioner prepare`"):
+        read_dataset(own, split="val")
+    run_prepare(run_main, own, *of(scenes), "--size", 64)
+    assert sorted(read_tree(own)) == LARGE_SHARDS
 
 
 def test_files_of_something_else_are_left_alone(
@@ -254,19 +240,14 @@ def test_files_of_something_else_are_left_alone(
     to.mkdir()
     (to / "train-00000.tar").write_text("mine")
     for options in ((), ("--force",)):
-        result = run_main(*command(scenes, to, *options))
-        assert (
-            result.returncode == 1
-            and "contains other files: choose an empty or new folder" in result.stderr
-        )
-    assert read_tree(to) == {"train-00000.tar": b"mine"}
+        said = run_prepare(run_main, to, *of(scenes), *options, status=1)
+        assert "contains other files" in said
     (to / "manifest.json").write_text('{"name": "an app"}')
-    result = run_main(*command(scenes, to, "--force"))
-    assert result.returncode == 1 and "is not a valid manifest" in result.stderr
-    assert (to / "train-00000.tar").read_bytes() == b"mine"
+    said = run_prepare(run_main, to, *of(scenes), "--force", status=1)
+    assert "is not a valid manifest" in said
+    assert (to / "train-00000.tar").read_bytes() == b"mine" and len([*to.iterdir()]) == 2
     (tmp_path / "file").write_text("")
-    result = run_main(*command(scenes, tmp_path / "file"))
-    assert result.returncode == 1 and "cannot be written" in result.stderr
+    assert "cannot be written" in run_prepare(run_main, tmp_path / "file", *of(scenes), status=1)
 
 
 def test_a_second_command_in_the_same_folder_is_refused(

@@ -53,7 +53,9 @@ def test_all_problems_are_reported_together_and_skip_bad_continues(
     message = prepare(run_main, tmp_path / "to", *command, "--skip-bad")
     assert "left out: " in message and "corrupt image: 2" in message
     # The scored photos stay; train keeps only the photos without a copy in val, which is none.
-    assert [*Manifest.load(tmp_path / "to").splits] == ["val"]
+    manifest = Manifest.load(tmp_path / "to")
+    assert [*manifest.splits] == ["val"]
+    assert manifest.skipped["missing image"] == 1 and manifest.skipped["corrupt image"] == 2
     found = [(image.name, image.captions) for image in read_dataset(tmp_path / "to", split="val")]
     assert found == [("3.jpg", ("four",)), ("copy-of-0.jpg", ("copy",)), ("2.jpg", ("three",))]
     table = write_table(tmp_path / "t.csv", {"text.jpg": "one"})

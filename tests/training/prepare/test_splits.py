@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import shutil
 import tarfile
@@ -15,14 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from captioner import ConfigError
-from captioner_training.data.reading import read_dataset
-from captioner_training.prepare.files import ImageFiles, equal_images
+from captioner_training.prepare.files import ImageFiles, equal_images, read_location
 from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.selection import select
 from captioner_training.prepare.splits import Fractions
-from tests.launcher import Run
 from tests.properties import FEW
-from tests.training.prepare.conftest import prepare
+from tests.training.prepare.conftest import coco_json, read
 from tests.training.prepare.layouts import photo
 
 
@@ -121,35 +118,23 @@ def test_fractions_leave_photos_for_training(val: float, test: float) -> None:
 
 
 @pytest.mark.parametrize("layout", ["subfolders", "folders", "archives"])
-def test_the_photos_of_the_split_itself_come_first(
-    run_main: Run, tmp_path: Path, layout: str
-) -> None:
+def test_the_photos_of_the_split_itself_come_first(tmp_path: Path, layout: str) -> None:
     """Both splits number their photos alike; a photo that only the other has is still found."""
     photos = {"train": {"1.jpg": "1.jpg", "3.jpg": "3.jpg"}, "val": {"sub/1.jpg": "2.jpg"}}
-    command: list[object] = ["coco-json"]
+    tables, places = list[str](), list[Path]()
     for split, names in photos.items():
+        folder = tmp_path / "photos" / split
         for name, content in names.items():
-            path = tmp_path / "photos" / split / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(photo(content))
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(photo(content))
+        captions = [(n, f"{n} in {split}") for n in (1, 3)]
+        coco_json(tmp_path / f"{split}.json", {1: "1.jpg", 3: "3.jpg"}, captions)
+        tables.append(f"{split}={tmp_path}/{split}.json")
         if layout == "archives":
-            shutil.make_archive(str(tmp_path / split), "zip", tmp_path / "photos" / split)
-        images = [{"id": n, "file_name": f"{n}.jpg"} for n in (1, 3)]
-        annotations = [{"image_id": n, "caption": f"{n} in {split}"} for n in (1, 3)]
-        content = json.dumps({"images": images, "annotations": annotations})
-        (tmp_path / f"{split}.json").write_text(content)
-        command.append(f"{split}={tmp_path}/{split}.json")
-    places = {
-        "folders": [tmp_path / "photos" / split for split in photos],
-        "archives": [tmp_path / f"{split}.zip" for split in photos],
-    }.get(layout, [tmp_path / "photos"])
-    prepare(run_main, tmp_path / "to", *command, "--images", *places, "--skip-bad")
-    stored = {
-        caption: image.store.read(image.name)
-        for split in photos
-        for image in read_dataset(tmp_path / "to", split=split)
-        for caption in image.captions
-    }
-    assert stored == {
+            folder = Path(shutil.make_archive(str(tmp_path / split), "zip", folder))
+        places.append(folder)
+    places = [tmp_path / "photos"] if layout == "subfolders" else places
+    data = read("coco-json", *tables, "--images", *places)
+    assert {image.captions[0]: read_location(image.location) for image in data.images} == {
         "1 in train": photo("1.jpg"), "1 in val": photo("2.jpg"), "3 in val": photo("3.jpg"),
     }  # fmt: skip

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,28 +28,26 @@ EXAMPLES = """examples:
 reported and nothing is prepared; --skip-bad leaves them out. The same command resumes after an
 interruption. The path of the folder is printed on standard output."""
 
-_COCO_EXAMPLES = ("coco --to ~/coco", "coco --to ~/coco --year 2017 --split official")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the kinds and their options."""
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
 
-    def add_kind(name: str, summary: str, examples: Sequence[str]) -> argparse.ArgumentParser:
+    def add_kind(name: str, summary: str, example: str) -> argparse.ArgumentParser:
         return kinds.add_parser(
             name,
             help=summary,
             description=f"Prepare {summary}.",
-            epilog="\n".join(["examples:", *(f"  captioner prepare {line}" for line in examples)]),
+            epilog=f"example:\n  captioner prepare {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
 
-    coco = add_kind("coco", "COCO captions, downloaded", _COCO_EXAMPLES)
+    coco = add_kind("coco", "COCO captions, downloaded", "coco --to ~/coco --year 2017")
     _add_coco(coco)
     _add_common(coco)
     for name, kind in KINDS.items():
-        subparser = add_kind(name, kind.summary, kind.examples)
+        subparser = add_kind(name, kind.summary, kind.example)
         _add_source(subparser, name, kind)
         _add_common(subparser)
 
@@ -147,7 +143,7 @@ def _prepare_source(arguments: argparse.Namespace, options: Options) -> Manifest
 
     shares = {name: getattr(arguments, name) for name in ("val", "test")}
     given = {name: share for name, share in shares.items() if share is not None}
-    request = Request(paths=arguments.paths, images=getattr(arguments, "images", ()))
+    columns = Columns()
     if KINDS[arguments.kind].has_columns:
         columns = Columns(
             image=arguments.image_column,
@@ -155,7 +151,8 @@ def _prepare_source(arguments: argparse.Namespace, options: Options) -> Manifest
             split=arguments.split_column,
             delimiter=getattr(arguments, "delimiter", None),
         )
-        request = replace(request, columns=columns)
+    images = getattr(arguments, "images", ())
+    request = Request(paths=arguments.paths, images=images, columns=columns)
     data = read_source(arguments.kind, request, fractions=Fractions(**given) if given else None)
     with claim_folder(options.to) as work:
         manifest = assemble(data, options, work)

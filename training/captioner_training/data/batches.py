@@ -15,7 +15,7 @@ from torch import Tensor
 from captioner.errors import ConfigError
 from captioner_training.data.captions import CaptionTable
 from captioner_training.data.grids import CachedGrids
-from captioner_training.data.pixels import ImageDataset, Loader, Workers
+from captioner_training.data.pixels import ImageDataset, Workers, load_pixels
 from captioner_training.distributed import Processes
 from captioner_training.recipe import Recipe
 
@@ -36,14 +36,7 @@ class Batch(NamedTuple):
 
 
 class StageImages:
-    """The training images of a stage: pixels from the loader, or cached grids.
-
-    Args:
-        photos: the images, with the augmentation of the stage.
-        grids: their grids, in a stage with a frozen encoder.
-        workers: number of processes that decode images.
-        device: the device of this process.
-    """
+    """The training images of a stage: pixels from the loader, or the grids of a frozen encoder."""
 
     def __init__(
         self,
@@ -62,8 +55,9 @@ class StageImages:
             return self.grids.batches(order)
         self.photos.epoch = epoch
         pinned = self.device.type == "cuda"
-        loader = Loader(self.photos, workers=self.workers, batch_sampler=order, pin_memory=pinned)
-        return iter(loader)
+        return load_pixels(
+            self.photos, workers=self.workers, batch_sampler=order, pin_memory=pinned
+        )
 
 
 class BucketSampler:
@@ -76,10 +70,7 @@ class BucketSampler:
     Args:
         shapes: the number of captions of each image, and the length of the longest one.
         batch_size: largest number of images per batch, over all processes and parts.
-        seed: decides the order, together with the epoch.
         parts: number of parts of a batch, for gradient accumulation.
-        rank: rank of this process.
-        world: number of processes.
 
     Raises ConfigError: a batch has fewer images than processes times parts.
     """
@@ -145,13 +136,7 @@ def stage_sampler(
 class StageBatches:
     """The batches of stage `number`, counted from 0. Each process gets its share of every batch.
 
-    Args:
-        recipe: the recipe.
-        number: the number of the stage.
-        images: the images, or their grids.
-        captions: the captions of all images.
-        sampler: assigns images to batches.
-        default_start: the start token of the style `any`; None if `data.any_style` is 0.
+    default_start: the start token of the style `any`; None if `data.any_style` is 0.
     """
 
     def __init__(

@@ -25,7 +25,6 @@ class CaptionTable:
         captions: the captions of each image, as word numbers.
         starts: (N,), the start token of each image's captions.
         maximum_length: largest number of words; longer captions are cut.
-        device: device of the tensor.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class CaptionTable:
         """Return the tokens (B, K, T + 1) of the images at `positions`, start token first.
 
         Args:
-            positions: the images.
             starts: (N,), replaces the start tokens of the table.
             few_shapes: give batches three shapes at most, with the first five captions of an image.
         """

@@ -102,42 +102,39 @@ class ImageDataset(Dataset[Tensor]):
         return View(left, top, width, height, mirrored)
 
 
-class Loader:
-    """Batches of pixels (B, 3, S, S) uint8 of a data set.
+def load_pixels(dataset: ImageDataset, *, workers: Workers, **options: Any) -> Generator[Tensor]:
+    """Yield batches of pixels (B, 3, S, S) uint8; `options` are those of torch's DataLoader.
 
     Raises CaptionerError, while iterating: an image cannot be read.
     """
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    count = max(1, cores() // local) if workers == "auto" else workers
+    loader: DataLoader[Tensor | CaptionerError] = DataLoader(
+        _Caught(dataset),
+        num_workers=min(count, cores()),
+        collate_fn=_stack,
+        # A separate generator, so that loading does not change the random numbers of training.
+        generator=torch.Generator().manual_seed(0),
+        worker_init_fn=_ignore_signals,
+        # Other methods would copy the whole dataset to every worker.
+        multiprocessing_context="fork" if sys.platform == "linux" and count else None,
+        **options,
+    )
+    batches = _iterate(loader)
+    _ACTIVE.add(batches)
+    return batches
 
-    def __init__(self, dataset: ImageDataset, *, workers: Workers, **options: Any) -> None:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        count = max(1, cores() // local) if workers == "auto" else workers
-        self._loader: DataLoader[Tensor | CaptionerError] = DataLoader(
-            _Caught(dataset),
-            num_workers=min(count, cores()),
-            collate_fn=_stack,
-            # A separate generator, so that loading does not change the random numbers of training.
-            generator=torch.Generator().manual_seed(0),
-            worker_init_fn=_ignore_signals,
-            # Other methods would copy the whole dataset to every worker.
-            multiprocessing_context="fork" if sys.platform == "linux" and count else None,
-            **options,
-        )
 
-    def __iter__(self) -> Generator[Tensor]:
-        loaded = self._load()
-        _ACTIVE.add(loaded)
-        return loaded
-
-    def _load(self) -> Generator[Tensor]:
-        with _signals_blocked():
-            batches = iter(self._loader)
-        try:
-            for batch in batches:
-                if isinstance(batch, CaptionerError):
-                    raise batch
-                yield batch
-        finally:
-            del batches  # ends the workers, even if a traceback keeps this frame alive
+def _iterate(loader: DataLoader[Tensor | CaptionerError]) -> Generator[Tensor]:
+    with _signals_blocked():
+        batches = iter(loader)
+    try:
+        for batch in batches:
+            if isinstance(batch, CaptionerError):
+                raise batch
+            yield batch
+    finally:
+        del batches  # ends the workers, even if a traceback keeps this frame alive
 
 
 class _Caught(Dataset["Tensor | CaptionerError"]):
@@ -167,9 +164,9 @@ def _stack(images: Sequence[Tensor | CaptionerError]) -> Tensor | CaptionerError
 
 def split_loader(
     images: Sequence[CaptionedImage], transform: Transform, *, workers: Workers, batch_size: int
-) -> Loader:
+) -> Generator[Tensor]:
     """Load the pixels of a split in its order, without augmentation."""
-    return Loader(ImageDataset(images, transform), workers=workers, batch_size=batch_size)
+    return load_pixels(ImageDataset(images, transform), workers=workers, batch_size=batch_size)
 
 
 @contextmanager

@@ -34,13 +34,10 @@ _SAMPLE = 1000  # images whose captions decide whether words have spaces between
 
 
 def read_dataset(folder: Path, *, split: str, words: Words = tokenize) -> list[CaptionedImage]:
-    """Read a split of a data set.
+    """Read a split of a folder that `captioner prepare` wrote, or of one in COCO's format.
 
-    Args:
-        folder: a folder that `captioner prepare` wrote, or a folder with captions_SPLIT.json in
-            COCO's captions format and the images in SPLIT*.tar or in a folder SPLIT.
-        split: name of the split.
-        words: splits captions into words.
+    COCO's format is captions_SPLIT.json, and the images in SPLIT*.tar or in a folder SPLIT. `words`
+    splits captions into words.
 
     Raises DataError: the folder has no data set or no such split, or files are missing or damaged.
     """
@@ -151,8 +148,7 @@ def read_corpus(
 
     Raises:
         ConfigError: generation.style is not a style of the data.
-        DataError: a data set cannot be read, there is only one training photo, no word is frequent
-            enough, or the captions have no spaces between words and need another tokenizer.
+        DataError: the data cannot be read, or are not enough to train on.
     """
     data = recipe.data
     if data.scenes is None:
@@ -186,15 +182,9 @@ def read_corpus(
 
 
 def _vocabulary(
-    data: DataConfig,
-    train: Sequence[CaptionedImage],
-    *,
-    origin: Vocabulary | None,
+    data: DataConfig, train: Sequence[CaptionedImage], *, origin: Vocabulary | None
 ) -> Vocabulary:
-    """Return the words and styles of `origin`, followed by new ones of the data.
-
-    Raises DataError: no word is frequent enough, or the captions need another tokenizer.
-    """
+    """Return the words and styles of `origin`, followed by new ones of the data."""
     sample = (caption for image in train[:_SAMPLE] for caption in image.captions)
     if data.tokenizer == "words" and has_no_spaces(sample):
         remedy = "set --data.tokenizer characters"

@@ -389,7 +389,7 @@ def walk(folder: Path, *, above: frozenset[tuple[int, int]] = frozenset()) -> It
 
     Links to a parent folder are skipped; `above` has the device and inode of the parents.
 
-    Raises DataError: a folder cannot be read.
+    Raises DataError: a folder that is not of the system cannot be read.
     """
     try:
         status = folder.stat()
@@ -399,6 +399,8 @@ def walk(folder: Path, *, above: frozenset[tuple[int, int]] = frozenset()) -> It
     except NotADirectoryError as error:
         raise DataError(f"{folder} is a file: name its folder") from error
     except OSError as error:
+        if any(map(is_system_folder, folder.parts)):
+            return
         raise DataError(f"{folder} cannot be read: {error.strerror}") from error
     if (identity := (status.st_dev, status.st_ino)) in above:
         return

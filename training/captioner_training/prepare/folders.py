@@ -55,8 +55,34 @@ def list_folder(request: Request, problems: Problems) -> Listing:
         return Listing(images=_read_shards(paths, common_folder(paths), problems), places=[])
     if len(paths) > 1:
         raise ConfigError("name either one folder, or tar or zip files")
-    folder, files = paths[0], list[Path]()
-    for path in walk(paths[0]):
+    folder = paths[0]
+    files = _files_below(folder, problems)
+    photos = [path for path in files if image_suffix(path.name)]
+    texts = {path for path in files if path.suffix.lower() in _SIDECARS}
+    tables = [path for path in files if path.suffix.lower() in CAPTION_TABLES]
+    if metadata := [path for path in tables if path.stem.lower() == "metadata"]:
+        return _tables_in(folder, metadata, problems)
+    if any(path in texts for photo in photos for path in _beside(photo)):
+        return _list_sidecars(photos, files, folder, problems)
+    parquet = [path for path in tables if path.suffix.lower() == ".parquet"]
+    named = [path for path in texts if path.name.lower().endswith(("captions.txt", "token.txt"))]
+    if shards := [path for path in files if path.suffix.lower() == ".tar" and _has_captions(path)]:
+        listing = Listing(images=_read_shards(shards, folder, problems), places=[])
+    elif tables := parquet or [*tables, *named]:
+        listing = _tables_in(folder, tables, problems)
+    elif photos:
+        return _list_sidecars(photos, files, folder, problems)
+    else:
+        raise DataError(f"{folder} has no photos; it has {_count_suffixes(files, ())}")
+    for photo in photos if listing.is_embedded else ():
+        problems.note_unlisted(photo.relative_to(folder).as_posix())
+    return listing
+
+
+def _files_below(folder: Path, problems: Problems) -> list[Path]:
+    """Return the files of a folder, without those in folders of thumbnails and deleted files."""
+    files = []
+    for path in walk(folder):
         inside = path.relative_to(folder)
         if not any(map(is_system_folder, inside.parts)):
             files.append(path)
@@ -65,40 +91,18 @@ def list_folder(request: Request, problems: Problems) -> Listing:
             problems.note(kind, inside.as_posix())
     if not files:
         raise DataError(f"{folder} is empty")
-    photos = [path for path in files if image_suffix(path.name)]
-    texts = {path for path in files if path.suffix.lower() in _SIDECARS}
-    tables = [path for path in files if path.suffix.lower() in CAPTION_TABLES]
-    if metadata := [path for path in tables if path.stem.lower() == "metadata"]:
-        return _tables_in(folder, metadata, problems)
-    if not any(path in texts for photo in photos for path in _beside(photo)):
-        shards = [path for path in files if path.suffix.lower() == ".tar" and _has_captions(path)]
-        tables = [path for path in tables if path.suffix.lower() == ".parquet"] or [
-            *tables,
-            *(path for path in texts if path.name.lower().endswith(("captions.txt", "token.txt"))),
-        ]
-        if shards or tables:
-            listing = (
-                Listing(images=_read_shards(shards, folder, problems), places=[])
-                if shards
-                else _tables_in(folder, tables, problems)
-            )
-            for photo in photos if listing.is_embedded else ():
-                problems.note_unlisted(photo.relative_to(folder).as_posix())
-            return listing
-    if not photos:
-        raise DataError(f"{folder} has no photos; it has {_count_suffixes(files, ())}")
-    if unused := _count_suffixes(files, (*IMAGE_SUFFIXES, *_SIDECARS)):
-        problems.note(f"unused files: {unused}")
-    images = _read_sidecars(photos, texts, folder, problems)
-    return Listing(images=images, places=[folder], has_table=False)
+    return files
 
 
 def _tables_in(folder: Path, tables: Sequence[Path], problems: Problems) -> Listing:
     """Read the tables in a folder. Photo names are relative to the folder of their table."""
-    is_clear = len(tables) == 1 or all(
-        path.stem.lower() == "metadata" or split_of_file(path, folder) for path in tables
+    are_parts = all(
+        path.stem.lower() == "metadata"
+        or path.suffix.lower() == ".parquet"
+        or split_of_file(path, folder)
+        for path in tables
     )
-    if not is_clear and tables[0].suffix.lower() != ".parquet":
+    if len(tables) > 1 and not are_parts:
         names = ", ".join(path.relative_to(folder).as_posix() for path in sorted(tables)[:5])
         raise DataError(
             f"{folder} has several tables ({names}): choose one, with `captioner prepare csv TABLE "
@@ -136,15 +140,18 @@ def _beside(image: Path) -> list[Path]:
     return names + [image.with_name(image.name + suffix) for suffix in _SIDECARS]
 
 
-def _read_sidecars(
-    photos: Sequence[Path], texts: set[Path], folder: Path, problems: Problems
-) -> list[ListedImage]:
+def _list_sidecars(
+    photos: Sequence[Path], files: Sequence[Path], folder: Path, problems: Problems
+) -> Listing:
     """Read photos with captions beside them: photo.jpg and photo.txt, one caption per line."""
+    if unused := _count_suffixes(files, (*IMAGE_SUFFIXES, *_SIDECARS)):
+        problems.note(f"unused files: {unused}")
     problems.explain(
         "image without caption",
         "add photo.txt or photo.caption beside photo.jpg, or use a table: `captioner prepare csv "
         "TABLE --images FOLDER`",
     )
+    texts = {path for path in files if path.suffix.lower() in _SIDECARS}
     beside = {photo: _beside(photo) for photo in photos}
     used = {path for paths in beside.values() for path in paths} & texts
     # If a photo has no text of its exact name, the name may differ in case or Unicode form.
@@ -164,7 +171,7 @@ def _read_sidecars(
     for sidecar in sorted(texts - used):
         if not sidecar.stem.lower().startswith(_NO_CAPTIONS):
             problems.add("caption of an unknown image", sidecar.relative_to(folder).as_posix())
-    return listed
+    return Listing(images=listed, places=[folder], has_table=False)
 
 
 def _caption_lines(source: Path | bytes, name: str, problems: Problems) -> list[str] | None:

@@ -18,6 +18,7 @@ from captioner.shared.paths import expanded
 from captioner.shared.tables import Source, decode_text, read_bytes
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.files import Location
+from captioner_training.prepare.splits import absolute
 
 PROBLEMS_FILE = "problems.csv"
 """File beside the manifest that lists everything that was left out or should be checked."""
@@ -46,8 +47,7 @@ def split_argument(argument: str) -> tuple[str | None, Path]:
 
 def common_folder(paths: Sequence[Path]) -> Path:
     """Return the folder that contains all files. Links are not followed."""
-    # The target of a link may be named by a hash.
-    return Path(os.path.commonpath([path.parent.absolute() for path in paths]))
+    return Path(os.path.commonpath([absolute(path.parent) for path in paths]))
 
 
 class ListedImage(NamedTuple):

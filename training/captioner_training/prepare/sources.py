@@ -19,7 +19,7 @@ from captioner_training.prepare.listing import (
     valid_text,
 )
 from captioner_training.prepare.selection import SourceData, select
-from captioner_training.prepare.splits import Fractions
+from captioner_training.prepare.splits import Fractions, absolute
 from captioner_training.prepare.tables import list_tables
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Kind:
 
     read: Callable[[Request, Problems], Listing]
     summary: str
-    examples: tuple[str, ...]
+    example: str
     metavar: str = "FILE"
     help: str | None = None  # help of the path argument
     has_columns: bool = True  # accepts --image-column and so on
@@ -70,7 +70,7 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
         for photo in files.unused():
             problems.note_unlisted(photo)
     paths = [split_argument(path)[1] for path in request.paths]
-    origin = paths[0].resolve() if len(paths) == 1 else common_folder(paths)
+    origin = absolute(paths[0]) if len(paths) == 1 else common_folder(paths)
     source: dict[str, Any] = {"kind": kind, "path": valid_text(str(origin))}
     if len(paths) > 1:
         source = {"kind": kind, "files": [*map(valid_text, request.paths)]}
@@ -118,7 +118,7 @@ KINDS: Final = {
     "folder": Kind(
         read=list_folder,
         summary="photos with captions beside them (photo.jpg, photo.txt)",
-        examples=("folder photos --to ~/mine", "folder photos --to ~/mine --val 0.05 --test 0.05"),
+        example="folder photos --to ~/mine --val 0.05 --test 0.05",
         metavar="FOLDER",
         help="folder with photos and a .txt or .caption file for each (one caption per line), with "
         "photos and a table of captions, with Parquet files or with WebDataset shards; or tar or "
@@ -129,41 +129,28 @@ KINDS: Final = {
     "csv": Kind(
         read=list_tables,
         summary="a text table with one row per caption",
-        examples=(
-            "csv captions.csv --images photos --to ~/mine",
-            "csv results.csv --image-column image_name --caption-column comment \\\n"
-            "      --images photos.zip --to ~/mine",
-        ),
+        example="csv captions.csv --images photos --to ~/mine",
         help="text tables with a header, and .token files",
     ),
     "xlsx": Kind(
         read=list_tables,
         summary="the first sheet of a workbook, one row per caption",
-        examples=("xlsx captions.xlsx --images photos --to ~/mine",),
+        example="xlsx captions.xlsx --images photos --to ~/mine",
     ),
     "jsonl": Kind(
         read=list_tables,
         summary="a file with one JSON object per line",
-        examples=(
-            "jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",
-        ),
+        example="jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",
     ),
     "parquet": Kind(
         read=list_tables,
         summary="Parquet tables, one row per caption or image, with the images inside or elsewhere",
-        examples=(
-            "parquet captions.parquet --images photos --to ~/mine",
-            "parquet data/train-*.parquet data/test-*.parquet --to ~/mine",
-        ),
+        example="parquet data/train-*.parquet data/test-*.parquet --to ~/mine",
     ),
     "coco-json": Kind(
         read=list_tables,
         summary="captions in COCO's or Karpathy's json format",
-        examples=(
-            "coco-json train=train.json val=val.json --images photos --to ~/mine",
-            "coco-json dataset_flickr30k.json --images flickr30k-images --to ~/mine",
-            "coco-json captions.json --images 'photos-*.tar' --val 0.1 --to ~/mine",
-        ),
+        example="coco-json train=train.json val=val.json --images photos --to ~/mine",
         metavar="[SPLIT=]FILE",
         help="json files in COCO's or Karpathy's format",
         has_columns=False,

@@ -56,6 +56,11 @@ def split_in_stem(stem: str) -> str | None:
     return splits.pop() if len(splits) == 1 else None
 
 
+def absolute(path: Path) -> Path:
+    """Return an absolute path without `..`. Links are not followed: targets may be hashes."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - Path.resolve follows links
+
+
 def split_of_file(path: Path, top: Path) -> tuple[str, str] | None:
     """Return the split that a table or archive is named after, with its origin.
 
@@ -64,7 +69,7 @@ def split_of_file(path: Path, top: Path) -> tuple[str, str] | None:
     """
     if split := split_in_stem(path.stem):
         return split, "file names"
-    parent = path.parent.absolute()  # not resolved: the target of a link may be a hash
+    parent = absolute(path.parent)
     folders = os.path.relpath(parent, top)
     if folders == "." and path.stem.isdecimal():
         folders = parent.name

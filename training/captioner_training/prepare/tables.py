@@ -127,9 +127,9 @@ def _read_sheet(path: Path, columns: Columns, problems: Problems) -> list[Listed
     # Surplus cells belong to a caption in the last column; elsewhere they are an error.
     is_last = not sheet.separator or columns.captions == (header[-1],)
     kind = "row with too many cells"
-    problems.explain(
-        kind, f"there are {width} columns; put text with {sheet.separator!r} into quotation marks"
-    )
+    if not is_last:
+        quotation = f"put text that contains {sheet.separator!r} into quotation marks"
+        problems.explain(kind, f"there are {width} columns; {quotation}")
     rows = []
     for row, cells in zip(body, named, strict=True):
         place = f"{sheet.unit} {row.number}"
