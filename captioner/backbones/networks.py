@@ -69,15 +69,8 @@ def check_name(name: str) -> None:
     """Raise ConfigError if no backbone has this name; `build_stages` checks the names of timm."""
     if name in NETWORKS or name.startswith(_TIMM) or name in (names := encoder_names()):
         return
-    from torchvision import models
-
-    if name in models.list_models(module=models):
-        raise ConfigError(
-            f"encoder name {name!r}: this network of torchvision is not supported; use timm/NAME, "
-            "resnet50, or an older version of Captioner for its checkpoints"
-        )
     raise ConfigError(
-        f"encoder name {name!r} is not a torchvision classification model, timm/NAME or "
+        f"encoder name {name!r} is not a supported network of torchvision, timm/NAME or "
         f"{', '.join(NETWORKS)}{did_you_mean(name, names)}"
     )
 

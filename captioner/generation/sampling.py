@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -79,29 +80,22 @@ def choose_likeliest(logs: Tensor) -> Tensor:
     return logs.argmax(dim=-1)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Sampler:
     """Samples words by their probability.
 
-    Args:
-        temperature: below 1 sharpens the distribution, above 1 flattens it.
-        top_k: see filter_top.
-        top_p: see filter_top.
-        generator: a generator on the decoder's device; None: torch's default.
-        shared: use the same random numbers for every image, so that the samples of an image do not
-            depend on the batch.
+    temperature: below 1 sharpens the distribution, above 1 flattens it.
+    top_k, top_p: see `filter_top`.
+    generator: a generator on the decoder's device; None: torch's default.
+    shared: use the same random numbers for every image, so that the samples of an image do not
+        depend on the batch.
     """
 
-    def __init__(
-        self,
-        *,
-        temperature: float,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        generator: torch.Generator | None = None,
-        shared: bool = False,
-    ) -> None:
-        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
-        self.generator, self.shared = generator, shared
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    generator: torch.Generator | None = None
+    shared: bool = False
 
     def __call__(self, logs: Tensor) -> Tensor:
         """Choose a word for each row of log-probabilities (B, K, words): (B, K)."""

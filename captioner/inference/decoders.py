@@ -62,8 +62,16 @@ class FastDecoder(Decoder):
         return self.plain.word_attention(features, tokens)
 
     def start(self, features: Tensor) -> State:
-        """Return the first state; see `Decoder.start`."""
-        return self.plain.start(features)
+        """Return the first state, with folded values if there is a matrix to fold."""
+        state, matrix = self.plain.start(features), self.after_context()
+        if matrix is None:
+            return state
+        values = fold(state.image["values"], matrix, heads=self.plain.config.heads)
+        return state._replace(image=state.image | {"values": values})
+
+    def after_context(self) -> Tensor | None:
+        """Return the matrix (F, V) that multiplies the context; None if it is not folded."""
+        return None
 
     @torch.no_grad()
     def _first_layer(self, layer: nn.Linear) -> nn.Module:
@@ -90,11 +98,9 @@ class FastLSTM(FastDecoder):
             matrices.insert(0, plain.context_gates.weight)
         self.register_buffer("matrix", torch.cat(matrices).detach())
 
-    def start(self, features: Tensor) -> State:
-        """Return the first state, with folded values."""
-        state = self.plain.start(features)
-        values = fold(state.image["values"], self.matrix, heads=self.plain.config.heads)
-        return state._replace(image=state.image | {"values": values})
+    def after_context(self) -> Tensor:
+        """Return the matrix that multiplies the context."""
+        return self.matrix
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""
@@ -129,12 +135,9 @@ class FastTopDown(FastDecoder):
         super().__init__(plain, tables=tables)
         self.word_gates = self._first_layer(plain.attention_lstm_word)
 
-    def start(self, features: Tensor) -> State:
-        """Return the first state, with folded values."""
-        state, plain = self.plain.start(features), self.plain
-        matrix = plain.language_lstm_context.weight
-        values = fold(state.image["values"], matrix, heads=plain.config.heads)
-        return state._replace(image=state.image | {"values": values})
+    def after_context(self) -> Tensor:
+        """Return the matrix that multiplies the context."""
+        return self.plain.language_lstm_context.weight
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""

@@ -15,13 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.model.attention import Attention
+from captioner.model.attention import Attention, maps
 from captioner.model.config import DECODERS, DecoderConfig
 from captioner.model.layers import grid_layers
 from captioner.model.positions import GRID_SIDE, Positions
@@ -173,8 +173,26 @@ class WordDecoder(Decoder):
         return F.linear(deep, self.embedding.weight, self.output_bias)
 
 
+class Recurrence(NamedTuple):
+    """What a recurrent decoder computes for a word of K hypotheses of B images.
+
+    hidden: (B, K, n), the hidden state that scores the next word.
+    weights: (B, K, H, L), the attention.
+    context: (B, K, V); None if it does not score the next word itself.
+    gate: (B, K); None if the decoder has no gate.
+    """
+
+    hidden: Tensor
+    weights: Tensor
+    context: Tensor | None = None
+    gate: Tensor | None = None
+
+
 class RecurrentDecoder(WordDecoder):
-    """A decoder whose hidden state (B, K, n) attends over the grid at every step."""
+    """A decoder whose hidden state (B, K, n) attends over the grid at every step.
+
+    Subclasses define `start` and three parts of a step: `read`, `recur` and `deep`.
+    """
 
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
         super().__init__(config, vocabulary_size=vocabulary_size)
@@ -191,6 +209,42 @@ class RecurrentDecoder(WordDecoder):
             value_dim=config.value_dim,
             heads=config.heads,
         )
+
+    @abstractmethod
+    def read(self, words: Tensor) -> Tensor:
+        """Return what depends on the embedded words (..., m) alone; in training, of all at once."""
+
+    @abstractmethod
+    def recur(self, words: Tensor, state: State) -> tuple[Recurrence, State]:
+        """Attend over the grid and advance the state, given the result of `read`."""
+
+    @abstractmethod
+    def deep(self, words: Tensor, hidden: Tensor, context: Tensor | None) -> Tensor:
+        """Return the deep output (..., m) of embedded words, hidden states and contexts."""
+
+    def step(self, tokens: Tensor, state: State) -> StepOutput:
+        """Read the tokens (B, K) and score their successors."""
+        words = self.embed(tokens)
+        part, state = self.recur(self.read(words), state)
+        attention, heads = maps(part.weights)
+        logits = self.logits(self.deep(words, part.hidden, part.context))
+        return StepOutput(logits, state, attention, part.gate, heads)
+
+    def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
+        """Read whole captions, word by word; see `Decoder.forward`."""
+        state = self.start(features).expand(tokens.shape[1])
+        words = self.embed(tokens)
+        parts = []
+        for word in self.read(words).unbind(dim=2):
+            part, state = self.recur(word, state)
+            parts.append(part)
+        columns: Any = zip(*parts, strict=True)
+        whole = Recurrence._make(
+            None if column[0] is None else torch.stack(column, dim=2) for column in columns
+        )
+        attention, heads = maps(whole.weights)
+        deep = self.deep(words, whole.hidden, whole.context)
+        return DecoderOutput(deep, attention, whole.gate, heads)
 
 
 def advance(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

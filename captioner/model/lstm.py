@@ -11,9 +11,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from captioner.model.attention import ProjectedGrid, maps
+from captioner.model.attention import ProjectedGrid
 from captioner.model.config import DecoderConfig
-from captioner.model.decoder import DecoderOutput, RecurrentDecoder, State, StepOutput, advance
+from captioner.model.decoder import Recurrence, RecurrentDecoder, State, advance
 
 
 class LSTMDecoder(RecurrentDecoder):
@@ -40,7 +40,7 @@ class LSTMDecoder(RecurrentDecoder):
         context_dim = self.attention.value_dim
         self.initial_hidden = nn.Linear(self.grid_dim, n)
         self.initial_cell = nn.Linear(self.grid_dim, n)
-        # The matrix of equation 1 in three parts: the words' part needs no recurrence.
+        # The matrix of equation 1 in three parts, for E y_(t-1), h_(t-1) and z_t.
         self.word_gates = nn.Linear(m, 4 * n)
         self.hidden_gates = nn.Linear(n, 4 * n, bias=False)
         self.deep_hidden = nn.Linear(n, m)  # L_h; with `deep_context`, W_c
@@ -65,35 +65,12 @@ class LSTMDecoder(RecurrentDecoder):
             },
         )
 
-    def step(self, tokens: Tensor, state: State) -> StepOutput:
-        """Read the tokens (B, K) and score their successors."""
-        words = self.embed(tokens)
-        context, weights, gate, state = self._attend_and_advance(self.word_gates(words), state)
-        deep = self.deep_output(words, state.hypothesis["hidden"], self.deep_context(context))
-        attention, heads = maps(weights)
-        return StepOutput(self.logits(deep), state, attention, gate, heads)
+    def read(self, words: Tensor) -> Tensor:
+        """Return the part (..., 4n) of the gates that depends on the words (..., m) alone."""
+        return cast(Tensor, self.word_gates(words))
 
-    def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
-        """Read whole captions; see `Decoder.forward`."""
-        state = self.start(features).expand(tokens.shape[1])
-        words = self.embed(tokens)
-        contexts, weights, gates, hidden = [], [], [], []
-        for word_gates in self.word_gates(words).unbind(dim=2):
-            context, weight, gate, state = self._attend_and_advance(word_gates, state)
-            contexts.append(context)
-            weights.append(weight)
-            hidden.append(state.hypothesis["hidden"])
-            if gate is not None:
-                gates.append(gate)
-        deep_context = self.deep_context(torch.stack(contexts, dim=2))
-        deep = self.deep_output(words, torch.stack(hidden, dim=2), deep_context)
-        attention, heads = maps(torch.stack(weights, dim=2))
-        return DecoderOutput(deep, attention, torch.stack(gates, dim=2) if gates else None, heads)
-
-    def _attend_and_advance(
-        self, word_gates: Tensor, state: State
-    ) -> tuple[Tensor, Tensor, Tensor | None, State]:
-        """Compute z_t (B, K, V), alpha_t (B, K, H, L), beta_t (B, K), and the state with h_t."""
+    def recur(self, word_gates: Tensor, state: State) -> tuple[Recurrence, State]:
+        """Attend and advance the LSTM, in the order that `query` sets."""
         grid = ProjectedGrid(state.image["keys"], state.image["values"])
         hidden, cell = state.hypothesis["hidden"], state.hypothesis["cell"]
         gates, beta = word_gates + self.hidden_gates(hidden), None
@@ -106,16 +83,15 @@ class LSTMDecoder(RecurrentDecoder):
             context = beta * context
             hidden, cell = advance(gates + self.context_gates(context), cell)  # equations 1 to 3
             beta = beta.squeeze(-1)
-        return context, alpha, beta, State(state.image, {"hidden": hidden, "cell": cell})
+        state = State(state.image, {"hidden": hidden, "cell": cell})
+        return Recurrence(hidden, alpha, context, beta), state
+
+    def deep(self, words: Tensor, hidden: Tensor, context: Tensor | None) -> Tensor:
+        """Return the vector (..., m) that is multiplied by E^T (equation 7)."""
+        return self.deep_output(words, hidden, self.deep_context(context))
 
     def deep_output(self, words: Tensor, hidden: Tensor, deep_context: Tensor) -> Tensor:
-        """Return the vector (..., m) that is multiplied by E^T (equation 7).
-
-        Args:
-            words: (..., m), E y_(t-1).
-            hidden: (..., n), h_t.
-            deep_context: (..., m), L_z z_t.
-        """
+        """Return `deep`, given L_z z_t (..., m) instead of z_t."""
         deep = self.deep_hidden(hidden) + deep_context
         deep = words + deep if self.config.query == "previous" else torch.tanh(deep)
         return cast(Tensor, self.dropout(deep))

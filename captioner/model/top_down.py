@@ -5,12 +5,13 @@ Section 3.2 of the paper, over the cells of the grid instead of detected regions
 
 from __future__ import annotations
 
-import torch
+from typing import cast
+
 from torch import Tensor, nn
 
-from captioner.model.attention import ProjectedGrid, maps
+from captioner.model.attention import ProjectedGrid
 from captioner.model.config import DecoderConfig
-from captioner.model.decoder import DecoderOutput, RecurrentDecoder, State, StepOutput, advance
+from captioner.model.decoder import Recurrence, RecurrentDecoder, State, advance
 
 
 class TopDownDecoder(RecurrentDecoder):
@@ -47,34 +48,21 @@ class TopDownDecoder(RecurrentDecoder):
             hypothesis={**dict.fromkeys(names, zeros), "mean": mean},
         )
 
-    def step(self, tokens: Tensor, state: State) -> StepOutput:
-        """Read the tokens (B, K) and score their successors."""
-        weights, state = self._recur(self.attention_lstm_word(self.embed(tokens)), state)
-        attention, heads = maps(weights)
-        logits = self.logits(self.dropout(self.deep_hidden(state.hypothesis["language_hidden"])))
-        return StepOutput(logits, state, attention, None, heads)
+    def read(self, words: Tensor) -> Tensor:
+        """Return the part (..., 4n) of the attention LSTM's gates that depends on words alone."""
+        return cast(Tensor, self.attention_lstm_word(words))
 
-    def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
-        """Read whole captions; see `Decoder.forward`."""
-        state = self.start(features).expand(tokens.shape[1])
-        hidden, weights = [], []
-        for gates in self.attention_lstm_word(self.embed(tokens)).unbind(dim=2):
-            weight, state = self._recur(gates, state)
-            hidden.append(state.hypothesis["language_hidden"])
-            weights.append(weight)
-        attention, heads = maps(torch.stack(weights, dim=2))
-        deep = self.dropout(self.deep_hidden(torch.stack(hidden, dim=2)))
-        return DecoderOutput(deep, attention, None, heads)
+    def deep(self, words: Tensor, hidden: Tensor, context: Tensor | None) -> Tensor:  # noqa: ARG002
+        """Return W h2_t (..., m)."""
+        return cast(Tensor, self.dropout(self.deep_hidden(hidden)))
 
-    def _recur(self, word_gates: Tensor, state: State) -> tuple[Tensor, State]:
-        """Advance both LSTMs, given the word's part (B, K, 4n) of the attention LSTM's gates.
-
-        Returns the attention weights (B, K, H, L) and the new state.
-        """
+    def recur(self, word_gates: Tensor, state: State) -> tuple[Recurrence, State]:
+        """Advance the attention LSTM, attend, and advance the language LSTM."""
         hidden, cell = self.attention_step(word_gates, state)
         grid = ProjectedGrid(state.image["keys"], state.image["values"])
         context, weights = self.attention(hidden, grid)
-        return weights, self.language_step(self.language_lstm_context(context), hidden, cell, state)
+        state = self.language_step(self.language_lstm_context(context), hidden, cell, state)
+        return Recurrence(state.hypothesis["language_hidden"], weights), state
 
     def attention_step(self, word_gates: Tensor, state: State) -> tuple[Tensor, Tensor]:
         """Advance the attention LSTM; return its hidden state and cell state (B, K, n)."""

@@ -72,18 +72,6 @@ def test_a_custom_decoder_is_saved_loaded_and_captions(
     assert {(word.attention, word.effect) for word in caption.words} == {(None, None)}
 
 
-@torch.no_grad()
-def test_steps_of_a_custom_decoder_are_teacher_forcing(checkpoint: Checkpoint) -> None:
-    decoder = checkpoint.model.decoder
-    features, tokens = torch.randn(2, 4, 576), torch.randint(3, 8, (2, 3, 5))
-    whole = decoder.logits(decoder(features, tokens).deep)
-    state = decoder.start(features).expand(3)
-    for at in range(5):
-        output = decoder.step(tokens[..., at], state)
-        state = output.state
-        assert torch.allclose(output.logits, whole[:, :, at], atol=1e-5)
-
-
 def test_a_step_of_training_moves_every_weight(checkpoint: Checkpoint) -> None:
     model = checkpoint.model
     stage = Stage(epochs=1, batch_size=2, learning_rate=1e-2, warmup=0)
