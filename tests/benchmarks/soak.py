@@ -44,7 +44,7 @@ from tests.process_tree import children
 from tests.serving.server.conftest import Server, serve
 from tests.serving.server.proxy import nginx
 
-KEEP = 60  # seconds that the server keeps what gradio_client uploads
+KEEP = 60  # seconds that the server keeps uploads of gradio_client
 REST = KEEP + 45  # it looks every half minute
 RETRIES = 30  # of a 503, as Retry-After asks; then the photo counts as lost
 SLOWER, LARGER = 3.0, 1.10  # the bars
@@ -278,7 +278,7 @@ def main() -> None:
     arguments = parser.parse_args()
     # Of its own: a fork of the process that imports for the tests would share memory with it.
     os.environ["CAPTIONER_TESTS_FORK"] = "0"
-    options = ("--root-path", "/captioner", "--trusted-proxy", "127.0.0.1", "--upload-ttl", KEEP)
+    options = ("--root-path", "/captioner", "--trusted-proxy", "127.0.0.1")
     with (
         tempfile.TemporaryDirectory() as folder,
         serve(Path(folder), *options, "--token-file", _tokens(Path(folder))) as server,

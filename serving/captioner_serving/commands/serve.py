@@ -44,8 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file, run folder or USER/MODEL (Hub); default: bundled; "
         "may be repeated, to compare models")  # fmt: skip
     add_machine_arguments(parser)
-    add("--upload-ttl", type=float, metavar="S",
-        help="seconds that uploads of gradio_client are kept; default: 540")  # fmt: skip
     add("--log", metavar="FILE", help="access log, one JSON line per request; -: standard error")
     add = parser.add_argument_group("limits").add_argument
     add("--max-upload", metavar="SIZE", help="largest request; default: 20MB")
@@ -56,14 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-batch", type=int, metavar="N", help="images per batch; default: 16")
     add("--queue", type=int, metavar="N",
         help="waiting images; others get status 503; default: 64")  # fmt: skip
-    add("--max-bodies", metavar="SIZE", help="size of all requests together; default: ten uploads")
     add("--max-connections", type=int, metavar="N", help="open connections; default: 500")
-    add(
-        "--body-timeout",
-        type=float,
-        metavar="S",
-        help="seconds to receive a request's body, plus 1 per 50 kB received; default: 15",
-    )
     add = parser.add_argument_group("access").add_argument
     add("--token-file", metavar="FILE",
         help="require one of the tokens of this file, one NAME:TOKEN per line")  # fmt: skip
@@ -125,10 +116,8 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
     from captioner_serving.server.config import ServerConfig, parse_size
 
     options = given_fields(ServerConfig, arguments)
-    for name in {"max_upload", "max_bodies"} & options.keys():
-        options[name] = parse_size(options[name])
-    if "max_upload" in options:
-        options.setdefault("max_bodies", 10 * options["max_upload"])
+    if size := options.get("max_upload"):
+        options["max_upload"] = parse_size(size)
     if folder := options.get("mcp_folder"):
         options["mcp_folder"] = expanded(folder).resolve()
     return ServerConfig(**options)

@@ -25,11 +25,10 @@ from captioner_serving.server.description import (
     form,
 )
 from captioner_serving.server.links import WebPhoto
-from captioner_serving.server.photos import Photo
 from captioner_serving.server.problems import NO_URLS, RefusedError, problem
 from captioner_serving.server.records import needs_preview, served_record
-from captioner_serving.server.request import client_of, request_info
-from captioner_serving.server.service import CaptionService
+from captioner_serving.server.request import client_of
+from captioner_serving.server.service import CaptionService, Photo
 
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -150,7 +149,6 @@ async def caption(request: Request, service: Service) -> Response:
         check_attention=fields.check_attention,
     )
     results = await while_connected(request, work)
-    request_info(request.scope).is_reported = True
     records = [
         _record(file, photo, result, fields)
         for file, photo, result in zip(files, photos, results, strict=True)

@@ -2,27 +2,22 @@
 
     RequestLimits -> AccessLog -> TrustedHosts -> CORSMiddleware -> Access -> BodyLimits
                                                                                 |
-                                    FastAPI: /api, /metrics, /docs, /page/... <-'
-                                       `-> GradioGuard -> Gradio: /
+                    FastAPI: /api, /v1, /metrics, /docs, /page, /gradio_api <-'
+                                       `-> GradioFiles: /
 
-The application keeps no state between requests, except uploads of gradio_client, so it scales
-horizontally.
+The application keeps no state between requests, except uploads and results of gradio_client, so it
+scales horizontally.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-import gradio as gr
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -41,17 +36,15 @@ from captioner_serving.server import gradio_page, ollama, openai, pictures
 from captioner_serving.server.body import BodyLimits
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import describe
-from captioner_serving.server.gradio_guard import GradioGuard, Uploads
+from captioner_serving.server.gradio_calls import GradioCalls
 from captioner_serving.server.mcp import McpServer
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.middleware import Access, AccessLog, RequestLimits, TrustedHosts
 from captioner_serving.server.parts import STATIC
-from captioner_serving.server.photos import start_reader
-from captioner_serving.server.problems import bad_call, http_problem, problem
+from captioner_serving.server.problems import failure, http_problem, problem
 from captioner_serving.server.records import served_record
-from captioner_serving.server.service import CaptionService
-
-_GRADIO = {"GRADIO_ANALYTICS_MAX_EVENTS": "100", "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000"}
+from captioner_serving.server.request import request_info
+from captioner_serving.server.service import CaptionService, start_reader
 
 _DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.
 
@@ -96,35 +89,34 @@ class Application:
             for name in list(samples)[:1]
             for service in services
         ]
-        self._folder = tempfile.mkdtemp(prefix="captioner-")  # readable by this user only
-        # Set before Gradio is used. The limits stop its statistics from growing with every call.
-        os.environ |= {"GRADIO_TEMP_DIR": self._folder, **_GRADIO}
-        blocks = self._page(samples, first)
-        self._gradio = gradio_page.mount(blocks, config)
         self._mcp = McpServer(next(iter(self.services.values()))) if config.mcp else None
+        self._calls = GradioCalls(next(iter(self.services.values())))
         api = self._api(samples, first)
-        uploads = Uploads(Path(self._folder), capacity=config.max_bodies, ttl=config.upload_ttl)
-        self._guard = GradioGuard(self._gradio, uploads, blocks, config)
-        api.mount("/", self._guard)
-        for app in (api, self._gradio, *gradio_page.applications(self._gradio)):
-            for kind in (CaptionerError, HTTPException, RequestValidationError):
-                app.add_exception_handler(kind, self._answer)
+        for kind in (CaptionerError, HTTPException):
+            api.add_exception_handler(kind, self._answer)
+        api.add_exception_handler(Exception, lambda _, error: failure(error))
         bounded = BodyLimits(api, config, self.metrics)
         access = Access(bounded, tokens, config.allowed_origins)
         trusted = TrustedHosts(self._with_cors(access), config.names)
         self.asgi: ASGIApp = RequestLimits(
             AccessLog(trusted, self.metrics, log, say),
             max_rest=4 * config.max_upload,
+            routes=api.routes,
             root_path=config.root_path,
             frame_ancestors=config.frame_ancestors,
         )
 
-    def _page(self, samples: Mapping[str, Path], first: Sequence[Caption]) -> gr.Blocks:
-        """Return the page with the function of gradio_client."""
-        service = next(iter(self.services.values()))
-        records = [served_record(sample, name=sample.image, attention=True) for sample in first]
-        models = [*self.services]
-        return gradio_page.build(service, models=models, samples=samples, first=records)
+    def _page(self, samples: Mapping[str, Path], first: Sequence[Caption]) -> ASGIApp:
+        """Return the application with the Gradio page."""
+        captioner = next(iter(self.services.values())).captioner
+        blocks = gradio_page.build(
+            captioner,
+            self._config,
+            models=[*self.services],
+            samples=samples,
+            first=[served_record(sample, name=sample.image, attention=True) for sample in first],
+        )
+        return gradio_page.GradioFiles(blocks, self._config)
 
     def _api(self, samples: Mapping[str, Path], first: Sequence[Caption]) -> FastAPI:
         """Return the application of the API, which also serves the files of the page."""
@@ -133,13 +125,14 @@ class Application:
             version=__version__,
             description=_DESCRIPTION,
             redoc_url=None,
+            redirect_slashes=False,
             lifespan=self.lifespan,
         )
         openapi = api.openapi
         api.openapi = lambda: describe(openapi())  # type: ignore[method-assign]
         api.state.services = self.services
-        for routes in (captions, pictures, ollama, openai):
-            api.include_router(routes.router)
+        for routes in (captions, pictures, ollama, openai, self._calls):
+            api.router.routes += routes.router.routes
         for name, path in samples.items():
             api.add_route(f"/page/samples/{name}", _file(path))
         if first:
@@ -151,6 +144,8 @@ class Application:
         if self._mcp is not None:
             for route in ("/gradio_api/mcp", "/gradio_api/mcp/"):
                 api.router.routes.append(Route(route, self._mcp))
+        page = self._page(samples, first)
+        api.router.routes += [Route(path, page, methods=["GET"]) for path in gradio_page.FILES]
         return api
 
     def _with_cors(self, app: ASGIApp) -> ASGIApp:
@@ -166,40 +161,37 @@ class Application:
         )
 
     def refuse(self) -> None:
-        """Refuse new photos, and end the open streams of Gradio."""
+        """Refuse new photos, and end the heartbeats of Gradio."""
         for service in self.services.values():
             service.refuse()
-        gradio_page.stop_streams(self._gradio)
+        self._calls.close()
 
     def close(self) -> None:
-        """Finish accepted photos, and delete the uploads of gradio_client."""
+        """Finish accepted photos."""
         for service in self.services.values():
             service.close()
         self._reader.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        """Run Gradio's queue, the deletion of old uploads, and MCP."""
+        """Run MCP, and delete old uploads and results of gradio_client."""
         async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(self._gradio.router.lifespan_context(self._gradio))
             if self._mcp is not None:
                 await stack.enter_async_context(self._mcp.manager.run())
-            watching = asyncio.create_task(self._guard.watch())
+            watching = asyncio.create_task(self._calls.watch())
             try:
                 yield
             finally:
                 watching.cancel()
 
-    def _answer(self, _: Request, error: Exception) -> Response:
+    def _answer(self, request: Request, error: Exception) -> Response:
         """Return the problem document of an error."""
         if isinstance(error, HTTPException):
             return http_problem(error)
-        if isinstance(error, RequestValidationError):
-            error = bad_call(error.errors())
         if not isinstance(error, CaptionerError):
             raise error
-        self.metrics.errors.labels(error.record()["type"]).inc()
+        if not request_info(request.scope).is_reported:
+            self.metrics.errors.labels(error.record()["type"]).inc()
         return problem(error)
 
 

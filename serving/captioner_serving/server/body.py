@@ -10,7 +10,7 @@ import asyncio
 import binascii
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -28,26 +28,17 @@ from captioner_serving.memory import release_memory
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError, RefusedError, bad_fields, problem
-from captioner_serving.server.request import request_info
 
 Fields = TypeVar("Fields", bound=BaseModel)
 Parsed = TypeVar("Parsed")
-
-_ROUTES = {
-    None: "the page is at /, the API at /api/caption, its documentation at /docs",
-    "ollama": "of Ollama's routes this server has /api/generate, /api/chat, /api/show, /api/tags, "
-    "/api/ps and /api/version",
-    "openai": "of OpenAI's routes this server has /v1/chat/completions, /v1/responses and "
-    "/v1/models",
-}
-"""Details of 404 by protocol."""
 
 _MOST_FIELDS = 16
 _MOST_VALUES = 10_000  # commas in JSON; base64 has none
 _LONGEST_FIELD = 1 << 20  # bytes
 _SLACK = 1 << 20  # bytes besides the images: fields, boundaries, texts of a chat
 _MUCH = 50_000_000  # bytes of bodies after which an idle server releases memory
-_SLOWEST = 50_000  # bytes per second that a client must send after the body timeout
+_SECONDS = 15.0  # for a body; large ones get more
+_SLOWEST = 50_000  # bytes per second that a client must send afterwards
 
 # The head of a data URL, which some clients send without "data:".
 _SCHEME = re.compile(
@@ -74,7 +65,7 @@ class _Body:
 
 
 class BodyLimits:
-    """Middleware that checks route, method and the size and speed of the body."""
+    """Middleware that limits the size and speed of bodies."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics) -> None:
         self.app = app
@@ -109,12 +100,6 @@ class BodyLimits:
     def _check_head(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
-        info = request_info(scope)
-        if info.route is None:
-            raise RefusedError("no-such-route", _ROUTES[info.protocol])
-        if info.method is not None and scope["method"] != info.method:
-            detail = f"send a {info.method} request; /docs has the documentation"
-            raise RefusedError("wrong-method", detail, {"Allow": info.method})
         if length and "transfer-encoding" in headers:
             # A proxy may have used the other header (request smuggling).
             detail = "Content-Length and Transfer-Encoding are both set: send only one"
@@ -127,14 +112,13 @@ class BodyLimits:
 
         Raises RefusedError: it is too slow or too large, or all bodies together are too large.
         """
-        seconds = self._config.body_timeout
         try:
-            async with asyncio.timeout_at(body.started + seconds + body.size / _SLOWEST):
+            async with asyncio.timeout_at(body.started + _SECONDS + body.size / _SLOWEST):
                 message = await receive()
         except TimeoutError as error:
             raise RefusedError(
                 "upload-too-slow",
-                f"after {seconds:g} s an upload needs at least {_SLOWEST // 1000} kB/s: "
+                f"after {_SECONDS:g} s an upload needs at least {_SLOWEST // 1000} kB/s: "
                 "use a faster connection, or send a smaller photo",
             ) from error
         if message["type"] == "http.request":
@@ -170,18 +154,42 @@ async def read_form(
     """Read the images of a multipart request, in order, and its other fields.
 
     Raises:
-        RefusedError: the body is not valid multipart/form-data, has an unknown field, no image, or
-            too many images or bytes.
+        RefusedError: see `read_parts`; or there is no image.
         ConfigError: a field is out of range.
+    """
+    files, values = await read_parts(
+        request,
+        key="image",
+        names=tuple(fields.model_fields),
+        max_bytes=max_bytes,
+        max_files=max_files,
+    )
+    if not files and "image_url" not in values:
+        raise RefusedError(
+            "bad-request", "there is no image: send one, such as curl -F image=@photo.jpg"
+        )
+    try:
+        return files, fields.model_validate(values)
+    except ValidationError as error:
+        raise bad_fields(error.errors()) from None
+
+
+async def read_parts(
+    request: Request, *, key: str, names: Sequence[str] = (), max_bytes: int, max_files: int = 1
+) -> tuple[list[Upload], dict[str, str]]:
+    """Read the files named `key` of a multipart request, in order, and the texts of other names.
+
+    Raises RefusedError: the body is not valid multipart/form-data, has an unknown field, or too
+        many files or bytes.
     """
     kind = request.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
         raise RefusedError(
             "media-type",
             f"the body is {kind.split(';')[0] or 'without a type'}: send multipart/form-data with "
-            "a part 'image' for each image",
+            f"a part {key!r} for each image",
         )
-    plain = f'multipart/form-data; boundary="{boundary_of(kind)}"'
+    plain = f'multipart/form-data; boundary="{_boundary(kind)}"'
     headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
     headers.append((b"content-type", plain.encode("latin-1")))
     request = Request({**request.scope, "headers": headers}, request.receive)
@@ -189,7 +197,7 @@ async def read_form(
         async with request.form(
             max_files=max_files, max_fields=_MOST_FIELDS, max_part_size=_LONGEST_FIELD
         ) as form:
-            files, values = await _sort(form.multi_items(), tuple(fields.model_fields))
+            files, values = await _sort(form.multi_items(), key, names)
     except (HTTPException, LookupError, ValueError) as error:
         reason = str(getattr(error, "detail", "it does not match its boundary"))
         if "Too many files" in reason:
@@ -201,14 +209,7 @@ async def read_form(
         raise RefusedError("bad-request", f"the multipart body is invalid: {reason}") from error
     if sum(len(file.data) for file in files) > max_bytes:
         raise too_large(max_bytes)
-    if not files and "image_url" not in values:
-        raise RefusedError(
-            "bad-request", "there is no image: send one, such as curl -F image=@photo.jpg"
-        )
-    try:
-        return files, fields.model_validate(values)
-    except ValidationError as error:
-        raise bad_fields(error.errors()) from None
+    return files, values
 
 
 async def parse_body(request: Request, parse: Callable[[bytearray], Parsed]) -> Parsed:
@@ -256,7 +257,7 @@ def decode_photo(image: object) -> bytes:
         raise RefusedError("bad-request", "a photo must be base64 or a data URL") from error
 
 
-def boundary_of(kind: str) -> str:
+def _boundary(kind: str) -> str:
     """Return the boundary in a multipart Content-Type.
 
     Only the boundary is used: with a charset chosen by the client, decoding could take hours.
@@ -273,25 +274,25 @@ def boundary_of(kind: str) -> str:
 
 
 async def _sort(
-    items: list[tuple[str, UploadFile | str]], names: tuple[str, ...]
+    items: list[tuple[str, UploadFile | str]], key: str, names: Sequence[str]
 ) -> tuple[list[Upload], dict[str, str]]:
     files: list[Upload] = []
     values: dict[str, str] = {}
-    for key, value in items:
-        if isinstance(value, UploadFile) and key == "image":
+    for name, value in items:
+        if isinstance(value, UploadFile) and name == key:
             files.append(Upload(value.filename or None, await value.read()))
             await value.close()  # frees its copy
-        elif isinstance(value, str) and key in names and key not in values:
-            values[key] = value
-        elif key in names or key == "image":
+        elif isinstance(value, str) and name in names and name not in values:
+            values[name] = value
+        elif name in names or name == key:
             raise RefusedError(
                 "bad-request",
-                f"{key!r} must be given once, an image as file and other fields as text: "
+                f"{name!r} must be given once, an image as file and other fields as text: "
                 "use curl -F image=@photo.jpg -F captions=3",
             )
         else:
-            fields = ", ".join(("image", *names))
-            raise RefusedError("bad-request", f"{key[:40]!r} is not a field: use {fields}")
+            fields = ", ".join((key, *names))
+            raise RefusedError("bad-request", f"{name[:40]!r} is not a field: use {fields}")
     return files, values
 
 

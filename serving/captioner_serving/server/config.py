@@ -40,13 +40,9 @@ class ServerConfig:
     # Admitted images, by cost (batcher.JobSettings); more are refused with 503.
     queue: Positive = 64
     root_path: str = ""  # path of the server behind a proxy, such as /captioner
-    upload_ttl: Annotated[float, Interval(ge=1, le=570)] = 540.0  # seconds, for gradio_client
     max_pixels: Positive = MAX_PIXELS  # larger photos are refused
-    max_bodies: int = 200_000_000  # bytes of all unanswered requests together
     # Half of the usual limit of open files.
     max_connections: Annotated[int, Ge(8)] = 500
-    # Seconds for a request's body; large bodies get more (body.py).
-    body_timeout: Annotated[float, Interval(ge=0.1, le=600)] = 15.0
     allowed_hosts: tuple[str, ...] = ()  # accepted Host headers, see `names`
     trusted_proxies: tuple[str, ...] = ()  # addresses and networks
     frame_ancestors: tuple[str, ...] = ()  # origins that may embed the page
@@ -64,6 +60,11 @@ class ServerConfig:
         return self.host == "localhost" or (address is not None and address.is_loopback)
 
     @property
+    def max_bodies(self) -> int:
+        """Bytes of all unanswered requests together, and of all uploads of gradio_client."""
+        return 10 * self.max_upload
+
+    @property
     def names(self) -> list[str]:
         """Accepted Host headers, for TrustedHosts.
 
@@ -79,9 +80,6 @@ class ServerConfig:
         check_bounds(self, also=self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
-        if self.max_bodies < self.max_upload:
-            least = self.max_upload
-            yield f"max_bodies is {self.max_bodies}; it must be at least max_upload, {least}"
         if not re.fullmatch(r"(/[\w.~-]+)*", self.root_path):
             yield (
                 f"root_path is {self.root_path}; use a path such as /captioner, without a slash at "

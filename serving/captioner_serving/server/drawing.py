@@ -46,41 +46,27 @@ class Drawing:
     """A picture of a caption: a PNG of one word or all words, or an animated WebP.
 
     panels: the words with their weights as nested lists; one word for an overlay.
-    title, note, measure: see `contact_sheet`; an animation has only the note.
-    box: the part of the photo that the weights cover.
-    look: smooth, strength and colors.
+    options: further arguments of `overlay`, `contact_sheet` or `animation`.
     """
 
     kind: Literal["overlay", "sheet", "animation"]
     panels: Sequence[Panel]
-    title: str = ""
-    note: str | None = None
-    measure: str = ""
-    box: Box
-    look: Mapping[str, Any]
+    options: Mapping[str, Any]
     at_least = None
     is_encoded = True
 
     def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
         """See captioner_serving.decoding.decoded.Output."""
-        photo, look = shrink(photo, _LONGEST_SIDE), self.look
+        photo = shrink(photo, _LONGEST_SIDE)
         if self.kind == "animation":
-            frames = animation(photo, self.panels, note=self.note or "", box=self.box, **look)
+            frames = animation(photo, self.panels, **self.options)
             return encode_animation(frames, ".webp"), frames[0].size, _WHOLE
-        if self.kind == "overlay":
-            panel = self.panels[0]
-            picture = overlay(photo, panel.weights, box=self.box, **look)
-            picture = label(picture, panel.word, doubtful=panel.doubtful)
+        if self.kind == "sheet":
+            picture = contact_sheet(photo, self.panels, **self.options)
         else:
-            picture = contact_sheet(
-                photo,
-                self.panels,
-                title=self.title,
-                note=self.note,
-                measure=self.measure,
-                box=self.box,
-                **look,
-            )
+            (panel,) = self.panels
+            picture = overlay(photo, panel.weights, **self.options)
+            picture = label(picture, panel.word, doubtful=panel.doubtful)
         # The fastest compression, because the picture is used once.
         picture.save(buffer := io.BytesIO(), "PNG", compress_level=1)
         return buffer.getvalue(), picture.size, _WHOLE

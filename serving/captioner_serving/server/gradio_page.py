@@ -1,11 +1,8 @@
-"""The Gradio page: the Blocks with the page and the endpoint, and all internal parts of Gradio.
+"""The Gradio page, and all uses of Gradio: Blocks, the mounted application, the launcher of demos.
 
 The page is static HTML, CSS and JavaScript (static/). The browser posts photos to the public API,
-and draws words, heat and overlay from the record. gradio_client calls the endpoint:
-predict(handle_file("photo.jpg"), ..., api_name="/caption").
-
-Functions that use an internal part of Gradio are at the end. Each has a test against the installed
-version.
+and draws words, heat and overlay from the record. Gradio serves the document, its configuration
+and its assets; it runs no function and opens no file (see `GradioCalls`).
 """
 
 from __future__ import annotations
@@ -25,29 +22,22 @@ import gradio as gr
 from fastapi import FastAPI
 from gradio import utils
 from jinja2 import BaseLoader, ChoiceLoader, DictLoader
-from pydantic import ValidationError
-from starlette.concurrency import run_in_threadpool
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner.drawing.overlay import drawing_constants
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import ConfigError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.photos.open import open_image
-from captioner_serving.server.api import CaptionFields
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.parts import limits_of, read_static, with_parts
-from captioner_serving.server.problems import RefusedError, bad_fields
-from captioner_serving.server.request import client_key
-from captioner_serving.server.service import CaptionService
 
 SENTENCES = 3
 """The number of sentences that the page shows for the sample."""
-
-ENDPOINT = "caption"
-"""The name of the endpoint."""
 
 PREVIEW = "page/preview.jpg"
 """The path of the picture in previews of links to the page."""
@@ -75,7 +65,8 @@ _COLAB = ("https://colab.research.google.com", "https://*.googleusercontent.com"
 
 
 def build(
-    service: CaptionService,
+    captioner: Captioner,
+    config: ServerConfig,
     *,
     models: Sequence[str],
     samples: Mapping[str, Path],
@@ -84,17 +75,16 @@ def build(
     """Return the page with the endpoint.
 
     Args:
-        service: the first model.
+        captioner: the first model.
+        config: the limits that the page shows.
         models: the names of all models; each captions every photo.
         samples: sample photos by name.
         first: the records of the sample that is shown at the start, one per model; or none.
     """
     blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
     with blocks:  # once, because Gradio builds an application when the block ends
-        _add_page(service.captioner, service.config, models, samples, first)
-        _add_endpoint(service)
-    # No limit in Gradio, because the service has its own queue.
-    blocks.queue(default_concurrency_limit=None, max_size=service.config.queue)
+        _add_page(captioner, config, models, samples, first)
+        _add_endpoint()
     return blocks
 
 
@@ -164,11 +154,10 @@ def _settings(captioner: Captioner) -> dict[str, int | bool | str]:
     }
 
 
-def _add_endpoint(service: CaptionService) -> None:
-    """Add the function for gradio_client, which takes the API's fields and returns a record."""
+def _add_endpoint() -> None:
+    """Describe the endpoint of gradio_client, which `GradioCalls` answers."""
 
-    async def record(
-        request: gr.Request,
+    def record(
         image: Any,
         beam_size: Any = None,
         captions: Any = 1,
@@ -176,24 +165,8 @@ def _add_endpoint(service: CaptionService) -> None:
         check_attention: Any = False,
         style: Any = None,
         minimum_trust: Any = None,
-    ) -> dict[str, Any]:
-        """Caption one image; return the record as `captioner caption --json` does.
-
-        Raises gr.Error: it cannot be captioned; gradio_client raises an AppError with the reason.
-        """
-        values = {
-            "beam_size": beam_size,
-            "captions": captions,
-            "attention": attention,
-            "check_attention": check_attention,
-            "style": style or None,
-            "minimum_trust": minimum_trust,
-        }
-        try:
-            client = client_key(request.client.host if request.client else "")
-            return await _record(service, image, values, client)
-        except CaptionerError as error:
-            raise gr.Error(str(error), print_exception=False) from error
+    ) -> None:
+        """Caption one image; return the record as `captioner caption --json` does."""
 
     with gr.Group(visible=False):
         inputs = [
@@ -205,44 +178,48 @@ def _add_endpoint(service: CaptionService) -> None:
             gr.Textbox(None, label="style"),  # None: the checkpoint's
             gr.Number(None, label="minimum_trust"),
         ]
-        # preprocess=False: the function, not Gradio, opens the file.
-        gr.Button("Caption").click(
-            record, inputs, gr.JSON(label="record"), preprocess=False, api_name=ENDPOINT
-        )
+        gr.Button("Caption").click(record, inputs, gr.JSON(label="record"), api_name="caption")
 
 
-async def _record(
-    service: CaptionService, image: Any, values: dict[str, Any], client: str
-) -> dict[str, Any]:
-    if not isinstance(image, dict) or "path" not in image:
-        raise RefusedError("forbidden", "there is no image: pass handle_file('photo.jpg')")
-    data = await run_in_threadpool(_read, str(image["path"]))
-    try:
-        fields = CaptionFields(**values)
-    except ValidationError as error:
-        raise bad_fields(error.errors()) from error
-    config = fields.settings(service.captioner)
-    caption = await service.caption_one(
-        data, config, client=client, check_attention=fields.check_attention
-    )
-    result = caption.record(attention=fields.attention, minimum_trust=fields.minimum_trust)
-    return {**result, "image": image.get("orig_name")}
+FILES = (
+    *("/", "/config", "/theme.css", "/manifest.json", "/favicon.ico", "/robots.txt"),
+    *("/gradio_api/info", "/gradio_api/app_id", "/gradio_api/login_check"),
+    *("/assets/{path:path}", "/static/{path:path}"),
+)
+"""The paths of Gradio that the page and gradio_client need. Others open files and URLs."""
 
 
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()  # an upload: see GradioGuard
-    except OSError as error:
-        raise RefusedError(
-            "forbidden", "the photo was deleted, because uploads are temporary: upload it again"
-        ) from error
+class GradioFiles:
+    """An ASGI application with the document of the page, its configuration and its assets.
+
+    Raises HTTPException: there is no such file.
+    """
+
+    def __init__(self, blocks: gr.Blocks, config: ServerConfig) -> None:
+        self._docs = f"{config.root_path}/docs"
+        self._app = _mounted(blocks, config)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if Request(scope).query_params.get("view") == "api":
+            return await RedirectResponse(self._docs)(scope, receive, send)
+        # Without Origin, because Gradio would allow any origin to read the answer.
+        headers = [header for header in scope["headers"] if header[0] != b"origin"]
+        status = 200
+
+        async def pass_on(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            if status < 400:
+                await send(message)
+
+        await self._app({**scope, "headers": headers, "query_string": b""}, receive, pass_on)
+        if status >= 400:
+            raise HTTPException(404)
+        return None
 
 
-def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
-    """Return an application that serves the page and deletes old uploads."""
-    check_paths(blocks)
-    delete_uploads(blocks, seconds=config.upload_ttl)
-    limit_sessions(blocks)
+def _mounted(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
     put_preview_tags()
     app = FastAPI(openapi_url=None)
     gr.mount_gradio_app(
@@ -266,60 +243,6 @@ def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
         head=_style_sheets(),
     )
     return app
-
-
-# Internal parts of Gradio
-
-
-def check_paths(blocks: gr.Blocks) -> None:
-    """Let Gradio check the paths of files that clients name, which `mount_gradio_app` omits."""
-    blocks.has_launched = True
-
-
-def delete_uploads(blocks: gr.Blocks, *, seconds: float) -> None:
-    """Delete uploads after a time."""
-    blocks.delete_cache = int(min(30, seconds)), int(seconds)
-
-
-def limit_sessions(blocks: gr.Blocks) -> None:
-    """Limit the sessions in memory, which the page does not use."""
-    blocks.state_session_capacity = 100
-
-
-def endpoint_of(blocks: gr.Blocks) -> tuple[int, int]:
-    """Return the identifier of the endpoint's function, and the number of its values."""
-    (function,) = [entry for entry in blocks.fns.values() if entry.api_name == ENDPOINT]
-    return function._id, len(function.inputs)
-
-
-def drop_results(blocks: gr.Blocks, session: str) -> None:
-    """Drop the calls and results of a session."""
-    queue = blocks._queue
-    events = queue.pending_event_ids_session.pop(session, set())
-    for waiting in queue.event_queue_per_concurrency_id.values():
-        waiting.queue[:] = [event for event in waiting.queue if event._id not in events]
-    for identifier in events:
-        event = queue.event_ids_to_events.pop(identifier, None)
-        if event is not None:
-            event.alive = False  # stops its messages
-    queue.pending_messages_per_session.pop(session, None)
-
-
-def has_pending_calls(blocks: gr.Blocks, session: str) -> bool:
-    """Return whether calls of a session are not answered yet."""
-    return bool(blocks._queue.pending_event_ids_session.get(session))
-
-
-def applications(app: FastAPI) -> list[gr.routes.App]:
-    """Return the applications that `mount_gradio_app` mounted into ours."""
-    apps = [getattr(route, "app", None) for route in app.routes]
-    return [found for found in apps if isinstance(found, gr.routes.App)]
-
-
-def stop_streams(app: FastAPI) -> None:
-    """End the open streams of events."""
-    for found in applications(app):
-        found.stop_event.set()
 
 
 @cache

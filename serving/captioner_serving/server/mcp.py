@@ -50,9 +50,8 @@ class McpServer:
         from mcp.server.lowlevel import Server
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-        config = service.config
+        config, inputs = service.config, _inputs(service.config)
         server: Server[Any, Request] = Server("captioner", version=__version__)
-        inputs = _inputs(config)
         schema = {
             "type": "object",
             "properties": {
@@ -132,48 +131,37 @@ def _inputs(config: ServerConfig) -> dict[str, str]:
 async def _photo(
     config: ServerConfig, image: str, image_url: str, image_path: str
 ) -> bytes | Readable:
-    """Return the photo from the only argument that is given.
-
-    Raises:
-        RefusedError: none or several are given, or one that this server does not allow.
-        ImageError: the photo cannot be read.
-    """
+    """Return the photo from the only argument that is given."""
     if sum(map(bool, (image, image_url, image_path))) != 1:
         raise RefusedError("bad-request", "give exactly one of image, image_url and image_path")
-    most = config.max_upload
     if image_url:
         if not config.allow_urls:
             raise RefusedError("forbidden", NO_URLS)
-        return WebPhoto(image_url, most)
-    if image_path:
-        if config.mcp_folder is None:
-            raise RefusedError("forbidden", "this server does not open files: send the photo")
-        return await run_in_threadpool(_read, image_path, config.mcp_folder, most)
-    data = await run_in_threadpool(decode_photo, image)
-    if len(data) > most:
-        raise _too_large(most)
+        return WebPhoto(image_url, config.max_upload)
+    if image:
+        data = await run_in_threadpool(decode_photo, image)
+    elif config.mcp_folder is not None:
+        data = await run_in_threadpool(_read, image_path, config.mcp_folder, config.max_upload)
+    else:
+        raise RefusedError("forbidden", "this server does not open files: send the photo")
+    if len(data) > config.max_upload:
+        limit = config.max_upload / 1e6
+        raise ImageTooLargeError(f"the photo is larger than the limit of {limit:g} MB")
     return data
 
 
-def _read(name: str, folder: Path, most: int) -> bytes:
-    """Read a file in the folder; symbolic links are resolved first."""
+def _read(name: str, folder: Path, max_bytes: int) -> bytes:
+    """Read a file in the folder, at most a byte more than `max_bytes`."""
     try:
-        path = (folder / name).resolve()
+        path = (folder / name).resolve()  # follows symbolic links
         if not path.is_relative_to(folder.resolve()):
             raise RefusedError("forbidden", f"{name[:200]!r} is not in the folder {folder}")
         if not path.is_file():  # reading a pipe could block
             raise ImageNotFoundError(f"there is no file {name[:200]!r}")
         with path.open("rb") as file:
-            data = file.read(most + 1)
+            return file.read(max_bytes + 1)
     except (OSError, ValueError) as error:
         raise ImageNotFoundError(f"{name[:200]!r} cannot be read") from error
-    if len(data) > most:
-        raise _too_large(most)
-    return data
-
-
-def _too_large(most: int) -> ImageTooLargeError:
-    return ImageTooLargeError(f"the photo is larger than the limit of {most / 1e6:g} MB")
 
 
 def describe(caption: Caption) -> str:
@@ -188,7 +176,7 @@ def describe(caption: Caption) -> str:
     words = [word for word in caption.words if word.trust is not None] or list(caption.words)
     lines.append("Words, with where the model looked and the probability that they are right:")
     for word in words:
-        place = place_of(word, caption.box) or "unknown"
+        place = _place_of(word, caption.box)
         trust = "unknown" if word.trust is None else f"{word.trust:.0%}"
         lines.append(f"- {word.text}: {place}, {trust}{', doubtful' * word.doubtful}")
     lines += [
@@ -197,21 +185,10 @@ def describe(caption: Caption) -> str:
     return "\n".join(lines)
 
 
-def place_of(word: Word, box: Box) -> str | None:
-    """Return the name of the part, out of 3 x 3, with most of a word's attention.
-
-    Returns "spread over the photo" if every part has less than twice its even share; None if the
-    word has no attention.
-
-    >>> import torch
-    >>> from captioner.drawing.overlay import WHOLE
-    >>> corner = torch.zeros(3, 3)
-    >>> corner[2, 0] = 1
-    >>> place_of(Word(text="dog", probability=1, attention=corner), WHOLE)
-    'bottom left'
-    """
+def _place_of(word: Word, box: Box) -> str:
+    """Return the name of the part of the photo, out of 3 x 3, with most of a word's attention."""
     if word.attention is None:
-        return None
+        return "unknown"
     ninths = word.attention_map((90, 90), box=box).reshape(3, 30, 3, 30).sum(axis=(1, 3))
     row, column = divmod(int(ninths.argmax()), 3)
     if ninths[row, column] < 2 / 9:  # less than twice an even share

@@ -24,25 +24,22 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner.errors import CaptionerError
 from captioner.shared.text import in_a_line
 from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (
-    PROBLEM_TYPE,
     PROBLEMS,
     ClosedError,
-    MemoryShortError,
     RefusedError,
-    internal_error,
+    failure,
     problem,
 )
 from captioner_serving.server.request import (
     RequestInfo,
     current_request,
-    find_route,
     request_info,
 )
 
@@ -68,11 +65,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _LONGEST_PAUSE, _LONGEST_REST = 1.0, 15.0  # seconds for the rest of a refused body
-
 # Paths of files that never change, and of files that a browser revalidates.
 _IMMUTABLE, _REVALIDATED = ("/assets/", "/static/", "/static-offline-docs/"), ("/page/",)
-
-
 _GONE, _ = PROBLEMS["client-gone"]
 _LOGGER = logging.getLogger("captioner.server")
 _PROBE = "/api/health/live"  # needs no token, for health checks of containers
@@ -87,6 +81,7 @@ class RequestLimits:
     Args:
         app: the next application.
         max_rest: the largest rest of a refused body that is read, in bytes.
+        routes: the routes of the application.
         root_path: the path prefix of the server behind a proxy. Requests work with and without it.
         frame_ancestors: origins that may embed the page.
     """
@@ -96,11 +91,12 @@ class RequestLimits:
         app: ASGIApp,
         *,
         max_rest: int = 0,
+        routes: Sequence[BaseRoute] = (),
         root_path: str = "",
         frame_ancestors: Sequence[str] = (),
     ) -> None:
         self.app = app
-        self._max_rest = max_rest
+        self._max_rest, self._routes = max_rest, routes
         self._root_path = root_path
         ancestors = " ".join(("frame-ancestors 'self'", *frame_ancestors))
         self._headers = {**_HEADERS, "Content-Security-Policy": "; ".join((*_POLICY, ancestors))}
@@ -116,7 +112,7 @@ class RequestLimits:
         path = scope["path"]
         if path == self._root_path or path.startswith(f"{self._root_path}/"):
             path = path.removeprefix(self._root_path) or "/"
-        info = RequestInfo(path, find_route(path))
+        info = RequestInfo(path)
         current_request.set(info)
         scope = {
             **scope,
@@ -127,6 +123,8 @@ class RequestLimits:
             "path": self._root_path + path,  # in ASGI, the path includes the prefix
             "captioner": info,
         }
+        matching = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
+        info.route = getattr(next(matching, None), "path", None)
 
         rest = _Rest(receive, Headers(scope=scope), self._max_rest)
 
@@ -206,26 +204,20 @@ class AccessLog:
         """Pass the request on, and log its answer."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        start = time.perf_counter()
-        failure: CaptionerError = internal_error()
-        protocol = request_info(scope).protocol
-        answer = _Answer(send, PROBLEM_TYPE if protocol is None else "application/json")
+        start, answer = time.perf_counter(), _Answer(send)
         try:
             await self.app(scope, receive, answer)
         except ClientDisconnect:  # not an error of the server
-            answer.status, answer.failed = _GONE, False
+            answer.status = _GONE
         except asyncio.CancelledError:  # the server is stopping
             if not answer.started:
                 await problem(ClosedError())(scope, receive, answer)
             raise
         except Exception as error:
-            answer.failed = True
-            if is_out_of_memory(error):
-                failure = MemoryShortError()
-            else:
+            if not is_out_of_memory(error):
                 _LOGGER.exception("%s failed", _one_line(request_info(scope).shown_path))
-        if answer.failed and not answer.started:
-            await problem(failure)(scope, receive, answer)
+            if not answer.started:
+                await failure(error)(scope, receive, answer)
         return self._record(scope, answer, time.perf_counter() - start)
 
     def _record(self, scope: Scope, answer: _Answer, seconds: float) -> None:
@@ -260,23 +252,17 @@ def _one_line(path: str) -> str:
 
 
 class _Answer:
-    """Forwards an answer and records its status; holds back a 500 without a problem document."""
+    """Forwards an answer, and records its status and size."""
 
-    def __init__(self, send: Send, error_type: str) -> None:
-        self._send, self._error_type = send, error_type
-        self.status, self.size = _GONE, 0
-        self.started, self.failed = False, False
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status, self.size, self.started = _GONE, 0, False
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and not self.started:
-            kind = Headers(raw=message.get("headers", [])).get("content-type", "")
-            self.failed = message["status"] >= 500 and not kind.startswith(self._error_type)
-            if not self.failed:
-                self.started, self.status = True, message["status"]
-        elif message["type"] == "http.response.body" and self.started:
-            self.size += len(message.get("body", b""))
-        if self.started:
-            await self._send(message)
+        if message["type"] == "http.response.start":
+            self.started, self.status = True, message["status"]
+        self.size += len(message.get("body", b""))
+        await self._send(message)
 
 
 class TrustedHosts:
@@ -341,7 +327,7 @@ class Access:
         is_allowed = headers.get("origin") in self._origins and info.is_api
         if scope["method"] not in ("GET", "OPTIONS") and _is_cross_site(headers) and not is_allowed:
             raise RefusedError("cross-site", "a page of another site sent this request")
-        if info.route == _PROBE or not self._tokens:
+        if info.path == _PROBE or not self._tokens:
             return
         info.user = self._user(headers.get("authorization", ""))
         if info.user is None:

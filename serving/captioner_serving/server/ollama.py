@@ -18,11 +18,9 @@ from pydantic import AfterValidator, BaseModel
 from pydantic_core import PydanticCustomError
 
 from captioner import __version__
-from captioner_serving.server.prompt import (
-    Answer,
-    Message,
+from captioner_serving.server.chat import (
     Photos,
-    Prompt,
+    Reply,
     Text,
     answer,
     current_turn,
@@ -64,11 +62,6 @@ class Fields(BaseModel):
     stream: bool | None = True
     format: Annotated[Any, AfterValidator(_check_format)] = None
 
-    def to_prompt(self, images: tuple[bytes | str, ...]) -> Prompt:
-        """Return the prompt."""
-        schema = self.format if isinstance(self.format, dict) else None
-        return Prompt(model=self.model, images=images, is_json=self.format == "json", schema=schema)
-
 
 class GenerateFields(Fields):
     """The fields of POST /api/generate."""
@@ -104,7 +97,7 @@ async def generate(request: Request) -> Response:
     fields = await read_fields(request, GenerateFields)
     if not fields.prompt and not fields.images:
         return _loaded(request, fields, {"response": ""})
-    reply = await answer(request, fields.to_prompt(fields.images))
+    reply = await answer(request, fields.model, fields.images, fields.format)
     return _respond(reply, fields, lambda text: {"response": text})
 
 
@@ -114,8 +107,8 @@ async def chat(request: Request) -> Response:
     fields = await read_fields(request, ChatFields)
     if not fields.messages:
         return _loaded(request, fields, _message(""))
-    messages = [Message(role=item.role, images=item.images) for item in fields.messages]
-    reply = await answer(request, fields.to_prompt(current_turn(messages)))
+    images = current_turn([(message.role, message.images) for message in fields.messages])
+    reply = await answer(request, fields.model, images, fields.format)
     return _respond(reply, fields, _message)
 
 
@@ -128,7 +121,7 @@ def _loaded(request: Request, fields: Fields, content: dict[str, Any]) -> Respon
     return JSONResponse({**_head(name), **content, "done": True, "done_reason": "load"})
 
 
-def _respond(reply: Answer, fields: Fields, content: Callable[[str], dict[str, Any]]) -> Response:
+def _respond(reply: Reply, fields: Fields, content: Callable[[str], dict[str, Any]]) -> Response:
     head, nanoseconds = _head(reply.model), round(reply.seconds * 1e9)
     end = {
         "done": True,

@@ -16,11 +16,10 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from captioner_serving.server.prompt import (
-    Answer,
-    Message,
+from captioner_serving.server.chat import (
+    Images,
     Photo,
-    Prompt,
+    Reply,
     Text,
     answer,
     current_turn,
@@ -63,10 +62,10 @@ class ChatMessage(BaseModel):
     role: str = "user"
     content: Annotated[tuple[Part, ...], BeforeValidator(_to_parts)] = ()
 
-    def message(self) -> Message:
-        """Convert the message to a `Message` of prompt.py."""
-        images = tuple(part.image_url for part in self.content if part.image_url is not None)
-        return Message(role=self.role, images=images)
+    @property
+    def images(self) -> Images:
+        """The photos of its parts."""
+        return tuple(part.image_url for part in self.content if part.image_url is not None)
 
 
 class Schema(BaseModel):
@@ -82,12 +81,12 @@ class ResponseFormat(BaseModel):
     json_schema: Schema = Schema()
     content: dict[str, Any] = Field(default_factory=dict, alias="schema")
 
-    def to_prompt(self, model: str | None, messages: Sequence[ChatMessage]) -> Prompt:
-        """Return the prompt of a chat."""
-        schema = (self.content or self.json_schema.content) if self.type == "json_schema" else None
-        images = current_turn([message.message() for message in messages])
-        is_json = self.type == "json_object"
-        return Prompt(model=model, images=images, is_json=is_json, schema=schema)
+    @property
+    def form(self) -> dict[str, Any] | str | None:
+        """As in Ollama's protocol: "json", a JSON schema, or None for a text."""
+        if self.type == "json_schema":
+            return self.content or self.json_schema.content
+        return "json" if self.type == "json_object" else None
 
 
 class StreamOptions(BaseModel):
@@ -110,7 +109,7 @@ class Fields(BaseModel):
 async def complete(request: Request) -> Response:
     """Answer the last turn of a chat."""
     fields = await read_fields(request, Fields)
-    reply = await answer(request, fields.response_format.to_prompt(fields.model, fields.messages))
+    reply = await _answer(request, fields.model, fields.messages, fields.response_format)
     head = {
         "id": f"chatcmpl-{request_info(request.scope).id}",
         "created": int(time.time()),
@@ -126,7 +125,17 @@ async def complete(request: Request) -> Response:
     return JSONResponse({**head, **answered})
 
 
-async def _events(reply: Answer, head: dict[str, Any], *, with_usage: bool) -> AsyncIterator[str]:
+async def _answer(
+    request: Request,
+    model: str | None,
+    messages: Sequence[ChatMessage],
+    response_format: ResponseFormat,
+) -> Reply:
+    images = current_turn([(message.role, message.images) for message in messages])
+    return await answer(request, model, images, response_format.form)
+
+
+async def _events(reply: Reply, head: dict[str, Any], *, with_usage: bool) -> AsyncIterator[str]:
     """Yield server-sent events: role, text, end, usage."""
 
     def event(choices: list[dict[str, Any]], **members: Any) -> str:
@@ -144,7 +153,7 @@ async def _events(reply: Answer, head: dict[str, Any], *, with_usage: bool) -> A
     yield "data: [DONE]\n\n"
 
 
-def _usage(reply: Answer) -> dict[str, int]:
+def _usage(reply: Reply) -> dict[str, int]:
     return {"prompt_tokens": 0, "completion_tokens": reply.tokens, "total_tokens": reply.tokens}
 
 
@@ -170,7 +179,7 @@ class ResponseFields(BaseModel):
 async def respond(request: Request) -> Response:
     """Answer the last turn of a chat, in the form of OpenAI's newer API."""
     fields = await read_fields(request, ResponseFields)
-    reply = await answer(request, fields.text.format.to_prompt(fields.model, fields.input))
+    reply = await _answer(request, fields.model, fields.input, fields.text.format)
     identifier = request_info(request.scope).id
     part = {"type": "output_text", "text": reply.text, "annotations": []}
     item = {

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from captioner.caption import Caption
-from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH, Panel
+from captioner.captioner import Captioner
+from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH
 from captioner.errors import ConfigError
-from captioner.generation.config import MAX_BEAM_SIZE
+from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner_serving.server.api import (
     SearchFields,
     Service,
@@ -23,7 +22,7 @@ from captioner_serving.server.api import (
 )
 from captioner_serving.server.description import form, picture
 from captioner_serving.server.drawing import Drawing
-from captioner_serving.server.request import client_of, request_info
+from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
 
 router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartition("/")[2])
@@ -38,19 +37,23 @@ class DrawingFields(SearchFields):
     colors: str = DEFAULT_COLORS
     head: Annotated[int, Field(ge=1)] | None = None
 
-    @property
-    def look(self) -> dict[str, Any]:
-        """The options of captioner.drawing."""
-        return self.model_dump(include={"smooth", "strength", "colors"})
+    def settings(self, captioner: Captioner) -> GenerationConfig:
+        """See SearchFields.
+
+        Raises ConfigError: also if `sentence` is above `captions`.
+        """
+        if self.sentence > self.captions:
+            raise ConfigError(
+                f"sentence is {self.sentence}, and captions is {self.captions}: set captions to "
+                f"{self.sentence} or more"
+            )
+        return super().settings(captioner)
 
 
 class OverlayFields(DrawingFields):
     """The fields of an overlay. `word`: a position from 1; None: the most visual word."""
 
     word: Annotated[int, Field(ge=1)] | None = None
-
-
-Drawn = TypeVar("Drawn", bound=DrawingFields)
 
 
 @router.post(
@@ -62,16 +65,7 @@ Drawn = TypeVar("Drawn", bound=DrawingFields)
 )
 async def overlay(request: Request, service: Service) -> Response:
     """Caption a photo, and draw the attention of one word over it, as a PNG."""
-
-    def drawing(caption: Caption, fields: OverlayFields) -> Drawing:
-        count = len(caption.words)
-        if fields.word is not None and fields.word > count:
-            raise ConfigError(f"word is {fields.word}; the caption has {count} words")
-        index = caption.find_word() if fields.word is None else fields.word - 1
-        panel = _panels(caption, fields.head)[index]
-        return Drawing(kind="overlay", panels=[panel], box=caption.box, look=fields.look)
-
-    return await _draw(request, service, OverlayFields, drawing, media_type="image/png")
+    return await _draw(request, service, OverlayFields)
 
 
 @router.post(
@@ -83,8 +77,7 @@ async def overlay(request: Request, service: Service) -> Response:
 )
 async def sheet(request: Request, service: Service) -> Response:
     """Caption a photo, and draw the attention of all words side by side, as a PNG."""
-    make = partial(_draw_all, kind="sheet")
-    return await _draw(request, service, DrawingFields, make, media_type="image/png")
+    return await _draw(request, service, DrawingFields)
 
 
 @router.post(
@@ -96,54 +89,39 @@ async def sheet(request: Request, service: Service) -> Response:
 )
 async def animation(request: Request, service: Service) -> Response:
     """Caption a photo, and draw one word after another, as an animated WebP."""
-    make = partial(_draw_all, kind="animation")
-    return await _draw(request, service, DrawingFields, make, media_type="image/webp")
+    return await _draw(request, service, DrawingFields)
 
 
-def _draw_all(
-    caption: Caption, fields: DrawingFields, *, kind: Literal["sheet", "animation"]
-) -> Drawing:
-    head = _head_note(caption, fields.head)
-    return Drawing(
-        kind=kind,
-        panels=_panels(caption, fields.head),
-        title=f"{caption.text} {head}".strip(),
-        note=caption.note if kind == "sheet" else head,
-        measure=caption.measure,
-        box=caption.box,
-        look=fields.look,
-    )
-
-
-def _panels(caption: Caption, head: int | None) -> list[Panel]:
-    """Return the words with their weights as lists, which can be pickled without torch."""
-    return [
-        panel._replace(weights=np.asarray(panel.weights).tolist()) for panel in caption.panels(head)
-    ]
-
-
-def _head_note(caption: Caption, head: int | None) -> str:
-    """Return the label of the attention head, in brackets."""
-    label = caption.words[0].head_label(head) if caption.words else ""
-    return f"({label})" if label else ""
-
-
-async def _draw(
-    request: Request,
-    service: CaptionService,
-    kind: type[Drawn],
-    make: Callable[[Caption, Drawn], Drawing],
-    *,
-    media_type: str,
-) -> Response:
+async def _draw(request: Request, service: CaptionService, kind: type[DrawingFields]) -> Response:
     (file,), fields = await read_photos(request, service, kind)
     service = named_service(request, fields.model)
+    route = request.url.path.rpartition("/")[2]
     work = service.draw(
         file.data,
         fields.settings(service.captioner),
-        lambda caption: make(caption.choose(fields.sentence - 1), fields),
+        lambda caption: _drawing(route, caption.choose(fields.sentence - 1), fields),
         client=client_of(request.scope),
     )
-    picture = await while_connected(request, work)
-    request_info(request.scope).is_reported = True
-    return Response(picture, media_type=media_type)
+    media_type = "image/webp" if route == "animation" else "image/png"
+    return Response(await while_connected(request, work), media_type=media_type)
+
+
+def _drawing(route: str, caption: Caption, fields: DrawingFields) -> Drawing:
+    # The weights as lists, which can be pickled without torch.
+    panels = [
+        panel._replace(weights=np.asarray(panel.weights).tolist())
+        for panel in caption.panels(fields.head)
+    ]
+    options: dict[str, Any] = fields.model_dump(include={"smooth", "strength", "colors"})
+    options["box"] = caption.box
+    if isinstance(fields, OverlayFields):
+        if fields.word is not None and fields.word > len(panels):
+            raise ConfigError(f"word is {fields.word}; the caption has {len(panels)} words")
+        index = caption.find_word() if fields.word is None else fields.word - 1
+        return Drawing(kind="overlay", panels=[panels[index]], options=options)
+    label = caption.words[0].head_label(fields.head) if caption.words else ""
+    head = f"({label})" if label else ""
+    if route == "animation":
+        return Drawing(kind="animation", panels=panels, options={**options, "note": head})
+    options |= {"title": f"{caption.text} {head}".strip(), "note": caption.note}
+    return Drawing(kind="sheet", panels=panels, options={**options, "measure": caption.measure})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageFormatError
+from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.request import current_request
 
 PROBLEM_TYPE = "application/problem+json"
@@ -87,6 +88,15 @@ class MemoryShortError(ImageError, type="out-of-memory", title="The server is sh
         super().__init__(detail)
 
 
+_ROUTES = {
+    None: "the page is at /, the API at /api/caption, its documentation at /docs",
+    "ollama": "of Ollama's routes this server has /api/generate, /api/chat, /api/show, /api/tags, "
+    "/api/ps and /api/version",
+    "openai": "of OpenAI's routes this server has /v1/chat/completions, /v1/responses and "
+    "/v1/models",
+}
+"""Details of 404 by protocol."""
+
 _MOST_REASONS = 5
 _EXPECTED = {
     "model_type": "it should be an object",
@@ -106,10 +116,12 @@ _STATUS: tuple[tuple[type[CaptionerError], int], ...] = (
 )
 
 
-def internal_error() -> RefusedError:
-    """Return the error for an unexpected exception."""
+def failure(error: Exception) -> JSONResponse:
+    """Return the answer after an unexpected exception."""
+    if is_out_of_memory(error):
+        return problem(MemoryShortError())
     detail = "the server failed on this request; its log has the reason: try again"
-    return RefusedError("internal-error", detail)
+    return problem(RefusedError("internal-error", detail))
 
 
 def bad_fields(errors: Iterable[Mapping[str, Any]]) -> ConfigError:
@@ -136,27 +148,19 @@ def _shown(value: object) -> str:
     return names.get(type(value)) or repr(str(value)[:40])
 
 
-def bad_call(errors: Sequence[Mapping[str, Any]]) -> RefusedError:
-    """Return an error that names the first part of a Gradio call that pydantic refuses."""
-    place = ".".join(str(part)[:40] for part in errors[0]["loc"])
-    detail = f"the call is invalid: {place or 'the body'}: {errors[0]['msg']}"
-    return RefusedError("bad-request", detail)
-
-
 def http_problem(error: HTTPException) -> JSONResponse:
     """Return the problem document for an HTTPException that a library raised."""
-    if error.status_code in (403, 404):  # 403: a path of Gradio's that it does not open
-        refusal = RefusedError("no-such-route", "there is no such file: the page is at /")
-    elif error.status_code == 503:
-        refusal = BusyError(5)
+    request, headers = current_request.get(), error.headers or {}
+    if error.status_code == 404:
+        refusal = RefusedError("no-such-route", _ROUTES[request.protocol if request else None])
+    elif error.status_code == 405:
+        detail = f"send a {headers.get('Allow', 'GET')} request; /docs has the documentation"
+        refusal = RefusedError("wrong-method", detail, headers)
     elif error.status_code >= 500:
-        refusal = internal_error()
+        return failure(error)
     else:
-        kind = "wrong-method" if error.status_code == 405 else "bad-request"
-        refusal = RefusedError(kind, str(error.detail))
-    answer = problem(refusal)
-    answer.headers.update(error.headers or {})
-    return answer
+        refusal = RefusedError("bad-request", str(error.detail), headers)
+    return problem(refusal)
 
 
 def status_of(kind: type[CaptionerError]) -> int:

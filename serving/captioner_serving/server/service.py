@@ -1,13 +1,16 @@
-"""The captioning service of the page and the API: admit, decode, queue, caption."""
+"""The captioning service of the page and the API: reserve a place, decode, queue, caption."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,13 +18,13 @@ from captioner.caption import Caption
 from captioner.captioner import Captioner, PreparedImage
 from captioner.errors import CaptionerError, ImageError
 from captioner.generation.config import GenerationConfig
-from captioner_serving.decoding.decoded import EncodedPhoto, Output, Readable, Square
+from captioner_serving.decoding.decoded import Decoded, EncodedPhoto, Output, Readable, Square
 from captioner_serving.decoding.reader import Reader
 from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.drawing import Preview
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.photos import Photo
 from captioner_serving.server.problems import (
     ClosedError,
     LowTrustError,
@@ -29,9 +32,59 @@ from captioner_serving.server.problems import (
     PhotoFailedError,
     RefusedError,
 )
+from captioner_serving.server.request import current_request
 
 _LOGGER = logging.getLogger("captioner.server")
 _LONGEST_BATCH = 120.0  # seconds; a longer batch is stuck
+# Pixels of a preview's longer side: sharp at 720 points on a high-density screen.
+_LONGEST_PREVIEW = 1440
+_SECONDS = 20.0  # time limit of a photo; the largest PNG takes five seconds
+_NICE = 5  # lower priority than the model and ordinary photos
+_BESIDE = 30_000_000  # pixels that can be decoded beside the largest photo
+_WORKERS = 2  # processes for ordinary JPEGs, and as many for other photos
+_FETCHING = 6  # processes for photos at URLs, which may wait for their hosts
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # variables that downloads need
+
+
+def start_reader(captioner: Captioner, config: ServerConfig) -> Reader:
+    """Start the decoding processes of a server.
+
+    Args:
+        captioner: its `max_pixels` is the limit of a photo.
+        config: if it allows URLs, further processes download them.
+    """
+    reader = Reader(
+        captioner.transform.config,
+        workers=_WORKERS,
+        quick=_WORKERS,
+        fetching=_FETCHING if config.allow_urls else 0,
+        max_pixels=captioner.max_pixels,
+        seconds=_SECONDS,
+        budget=captioner.max_pixels + _BESIDE,
+        nice=_NICE,
+        environment={name: os.environ[name] for name in _CERTIFICATES if name in os.environ},
+    )
+    reader.start()
+    return reader
+
+
+@dataclass(eq=False)
+class Photo:
+    """A photo of a request.
+
+    source: the encoded photo or its URL.
+    has_preview: also make a preview.
+    preview: width, height and data URL of the preview, once the photo is decoded.
+    """
+
+    source: Readable
+    has_preview: bool = False
+    preview: dict[str, Any] | None = None
+
+    @classmethod
+    def of_bytes(cls, data: bytes, *, has_preview: bool = False) -> Photo:
+        """Return the photo of a client, whose file name is not in error messages."""
+        return cls(EncodedPhoto("the image", data), has_preview)
 
 
 class CaptionService:
@@ -56,14 +109,12 @@ class CaptionService:
         threads: int,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.captioner = captioner
-        self.config = config
-        self.metrics = metrics
+        self.captioner, self.config = captioner, config
+        self.metrics, self.reader = metrics, reader
         self._threads, self._say = threads, say
         self._batcher = Batcher(
             self._caption_batch, max_batch=config.max_batch, capacity=config.queue
         )
-        self.reader = reader
 
     def sample(self, name: str, path: Path, *, captions: int) -> Caption:
         """Caption a sample photo, without limits.
@@ -74,26 +125,8 @@ class CaptionService:
         photo = EncodedPhoto(str(path), path.read_bytes())
         (decoded,) = self.reader.produce(photo, [square]).result()
         decoded.check()
-        image = decoded.prepared(image=name)
         config = self.captioner.generation.for_request(captions=captions)
-        return self._batcher.submit(image, JobSettings(config)).result()
-
-    async def caption_one(
-        self,
-        photo: bytes | Readable,
-        config: GenerationConfig,
-        *,
-        client: str,
-        check_attention: bool = False,
-    ) -> Caption:
-        """Caption one photo; arguments and exceptions as for `caption`.
-
-        Raises ImageError: it cannot be decoded.
-        """
-        photos = [Photo.of_bytes(photo) if isinstance(photo, bytes) else Photo(photo)]
-        return _only(
-            await self.caption(photos, config, client=client, check_attention=check_attention)
-        )
+        return self._batcher.submit(decoded.prepared(image=name), JobSettings(config)).result()
 
     async def caption(
         self,
@@ -118,14 +151,26 @@ class CaptionService:
             ClosedError: the server is shutting down.
             ConfigError: the model has no such style.
         """
-        # Name the default style, so that requests with and without its name share a batch.
-        config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
-        start = time.monotonic()
-        settings = JobSettings(config, check_attention)
+        settings = self._settings(config, check_attention=check_attention)
         with self._batcher.admit(len(photos) * settings.cost, client):
-            results = await self._run(photos, settings, client)
-        self._report(results, time.monotonic() - start)
-        return results
+            return await self._run(photos, settings, client)
+
+    async def caption_one(
+        self,
+        photo: bytes | Readable,
+        config: GenerationConfig,
+        *,
+        client: str,
+        check_attention: bool = False,
+    ) -> Caption:
+        """Caption one photo; arguments and exceptions as for `caption`.
+
+        Raises ImageError: it cannot be decoded.
+        """
+        photos = [Photo.of_bytes(photo) if isinstance(photo, bytes) else Photo(photo)]
+        return _only(
+            await self.caption(photos, config, client=client, check_attention=check_attention)
+        )
 
     async def draw(
         self,
@@ -135,44 +180,25 @@ class CaptionService:
         *,
         client: str = "",
     ) -> bytes:
-        """Caption a photo, and draw its caption. Cancelling the caller stops both.
+        """Caption a photo, and draw its caption; arguments and exceptions as for `caption`.
 
-        Args:
-            image: the photo.
-            config: as for `caption`.
-            make: returns the drawing of a caption.
-            client: as for `caption`.
+        `make` returns the drawing of a caption. Cancelling the caller stops both.
 
         Raises:
             ImageError: the photo cannot be decoded or captioned, or drawing takes too long.
             ConfigError: an option of the drawing is out of range.
-            BusyError, ClosedError: as for `caption`.
         """
-        config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
-        settings, photo = JobSettings(config), Photo.of_bytes(image)
-        start = time.monotonic()
+        settings, photo = self._settings(config), Photo.of_bytes(image)
         with self._batcher.admit(1 + settings.cost, client):
-            results = await self._run([photo], settings, client)
-            self._report(results, time.monotonic() - start)
-            caption = _only(results)
+            caption = _only(await self._run([photo], settings, client))
             (drawn,) = await self.reader.decode(photo.source, [make(caption)], client=client)
         drawn.check()
         return bytes(drawn.pixels)
 
-    async def _run(
-        self, photos: Sequence[Photo], settings: JobSettings, client: str
-    ) -> list[Caption | ImageError]:
-        """Caption admitted photos, in order."""
-        self.metrics.queue.inc(len(photos))
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._caption_one(photo, settings, client))
-                    for photo in photos
-                ]
-        finally:
-            self.metrics.queue.dec(len(photos))
-        return [self._checked(task.result()) for task in tasks]
+    def _settings(self, config: GenerationConfig, *, check_attention: bool = False) -> JobSettings:
+        # Name the default style, so that requests with and without its name share a batch.
+        style = self.captioner.vocabulary.style(config.style) or ""
+        return JobSettings(replace(config, style=style), check_attention)
 
     def require_room(self, client: str) -> None:
         """Check before an upload that the queue has room for an image.
@@ -205,33 +231,71 @@ class CaptionService:
         """Finish accepted photos, then stop."""
         self._batcher.close()
 
+    async def _run(
+        self, photos: Sequence[Photo], settings: JobSettings, client: str
+    ) -> list[Caption | ImageError]:
+        """Caption admitted photos, in order; count and report the results."""
+        start = time.monotonic()
+        self.metrics.queue.inc(len(photos))
+        try:
+            work = (self._caption_one(photo, settings, client) for photo in photos)
+            results = await asyncio.gather(*work)
+        finally:
+            self.metrics.queue.dec(len(photos))
+        captions = sum(isinstance(result, Caption) for result in results)
+        self.metrics.captions.inc(captions)
+        if captions:
+            names = "a photo" if captions == 1 else f"{captions} photos"
+            self._say(f"captioned {names} in {time.monotonic() - start:.2f} s")
+        for result in results:
+            if isinstance(result, ImageError):
+                self.metrics.errors.labels(result.type).inc()
+                self._say(f"a photo was not captioned: {result.title}")
+                if (request := current_request.get()) is not None:
+                    request.is_reported = True
+        return results
+
     async def _caption_one(
         self, photo: Photo, settings: JobSettings, client: str
     ) -> Caption | ImageError:
-        result: Caption | ImageError
         try:
             with self._batcher.decoding():
-                transform = self.captioner.transform.config
                 with self.metrics.photo.labels("opening").time():
-                    decoded = await photo.square(self.reader, transform, client=client)
+                    decoded = await self._decode(photo, client)
                 future = self._batcher.submit(decoded.prepared(), settings, client)
             with self.metrics.photo.labels("model").time():
                 caption = await asyncio.wrap_future(future)
-            result = caption.error or caption
+            return caption.error or self._checked(caption)
         except ImageError as error:
-            result = error.without_traceback()
+            return error.without_traceback()
         except Exception as error:
             if is_out_of_memory(error):
-                result = MemoryShortError()
-            else:
-                _LOGGER.exception("a photo failed")
-                reason = "its log has the reason"
-                if isinstance(error, CaptionerError):
-                    reason = error.detail
-                result = PhotoFailedError(f"the server failed on the image ({reason}): try again")
-        if isinstance(result, ImageError):
-            self.metrics.errors.labels(result.type).inc()
-        return result
+                return MemoryShortError()
+            _LOGGER.exception("a photo failed")
+            reason = error.detail if isinstance(error, CaptionerError) else "its log has the reason"
+            return PhotoFailedError(f"the server failed on the image ({reason}): try again")
+
+    async def _decode(self, photo: Photo, client: str) -> Decoded:
+        """Return the pixels for the model, and make the preview."""
+        outputs: list[Output] = [Square(self.captioner.transform.config)]
+        outputs += [Preview(_LONGEST_PREVIEW)] if photo.has_preview else []
+        square, *previews = await self.reader.decode(photo.source, outputs, client=client)
+        square.check()
+        for preview in previews:
+            width, height = preview.shape
+            image = f"data:image/jpeg;base64,{base64.b64encode(preview.pixels).decode()}"
+            photo.preview = {"width": width, "height": height, "image": image}
+        return square
+
+    def _checked(self, caption: Caption) -> Caption | ImageError:
+        """Return the caption, or an error if its trust is below the server's minimum."""
+        minimum = self.config.minimum_trust
+        if minimum is None or not caption.is_below(minimum):
+            return caption
+        return LowTrustError(
+            f"the caption has a trust of {caption.trust or 0:.2f}; the server's minimum is "
+            f"{minimum:g}: describe this photo yourself"
+        )
 
     def _caption_batch(
         self, images: Sequence[PreparedImage], settings: JobSettings
@@ -247,29 +311,6 @@ class CaptionService:
         finally:
             self.metrics.batch_size.observe(len(images))
             self.metrics.batch_seconds.observe(time.monotonic() - start)
-
-    def _checked(self, result: Caption | ImageError) -> Caption | ImageError:
-        """Return the result, or an error if its trust is below the server's minimum."""
-        minimum = self.config.minimum_trust
-        if minimum is None or not isinstance(result, Caption) or not result.is_below(minimum):
-            return result
-        trust = result.trust or 0.0
-        error = LowTrustError(
-            f"the caption has a trust of {trust:.2f}; the server's minimum is {minimum:g}: "
-            "describe this photo yourself"
-        )
-        self.metrics.errors.labels(error.type).inc()
-        return error
-
-    def _report(self, results: Sequence[Caption | ImageError], seconds: float) -> None:
-        captions = sum(isinstance(result, Caption) for result in results)
-        self.metrics.captions.inc(captions)
-        if captions:
-            photos = "a photo" if captions == 1 else f"{captions} photos"
-            self._say(f"captioned {photos} in {seconds:.2f} s")
-        for result in results:
-            if isinstance(result, ImageError):
-                self._say(f"a photo was not captioned: {result.title}")
 
 
 def _only(results: list[Caption | ImageError]) -> Caption:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
@@ -18,8 +17,7 @@ from starlette.types import ASGIApp
 from captioner.captioner import Captioner
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.photos import start_reader
-from captioner_serving.server.service import CaptionService
+from captioner_serving.server.service import CaptionService, start_reader
 from tests.launcher import NO_DRAFTS
 from tests.serving.server.conftest import run_async
 
@@ -56,7 +54,6 @@ def serving(
     """Run the whole server around a model; its URL. `wrap` adds a middleware of the test."""
     from captioner_serving.server.app import Application  # gradio takes two seconds to import
 
-    before = os.environ.get("GRADIO_TEMP_DIR")
     config = ServerConfig() if config is None else config
 
     async def build() -> Application:  # in a loop, or Gradio makes one and leaves it open
@@ -71,7 +68,7 @@ def serving(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gradio.blocks.App", NO_DRAFTS)
-        patch.setattr("captioner_serving.server.photos._FETCHING", 2)  # of six processes
+        patch.setattr("captioner_serving.server.service._FETCHING", 2)  # of six processes
         application = run_async(build())
     try:
         with listening(wrap(application.asgi), config) as port:
@@ -79,9 +76,6 @@ def serving(
             application.refuse()
     finally:
         application.close()
-        os.environ.pop("GRADIO_TEMP_DIR")
-        if before is not None:
-            os.environ["GRADIO_TEMP_DIR"] = before
 
 
 @contextlib.contextmanager
@@ -109,6 +103,7 @@ def listening(app: ASGIApp, config: ServerConfig) -> Iterator[int]:
         ws="none",
         http="h11",
         forwarded_allow_ips=list(config.trusted_proxies),
+        limit_concurrency=config.max_connections,
     )
     server = uvicorn.Server(options)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -135,8 +135,17 @@ def test_metrics_count_requests_batches_and_errors(server: Server) -> None:
         before = metric(client, "captioner_captions_total")
         client.post("/api/caption", files=[("image", jpeg()), ("image", b"bad"), ("image", jpeg())])
         assert metric(client, "captioner_captions_total") == before + 2
-        client.post("/api/caption", files={"image": b"bad"})
-        client.post("/api/sheet", files={"image": jpeg()})
+        bad = 'captioner_errors_total{type="image-format"}'
+        coded = {"images": [base64.b64encode(b"bad").decode()]}
+        for path, body in {
+            "/api/caption": {"files": {"image": b"bad"}},
+            "/api/sheet": {"files": {"image": b"bad"}},
+            "/api/generate": {"json": coded},
+        }.items():
+            before = metric(client, bad)
+            assert client.post(path, **body).status_code == 415
+            assert metric(client, bad) == before + 1
+        client.post("/api/sheet", files={"photo": jpeg()})
         text = client.get("/metrics").text
         memory = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)
         assert memory and float(memory[1]) > 1e8  # of the server, which holds torch and a model
@@ -144,7 +153,6 @@ def test_metrics_count_requests_batches_and_errors(server: Server) -> None:
         'captioner_requests_total{route="/api/caption",status="200"}',
         'captioner_requests_total{route="/api/caption",status="415"}',
         'captioner_requests_total{route="/api/sheet",status="400"}',
-        'captioner_errors_total{type="image-format"}',
         "captioner_batch_images_count",
         "captioner_queue_images 0.0",
     ):
@@ -298,6 +306,7 @@ def test_a_picture_is_of_the_caption_that_the_fields_ask_for(kind: str) -> None:
         else:
             assert max(apart(caption.contact_sheet(photo=jpeg(), **look))) < 0.5
             assert max(apart(found.contact_sheet(photo=jpeg(), **look))) > 0.5
+        assert "sentence is 4, and captions is 3" in ask(sentence="4").json()["detail"]
         for bad in ({"colors": "pink"}, {"head": "5"}, {"sentence": "4"}, {"beam_size": "0"}):
             refused = ask(**bad)
             assert refused.status_code == 422 and len(refused.json()["detail"].split()) > 3

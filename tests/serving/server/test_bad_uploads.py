@@ -176,13 +176,12 @@ def test_headers_without_end_are_refused(server: Server) -> None:
 
 def test_control_characters_in_paths_are_escaped(server: Server) -> None:
     with server.client() as client:
-        for path in ("/%1b%5b31mred%0acaptioner:", "/assets/%1b%5b31mred%0acaptioner:"):
-            assert client.get(path).status_code == 404
+        assert client.get("/%1b%5b31mred%0acaptioner:").status_code == 404
     escaped, deadline = r"\x1b[31mred\ncaptioner:", time.monotonic() + 30
-    while "".join(server.lines).count(escaped) < 2 and time.monotonic() < deadline:
+    while "".join(server.lines).count(escaped) < 1 and time.monotonic() < deadline:
         time.sleep(0.05)  # the line of a request is read after its answer
     said = "".join(server.lines)
-    assert "\x1b" not in said and said.count(escaped) == 2
+    assert "\x1b" not in said and said.count(escaped) == 1
 
 
 def resident(server: Server) -> int:

@@ -20,8 +20,8 @@ from captioner.generation.config import GenerationConfig
 from captioner_serving.decoding.decoded import EncodedPhoto
 from captioner_serving.server import batcher as batcher_module
 from captioner_serving.server.batcher import Batcher, JobSettings
-from captioner_serving.server.photos import Photo
 from captioner_serving.server.problems import BusyError, ClosedError, RefusedError
+from captioner_serving.server.service import Photo
 from tests.serving.server.conftest import run_async
 from tests.serving.server.running import Clock, service_of, until
 from tests.serving.server.test_api import jpeg

@@ -8,8 +8,7 @@ import io
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,12 +17,12 @@ import pytest
 from PIL import Image
 
 from captioner import Captioner
+from captioner.checkpoint import Checkpoint
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.gradio_guard import Uploads
 from tests.conftest import ROOT, make_tiny, make_trust
 from tests.node import install, run_module
 from tests.serving.server.conftest import SAMPLES, Server
-from tests.serving.server.running import serving, until
+from tests.serving.server.running import Clock, serving
 
 PHOTO = SAMPLES / "coffee.jpg"
 USUAL = (1, 1, False, False, None, None)
@@ -34,17 +33,6 @@ def trusting() -> Iterator[httpx.Client]:
     """A server without samples, whose model has trust."""
     captioner = Captioner(make_tiny(), device="cpu", trust=make_trust())
     with serving(captioner) as url, httpx.Client(base_url=url, timeout=300) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def asking() -> Iterator[httpx.Client]:
-    """A server with MCP."""
-    captioner = Captioner(make_tiny(), device="cpu")
-    with (
-        serving(captioner, ServerConfig(mcp=True)) as url,
-        httpx.Client(base_url=url, timeout=300) as client,
-    ):
         yield client
 
 
@@ -158,80 +146,53 @@ def test_a_link_to_the_page_shows_the_product(
     assert "og:image" not in plain and "twitter:" not in plain and "og:title" in plain
 
 
-def test_only_uploads_are_opened(api: httpx.Client) -> None:
-    uploads = Path(upload(api)).parent
-    for path in (
-        "/etc/hostname", "http://127.0.0.1:1/x.jpg", "HTTPS://example.org/", "file:///etc/hostname",
-        "../../../../etc/hostname", "", "\0", f"{uploads}/../../../../etc/hostname", str(PHOTO),
-    ):  # fmt: skip
-        for image in (file_data(path), {"path": path}):
-            for value in (image, {"a": [image]}):
-                answer = call(api, value)
-                assert (answer.status_code, answer.json()["type"]) == (403, "forbidden"), value
-
-
-@pytest.mark.parametrize("image", ["/etc/hostname", "http://127.0.0.1:1/", 7, [1]])
-def test_what_is_no_file_is_refused(api: httpx.Client, image: Any) -> None:
-    answer = call(api, image)
-    assert (answer.status_code, answer.json()["type"]) == (400, "bad-request")
-
-
-@pytest.mark.parametrize("session", [None, 5, ["x"]])
-def test_a_call_without_a_session_is_refused(asking: httpx.Client, session: Any) -> None:
-    answer = call(asking, None, *USUAL, session_hash=session)
-    assert answer.status_code == 400
-    assert "session_hash is missing: use gradio_client" in answer.json()["detail"]
-
-
-@pytest.mark.parametrize("image", [{"a": 1}, None])
-def test_a_call_without_a_photo_fails_in_words(api: httpx.Client, image: Any) -> None:
-    output = result(api, call(api, image, *USUAL))
-    assert "handle_file" in output["error"] or "upload it again" in output["error"]
+def test_only_uploads_are_captioned(api: httpx.Client, server: Server) -> None:
+    for path in ("/etc/hostname", "http://127.0.0.1:1/x.jpg", "", "\0", str(PHOTO), 7, [1]):
+        answer = call(api, {"path": path}, *USUAL)
+        assert (answer.status_code, answer.json()["type"]) == (403, "forbidden"), path
+    assert call(api, file_data(upload(api)), *USUAL).status_code == 200
+    assert server.uploads() == []  # photos stay in memory
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
-    [(b"{", 400), (b"[1]", 400), (b"[" * 15_000, 400), (b"x" * 20_000, 413), (b'{"data": 7}', 400)],
+    ("image", "values", "fields", "said"),
+    [
+        ("/etc/hostname", USUAL, {}, "handle_file"),
+        (None, USUAL, {}, "handle_file"),
+        ({"a": 1}, USUAL, {}, "handle_file"),
+        (None, USUAL[1:], {}, "takes 7 values"),
+        (None, USUAL, {"data": 7}, "takes 7 values"),
+        (None, USUAL, {"session_hash": None}, "session_hash is missing"),
+        (None, USUAL, {"session_hash": ["x"]}, "session_hash is missing"),
+    ],
 )
-def test_a_large_or_malformed_call_is_refused(api: httpx.Client, body: bytes, status: int) -> None:
-    headers = {"Content-Type": "application/json"}
-    answer = api.post("/gradio_api/queue/join", content=body, headers=headers)
-    assert answer.status_code == status
+def test_an_invalid_call_is_refused(
+    api: httpx.Client, image: Any, values: tuple[Any, ...], fields: dict[str, Any], said: str
+) -> None:
+    answer = call(api, image, *values, **fields)
+    assert (answer.status_code, answer.json()["type"]) == (400, "bad-request")
+    assert said in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"[" * 15_000, b"x" * 20_000])
+def test_a_malformed_call_is_refused(api: httpx.Client, body: bytes) -> None:
+    answer = api.post("/gradio_api/queue/join", content=body)
+    assert answer.status_code == 400
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize(
-    ("number", "values"), [(0, 0), (0, 6), (0, 8), (1, 0), (1, 3), (1, 7), (99, 7), (None, 7)]
-)
-def test_a_call_of_anything_but_the_function_is_refused(
-    asking: httpx.Client, number: int | None, values: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Of the assistants' function too: Gradio would write a traceback into the log."""
-    body = {"data": [None] * values, "fn_index": number, "session_hash": secrets.token_hex(5)}
-    answer = asking.post("/gradio_api/queue/join", json=body)
-    assert (answer.status_code, answer.json()["type"]) == (400, "bad-request")
-    assert "Traceback" not in capfd.readouterr().err
+def test_an_upload_has_one_file_of_limited_size(api: httpx.Client) -> None:
+    for files in ([("files", bytes(22_000_000))], [("files", b"x")] * 999):
+        answer = api.post("/gradio_api/upload", files=files)
+        assert (answer.status_code, answer.json()["type"]) == (413, "upload-too-large")
 
 
-def test_the_limit_of_uploads_applies_to_gradio(api: httpx.Client) -> None:
-    answer = api.post("/gradio_api/upload", files={"files": ("x.jpg", bytes(22_000_000))})
-    assert answer.status_code == 413 and answer.json()["type"] == "upload-too-large"
-
-
-def test_a_request_uploads_one_file(api: httpx.Client, server: Server) -> None:
-    before = server.uploads()
-    files = [("files", (f"{number}.jpg", b"x")) for number in range(999)]
-    answer = api.post("/gradio_api/upload", files=files)
-    assert answer.status_code == 413 and "one file per request" in answer.json()["detail"]
-    assert server.uploads() == before
-
-
-def test_the_folder_of_an_upload_is_deleted_with_it(tmp_path: Path) -> None:
-    uploads = Uploads(tmp_path, capacity=1_000_000, ttl=-10)  # everything is old
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "photo.jpg").write_bytes(b"x")
-    uploads.sweep()
-    assert tmp_path.is_dir() and not [*tmp_path.iterdir()]
+def test_a_call_can_be_cancelled(api: httpx.Client) -> None:
+    answer = call(api, file_data(upload(api)), 20, 20, False, True, None, None)
+    names = {"session_hash": answer.extensions["session"], **answer.json()}
+    assert api.post("/gradio_api/cancel", json=names).json() == {"success": True}
+    assert result(api, answer) == {"error": "cancelled"}
+    assert api.post("/gradio_api/cancel", json=names).json() == {"success": False}
 
 
 def test_a_client_has_at_most_16_heartbeats(trusting: httpx.Client) -> None:
@@ -239,6 +200,79 @@ def test_a_client_has_at_most_16_heartbeats(trusting: httpx.Client) -> None:
         path = "/gradio_api/heartbeat/x"
         streams = [stack.enter_context(trusting.stream("GET", path)) for _ in range(17)]
         assert [stream.status_code for stream in streams] == [200] * 16 + [503]
+
+
+@pytest.fixture
+def few(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[httpx.Client, Clock]]:
+    """A server with room for four unread results of one client and 2 MB, and a clock."""
+    clock = Clock(monkeypatch)
+    config = ServerConfig(queue=4, max_upload=200_000)
+    with (
+        serving(Captioner(tiny_checkpoint), config) as url,
+        httpx.Client(base_url=url, timeout=300) as client,
+    ):
+        yield client, clock
+
+
+def at(client: httpx.Client, address: str) -> httpx.Client:
+    """A client of the same server at another address."""
+    transport = httpx.HTTPTransport(local_address=address)
+    return httpx.Client(base_url=client.base_url, transport=transport, timeout=300)
+
+
+def test_uploads_are_limited_by_address_and_in_total_and_kept_for_a_minute(
+    few: tuple[httpx.Client, Clock],
+) -> None:
+    client, clock = few
+
+    def send(client: httpx.Client) -> int:
+        answer = client.post("/gradio_api/upload", files={"files": ("x.jpg", bytes(190_000))})
+        assert answer.status_code == 200 or answer.headers["Retry-After"] == "60"
+        return answer.status_code
+
+    with at(client, "127.0.0.2") as modest, at(client, "127.0.0.3") as third:
+        assert [send(client) for _ in range(6)] == [200] * 5 + [503]  # half of the space
+        assert [send(modest) for _ in range(5)] == [200] * 5
+        assert send(third) == 503
+        clock.ahead += 61
+        assert send(client) == 200
+    old = file_data(upload(client))
+    clock.ahead += 61
+    assert call(client, old, *USUAL).status_code == 403
+
+
+def test_one_upload_may_be_larger_than_half_of_the_space(
+    trusting: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServerConfig, "max_bodies", 21_000_000)
+    files = {"files": ("x.jpg", bytes(19_000_000))}
+    assert trusting.post("/gradio_api/upload", files=files).status_code == 200
+
+
+def test_unread_results_are_limited_and_dropped_after_a_minute(
+    few: tuple[httpx.Client, Clock],
+) -> None:
+    client, clock = few
+    image = file_data(upload(client))
+    calls = [call(client, image, *USUAL) for _ in range(6)]
+    assert [answer.status_code for answer in calls] == [200] * 4 + [503] * 2
+    assert calls[4].headers["Retry-After"] == "60"
+    statuses = []
+    for number in (2, 3, 4, 5):  # room for 16 of all clients
+        with at(client, f"127.0.0.{number}") as other:
+            statuses += [call(other, image, *USUAL).status_code for _ in range(4)]
+    assert statuses == [200] * 12 + [503] * 4
+    assert result(client, calls[0])["data"][0]["caption"]
+    assert call(client, image, *USUAL).status_code == 200  # in the place of the one that was read
+    assert call(client, image, *USUAL).status_code == 503
+    clock.ahead += 61
+    image = file_data(upload(client))  # uploads are deleted, too
+    assert result(client, call(client, image, *USUAL))["data"][0]["caption"]
+    query = {"session_hash": calls[1].extensions["session"]}
+    answer = client.get("/gradio_api/queue/data", params=query)
+    assert (answer.status_code, answer.json()["type"]) == (404, "no-such-session")
 
 
 def test_a_client_that_first_sends_all_reads_why_its_upload_is_too_large(server: Server) -> None:
@@ -254,22 +288,3 @@ def test_an_unknown_host_gets_a_sentence(api: httpx.Client) -> None:
     for path, member in {"/": "detail", "/api/tags": "error"}.items():
         answer = api.get(path, headers={"Host": "evil.example:80"})
         assert answer.status_code == 400 and "--allowed-host" in answer.json()[member]
-
-
-@pytest.mark.slow
-def test_uploads_are_private_and_deleted_in_time_or_with_the_server(
-    start: Callable[..., Server],
-) -> None:
-    server = start("--upload-ttl", 1)
-    with server.client() as client:
-        stored = Path(upload(client))
-        assert stored.read_bytes() == PHOTO.read_bytes()
-        folder = next(each for each in stored.parents if each.name.startswith("captioner-"))
-        assert folder.stat().st_mode & 0o077 == 0
-        assert all(path.is_relative_to(folder) for path in server.uploads())
-        assert until(lambda: not server.uploads())
-        output = result(client, call(client, file_data(str(stored)), *USUAL))
-        assert "upload it again" in json.dumps(output)
-        upload(client)
-    assert server.stop() == 0
-    assert server.uploads() == []

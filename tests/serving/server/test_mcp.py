@@ -12,18 +12,15 @@ from typing import Any
 import httpx
 import mcp
 import pytest
-import torch
 from mcp.client.streamable_http import streamable_http_client
 
 from captioner import __version__
-from captioner.caption import Caption, Word
+from captioner.caption import Caption
 from captioner.captioner import Captioner
-from captioner.drawing.overlay import WHOLE
-from captioner.photos.transform import Box
 from captioner_serving.server import mcp as mcp_module
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
-from captioner_serving.server.mcp import describe, place_of
+from captioner_serving.server.mcp import describe
 from tests.serving.server.conftest import SAMPLES, run_async
 from tests.serving.server.running import serving
 from tests.web import hosting
@@ -221,21 +218,10 @@ def test_mcp_is_off_by_default(api: httpx.Client) -> None:
         assert api.post(path, json={}).status_code in (404, 405), path
 
 
-def test_a_place_is_named_in_the_photo_and_not_in_the_grid() -> None:
-    corner = torch.zeros(6, 6)
-    corner[0, 0] = 1.0
-    word = Word(text="dog", probability=1.0, attention=corner)
-    assert place_of(word, WHOLE) == "top left"
-    right = Box(0.7, 0.0, 1.0, 1.0)  # the grid saw a part of the photo alone
-    assert place_of(word, right) == "top right"
-    even = Word(text="dog", probability=1.0, attention=torch.full((6, 6), 1 / 36))
-    assert place_of(even, WHOLE) == "spread over the photo"
-    assert place_of(Word(text="dog", probability=1.0), WHOLE) is None
-
-
 def test_the_places_of_a_description_are_those_in_the_whole_photo() -> None:
     """The model saw the left third of the photo, and looked at the lower right of that."""
     attention = {"rows": 3, "columns": 3, "box": [0, 0, 1 / 3, 1], "weights": [0] * 8 + [1]}
+    even = {"rows": 3, "columns": 3, "box": [0, 0, 1, 1], "weights": [1 / 9] * 9}
     record = {
         "caption": "a dog runs",
         "score": -1.0,
@@ -262,3 +248,7 @@ def test_the_places_of_a_description_are_those_in_the_whole_photo() -> None:
         "- runs: bottom left, 91%",
         "The next best sentence: a cat.",
     ]
+    for weights, place in ((even, "spread over the photo"), (None, "unknown")):
+        word = {"word": "dog", "probability": 0.5, **({"attention": weights} if weights else {})}
+        plain = Caption.from_record({"caption": "dog", "score": -1.0, "words": [word]})
+        assert f"- dog: {place}, unknown" in describe(plain)

@@ -18,7 +18,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from captioner.captioner import Captioner
-from captioner_serving.server import api, photos
+from captioner_serving.server import api, service
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import Records
 from captioner_serving.server.links import WebPhoto
@@ -100,7 +100,7 @@ def test_a_download_is_limited_in_memory_and_time(
     saved_tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "WebPhoto", HERE)
-    monkeypatch.setattr(photos, "_SECONDS", 1.5)
+    monkeypatch.setattr(service, "_SECONDS", 1.5)
     late = "takes more than 1.5 s to download and decode"
     large, captioner = "limit of 0.1 MB", Captioner.from_pretrained(saved_tiny)
     config = ServerConfig(allow_urls=True, max_upload=100_000)

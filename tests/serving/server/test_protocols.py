@@ -20,7 +20,7 @@ from captioner.caption import Caption
 from captioner.captioner import Captioner, PreparedImage
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
-from captioner_serving.server import prompt
+from captioner_serving.server import chat as chat_module
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
 from tests.conftest import make_tiny, make_trust
@@ -208,19 +208,11 @@ def test_a_prompt_has_at_most_20000_characters(api: httpx.Client) -> None:
         assert "20,001 characters; the limit is 20,000" in message(answer)
 
 
-def test_json_is_an_object(
-    by_ollama: ollama.Client,
-    by_openai: openai.OpenAI,
-    sentence: str,
-    trusted: dict[str, float],
-) -> None:
+def test_json_is_an_object(by_openai: openai.OpenAI, sentence: str) -> None:
     chat = by_openai.chat.completions.create(
         model="tiny", messages=parts("Describe it", URI), response_format={"type": "json_object"}
     )
     assert json.loads(chat.choices[0].message.content or "") == {"caption": sentence}
-    answer = by_ollama.generate(KEYWORDS, "x", images=[PHOTO], format="json")
-    labels = [{"name": name, "confidence": trust} for name, trust in trusted.items()]
-    assert json.loads(answer.response) == {"labels": labels}
 
 
 # Bad input
@@ -258,31 +250,6 @@ def test_bad_input_is_an_error_of_the_protocol(
     assert said in error.value.body["message"]
     assert error.value.type == "invalid_request_error"
     assert (error.value.code == "model_not_found") is (status == 404)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_ollama_reads_an_error(by_ollama: ollama.Client, stream: bool) -> None:
-    with pytest.raises(ollama.ResponseError, match="model 'llava' not found") as refused:
-        list(by_ollama.generate("llava", "x", images=[PHOTO], stream=stream))
-    assert refused.value.status_code == 404
-
-
-@pytest.mark.parametrize("path", ["/api/generate", "/api/chat", "/v1/chat/completions"])
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (b"", "the body is not valid JSON"),
-        (b"[1]", "the body must be a JSON object"),
-        (b'{"model": 7, "messages": []}', "model is '7': it should be a valid string"),
-        (b'{"stream": "perhaps", "messages": []}', "stream is 'perhaps'"),
-    ],
-)
-def test_a_malformed_body_is_an_error_of_the_protocol(
-    api: httpx.Client, path: str, body: bytes, said: str
-) -> None:
-    answer = api.post(path, content=body)
-    assert answer.status_code == 400
-    assert said in message(answer)
 
 
 def message(answer: httpx.Response) -> str:
@@ -336,17 +303,14 @@ def test_a_schema_of_a_text_and_a_list_of_keywords_is_filled(
 
 
 @pytest.mark.parametrize("schema", REFUSED)
-def test_any_other_schema_is_refused(
-    by_ollama: ollama.Client, by_openai: openai.OpenAI, schema: dict[str, Any]
-) -> None:
-    with pytest.raises(ollama.ResponseError, match="schema cannot be filled") as refused:
-        by_ollama.generate("tiny", "x", images=[PHOTO], format=schema)
-    assert refused.value.status_code == 400
-    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    with pytest.raises(openai.BadRequestError, match="schema cannot be filled"):
-        by_openai.chat.completions.create(
-            model="tiny", messages=parts("x", URI), response_format=form
-        )
+def test_any_other_schema_is_refused(api: httpx.Client, schema: dict[str, Any]) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for path, body in (
+        ("/api/generate", {"images": [CODED], "format": schema}),
+        ("/v1/chat/completions", {"messages": parts("x", URI), "response_format": form}),
+    ):
+        answer = api.post(path, json=body)
+        assert answer.status_code == 400 and "schema cannot be filled" in message(answer)
 
 
 def responses_input() -> Any:
@@ -382,35 +346,49 @@ WAYS = {
 
 @pytest.mark.parametrize("coded", WAYS.values(), ids=WAYS)
 def test_base64_is_read_as_others_write_it(api: httpx.Client, sentence: str, coded: str) -> None:
-    body = {"images": coded, "stream": False, "model": None, "format": None, "prompt": None}
-    assert api.post("/api/generate", json=body).json()["response"] == sentence
     photo = {"type": "image_url", "image_url": {"url": coded, "detail": None}, "text": None}
     text = {"type": "text", "text": "hi", "image_url": None}
-    for content in (photo, [text, photo]):
-        asked = {"messages": [{"role": "user", "content": content}], "response_format": None}
-        answer = api.post("/v1/chat/completions", json=asked).json()
-        assert answer["choices"][0]["message"]["content"] == sentence
-    asked = {"messages": [{"content": None, "images": coded}], "stream": False}
-    assert api.post("/api/chat", json=asked).json()["message"]["content"] == sentence
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/api/generate", {"images": coded, "model": None, "format": None, "prompt": None}),
+        ("/api/chat", {"messages": [{"content": None, "images": coded}]}),
+        *(
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
+            for content in (photo, [text, photo])
+        ),
+    ]
+    for path, body in bodies:
+        assert text_of(api.post(path, json=body)) == sentence
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "said"),
-    [
-        ("/v1/chat/completions", {"messages": [{"content": 7}]},
-         "messages.0.content is '7': it should be a text or a list of parts"),
-        ("/v1/chat/completions", {"messages": {}}, "messages is an object: it should be a list"),
-        ("/v1/chat/completions", {"messages": [[]]}, "messages.0 is a list: it should be an obj"),
-        ("/v1/chat/completions", {}, "messages is missing"),
-        ("/api/chat", {"messages": [{"content": ["x"]}]}, "messages.0.content is a list: it"),
-        ("/api/generate", {"format": "xml"}, "format is 'xml': it should be 'json' or a JSON"),
-        ("/api/generate", {"images": {"a": 1}}, "images is an object: it should be a list"),
-    ],
-)  # fmt: skip
-def test_sentences_have_no_types_of_python(
-    api: httpx.Client, path: str, body: dict[str, Any], said: str
+MALFORMED: list[tuple[str, Any, str]] = [
+    *(
+        (path, body, said)
+        for path in ("/api/generate", "/api/chat", "/v1/chat/completions")
+        for body, said in (
+            (b"", "not valid JSON"),
+            (b"[1]", "must be a JSON object"),
+            ({"model": 7, "messages": []}, "model is '7': it should be a valid string"),
+            ({"stream": "perhaps", "messages": []}, "stream is 'perhaps'"),
+        )
+    ),
+    ("/v1/chat/completions", {"messages": [{"content": 7}]},
+     "messages.0.content is '7': it should be a text or a list of parts"),
+    ("/v1/chat/completions", {"messages": {}}, "messages is an object: it should be a list"),
+    ("/v1/chat/completions", {"messages": [[]]}, "messages.0 is a list: it should be an obj"),
+    ("/v1/chat/completions", {}, "messages is missing"),
+    ("/api/chat", {"messages": [{"content": ["x"]}]}, "messages.0.content is a list: it"),
+    ("/api/generate", {"format": "xml"}, "format is 'xml': it should be 'json' or a JSON"),
+    ("/api/generate", {"images": {"a": 1}}, "images is an object: it should be a list"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "said"), MALFORMED)
+def test_a_malformed_body_is_an_error_of_the_protocol(
+    api: httpx.Client, path: str, body: Any, said: str
 ) -> None:
-    answer = api.post(path, json=body)
+    """In words without Python's types."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = api.post(path, content=content)
     assert answer.status_code == 400
     assert said in message(answer)
     assert not re.search(r"tuple|dict|instance|\bstr\b|None", message(answer))
@@ -491,122 +469,74 @@ def test_a_token_is_an_api_key(model: Model) -> None:
 
 # The exact requests of programs
 
-
-def test_photoprism(api: httpx.Client, sentence: str, trusted: dict[str, float]) -> None:
-    """Its internal/ai/vision: one POST, and of the answer `response` alone."""
-    asked = {
-        "id": "a7c29f9e-9c2f-4d2b-8b0c-5f7d9f1f3f10",
-        "model": "tiny:latest",
-        "prompt": "Create a caption with exactly one sentence in the active voice that describes "
-        "the main visual content. Begin with the main subject and clear action. Avoid text "
-        "formatting, meta-language, and filler words.",
-        "suffix": "",
-        "options": {"temperature": 0.1},
-        "stream": False,
-        "images": [CODED],
-    }
-    assert api.post("/api/generate", json=asked).json()["response"] == sentence
-    labels = {
-        "model": "captioner-keywords:latest",
-        "system": "You are a PhotoPrism vision model. Output concise JSON that matches the schema.",
-        "prompt": "Analyze the image and return label objects with name, confidence (0-1), and "
-        "topicality (0-1).",
-        "format": "json",
-        "options": {"temperature": 0.1, "top_p": 0.9, "stop": ["\n\n"]},
-    }
-    answer = api.post("/api/generate", json=asked | labels).json()
-    assert [one["name"] for one in json.loads(answer["response"])["labels"]] == [*trusted]
-
-
-def test_home_assistant(by_ollama: ollama.Client, sentence: str) -> None:
-    """Its integration "Ollama" lists the models, then streams a chat."""
-    assert "tiny:latest" in {model["model"] for model in by_ollama.list().get("models", [])}
-    chunks = by_ollama.chat(
-        model="tiny:latest",
-        messages=[
-            ollama.Message(role="system", content="You label devices."),
-            ollama.Message(
-                role="user",
-                content="Who is at the door?",
-                images=[ollama.Image(value=SAMPLES / "coffee.jpg")],
-            ),
-        ],
-        tools=[{"type": "function", "function": {"name": "turn_on", "parameters": {}}}],
-        stream=True,
-        keep_alive="-1s",
-        options={"num_ctx": 8192},
-        think=False,
-        format=None,
-    )
-    assert "".join(chunk["message"].get("content") or "" for chunk in chunks) == sentence
-
-
-def test_llm_vision(api: httpx.Client, sentence: str) -> None:
-    """Home Assistant's "LLM Vision" sends photo and prompt in two messages."""
-    assert api.get("/api/tags").status_code == 200
-    asked = {
-        "model": "tiny",
-        "messages": [
-            {"role": "user", "content": "Image 1:", "images": [CODED]},
-            {"role": "user", "content": "Describe the camera image."},
-        ],
-        "system": "Label what you see.",
-        "stream": False,
-        "keep_alive": "5m",
+IMAGE_PART = {"type": "image_url", "image_url": {"url": URI}}
+OTHER = base64.b64encode((SAMPLES / "rocket.jpg").read_bytes()).decode()
+PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "PhotoPrism": ("/api/generate", {
+        "id": "a7c29f9e", "model": "tiny:latest", "prompt": "Create a caption with one sentence.",
+        "suffix": "", "options": {"temperature": 0.1}, "stream": False, "images": [CODED],
+    }),
+    "LLM Vision: photo and prompt in two messages": ("/api/chat", {
+        "model": "tiny", "stream": False, "system": "Label what you see.", "keep_alive": "5m",
+        "messages": [{"role": "user", "content": "Image 1:", "images": [CODED]},
+                     {"role": "user", "content": "Describe the camera image."}],
         "options": {"num_predict": 100, "temperature": 0.2, "num_ctx": 2048},
-    }
-    assert api.post("/api/chat", json=asked).json()["message"]["content"] == sentence
+    }),
+    "Home Assistant: a stream, and a message for the model": ("/api/chat", {
+        "model": "tiny:latest", "stream": True, "keep_alive": "-1s", "think": False, "format": None,
+        "messages": [{"role": "system", "content": "You label devices."},
+                     {"role": "user", "content": "Who is at the door?", "images": [CODED]}],
+        "tools": [{"type": "function", "function": {"name": "turn_on", "parameters": {}}}],
+    }),
+    "Open WebUI: the whole chat with each question": ("/api/chat", {
+        "model": "tiny:latest", "stream": True, "options": {},
+        "messages": [{"role": "user", "content": "what?", "images": [OTHER]},
+                     {"role": "assistant", "content": "Something."},
+                     {"role": "user", "content": "and this?", "images": [CODED]},
+                     {"role": "assistant", "content": "Something else."},
+                     {"role": "user", "content": "and now?"}],
+    }),
+    "TagGUI: no model, text and photo apart": ("/v1/chat/completions", {
+        "model": "null", "max_new_tokens": 100, "rep_pen": 1.0, "do_sample": False,
+        "messages": [{"role": "system", "content": "You are image captioning expert."},
+                     {"role": "user", "content": "Describe the image in one sentence."},
+                     {"role": "user", "content": [IMAGE_PART]}],
+    }),
+    "a URL in place of an object": ("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": [{**IMAGE_PART, "image_url": URI}]}],
+    }),
+}  # fmt: skip
 
 
-def test_open_webui(api: httpx.Client, sentence: str) -> None:
-    """It checks the version, lists models, and sends the whole chat with each question."""
+def text_of(answer: httpx.Response) -> str:
+    """The text of an answer, whole or in a stream."""
+    assert answer.status_code == 200, answer.text
+    if answer.url.path.startswith("/v1/"):
+        return str(answer.json()["choices"][0]["message"]["content"])
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    return "".join(line.get("response") or line["message"]["content"] for line in lines)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_requests_of_programs_are_answered(
+    api: httpx.Client, sentence: str, program: str
+) -> None:
+    path, body = PROGRAMS[program]
+    assert text_of(api.post(path, json=body)) == sentence
+
+
+def test_programs_find_version_models_and_labels(
+    api: httpx.Client, sentence: str, trusted: dict[str, float]
+) -> None:
     assert api.get("/api/version").json()["version"]
-    (name, *_) = [model["model"] for model in api.get("/api/tags").json()["models"]]
-    other = base64.b64encode((SAMPLES / "rocket.jpg").read_bytes()).decode()
-    chat = [
-        {"role": "user", "content": "what?", "images": [other]},
-        {"role": "assistant", "content": "Something."},
-        {"role": "user", "content": "and this?", "images": [CODED]},
-        {"role": "assistant", "content": "Something else."},
-        {"role": "user", "content": "and now?"},
-    ]
-    first = api.post("/api/chat", json={"messages": chat[:1], "stream": False}).json()
-    assert first["message"]["content"] != sentence
-    body = json.dumps({"model": name, "messages": chat, "stream": True, "options": {}})
-    with api.stream("POST", "/api/chat", content=body) as answer:
-        assert answer.headers["content-type"] == "application/x-ndjson"
-        lines = [json.loads(line) for line in answer.iter_lines()]
-    assert "".join(line["message"]["content"] for line in lines) == sentence
-    assert [model["id"] for model in api.get("/v1/models").json()["data"]] == [
-        "tiny",
-        "plain",
-        KEYWORDS,
-    ]
-
-
-def test_taggui(api: httpx.Client, sentence: str) -> None:
-    """TagGUI names no model, sends text and photo apart, and keeps only whole sentences."""
-    asked = {
-        "messages": [
-            {"role": "system", "content": "You are image captioning expert."},
-            {"role": "user", "content": "Describe the image in one sentence."},
-            {
-                "role": "user",
-                "content": [{"type": "image_url", "image_url": {"url": URI}}],
-            },
-        ],
-        "model": "null",
-        "max_new_tokens": 100,
-        "max_completion_tokens": 100,
-        "rep_pen": 1.0,
-        "do_sample": False,
+    first = {"messages": [{"role": "user", "content": "what?", "images": [OTHER]}]}
+    assert text_of(api.post("/api/chat", json=first)) != sentence
+    path, body = PROGRAMS["PhotoPrism"]
+    labels = {"model": f"{KEYWORDS}:latest", "format": "json", "system": "Output concise JSON."}
+    answer = json.loads(text_of(api.post(path, json=body | labels)))
+    assert answer == {
+        "labels": [{"name": name, "confidence": trust} for name, trust in trusted.items()]
     }
-    answer = api.post("/v1/chat/completions", json=asked).json()
-    assert answer["choices"][0]["message"]["content"] == sentence
-    assert sentence.endswith(".")
-    bare: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": URI}]}]
-    answer = api.post("/v1/chat/completions", json={"messages": bare}).json()
-    assert answer["choices"][0]["message"]["content"] == sentence
 
 
 def test_ollama_run_loads_a_model_first(api: httpx.Client) -> None:
@@ -620,7 +550,7 @@ def test_ollama_run_loads_a_model_first(api: httpx.Client) -> None:
 def test_an_address_is_fetched_where_the_server_may(
     model: Model, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
+    monkeypatch.setattr(chat_module, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
     with (
         hosting(SAMPLES) as address,
         serving(model, ServerConfig(allow_urls=True, max_upload=len(PHOTO))) as url,

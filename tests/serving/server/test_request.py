@@ -14,6 +14,7 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from captioner.captioner import Captioner
@@ -72,26 +73,23 @@ def test_ipv6_clients_are_counted_by_their_network() -> None:
 
 @pytest.mark.parametrize("prefix", ["", "/photos/words"])
 @pytest.mark.parametrize(
-    ("path", "name", "shown"),
+    ("path", "route", "shown"),
     [
         ("/api/caption", "/api/caption", "/api/caption"),
-        ("/api/sheet", "/api/sheet", "/api/sheet"),
+        ("/v1/models/IMG_1", "/v1/models/{name}", "/v1/models/{name}"),
         ("/gradio_api/file=/tmp/x/IMG_1.jpg", None, "/gradio_api/..."),
-        ("/gradio_api/heartbeat/abc", "/gradio_api/heartbeat", "/gradio_api/heartbeat"),
-        ("/assets/index.js", "/assets", "/assets/index.js"),
-        ("/", "/", "/"),
         ("/nonsense/IMG_1.jpg", None, "/nonsense/..."),
         ("/photos/wordsmith/api/caption", None, "/photos/..."),
     ],
 )
 def test_routes_are_named_below_any_prefix(
-    prefix: str, path: str, name: str | None, shown: str
+    prefix: str, path: str, route: str | None, shown: str
 ) -> None:
     inside = Inside()
-    ask(RequestLimits(inside, root_path="/photos/words"), prefix + path)
+    routes = [Route(pattern, inside) for pattern in ("/api/caption", "/v1/models/{name}")]
+    ask(RequestLimits(inside, routes=routes, root_path="/photos/words"), prefix + path)
     info = request_info(inside.scope)
-    assert info.route == name
-    assert info.shown_path == shown
+    assert (info.route, info.shown_path) == (route, shown)
     assert inside.scope["path"] == "/photos/words" + path  # and FastAPI takes it off once
 
 
@@ -185,7 +183,9 @@ def test_websockets_are_closed() -> None:
 
 def logged(inside: Any, *, metrics: Metrics, stream: Any = None, said: Any = None) -> RequestLimits:
     say = (said if said is not None else []).append
-    return RequestLimits(AccessLog(inside, metrics, stream, say), root_path="")
+    return RequestLimits(
+        AccessLog(inside, metrics, stream, say), routes=[Route("/api/caption", inside)]
+    )
 
 
 def count(metrics: Metrics, status: int) -> bool:
@@ -269,15 +269,7 @@ def test_head_is_answered_as_get_is(api: httpx.Client) -> None:
     assert answer.status_code == 200 and answer.content == b""
 
 
-@pytest.mark.parametrize(
-    "inside",
-    [
-        Inside(KeyError("x")),
-        Inside(answer=PlainTextResponse("Internal Server Error", 500)),
-        Inside(MemoryError()),
-    ],
-    ids=["raised", "answered", "memory"],
-)
+@pytest.mark.parametrize("inside", [Inside(KeyError("x")), Inside(MemoryError())])
 def test_every_failure_is_a_problem_document(
     inside: Inside, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,19 +22,13 @@ from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
 from tests.process_tree import children, seconds
 from tests.serving.server.conftest import SAMPLES, Server
-from tests.serving.server.running import Clock, serving, until
-from tests.serving.server.test_endpoint import USUAL, call, file_data, result, upload
+from tests.serving.server.running import serving, until
 from tests.serving.server.test_life import metric
 from tests.web import Handler, hosting
 
 pytestmark = pytest.mark.slow
 
 PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
-
-
-def at(server: Server, address: str) -> httpx.Client:
-    """A client with a separate address."""
-    return server.client(transport=httpx.HTTPTransport(local_address=address))
 
 
 def test_a_client_that_leaves_stops_its_drawing(server: Server) -> None:
@@ -57,84 +51,6 @@ def test_a_client_that_leaves_stops_its_drawing(server: Server) -> None:
     assert until(lambda: set(children(server.process.pid)) != before, 15)
     with server.client() as client:
         assert client.post("/api/caption", files={"image": PHOTO}).status_code == 200
-
-
-def test_uploads_are_limited_by_address_and_in_total(start: Callable[..., Server]) -> None:
-    server = start("--max-upload", "1MB", "--max-bodies", "2MB", "--upload-ttl", 1.5)
-
-    def send(client: httpx.Client) -> int:
-        files = {"files": ("x.jpg", os.urandom(480_000))}
-        answer = client.post("/gradio_api/upload", files=files)
-        if answer.status_code == 503:
-            assert answer.headers["Retry-After"] == "60"
-            assert "recent uploads fill the space" in answer.json()["detail"]
-        return answer.status_code
-
-    third = at(server, "127.0.0.3")
-    with at(server, "127.0.0.1") as greedy, at(server, "127.0.0.2") as modest, third:
-        assert [send(greedy) for _ in range(6)] == [200, 200, 503, 503, 503, 503]
-        assert [send(modest) for _ in range(2)] == [200, 200]
-        assert send(third) == 503
-        assert sum(path.stat().st_size for path in server.uploads()) < 3_000_000
-        assert until(lambda: not server.uploads(), 30)  # those that broke off, too
-        assert until(lambda: send(greedy) == 200, 30)
-
-
-def test_one_upload_may_be_larger_than_half_of_the_space(start: Callable[..., Server]) -> None:
-    server = start("--max-upload", "1.5MB", "--max-bodies", "2MB")
-    with server.client() as client:
-        files = {"files": ("x.jpg", os.urandom(1_300_000))}
-        assert client.post("/gradio_api/upload", files=files).status_code == 200
-
-
-@pytest.fixture
-def few(saved_tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[httpx.Client, Clock]]:
-    """A server with room for four unread results of one client, and a clock to put forward."""
-    clock = Clock(monkeypatch)
-    captioner = Captioner.from_pretrained(saved_tiny)
-    with (
-        serving(captioner, ServerConfig(queue=4)) as url,
-        httpx.Client(base_url=url, timeout=300) as client,
-    ):
-        yield client, clock
-
-
-def test_a_call_that_gradio_refuses_counts_as_unread_for_a_minute(
-    few: tuple[httpx.Client, Clock],
-) -> None:
-    client, clock = few
-    image = file_data(upload(client))
-    wrong = {"trigger_id": "not a number"}
-    assert [call(client, image, *USUAL, **wrong).status_code for _ in range(4)] == [400] * 4
-    assert call(client, image, *USUAL).status_code == 503
-    clock.ahead += 61
-    assert call(client, image, *USUAL).status_code == 200
-
-
-def test_unread_results_are_limited_and_dropped_after_a_minute(
-    few: tuple[httpx.Client, Clock],
-) -> None:
-    client, clock = few
-    image = file_data(upload(client))
-    calls = [call(client, image, *USUAL) for _ in range(6)]
-    assert [answer.status_code for answer in calls] == [200] * 4 + [503] * 2
-    assert calls[4].headers["Retry-After"] == "60"
-    assert "too many results are unread" in calls[4].json()["detail"]
-    statuses = []
-    for number in (2, 3, 4, 5):  # room for 16 of all clients
-        transport = httpx.HTTPTransport(local_address=f"127.0.0.{number}")
-        with httpx.Client(base_url=client.base_url, transport=transport, timeout=300) as other:
-            statuses += [call(other, image, *USUAL).status_code for _ in range(4)]
-    assert statuses == [200] * 12 + [503] * 4
-    assert result(client, calls[0])["data"][0]["caption"]
-    assert call(client, image, *USUAL).status_code == 200  # in the place of the one that was read
-    assert call(client, image, *USUAL).status_code == 503
-    clock.ahead += 61
-    again = call(client, image, *USUAL)
-    assert result(client, again)["data"][0]["caption"]
-    query = {"session_hash": calls[1].extensions["session"]}
-    answer = client.get("/gradio_api/queue/data", params=query)
-    assert (answer.status_code, answer.json()["type"]) == (404, "no-such-session")
 
 
 class Hosts(Handler):

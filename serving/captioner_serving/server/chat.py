@@ -24,7 +24,7 @@ from captioner_serving.server.body import decode_photo, parse_body, parse_object
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto
 from captioner_serving.server.problems import NO_URLS, RefusedError, bad_fields
-from captioner_serving.server.request import client_of, request_info
+from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
 
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -55,36 +55,12 @@ Photos = Annotated[
 """The photos of a message."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Message:
-    """A message of a chat.
-
-    role: "system", "user", "assistant" or "tool".
-    images: the photos, each as bytes or a URL.
-    """
-
-    role: str
-    images: tuple[bytes | str, ...] = ()
+Images = tuple[bytes | str, ...]
+"""Photos of a message, each as bytes or a URL."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompt:
-    """A prompt of a client.
-
-    model: the name of the model, from the client.
-    images: the user's photos, each as bytes or a URL.
-    is_json: the answer must be a JSON object.
-    schema: the JSON schema of that object, or None.
-    """
-
-    model: str | None
-    images: Sequence[bytes | str]
-    is_json: bool = False
-    schema: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Reply:
     """The answer to a prompt.
 
     model: the name of the model.
@@ -127,15 +103,16 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def current_turn(messages: Sequence[Message]) -> tuple[bytes | str, ...]:
-    """Return the photos of the user's last turn, or else of the last message with photos."""
-    last = max(
-        (at for at, message in enumerate(messages) if message.role == "assistant"), default=-1
-    )
-    turn = [message for message in messages[last + 1 :] if message.role == "user"]
-    images = tuple(image for message in turn for image in message.images)
-    earlier = (message.images for message in reversed(messages[: last + 1]) if message.images)
-    return images or next(earlier, ())
+def current_turn(messages: Sequence[tuple[str, Images]]) -> Images:
+    """Return the photos of the user's last turn, or else of the last message with photos.
+
+    messages: the role of each message, such as "user" or "assistant", and its photos.
+    """
+    roles = ["", *(role for role, _ in messages)]
+    last = max(at for at, role in enumerate(roles) if role in ("", "assistant"))
+    turn = [image for role, images in messages[last:] if role == "user" for image in images]
+    earlier = (images for _, images in reversed(messages[:last]) if images)
+    return tuple(turn) or next(earlier, ())
 
 
 def model_names(request: Request) -> list[str]:
@@ -166,35 +143,37 @@ def named_service(request: Request, name: str | None) -> tuple[str, CaptionServi
     raise RefusedError("no-such-model", f"model {name[:40]!r} not found: use {names}")
 
 
-async def answer(request: Request, prompt: Prompt) -> Answer:
+async def answer(
+    request: Request, model: str | None, images: Images, form: dict[str, Any] | str | None
+) -> Reply:
     """Caption the photo of a prompt.
+
+    Args:
+        request: the request of the client.
+        model: the name of the model, from the client.
+        images: the user's photos.
+        form: "json" for a JSON object, or its JSON schema.
 
     Raises:
         RefusedError: there is no such model, or not exactly one photo.
         CaptionerError: see CaptionService.caption_one.
     """
-    name, service = named_service(request, prompt.model)
-    lists = _check_schema(prompt.schema) if prompt.schema is not None else {}
+    name, service = named_service(request, model)
+    lists = _check_schema(form) if isinstance(form, dict) else {}
     if any(lists.values()):
         service.captioner.check_trust(0, setting="a list of keywords")
-    photo = _photo(service.config, prompt.images)
+    photo, config = _photo(service.config, images), service.captioner.generation.for_request()
     start = time.monotonic()
-    work = service.caption_one(
-        photo, service.captioner.generation.for_request(), client=client_of(request.scope)
-    )
+    work = service.caption_one(photo, config, client=client_of(request.scope))
     caption = await while_connected(request, work)
-    request_info(request.scope).is_reported = True
-    is_keywords = name == KEYWORDS
-    keywords = caption.keywords()
+    keywords, is_keywords = caption.keywords(), name == KEYWORDS
     text = ", ".join(keywords) if is_keywords else sentence(caption.text)
     if lists:
-        filled = {name: keywords if is_list else text for name, is_list in lists.items()}
-        text = json.dumps(filled)
-    elif prompt.is_json:
-        text = json.dumps(
-            {"labels": _labels(caption, keywords)} if is_keywords else {"caption": text}
-        )
-    return Answer(model=name, text=text, seconds=time.monotonic() - start)
+        text = json.dumps({key: keywords if is_list else text for key, is_list in lists.items()})
+    elif form == "json":
+        labels = {"labels": _labels(caption, keywords)}
+        text = json.dumps(labels if is_keywords else {"caption": text})
+    return Reply(model=name, text=text, seconds=time.monotonic() - start)
 
 
 def _check_schema(schema: dict[str, Any]) -> dict[str, bool]:
@@ -224,7 +203,7 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, bool]:
     return lists
 
 
-def _photo(config: ServerConfig, images: Sequence[bytes | str]) -> bytes | Readable:
+def _photo(config: ServerConfig, images: Images) -> bytes | Readable:
     if len(images) != 1:
         count = "no image" if not images else f"{len(images)} images"
         raise RefusedError("bad-request", f"the prompt has {count}; send exactly one")

@@ -1,0 +1,242 @@
+"""The routes of gradio_client, in place of Gradio's own uploads and queue.
+
+A client uploads a photo, joins the queue with the path of the upload, and reads the result from a
+stream of events. Gradio would write uploads to disk, open the files and URLs that calls name, and
+keep results that are never read. Here photos and results stay in memory, for a limited time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import ValidationError
+
+from captioner.errors import CaptionerError
+from captioner_serving.server.api import CaptionFields
+from captioner_serving.server.body import Upload, parse_body, parse_object, read_parts
+from captioner_serving.server.problems import BusyError, RefusedError, bad_fields
+from captioner_serving.server.request import client_of
+from captioner_serving.server.service import CaptionService
+
+FIELDS = ("beam_size", "captions", "attention", "check_attention", "style", "minimum_trust")
+"""The values of a call after the image."""
+
+_KEPT = 60.0  # seconds that uploads, and results without a reader, are kept
+_SMALLEST = 16_384  # bytes; smaller uploads count as much, which limits their number
+_HEARTBEATS = 16  # open streams of a client
+
+
+@dataclass(frozen=True)
+class _Photo:
+    upload: Upload
+    client: str
+    stored: float  # time.monotonic()
+
+    @property
+    def size(self) -> int:
+        return max(len(self.upload.data), _SMALLEST)
+
+
+@dataclass(eq=False)
+class _Session:
+    """The unread calls of a session, and the identifiers of those that are done."""
+
+    client: str
+    touched: float
+    readers: int = 0
+    calls: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
+    done: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+
+class GradioCalls:
+    """The routes, with limits of uploads, unread results and open streams.
+
+    One client may use half of the space for uploads, and a quarter of the sessions.
+    """
+
+    def __init__(self, service: CaptionService) -> None:
+        self._service = service
+        self._photos: dict[str, _Photo] = {}
+        self._sessions: dict[str, _Session] = {}
+        self._heartbeats = Counter[str]()
+        self._closed = False
+        self.router = APIRouter(prefix="/gradio_api", include_in_schema=False)
+        for path, method, route in (
+            ("/upload", "POST", self._upload),
+            ("/queue/join", "POST", self._join),
+            ("/queue/data", "GET", self._data),
+            ("/cancel", "POST", self._cancel),
+            ("/heartbeat/{session}", "GET", self._heartbeat),
+        ):
+            self.router.add_api_route(path, route, methods=[method])
+
+    async def watch(self) -> None:
+        """Delete old photos and results, until cancelled."""
+        while True:
+            await asyncio.sleep(30)
+            self._expire()
+
+    def close(self) -> None:
+        """End the heartbeats."""
+        self._closed = True
+
+    async def _upload(self, request: Request) -> list[str]:
+        """Store one file; return its path."""
+        limit, capacity = self._service.config.max_upload, self._service.config.max_bodies
+        files, _ = await read_parts(request, key="files", max_bytes=limit)
+        self._expire()
+        paths = []
+        for file in files:
+            photo = _Photo(file, client_of(request.scope), time.monotonic())
+            sizes = Counter[str]()
+            for stored in (photo, *self._photos.values()):
+                sizes[stored.client] += stored.size
+            own_limit = max(capacity // 2, photo.size)
+            if sizes.total() > capacity or sizes[photo.client] > own_limit:
+                raise BusyError(round(_KEPT), "recent uploads fill the space for uploads")
+            paths.append(f"{secrets.token_urlsafe(16)}/{file.name or 'image'}")
+            self._photos[paths[-1]] = photo
+        return paths
+
+    async def _join(self, request: Request) -> dict[str, str]:
+        """Begin a call of the endpoint."""
+        call = await parse_body(request, parse_object)
+        self._expire()
+        name, values = call.get("session_hash"), call.get("data")
+        if not isinstance(name, str):
+            raise RefusedError("bad-request", "session_hash is missing: use gradio_client")
+        if not isinstance(values, list) or len(values) != 1 + len(FIELDS):
+            count = 1 + len(FIELDS)
+            raise RefusedError("bad-request", f"/caption takes {count} values: use gradio_client")
+        image = values[0]
+        if not isinstance(image, dict) or "path" not in image:
+            raise RefusedError("bad-request", "there is no image: pass handle_file('photo.jpg')")
+        photo = self._photos.get(str(image["path"]))
+        if photo is None:
+            raise RefusedError(
+                "forbidden",
+                f"the call names a file that was not uploaded, or more than {_KEPT:.0f} s ago: use "
+                "handle_file('photo.jpg')",
+            )
+        client, event = client_of(request.scope), secrets.token_hex(16)
+        session = self._session(name, client)
+        fields = dict(zip(FIELDS, values[1:], strict=True))
+        work = self._output(photo.upload.data, fields, image.get("orig_name"), client)
+        session.calls[event] = task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: session.done.put_nowait(event))
+        return {"event_id": event}
+
+    def _session(self, name: str, client: str) -> _Session:
+        if name not in self._sessions:
+            limit = 4 * self._service.config.queue
+            unread = Counter(entry.client for entry in self._sessions.values() if not entry.readers)
+            if unread.total() >= limit or unread[client] >= limit // 4:
+                raise BusyError(round(_KEPT), "too many results are unread")
+            self._sessions[name] = _Session(client, time.monotonic())
+        self._sessions[name].touched = time.monotonic()
+        return self._sessions[name]
+
+    async def _output(
+        self, photo: bytes, values: dict[str, Any], name: object, client: str
+    ) -> dict[str, Any]:
+        try:
+            fields = CaptionFields(**{**values, "style": values["style"] or None})
+            config, check = fields.settings(self._service.captioner), fields.check_attention
+            caption = await self._service.caption_one(
+                photo, config, client=client, check_attention=check
+            )
+            record = caption.record(attention=fields.attention, minimum_trust=fields.minimum_trust)
+            return {"data": [{**record, "image": name}]}
+        except ValidationError as error:
+            return {"error": bad_fields(error.errors()).detail}
+        except CaptionerError as error:
+            return {"error": str(error)}
+
+    async def _data(self, session_hash: str = "") -> Response:
+        """Stream the results of a session, until all its calls are answered."""
+        session = self._sessions.get(session_hash)
+        if session is None:
+            raise RefusedError(
+                "no-such-session",
+                "the results of this session were already read or have expired: call again",
+            )
+        return _stream(self._events(session_hash, session))
+
+    async def _events(self, name: str, session: _Session) -> AsyncIterator[str]:
+        session.readers += 1
+        try:
+            while session.calls:
+                try:
+                    async with asyncio.timeout(15):
+                        event = await session.done.get()
+                except TimeoutError:
+                    yield _message("heartbeat")
+                    continue
+                call = session.calls.pop(event)
+                output = {"error": "cancelled"} if call.cancelled() else call.result()
+                success = "error" not in output
+                yield _message("process_completed", event, output=output, success=success)
+            self._sessions.pop(name, None)  # a later call begins another session
+            yield _message("close_stream")
+        finally:
+            session.readers -= 1
+            if not session.readers:
+                self._drop(name, session)
+
+    async def _cancel(self, request: Request) -> dict[str, bool]:
+        call = await parse_body(request, parse_object)
+        session = self._sessions.get(str(call.get("session_hash")))
+        task = session and session.calls.get(str(call.get("event_id")))
+        return {"success": bool(task and task.cancel())}
+
+    async def _heartbeat(self, request: Request) -> Response:
+        """Keep a stream open while the server runs, which clients expect."""
+        client = client_of(request.scope)
+        if self._heartbeats[client] >= _HEARTBEATS:
+            raise BusyError(5, "too many streams are open")
+        return _stream(self._beats(client))
+
+    async def _beats(self, client: str) -> AsyncIterator[str]:
+        self._heartbeats[client] += 1
+        try:
+            for second in itertools.count():
+                if self._closed:
+                    return
+                if second % 15 == 0:
+                    yield "data: ALIVE\n\n"
+                await asyncio.sleep(1)
+        finally:
+            self._heartbeats -= Counter([client])
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        self._photos = {
+            path: photo for path, photo in self._photos.items() if now - photo.stored < _KEPT
+        }
+        for name, session in list(self._sessions.items()):
+            if not session.readers and now - session.touched > _KEPT:
+                self._drop(name, session)
+
+    def _drop(self, name: str, session: _Session) -> None:
+        if self._sessions.get(name) is session:
+            del self._sessions[name]
+        for call in session.calls.values():
+            call.cancel()
+
+
+def _stream(events: AsyncIterator[str]) -> Response:
+    return StreamingResponse(events, media_type="text/event-stream")
+
+
+def _message(kind: str, event: str | None = None, **members: Any) -> str:
+    return f"data: {json.dumps({'msg': kind, 'event_id': event, **members})}\n\n"
