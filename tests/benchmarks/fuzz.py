@@ -21,8 +21,8 @@ from pathlib import Path
 from PIL import Image
 
 from captioner.photos.transform import TransformConfig
-from captioner_serving.decoding.decoded import EncodedPhoto
-from captioner_serving.decoding.reader import Reader
+from captioner_serving.decoding.photo import EncodedPhoto
+from captioner_serving.decoding.pool import Reader
 from tests.process_tree import children
 
 SECONDS = 20.0

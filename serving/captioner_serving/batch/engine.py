@@ -29,8 +29,8 @@ from captioner.shared.text import counted
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo
 from captioner_serving.batch.inputs.urls import url_environment
-from captioner_serving.decoding.decoded import Decoded
-from captioner_serving.decoding.reader import Reader
+from captioner_serving.decoding.photo import Decoded
+from captioner_serving.decoding.pool import Reader
 from captioner_serving.memory import is_out_of_memory
 
 _CPU_BATCH = 32  # larger batches do not fit the caches, smaller ones do not use all matrix units

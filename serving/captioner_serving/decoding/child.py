@@ -26,7 +26,7 @@ import numpy as np
 from PIL import AvifImagePlugin
 
 from captioner.shared.files import IS_WINDOWS
-from captioner_serving.decoding.decoded import decode
+from captioner_serving.decoding.photo import decode
 
 READY = b"ready"
 """The first message of a child."""

@@ -32,8 +32,8 @@ from captioner.errors import (
 from captioner.shared.files import IS_WINDOWS
 from captioner_serving.decoding import child
 from captioner_serving.decoding.child import READY, Limits, Line, StoppedError
-from captioner_serving.decoding.decoded import Decoded, Output, Readable, Square
 from captioner_serving.decoding.fair_queue import Budget
+from captioner_serving.decoding.photo import Decoded, Output, Readable, Square
 
 _START_SECONDS = 60.0
 _POLL = 0.2  # seconds

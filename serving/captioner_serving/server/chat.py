@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from captioner.caption import Caption
 from captioner.shared.paths import is_web_address
 from captioner_serving.batch.wording import sentence
-from captioner_serving.decoding.decoded import Readable
+from captioner_serving.decoding.photo import Readable
 from captioner_serving.server.api import services_of, while_connected
 from captioner_serving.server.body import decode_photo, parse_body, parse_object, too_large
 from captioner_serving.server.config import ServerConfig

@@ -18,7 +18,7 @@ from captioner.drawing.overlay import Panel, overlay
 from captioner.drawing.saving import encode_animation
 from captioner.drawing.sheet import contact_sheet
 from captioner.photos.transform import Box
-from captioner_serving.decoding.decoded import shrink
+from captioner_serving.decoding.photo import shrink
 
 _LONGEST_SIDE = 2400
 """Pixels of the longer side of a drawn photo."""
@@ -35,7 +35,7 @@ class Preview:
     is_encoded = True
 
     def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
-        """See captioner_serving.decoding.decoded.Output."""
+        """See captioner_serving.decoding.photo.Output."""
         small = shrink(photo, self.longest)
         small.save(buffer := io.BytesIO(), "JPEG", quality=90)
         return buffer.getvalue(), small.size, _WHOLE
@@ -56,7 +56,7 @@ class Drawing:
     is_encoded = True
 
     def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
-        """See captioner_serving.decoding.decoded.Output."""
+        """See captioner_serving.decoding.photo.Output."""
         photo = shrink(photo, _LONGEST_SIDE)
         if self.kind == "animation":
             frames = animation(photo, self.panels, **self.options)

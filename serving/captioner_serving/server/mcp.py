@@ -19,7 +19,7 @@ from captioner.errors import (
     MissingExtraError,
 )
 from captioner.photos.transform import Box
-from captioner_serving.decoding.decoded import Readable
+from captioner_serving.decoding.photo import Readable
 from captioner_serving.server.body import decode_photo, parse_body, parse_object
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.links import WebPhoto

@@ -294,7 +294,7 @@ def test_large_members_of_a_small_archive_do_not_pile_up(
     tiny: Captioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Photos with zeros behind them, and zeros that are no photos: 60 MB of them."""
-    monkeypatch.setattr("captioner_serving.decoding.reader._STREAM_BYTES", 1 << 22)
+    monkeypatch.setattr("captioner_serving.decoding.pool._STREAM_BYTES", 1 << 22)
     path, each = tmp_path / "a.tar.gz", 3_000_000
     with gzip.open(path, "wb", compresslevel=1) as file:
         for number in range(10):

@@ -30,7 +30,7 @@ from captioner_serving.batch.inputs import sources, urls
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.inputs.urls import RemotePhoto
-from captioner_serving.decoding.reader import Reader
+from captioner_serving.decoding.pool import Reader
 from tests.launcher import Run
 from tests.process_tree import children
 from tests.serving.batch.conftest import Photos, draw

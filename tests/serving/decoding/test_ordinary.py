@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from captioner_serving.decoding import ordinary
-from captioner_serving.decoding.ordinary import is_ordinary
+from captioner_serving.decoding import photo as photo_module
+from captioner_serving.decoding.photo import is_ordinary
 from tests.launcher import ROOT
 
 
@@ -53,9 +53,9 @@ def test_what_may_take_longer_is_not_ordinary(data: bytes) -> None:
 def test_only_the_beginning_of_the_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """It happens where all requests are served; 19 MB of segments would take a second and more."""
     seen: list[object] = []
-    walk = ordinary.segments
+    walk = photo_module.segments
     monkeypatch.setattr(
-        ordinary, "segments", lambda data: (seen.append(part) or part for part in walk(data))
+        photo_module, "segments", lambda data: (seen.append(part) or part for part in walk(data))
     )
     assert not is_ordinary(commented(100_000))
     assert len(seen) <= 1001

@@ -23,9 +23,9 @@ from captioner import CaptionerError, ImageFormatError
 from captioner.photos.open import open_image
 from captioner.photos.transform import Transform, TransformConfig
 from captioner_serving.decoding.child import Line
-from captioner_serving.decoding.decoded import Decoded, EncodedPhoto
 from captioner_serving.decoding.fair_queue import Budget
-from captioner_serving.decoding.reader import Reader
+from captioner_serving.decoding.photo import Decoded, EncodedPhoto
+from captioner_serving.decoding.pool import Reader
 from tests.process_tree import children
 
 pytestmark = pytest.mark.slow
@@ -312,7 +312,7 @@ def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPa
                 yield
                 under_way.pop()
 
-    monkeypatch.setattr("captioner_serving.decoding.reader.Budget", Watched)
+    monkeypatch.setattr("captioner_serving.decoding.pool.Budget", Watched)
     with Reader(SMALL, workers=3, budget=7_000_000) as reader:
         futures = [reader.submit(EncodedPhoto(str(number), data)) for number in range(9)]
         assert all(future.result(timeout=300).error is None for future in futures)

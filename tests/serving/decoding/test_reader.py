@@ -17,8 +17,8 @@ from PIL import Image
 
 from captioner import Captioner, ImageError
 from captioner.photos.transform import Box, TransformConfig
-from captioner_serving.decoding.decoded import Decoded, EncodedPhoto
-from captioner_serving.decoding.reader import Reader
+from captioner_serving.decoding.photo import Decoded, EncodedPhoto
+from captioner_serving.decoding.pool import Reader
 from tests.captioner import bombs
 from tests.launcher import environment
 from tests.process_tree import children
@@ -97,8 +97,8 @@ def test_a_fork_starts_a_separate_decoding_process(photo: Path) -> None:
 
 SCRIPT = """
 import os, sys, time
-from captioner_serving.decoding.decoded import EncodedPhoto
-from captioner_serving.decoding.reader import Reader
+from captioner_serving.decoding.photo import EncodedPhoto
+from captioner_serving.decoding.pool import Reader
 from captioner.photos.transform import TransformConfig
 reader = Reader(TransformConfig(size=32))
 reader.submit(EncodedPhoto("", open(sys.argv[1], "rb").read())).result().check()

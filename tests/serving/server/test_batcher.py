@@ -17,7 +17,7 @@ from captioner.captioner import Captioner
 from captioner.checkpoint import Checkpoint
 from captioner.errors import ImageError
 from captioner.generation.config import GenerationConfig
-from captioner_serving.decoding.decoded import EncodedPhoto
+from captioner_serving.decoding.photo import EncodedPhoto
 from captioner_serving.server import batcher as batcher_module
 from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.problems import BusyError, ClosedError, RefusedError

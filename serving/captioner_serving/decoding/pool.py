@@ -21,15 +21,15 @@ from captioner.errors import CaptionerError, ConfigError
 from captioner.photos.open import MAX_PIXELS
 from captioner.photos.transform import TransformConfig
 from captioner_serving.decoding.child import Limits
-from captioner_serving.decoding.decoded import (
+from captioner_serving.decoding.fair_queue import Budget, FairThreads
+from captioner_serving.decoding.photo import (
     Decoded,
     Output,
     Readable,
     Square,
     Whole,
+    is_ordinary,
 )
-from captioner_serving.decoding.fair_queue import Budget, FairThreads
-from captioner_serving.decoding.ordinary import is_ordinary
 from captioner_serving.decoding.process import DecodeProcess, closed_error
 
 SECONDS = 120.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -11,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from captioner import errors
+from captioner.photos.jpeg import START_OF_SCAN, segments
 from captioner.photos.open import MAX_PIXELS, open_image
 from captioner.photos.transform import Box, Transform, TransformConfig
 from captioner.shared.files import digest
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 _KINDS: dict[object, type[errors.CaptionerError]] = {
     kind.type: kind for kind in (getattr(errors, name) for name in errors.__all__)
 }
+# Of ordinary JPEGs.
+_ORDINARY_PIXELS = 30_000_000  # phones write 12 to 24 million
+_SEGMENTS = 1000  # segments before the pixels; cameras write a few
+_BYTES = 4_000_000  # bytes before the pixels; a colour profile has 1 to 3 MB
 
 
 class Readable(Protocol):
@@ -216,3 +222,25 @@ def decode(
             f"{photo.name} cannot be decoded ({error!r}): copy or export it again"
         )
     return [Decoded.failed(problem, content)] * len(outputs)
+
+
+def is_ordinary(data: bytes) -> bool:
+    """Return whether a file is a baseline JPEG, grey or RGB, with one scan and little metadata.
+
+    Its decoding time depends only on its pixels. A CMYK profile may take seconds to apply.
+    """
+    components = 0
+    if not data.startswith(b"\xff\xd8"):
+        return False
+    for number, (marker, begin, _) in enumerate(segments(data[:_BYTES])):
+        if marker == START_OF_SCAN:
+            return 0 < components == int.from_bytes(data[begin : begin + 1])
+        if number == _SEGMENTS:
+            return False
+        if marker == 0xC0 and begin + 6 <= len(data):
+            height, width, components = struct.unpack_from(">xHHB", data, begin)
+            if width * height > _ORDINARY_PIXELS or components not in (1, 3):
+                return False
+        elif not (marker >= 0xE0 or marker in (0xC4, 0xDB, 0xDD)):
+            return False  # progressive, lossless, arithmetic
+    return False
