@@ -83,19 +83,32 @@ def test_the_log_identifies_requests_but_no_photo_and_no_secret(
 
 def test_a_refusal_reaches_a_client_that_first_sends_everything(guarded: str) -> None:
     """Python's own client closes the connection after each request."""
-    for headers, status in (({}, 401), ({"Origin": "https://example.com"}, 403)):
-        request = urllib.request.Request(f"{guarded}/api/caption", bytes(8_000_000), headers)
+    bearer = {"Authorization": f"Bearer {WHO[1]}"}
+    for headers, size, status in (
+        ({}, 8_000_000, 401),
+        ({"Origin": "https://example.com"}, 8_000_000, 403),
+        (bearer, 40_000_000, 413),
+    ):
+        request = urllib.request.Request(f"{guarded}/api/caption", bytes(size), headers)
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=60)
         with refused.value:
             assert refused.value.code == status
 
 
-def test_wrong_tokens_are_refused_without_a_lockout(client: httpx.Client) -> None:
-    for guess in [("shop", "guess"), ("", ""), (WHO[1], ""), (WHO[1], "shop"), (WHO[0], "ü")] * 5:
+def test_a_token_is_a_bearer_or_the_password_of_anyone(client: httpx.Client) -> None:
+    """Wrong ones are refused without a lockout."""
+    token = WHO[1]
+    for guess in [("shop", "guess"), ("", ""), (token, ""), (token, "shop"), (WHO[0], "ü")] * 5:
         assert client.get("/metrics", auth=guess).status_code == 401, guess
+    for header in (f"Bearer {token}x", "Bearer", f"Basic {token}", "Basic ü", "Bearer ü"):
+        answer = client.get("/metrics", headers={"Authorization": header.encode()})
+        assert answer.status_code == 401, header
     for user in ("shop", "", "desk"):
-        assert client.get("/metrics", auth=(user, WHO[1])).status_code == 200
+        assert client.get("/metrics", auth=(user, token)).status_code == 200
+    for scheme in ("Bearer", "bearer"):
+        answer = client.get("/metrics", headers={"Authorization": f"{scheme} {token}"})
+        assert answer.status_code == 200
 
 
 def test_a_liveness_probe_needs_no_token(guarded: str) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -23,32 +21,6 @@ pytestmark = pytest.mark.slow
 def photos(count: int) -> list[tuple[str, tuple[str, bytes]]]:
     Image.new("RGB", (64, 48), "olive").save(buffer := io.BytesIO(), "JPEG")
     return [("image", (f"{i}.jpg", buffer.getvalue())) for i in range(count)]
-
-
-def test_over_the_queue_is_503_and_nothing_accepted_is_lost(start: Callable[..., Server]) -> None:
-    server = start("--queue", 8, "--max-batch", 2)
-    statuses: list[int] = []
-
-    def send() -> None:
-        with server.client() as client:
-            for _ in range(5):
-                answer = client.post("/api/caption", files=photos(4), data={"beam_size": "20"})
-                statuses.append(answer.status_code)
-                if answer.status_code == 503:
-                    assert int(answer.headers["retry-after"]) >= 1
-                    assert answer.json()["type"] == "busy"
-                else:
-                    assert len(answer.json()["records"]) == 4
-
-    threads = [threading.Thread(target=send) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(statuses) == 30 and set(statuses) == {200, 503}
-    with server.client() as client:
-        assert client.post("/api/caption", files=photos(9)).status_code == 413
-        assert "captioner_queue_images 0.0" in client.get("/metrics").text
 
 
 def metric(client: httpx.Client, name: str) -> float:
@@ -65,29 +37,6 @@ def busy(client: httpx.Client) -> None:
     ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_a_client_that_goes_away_stops_costing_work(start: Callable[..., Server]) -> None:
-    server = start("--queue", 512, "--max-batch", 1, "--log", "-")
-    with server.client() as client:
-        request = client.build_request(
-            "POST", "/api/caption", files=photos(400), data={"beam_size": "20"}
-        )
-        body = request.read()
-        where = urlsplit(server.url)
-        with socket.create_connection((where.hostname, where.port)) as peer:
-            kind = request.headers["content-type"]
-            head = f"POST /api/caption HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
-            peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            busy(client)
-        deadline = time.monotonic() + 300
-        while metric(client, "captioner_queue_images") and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert metric(client, "captioner_batch_images_sum") < 400
-        assert metric(client, "captioner_queue_images") == 0
-        left = 'captioner_requests_total{route="/api/caption",status="499"} 1.0'
-        assert left in client.get("/metrics").text
-    assert any('"path": "/api/caption", "status": 499' in line for line in server.lines)
 
 
 def test_a_signal_finishes_what_was_accepted_and_ends_well(start: Callable[..., Server]) -> None:

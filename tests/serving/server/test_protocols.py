@@ -417,6 +417,7 @@ def test_a_caption_below_the_minimum_trust_is_an_error(model: Model) -> None:
     ("error", "status", "said"),
     [
         (MemoryError(), 503, "not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 503, "not enough memory"),
         (RuntimeError("strange"), 500, "the server failed on the image"),
     ],
 )
@@ -425,16 +426,17 @@ def test_a_failure_of_the_server_is_an_error_of_the_protocol(
     error: Exception, status: int, said: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(model, "error", error)
-    bodies: dict[str, Any] = {
-        "/api/generate": {"prompt": "x", "images": [CODED]},
-        "/v1/chat/completions": {"messages": parts("x", URI)},
-    }
-    for path, body in bodies.items():
-        answer = api.post(path, json=body)
+    own = api.post("/api/caption", files={"image": PHOTO})
+    assert own.json()["type"] == ("out-of-memory" if status == 503 else "internal-error")
+    answers = [
+        api.post("/api/generate", json={"prompt": "x", "images": [CODED]}),
+        api.post("/v1/chat/completions", json={"messages": parts("x", URI)}),
+    ]
+    assert all(said in message(answer) for answer in answers)
+    for answer in (own, *answers):
         assert answer.status_code == status
-        assert said in message(answer)
         assert ("retry-after" in answer.headers) is (status == 503)
-    assert answer.json()["error"]["type"] == "server_error"
+    assert answers[1].json()["error"]["type"] == "server_error"
 
 
 def test_unknown_paths_and_methods_are_errors_of_the_protocol(api: httpx.Client) -> None:

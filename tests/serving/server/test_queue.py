@@ -206,6 +206,8 @@ def test_a_client_that_disconnects_leaves_the_queue(
             assert until(lambda: len(queued) == 2)
         with client(url) as made:
             assert until(lambda: "captioner_queue_images 1.0" in made.get("/metrics").text)
+            left = 'captioner_requests_total{route="/api/caption",status="499"} 1.0'
+            assert until(lambda: left in made.get("/metrics").text)
         model.going.set()
         assert "caption" in last(first)
     assert [levels for levels, _, _ in model.batches] == [[1]]
@@ -235,7 +237,7 @@ def test_retry_after_follows_the_queue(url: str, model: Model) -> None:
             assert fields or done.result(60).status_code == 200
 
     with full() as before:  # anything was captioned
-        pass
+        assert send(url, 65).status_code == 413  # more than ever fit
     assert send(url, 64).status_code == send(url, 64).status_code == 200
     with full() as quick:
         assert 1 <= quick < before
@@ -243,19 +245,6 @@ def test_retry_after_follows_the_queue(url: str, model: Model) -> None:
     model.error = ValueError("enough")  # what is costly need not be done
     with full(COSTLY) as costly:
         assert costly > 2 * quick
-
-
-def test_a_model_that_is_short_of_memory_is_busy_and_not_broken(url: str, model: Model) -> None:
-    model.going.set()
-    for error, status, kind in (
-        (MemoryError(), 503, "out-of-memory"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 503, "out-of-memory"),
-        (RuntimeError("index out of range"), 500, "internal-error"),
-    ):
-        model.error = error
-        answer = send(url, 1)
-        assert (answer.status_code, answer.json()["type"]) == (status, kind)
-        assert ("retry-after" in answer.headers) is (status == 503)
 
 
 def test_health_depends_on_the_model_not_on_its_queue(
