@@ -252,6 +252,10 @@ async def _pictures(client: Client, data: bytes, *, taken: bool) -> None:
 
 async def _calls(client: Client) -> None:
     """Many calls of one session and of many, whose results nobody fetches."""
+    stored = await client.exchange(client.upload(honest_photos()[0], "/gradio_api/upload", "files"))
+    _, _, body = stored.partition(b"\r\n\r\n")
+    (path,) = json.loads(body)
+    values = [{"path": path}, None, 1, False, False, None, None]
     for number in range(20):
-        await client.exchange(client.call([None, 1, 1, False], "one"))
-        await client.exchange(client.call([None, 1, 1, False], f"{number}{random.random()}"))
+        await client.exchange(client.call(values, "one"))
+        await client.exchange(client.call(values, f"{number}{random.random()}"))

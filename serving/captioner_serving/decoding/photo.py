@@ -52,15 +52,14 @@ class EncodedPhoto(NamedTuple):
 
 
 class Output(Protocol):
-    """A result that the decoding process makes from a photo. Outputs are pickled."""
+    """A result that the decoding process makes from a photo: a Square, or an image file.
+
+    Outputs are pickled.
+    """
 
     @property
     def at_least(self) -> int | None:
         """The minimum side to decode to, in pixels; see `open_image`. None: the full size."""
-
-    @property
-    def is_encoded(self) -> bool:
-        """Whether the result is an image file instead of pixels."""
 
     def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
         """Return the result, its width and height, and the part of the photo that it shows."""
@@ -71,7 +70,6 @@ class Square:
     """The square of a photo that the encoder takes."""
 
     config: TransformConfig
-    is_encoded = False
 
     @property
     def at_least(self) -> int | None:
@@ -83,20 +81,6 @@ class Square:
         transform = Transform(self.config)
         square = transform.square(photo)
         return square.tobytes(), square.size, transform.box(*photo.size)
-
-
-@dataclass(frozen=True)
-class Whole:
-    """The whole photo, with neither side longer than `longest`."""
-
-    longest: int
-    at_least = None
-    is_encoded = False
-
-    def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
-        """See Output."""
-        picture = shrink(photo, self.longest)
-        return picture.tobytes(), picture.size, Box(0.0, 0.0, 1.0, 1.0)
 
 
 def shrink(photo: Image.Image, longest: int) -> Image.Image:
@@ -113,8 +97,7 @@ class Decoded(NamedTuple):
 
     content: digest of the file's bytes; b"" if they could not be read.
     size: width and height of the photo as viewed; (0, 0) after an error.
-    pixels: uint8, height x width x 3 bytes, row by row; or an image file if the output is encoded;
-        b"" after an error.
+    pixels: uint8, height x width x 3 bytes, row by row; or an image file; b"" after an error.
     shape: width and height of `pixels`.
     box: the part of the photo that the pixels show.
     error: type, title and detail; None if decoded.
@@ -175,11 +158,6 @@ class Decoded(NamedTuple):
         flat = np.frombuffer(self.pixels, np.uint8)
         pixels = flat.reshape(self.shape[1], self.shape[0], 3).transpose(2, 0, 1)
         return PreparedImage(image=image, pixels=pixels, box=self.box, size=self.size)
-
-    def picture(self) -> Image.Image:
-        """Return the pixels as an image, or raise the error as `check` does."""
-        self.check()
-        return Image.frombytes("RGB", self.shape, self.pixels)
 
 
 def decode(

@@ -27,7 +27,6 @@ from captioner_serving.decoding.photo import (
     Output,
     Readable,
     Square,
-    Whole,
     is_ordinary,
 )
 from captioner_serving.decoding.process import DecodeProcess, closed_error
@@ -40,7 +39,6 @@ _STREAM_BYTES = 1 << 28  # bytes of files that a stream holds in memory
 _GROUP = 8  # photos of a stream that a process decodes for one request
 _GROUP_BYTES = 1 << 22  # bytes of files in memory that end a group
 _Photo = TypeVar("_Photo", bound=Readable)
-_Result = TypeVar("_Result")
 _Lanes = list[FairThreads[DecodeProcess]]
 
 
@@ -98,6 +96,8 @@ class Reader(Closing):
 
     def _lanes(self) -> _Lanes:
         """Return the three pools: for all photos, ordinary JPEGs, and photos with a `url`."""
+        if self._closed:
+            raise closed_error()
         with _starting:
             # A fork has none of its parent's threads.
             if self._running[0] != os.getpid():
@@ -120,19 +120,6 @@ class Reader(Closing):
             name="decoding",
         )
 
-    def submit(
-        self, photo: Readable, *, longest: int | None = None, client: str = ""
-    ) -> Future[Decoded]:
-        """Decode a photo; see `produce`.
-
-        Args:
-            photo: the photo to decode; use EncodedPhoto for bytes.
-            longest: return the whole photo, with at most this many pixels on the longer side; None:
-                return the encoder's square.
-            client: as for `produce`.
-        """
-        return self._submit(photo, self._output(longest), client, lambda results: results[0])
-
     def produce(
         self,
         photo: Readable,
@@ -144,16 +131,23 @@ class Reader(Closing):
         """Read a photo once and make the outputs in a child process.
 
         A photo that cannot be decoded gives results with an `error`. The future raises
-        CaptionerError if no process can be started, memory is short, or the reader is closed.
-        If the future is cancelled before its turn, the photo is not read.
+        CaptionerError if no process can be started, memory is short, or the reader is closed. If it
+        is cancelled before its turn, the photo is not read.
 
         Args:
             photo: the photo to decode.
             outputs: the outputs to make.
             client: the client that sent the photo; clients take turns (see `FairQueue`).
             is_stopped: polled; the process is killed when it returns True.
+
+        Raises CaptionerError: the reader is closed.
         """
-        return self._submit(photo, outputs, client, lambda results: results, is_stopped)
+        lane, quick, fetching = self._lanes()
+        if self._fetching and hasattr(photo, "url"):
+            lane = fetching
+        elif self._quick and all(isinstance(output, Square) for output in outputs):
+            lane = quick if is_ordinary(getattr(photo, "data", b"")) else lane
+        return lane.submit(lambda process: process.decode(photo, outputs, is_stopped), client)
 
     async def decode(
         self, photo: Readable, outputs: Sequence[Output], *, client: str = ""
@@ -166,30 +160,6 @@ class Reader(Closing):
             )
         finally:
             cancelled.set()
-
-    def _submit(
-        self,
-        photo: Readable,
-        outputs: Sequence[Output],
-        client: str,
-        finish: Callable[[list[Decoded]], _Result],
-        is_stopped: Callable[[], bool] = lambda: False,
-    ) -> Future[_Result]:
-        future: Future[_Result] = Future()
-        if self._closed:
-            future.set_exception(closed_error())
-            return future
-        lane, quick, fetching = self._lanes()
-        if self._fetching and hasattr(photo, "url"):
-            lane = fetching
-        elif self._quick and all(isinstance(output, Square) for output in outputs):
-            lane = quick if is_ordinary(getattr(photo, "data", b"")) else lane
-        return lane.submit(
-            lambda process: finish(process.decode(photo, outputs, is_stopped)), client
-        )
-
-    def _output(self, longest: int | None) -> list[Output]:
-        return [Square(self._transform) if longest is None else Whole(longest)]
 
     def stream(
         self, photos: Iterator[_Photo], *, ahead: int = 1
@@ -228,8 +198,6 @@ class Reader(Closing):
             raise problem
 
     def _submit_group(self, group: Sequence[Readable]) -> Future[list[Decoded | CaptionerError]]:
-        if self._closed:
-            raise closed_error()
         output = Square(self._transform)
         lane, _, fetching = self._lanes()
         if self._fetching and hasattr(group[0], "url"):  # which is alone

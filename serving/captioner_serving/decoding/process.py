@@ -228,7 +228,7 @@ class DecodeProcess:
         if self._running is None or self._closed:
             raise EOFError
         _, line = self._running
-        most = _HEAD + len(photos) * sum(map(self._most, outputs))
+        most = _HEAD + len(photos) * sum(map(_most_bytes, outputs))
         line.end_in(self._limits.seconds, is_stopped)
         line.send(pickle.dumps((photos, outputs)))
         head, pixels = _split(line.receive(most))
@@ -246,22 +246,14 @@ class DecodeProcess:
         for head, output in zip(heads, outputs, strict=True):
             decoded, count = Decoded.of_head(head)
             width, height = decoded.shape
-            wanted = self._most(output) if output.is_encoded else 3 * width * height
-            if not count <= min(wanted, self._most(output), len(pixels)) or (
-                count < wanted and not output.is_encoded
-            ):
+            is_sound = count <= min(_most_bytes(output), len(pixels))
+            if not is_sound or (isinstance(output, Square) and count != 3 * width * height):
                 raise ValueError(f"{count} bytes for {width} x {height} pixels")
             answers.append(decoded._replace(pixels=pixels[:count]))
             pixels = pixels[count:]
         if pixels:
             raise ValueError(f"{len(pixels)} more bytes than the heads say")
         return answers
-
-    def _most(self, output: Output) -> int:
-        """Return the largest number of bytes of a result."""
-        if isinstance(output, Square):
-            return 3 * output.config.size**2
-        return _LARGEST_FILE if output.is_encoded else 3 * self._limits.max_pixels
 
     def close(self) -> None:
         """Kill the process; called from another thread. All photos fail from now on."""
@@ -320,6 +312,11 @@ def _start_with_token(
     closed, theirs = socket.socketpair()
     theirs.close()
     return process, Line(closed)  # a closed line: `start` reports the process's last output
+
+
+def _most_bytes(output: Output) -> int:
+    """Return the largest number of bytes of a result."""
+    return 3 * output.config.size**2 if isinstance(output, Square) else _LARGEST_FILE
 
 
 def _split(answer: memoryview) -> tuple[Any, memoryview]:

@@ -32,7 +32,6 @@ class Preview:
 
     longest: int
     at_least = None
-    is_encoded = True
 
     def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
         """See captioner_serving.decoding.photo.Output."""
@@ -53,7 +52,6 @@ class Drawing:
     panels: Sequence[Panel]
     options: Mapping[str, Any]
     at_least = None
-    is_encoded = True
 
     def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
         """See captioner_serving.decoding.photo.Output."""

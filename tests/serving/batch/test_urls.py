@@ -30,6 +30,7 @@ from captioner_serving.batch.inputs import sources, urls
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.inputs.urls import RemotePhoto
+from captioner_serving.decoding.photo import Square
 from captioner_serving.decoding.pool import Reader
 from tests.launcher import Run
 from tests.process_tree import children
@@ -265,7 +266,7 @@ def test_a_stalled_url_is_reported_as_stalled(tiny: Captioner) -> None:
     config = tiny.transform.config
     with slow(b"\xff\xd8") as server, Reader(config, seconds=0.3) as reader:
         photo = RemotePhoto(name="a.jpg", url=f"{server}/a.jpg")
-        error = reader.submit(photo).result(timeout=120).error
+        error = reader.produce(photo, [Square(config)]).result(timeout=120)[0].error
     assert error is not None and error["type"] == "image-not-found"
     assert error["detail"].startswith("a.jpg takes more than 0.3 s to download and decode")
 

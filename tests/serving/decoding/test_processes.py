@@ -24,7 +24,7 @@ from captioner.photos.open import open_image
 from captioner.photos.transform import Transform, TransformConfig
 from captioner_serving.decoding.child import Line
 from captioner_serving.decoding.fair_queue import Budget
-from captioner_serving.decoding.photo import Decoded, EncodedPhoto
+from captioner_serving.decoding.photo import Decoded, EncodedPhoto, Square
 from captioner_serving.decoding.pool import Reader
 from tests.process_tree import children
 
@@ -134,26 +134,28 @@ def real(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("captioner_serving.decoding.process.subprocess", subprocess)
 
 
-def error_of(future: Future[Decoded]) -> str:
-    error = future.result(timeout=300).error
-    assert error is not None
-    return error["detail"]
+def submit(reader: Reader, photo: EncodedPhoto) -> Future[list[Decoded]]:
+    return reader.produce(photo, [Square(reader._transform)])
+
+
+def decode(reader: Reader, photo: EncodedPhoto) -> Decoded:
+    (decoded,) = submit(reader, photo).result(timeout=300)
+    return decoded
+
+
+def error_of(decoded: Decoded) -> str:
+    assert decoded.error is not None
+    return decoded.error["detail"]
 
 
 def test_the_pixels_are_those_of_the_library(reader: Reader) -> None:
     data = jpeg(3, 200, noise=True)
-    decoded = reader.submit(EncodedPhoto("a.jpg", data)).result(timeout=300)
+    decoded = decode(reader, EncodedPhoto("a.jpg", data))
     framing = Transform(SMALL)
     alone = framing.square(open_image(data, at_least=framing.at_least))
     assert (decoded.pixels, decoded.shape) == (alone.tobytes(), (96, 96))
     assert decoded.box == framing.box(200, 200)
     decoded.check()
-    shown = reader.submit(EncodedPhoto("a.jpg", data), longest=50).result(timeout=300)
-    assert (shown.size, shown.shape, len(shown.pixels)) == ((200, 200), (50, 50), 7500)
-    Image.new("RGB", (120, 200), (200, 0, 0)).save(buffer := io.BytesIO(), "PNG")
-    tall = reader.submit(EncodedPhoto("a.png", buffer.getvalue()), longest=50).result(timeout=300)
-    assert (tall.size, tall.picture().size) == ((120, 200), (30, 50))
-    assert tall.picture().getpixel((29, 49)) == (200, 0, 0)
 
 
 def test_a_stream_keeps_its_order_and_ends_with_what_the_photos_raise(reader: Reader) -> None:
@@ -171,7 +173,7 @@ def test_a_stream_keeps_its_order_and_ends_with_what_the_photos_raise(reader: Re
 
 
 def test_photos_of_a_stream_get_their_own_squares_from_the_same_processes(reader: Reader) -> None:
-    reader.submit(EncodedPhoto("first.jpg", jpeg(1))).result(timeout=300)
+    decode(reader, EncodedPhoto("first.jpg", jpeg(1)))
     before = set(children(os.getpid()))
     photos = [EncodedPhoto(str(n), jpeg(n, 60 + n, noise=n % 3 == 0)) for n in range(37)]
     framing = Transform(SMALL)
@@ -203,7 +205,7 @@ def test_a_bad_photo_of_a_stream_fails_alone(
         if photo.name == "bad.jpg":
             assert decoded.error is not None and error in decoded.error["detail"]
         else:
-            alone = reader.submit(photo).result(timeout=300)
+            alone = decode(reader, photo)
             assert decoded == alone and decoded.error is None
 
 
@@ -240,7 +242,7 @@ def test_a_photo_that_takes_too_long_is_ended() -> None:
     before = set(children(os.getpid()))
     with Reader(SMALL, seconds=0.5) as reader:
         for act in (b"sleep", b"answer half"):
-            error = reader.submit(Act("slow.jpg", act)).result(timeout=300).error
+            error = decode(reader, Act("slow.jpg", act)).error
             assert error == {
                 "type": "image-timeout",
                 "title": "Decoding takes too long",
@@ -251,9 +253,9 @@ def test_a_photo_that_takes_too_long_is_ended() -> None:
 
 def test_a_photo_that_crashes_is_tried_twice(reader: Reader, tmp_path: Path) -> None:
     mark = os.fsencode(tmp_path / "mark")
-    once = reader.submit(Act("once.jpg", b"once " + mark))
-    assert once.result(timeout=300).error is None and Path(os.fsdecode(mark)).exists()
-    said = error_of(reader.submit(Act("always.jpg", b"kill %d" % signal.SIGSEGV)))
+    assert decode(reader, Act("once.jpg", b"once " + mark)).error is None
+    assert Path(os.fsdecode(mark)).exists()
+    said = error_of(decode(reader, Act("always.jpg", b"kill %d" % signal.SIGSEGV)))
     assert "always.jpg crashed the image decoder (status -11)" in said
 
 
@@ -261,10 +263,10 @@ def test_a_kill_for_lack_of_memory_is_not_an_error_of_the_photo(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("captioner_serving.decoding.process.time.sleep", lambda _: None)
-    future = reader.submit(Act("victim.jpg", b"kill %d" % signal.SIGKILL))
+    future = submit(reader, Act("victim.jpg", b"kill %d" % signal.SIGKILL))
     with pytest.raises(CaptionerError, match="memory is short"):
         future.result(timeout=300)
-    assert reader.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300).error is None
+    assert decode(reader, EncodedPhoto("next.jpg", jpeg(1))).error is None
 
 
 def test_a_process_has_no_torch_and_nothing_of_ours_in_its_environment(
@@ -274,7 +276,7 @@ def test_a_process_has_no_torch_and_nothing_of_ours_in_its_environment(
     monkeypatch.setenv("CAPTIONER_AUTH", "me:secret")
     monkeypatch.setenv("LANG", "C.UTF-8")
     with Reader(SMALL, workers=1, environment={"TOKEN": "for URLs"}) as reader:
-        found = json.loads(error_of(reader.submit(Act("", b"environment"))))
+        found = json.loads(error_of(decode(reader, Act("", b"environment"))))
         (process,) = set(children(os.getpid())) - before
         assert "torch" not in Path(f"/proc/{process}/maps").read_text()
     assert found.keys() <= {
@@ -288,13 +290,13 @@ def test_an_answer_of_a_process_cannot_run_code(
     monkeypatch.chdir(tmp_path)
     for what in (b"pickle", b"32 TB", *LIES):
         photo = Act(what.decode(), b"answer " + what)
-        decoded = reader.submit(photo).result(timeout=300)
+        decoded = decode(reader, photo)
         if what == b"well":
             assert decoded.pixels == bytes(3)  # the control: an honest answer
         else:
             assert decoded.error and "crashed the image decoder" in decoded.error["detail"], what
         assert not any(tmp_path.iterdir()), what
-        following = reader.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300)
+        following = decode(reader, EncodedPhoto("next.jpg", jpeg(1)))
         assert following.error is None, what
 
 
@@ -314,8 +316,8 @@ def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("captioner_serving.decoding.pool.Budget", Watched)
     with Reader(SMALL, workers=3, budget=7_000_000) as reader:
-        futures = [reader.submit(EncodedPhoto(str(number), data)) for number in range(9)]
-        assert all(future.result(timeout=300).error is None for future in futures)
+        futures = [submit(reader, EncodedPhoto(str(number), data)) for number in range(9)]
+        assert all(future.result(timeout=300)[0].error is None for future in futures)
         streamed = reader.stream((EncodedPhoto(str(number), data) for number in range(9)), ahead=24)
         assert all(decoded.error is None for _, decoded in streamed)
     assert most == [6_250_000] * 18
@@ -325,7 +327,7 @@ def test_quick_processes_keep_their_priority() -> None:
     before, own = set(children(os.getpid())), os.getpriority(os.PRIO_PROCESS, 0)
     with Reader(SMALL, workers=1, quick=1, nice=3) as reader:
         for data in (b"no photo", jpeg(1)):  # the second one is ordinary
-            reader.submit(EncodedPhoto("a.jpg", data)).result(timeout=300)
+            decode(reader, EncodedPhoto("a.jpg", data))
         new = set(children(os.getpid())) - before
         assert sorted(os.getpriority(os.PRIO_PROCESS, pid) - own for pid in new) == [0, 3]
 
@@ -336,7 +338,7 @@ def test_a_process_that_cannot_start_says_why(
     (tmp_path / "captioner.py").write_text("import nothing_of_this_name")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with Reader(SMALL, workers=1) as reader:
-        future = reader.submit(EncodedPhoto("innocent.jpg", jpeg(1)))
+        future = submit(reader, EncodedPhoto("innocent.jpg", jpeg(1)))
         with pytest.raises(CaptionerError, match=r"cannot start: .*No module named"):
             future.result(timeout=300)
 
@@ -344,8 +346,8 @@ def test_a_process_that_cannot_start_says_why(
 def test_a_reader_ends_at_once_and_leaves_no_process() -> None:
     before = set(children(os.getpid()))
     with Reader(SMALL, workers=2, seconds=3600) as reader:
-        reader.submit(EncodedPhoto("first.jpg", jpeg(1))).result(timeout=300)
-        slow = [reader.submit(Act(str(number), b"sleep")) for number in range(4)]
+        decode(reader, EncodedPhoto("first.jpg", jpeg(1)))
+        slow = [submit(reader, Act(str(number), b"sleep")) for number in range(4)]
         while len(set(children(os.getpid())) - before) < 2:
             time.sleep(0.01)
     assert set(children(os.getpid())) <= before
@@ -353,4 +355,4 @@ def test_a_reader_ends_at_once_and_leaves_no_process() -> None:
         with pytest.raises(CaptionerError, match="the reader is closed"):
             future.result(timeout=300)
     with pytest.raises(CaptionerError, match="the reader is closed"):
-        reader.submit(EncodedPhoto("late.jpg", jpeg(1))).result(timeout=300)
+        submit(reader, EncodedPhoto("late.jpg", jpeg(1)))

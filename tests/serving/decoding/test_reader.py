@@ -17,7 +17,7 @@ from PIL import Image
 
 from captioner import Captioner, ImageError
 from captioner.photos.transform import Box, TransformConfig
-from captioner_serving.decoding.photo import Decoded, EncodedPhoto
+from captioner_serving.decoding.photo import Decoded, EncodedPhoto, Square
 from captioner_serving.decoding.pool import Reader
 from tests.captioner import bombs
 from tests.launcher import environment
@@ -25,7 +25,12 @@ from tests.process_tree import children
 
 
 def decode(reader: Reader, photo: Path) -> Decoded:
-    return reader.submit(EncodedPhoto(photo.name, photo.read_bytes())).result()
+    return decode_bytes(reader, photo.read_bytes(), photo.name)
+
+
+def decode_bytes(reader: Reader, data: bytes, name: str = "") -> Decoded:
+    (decoded,) = reader.produce(EncodedPhoto(name, data), [Square(reader._transform)]).result()
+    return decoded
 
 
 def test_a_killed_process_is_replaced_and_ends_with_its_reader(photo: Path) -> None:
@@ -47,7 +52,7 @@ def test_errors_are_those_of_the_library(captioner: Captioner, photo: Path) -> N
             bad.write_bytes(data)
             (error,) = captioner.caption([bad], errors="return")
             assert isinstance(error, ImageError)
-            assert reader.submit(EncodedPhoto(str(bad), data)).result().error == error.record()
+            assert decode_bytes(reader, data, str(bad)).error == error.record()
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
@@ -65,7 +70,7 @@ def test_every_kind_of_source_gives_the_same_square(
         sources = (path, str(path), data, io.BytesIO(data), opened, loaded, opened)
         squares = [captioner.prepare(source) for source in sources]
     with Reader(captioner.transform.config, quick=1) as reader:  # as server and batch
-        squares.append(reader.submit(EncodedPhoto("", data)).result().prepared())
+        squares.append(decode_bytes(reader, data).prepared())
     assert all(
         np.array_equal(one.pixels, squares[0].pixels) and one.box == squares[0].box
         for one in squares
@@ -97,11 +102,12 @@ def test_a_fork_starts_a_separate_decoding_process(photo: Path) -> None:
 
 SCRIPT = """
 import os, sys, time
-from captioner_serving.decoding.photo import EncodedPhoto
+from captioner_serving.decoding.photo import EncodedPhoto, Square
 from captioner_serving.decoding.pool import Reader
 from captioner.photos.transform import TransformConfig
-reader = Reader(TransformConfig(size=32))
-reader.submit(EncodedPhoto("", open(sys.argv[1], "rb").read())).result().check()
+reader, config = Reader(TransformConfig(size=32)), TransformConfig(size=32)
+photo = EncodedPhoto("", open(sys.argv[1], "rb").read())
+reader.produce(photo, [Square(config)]).result()[0].check()
 from tests.process_tree import children
 (decoding,) = children(os.getpid())
 fork = os.fork()
