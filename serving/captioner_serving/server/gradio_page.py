@@ -81,39 +81,29 @@ def build(
         samples: sample photos by name.
         first: the records of the sample that is shown at the start, one per model; or none.
     """
-    blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
-    with blocks:  # once, because Gradio builds an application when the block ends
-        _add_page(captioner, config, models, samples, first)
-        _add_endpoint()
-    return blocks
-
-
-def _add_page(
-    captioner: Captioner,
-    config: ServerConfig,
-    models: Sequence[str],
-    samples: Mapping[str, Path],
-    first: Sequence[dict[str, Any]],
-) -> None:
     html = with_parts(read_static("page.html"))
     if config.allow_urls:
         html = html.replace("Drop photos anywhere", "Drop photos anywhere,<br>or paste a URL")
-    gr.HTML(
-        [*first],
-        html_template=html,
-        js_on_load=_START,
-        apply_default_css=False,
-        elem_id=_ID,
-        samples=[{"name": name, "data": _thumbnail(path)} for name, path in samples.items()],
-        settings=_settings(captioner),
-        models=[*models],
-        styles=captioner.vocabulary.styles,
-        most=MAX_BEAM_SIZE,
-        max_upload=config.max_upload,
-        allow_urls=config.allow_urls,
-        limits=limits_of(models),
-        drawing=drawing_constants(),  # for static/heat.js
-    )
+    blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
+    with blocks:  # once, because Gradio builds an application when the block ends
+        gr.HTML(
+            [*first],
+            html_template=html,
+            js_on_load=_START,
+            apply_default_css=False,
+            elem_id=_ID,
+            samples=[{"name": name, "data": _thumbnail(path)} for name, path in samples.items()],
+            settings=_settings(captioner),
+            models=[*models],
+            styles=captioner.vocabulary.styles,
+            most=MAX_BEAM_SIZE,
+            max_upload=config.max_upload,
+            allow_urls=config.allow_urls,
+            limits=limits_of(models),
+            drawing=drawing_constants(),  # for static/heat.js
+        )
+        _add_endpoint()
+    return blocks
 
 
 def draw_preview(caption: Caption, path: Path) -> bytes:
