@@ -84,6 +84,13 @@ def lie(what: bytes) -> None:
     os._exit(0)
 
 
+def sized(shape: str, count: int) -> bytes:
+    """The head of a photo whose pixels have a shape, as a process that lies answers it."""
+    head = '{"content": "", "size": [1, 1], "shape": %s, "pixels": %d, "box": [0, 0, 1, 1], '
+    return f'[{head % (shape, count)}"error": null}}]'.encode()
+
+
+# Messages, each of JSON and pixels.
 LIES = {
     b"well": ((b"[GOOD]", bytes(3)),),
     b"text": ((b"yes", b""),),
@@ -93,20 +100,8 @@ LIES = {
     b"two answers": ((b"[GOOD, GOOD]", bytes(6)),),
     b"room twice": ((b"9000000", b""), (b"9000000", b"")),
     b"negative room": ((b"-9000000", b""),),
-    b"negative sizes": (
-        (
-            b'[{"content": "", "size": [1, 1], "shape": [-1, -1], "pixels": 3,'
-            b' "box": [0, 0, 1, 1], "error": null}]',
-            bytes(3),
-        ),
-    ),
-    b"too many pixels": (
-        (
-            b'[{"content": "", "size": [1, 1], "shape": [60000, 60000], "pixels": 10800000000,'
-            b' "box": [0, 0, 1, 1], "error": null}]',
-            b"",
-        ),
-    ),
+    b"negative sizes": ((sized("[-1, -1]", 3), bytes(3)),),
+    b"too many pixels": ((sized("[60000, 60000]", 10_800_000_000), b""),),
     b"too few": ((b"[GOOD]", bytes(2)),),
     b"too many": ((b"[GOOD]", bytes(4)),),
     b"too long": ((b"[GOOD]", bytes(1 << 21)),),

@@ -178,55 +178,33 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Paced]:
     made.batcher.close()
 
 
-def test_clients_that_return_share_a_batch(paced: Paced) -> None:
-    paced.send("bc")
-    assert paced.ends()
-    paced.send("a")
-    assert paced.begins("bca")
-    assert paced.ends()
-    paced.send("ab")
-    assert paced.waits()
-    paced.send("c")
-    assert paced.begins("abc")
+# Steps: + and * send images, with usual and with costly settings; . and ! end the batch, and after
+# the first one no batch begins; ~ is half a second without a batch; = begins a batch of these
+# images; x ends the server.
+SCRIPTS = {
+    "clients that return share a batch": "+bc . +a =bca . +ab ~ +c =abc",
+    "a lone client does not wait": ". +a =a",
+    "a full batch does not wait": "+abcdef ! =abcd",
+    "a batch of costly images waits for no more than it holds": ". *a =a *bc ! =bc",
+    "other settings are not waited for": "*a ! =a +b *c ! =b ! =c *d . +e ~ *f =df",
+    "a server that ends does not wait": "+a . x =a",
+}
 
 
-def test_a_lone_client_does_not_wait(paced: Paced) -> None:
-    assert paced.ends()
-    paced.send("a")
-    assert paced.begins("a")
-
-
-def test_a_full_batch_does_not_wait(paced: Paced) -> None:
-    paced.send("abcdef")
-    paced.going.release()
-    assert paced.begins("abcd")
-
-
-def test_a_batch_of_expensive_images_does_not_wait_for_more_than_it_holds(paced: Paced) -> None:
-    assert paced.ends()
-    paced.send("a", CHECKED)
-    assert paced.begins("a")
-    paced.send("bc", CHECKED)
-    paced.going.release()
-    assert paced.begins("bc")
-
-
-def test_images_of_other_settings_are_not_waited_for(paced: Paced) -> None:
-    paced.send("a", CHECKED)
-    paced.going.release()
-    assert paced.begins("a")
-    paced.send("b")
-    paced.send("c", CHECKED)
-    paced.going.release()
-    assert paced.begins("b")
-    paced.going.release()
-    assert paced.begins("c")
-    paced.send("d", CHECKED)
-    assert paced.ends()  # two may come
-    paced.send("e")
-    assert paced.waits()
-    paced.send("f", CHECKED)
-    assert paced.begins("df")
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_batch_waits_for_images_that_usually_come_together(paced: Paced, script: str) -> None:
+    for step in script.split():
+        kind, images = step[0], step[1:]
+        if kind in "+*":
+            paced.send(images, CHECKED if kind == "*" else PLAIN)
+        elif kind == "=":
+            assert paced.begins(images)
+        elif kind == "!":
+            paced.going.release()
+        elif kind == "x":
+            paced.batcher.refuse()
+        else:
+            assert paced.ends() if kind == "." else paced.waits()
 
 
 @pytest.mark.parametrize(("pause", "begins"), [(0.07, False), (0.08, True)])
@@ -270,13 +248,6 @@ def test_an_image_that_cannot_be_decoded_ends_the_wait(
         assert paced.ends()
         paced.now += 600
         assert paced.waits()
-    assert paced.begins("a")
-
-
-def test_a_server_that_ends_waits_for_no_further_images(paced: Paced) -> None:
-    paced.send("a")
-    assert paced.ends()
-    paced.batcher.refuse()
     assert paced.begins("a")
 
 
