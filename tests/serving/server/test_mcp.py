@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@asynccontextmanager
+async def connected(url: str, **headers: str) -> AsyncIterator[tuple[mcp.ClientSession, Any]]:
+    """A session of an assistant, and what the server says of itself."""
+    async with (
+        httpx.AsyncClient(headers=headers, timeout=300) as client,
+        streamable_http_client(
+            f"{url}/gradio_api/mcp/", http_client=client, terminate_on_close=False
+        ) as streams,
+        mcp.ClientSession(*streams[:2]) as session,
+    ):
+        yield session, await session.initialize()
+
+
 @pytest.fixture(scope="module")
 def asked(saved_tiny: Path, folder: Path) -> Iterator[Callable[..., Any]]:
     """Ask something of a server that takes all but addresses."""
@@ -53,15 +67,7 @@ def asked(saved_tiny: Path, folder: Path) -> Iterator[Callable[..., Any]]:
     with serving(captioner, config, tokens={"desk": TOKEN}) as url:
 
         async def ask(work: Callable[[mcp.ClientSession], Coroutine[Any, Any, Any]]) -> Any:
-            headers = {"Authorization": f"Bearer {TOKEN}"}
-            async with (
-                httpx.AsyncClient(headers=headers, timeout=300) as client,
-                streamable_http_client(
-                    f"{url}/gradio_api/mcp/", http_client=client, terminate_on_close=False
-                ) as streams,
-                mcp.ClientSession(*streams[:2]) as session,
-            ):
-                await session.initialize()
+            async with connected(url, Authorization=f"Bearer {TOKEN}") as (session, _):
                 return await work(session)
 
         def run(work: Callable[[mcp.ClientSession], Coroutine[Any, Any, Any]]) -> Any:
@@ -161,56 +167,38 @@ def test_what_is_no_call_is_refused(asked: Callable[..., Any], body: bytes, stat
 def test_the_schema_has_what_is_on_and_the_version_is_the_product_s(
     saved_tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also, a photo may have several megabytes; the mcp package's own limit is 4 MiB."""
     monkeypatch.setattr(mcp_module, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
     captioner = Captioner.from_pretrained(saved_tiny)
+    large = base64.b64encode(PHOTO + bytes(4_000_000)).decode()
     small = len(PHOTO) - 1  # bytes
-    for config, names, required, said in (
-        (ServerConfig(mcp=True), {"image"}, ["image"], "does not download photos"),
-        (ServerConfig(mcp=True, allow_urls=True), {"image", "image_url"}, None, "Caption: "),
+    for config, names, required, said, is_large in (
+        (ServerConfig(mcp=True), {"image"}, ["image"], "does not download photos", "Caption: "),
+        (ServerConfig(mcp=True, allow_urls=True), {"image", "image_url"}, None, "Caption: ",
+         "Caption: "),
         (ServerConfig(mcp=True, allow_urls=True, max_upload=small), {"image", "image_url"}, None,
-         f"larger than the limit of {small / 1e6:g} MB"),
+         f"larger than the limit of {small / 1e6:g} MB", None),
     ):  # fmt: skip
         with serving(captioner, config) as url, hosting(SAMPLES) as web:
 
-            async def ask(url: str = url, web: str = web) -> tuple[Any, ...]:
-                async with (
-                    streamable_http_client(
-                        f"{url}/gradio_api/mcp/", terminate_on_close=False
-                    ) as streams,
-                    mcp.ClientSession(*streams[:2]) as session,
-                ):
-                    about = await session.initialize()
+            async def ask(url: str = url, web: str = web, is_large: Any = is_large) -> Any:
+                async with connected(url) as (session, about):
                     await session.send_ping()
                     call = partial(session.call_tool, "describe_image")
-                    answers = (
+                    answers = [
                         await call({"image": "", "image_path": "cup.jpg"}),
                         await call({"image": "", "image_url": f"{web}/coffee.jpg"}),
-                    )
+                    ]
+                    answers += [await call({"image": large})] if is_large else []
                     return about, await session.list_tools(), *answers
 
-            about, offered, opened, fetched = run_async(ask())
+            about, offered, opened, fetched, *sent = run_async(ask())
         assert opened.isError and "does not open files" in opened.content[0].text
         assert said in fetched.content[0].text
+        assert all(answer.content[0].text.startswith(is_large) for answer in sent)
         assert about.serverInfo.version == __version__
         schema = offered.tools[0].inputSchema
         assert schema["properties"].keys() == names and schema.get("required") == required
-
-
-def test_an_assistant_may_send_a_photo_of_several_megabytes(saved_tiny: Path) -> None:
-    """The mcp package's own limit of a request is 4 MiB."""
-    coded = base64.b64encode(PHOTO + bytes(4_000_000)).decode()
-
-    async def ask(url: str) -> Any:
-        async with (
-            streamable_http_client(f"{url}/gradio_api/mcp/", terminate_on_close=False) as streams,
-            mcp.ClientSession(*streams[:2]) as session,
-        ):
-            await session.initialize()
-            return await session.call_tool("describe_image", {"image": coded})
-
-    with serving(Captioner.from_pretrained(saved_tiny), ServerConfig(mcp=True)) as url:
-        answer = run_async(ask(url))
-    assert not answer.isError and answer.content[0].text.startswith("Caption: ")
 
 
 def test_mcp_is_off_by_default(api: httpx.Client) -> None:
