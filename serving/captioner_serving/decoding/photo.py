@@ -169,11 +169,7 @@ def decode(
 ) -> list[Decoded]:
     """Read a photo once and make the outputs. If an output fails, all results have its error.
 
-    Args:
-        photo: the photo to read.
-        outputs: the outputs to make.
-        max_pixels: the limit of width times height.
-        admit: called with the number of pixels before they are decoded; may block.
+    `admit` is called with the number of pixels before they are decoded, and may block.
     """
     content = b""
     try:

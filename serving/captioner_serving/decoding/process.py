@@ -45,13 +45,8 @@ _INVALID = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 _KILLS = 3  # times that the system may kill the process of a photo before memory counts as short
 # The environment variables that are passed on; no secrets.
 _NEEDED = (
-    "LANG",
-    "LC_ALL",
-    "LC_CTYPE",
-    "LD_LIBRARY_PATH",
-    "DYLD_LIBRARY_PATH",
-    "PYTHONHOME",
-    "SYSTEMROOT",
+    *("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
+    *("PYTHONHOME", "SYSTEMROOT"),
 )
 
 
@@ -68,15 +63,8 @@ class DecodeProcess:
         environment: further environment variables of the process.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        *,
-        budget: Budget,
-        environment: Mapping[str, str],
-    ) -> None:
-        self._limits, self._budget = limits, budget
-        self._environment = environment
+    def __init__(self, limits: Limits, *, budget: Budget, environment: Mapping[str, str]) -> None:
+        self._limits, self._budget, self._environment = limits, budget, environment
         self._running: tuple[subprocess.Popen[bytes], Line] | None = None
         self._closed = False
         _all.add(self)
@@ -141,17 +129,9 @@ class DecodeProcess:
         outputs: Sequence[Output],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> list[Decoded]:
-        """Decode a photo; after a crash, try again in a new process.
+        """Decode a photo; after a crash, try again in a new process. See `Reader.produce`.
 
         A photo that is too slow, or crashes two processes, gives results with an `error`.
-
-        Args:
-            photo: the photo to decode.
-            outputs: the outputs to make; each has one result.
-            is_stopped: polled; the process is killed when it returns True.
-
-        Raises CaptionerError: it was stopped, no process can be started, memory is short, or this
-            object is closed.
         """
 
         def failed(error: CaptionerError) -> list[Decoded]:

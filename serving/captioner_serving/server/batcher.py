@@ -57,17 +57,11 @@ class _Job:
 
 
 class _Finished(NamedTuple):
-    """A finished batch.
-
-    settings: the settings of its images.
-    present: the number of its images, and of waiting images with the same settings.
-    end: when it ended (time.monotonic()).
-    seconds: how long it took.
-    """
+    """A finished batch."""
 
     settings: JobSettings
-    present: int
-    end: float
+    present: int  # the number of its images, and of waiting images with the same settings
+    end: float  # time.monotonic()
     seconds: float
 
 
@@ -118,9 +112,7 @@ class Batcher:
     def admit(self, cost: int, client: str = "") -> Iterator[None]:
         """Reserve capacity for a client during the block; `cost`: the total cost of its images.
 
-        Raises:
-            BusyError: there is not enough capacity.
-            ClosedError: the server is shutting down.
+        Raises BusyError or ClosedError.
         """
         places = min(cost, self._capacity)
         with self._changed:

@@ -81,8 +81,7 @@ class Reply:
 async def read_fields(request: Request, fields: type[Fields]) -> Fields:
     """Read a JSON body with any Content-Type; null members of objects count as absent.
 
-    Raises RefusedError: the queue is full (checked first), the body is not a JSON object, or a
-        field has a wrong type.
+    Raises RefusedError: also if the queue is full, before the body is read.
     """
     next(iter(services_of(request).values())).require_room(client_of(request.scope))
 
@@ -125,9 +124,7 @@ def model_names(request: Request) -> list[str]:
 def named_service(request: Request, name: str | None) -> tuple[str, CaptionService]:
     """Return the name and the service of a model, by NAME or NAME:latest.
 
-    Raises:
-        RefusedError: there is no such model.
-        ConfigError: keywords are requested, and the first model has no trust.
+    Raises ConfigError: keywords are requested, and the first model has no trust.
     """
     services = services_of(request)
     first = next(iter(services.values()))
@@ -148,15 +145,9 @@ async def answer(
 ) -> Reply:
     """Caption the photo of a prompt.
 
-    Args:
-        request: the request of the client.
-        model: the name of the model, from the client.
-        images: the user's photos.
-        form: "json" for a JSON object, or its JSON schema.
+    `form` is "json" for a JSON object, or its JSON schema.
 
-    Raises:
-        RefusedError: there is no such model, or not exactly one photo.
-        CaptionerError: see CaptionService.caption_one.
+    Raises CaptionerError: there is no such model, or not exactly one photo, or the photo failed.
     """
     name, service = named_service(request, model)
     lists = _check_schema(form) if isinstance(form, dict) else {}

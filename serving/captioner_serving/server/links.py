@@ -44,10 +44,7 @@ class WebPhoto:
     def read(self) -> bytes:
         """Download the photo.
 
-        Raises:
-            ImageNotFoundError: the URL is not http or https, leads to a private address, or does
-                not answer with a file in time.
-            ImageTooLargeError: it has more than `most` bytes.
+        Raises ImageNotFoundError, or ImageTooLargeError if it has more than `most` bytes.
         """
         if not is_web_address(self.url):
             raise ImageNotFoundError(f"{self.name!r} is not an http or https URL")

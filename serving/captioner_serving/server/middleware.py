@@ -75,15 +75,9 @@ _PROBE = "/api/health/live"  # needs no token, for health checks of containers
 class RequestLimits:
     """Middleware that adds a `RequestInfo` to the scope and security headers to every answer.
 
-    Before a refusal it reads the rest of the body. Many clients first send all of it, and would see
-    a reset connection in place of the answer.
-
-    Args:
-        app: the next application.
-        max_rest: the largest rest of a refused body that is read, in bytes.
-        routes: the routes of the application.
-        root_path: the path prefix of the server behind a proxy. Requests work with and without it.
-        frame_ancestors: origins that may embed the page.
+    Before a refusal it reads the rest of the body, up to `max_rest` bytes. Many clients first send
+    all of it, and would see a reset connection in place of the answer. Requests work with and
+    without the prefix `root_path`.
     """
 
     def __init__(
@@ -183,22 +177,15 @@ def _is_trusted(name: bytes) -> bool:
 class AccessLog:
     """Middleware that counts and logs a request when its answer is complete.
 
-    Query strings, photo names and tokens are not logged.
-
-    Args:
-        app: the next application.
-        metrics: counts requests.
-        stream: the access log, with a line of JSON for each request; None: no log.
-        say: called with a message for each failure.
+    `stream` gets a line of JSON for each request, without query strings, photo names and tokens;
+    `say` gets a message for each failure.
     """
 
     def __init__(
         self, app: ASGIApp, metrics: Metrics, stream: TextIO | None, say: Callable[[str], None]
     ) -> None:
-        self.app = app
-        self._metrics = metrics
-        self._stream = stream
-        self._say = say
+        self.app, self._metrics = app, metrics
+        self._stream, self._say = stream, say
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and log its answer."""
@@ -277,9 +264,8 @@ class TrustedHosts:
         if scope["type"] == "http" and "*" not in self._names:
             host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
             if not any(host == name or _is_below(host, name) for name in self._names):
-                shown = host[:100]
                 detail = (
-                    f"the host name {shown!r} is not one of this server's: start it with "
+                    f"the host name {host[:100]!r} is not one of this server's: start it with "
                     "--allowed-host NAME to accept it"
                 )
                 return await problem(RefusedError("bad-request", detail))(scope, receive, send)
@@ -295,12 +281,7 @@ class Access:
     """Middleware that requires a token, if the server has any.
 
     A token is sent as Bearer (RFC 6750), or as the password of any user with HTTP Basic (RFC 7617),
-    for browsers. Tokens are compared in constant time.
-
-    Args:
-        app: the next application.
-        tokens: bearer tokens by name.
-        origins: origins of other sites whose pages may call the API.
+    for browsers. Tokens are compared in constant time. Pages of `origins` may call the API.
     """
 
     def __init__(
@@ -309,9 +290,7 @@ class Access:
         tokens: Mapping[str, str] | None = None,
         origins: Sequence[str] = (),
     ) -> None:
-        self.app = app
-        self._tokens = tokens or {}
-        self._origins = origins
+        self.app, self._tokens, self._origins = app, tokens or {}, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401 or 403."""
@@ -348,12 +327,9 @@ class Access:
                 return None
         elif scheme.lower() != "bearer":
             return None
-        matches = [
-            name
-            for name, token in self._tokens.items()
-            if hmac.compare_digest(secret, token.encode())
-        ]
-        return matches[0] if matches else None
+        tokens = self._tokens.items()
+        names = [name for name, token in tokens if hmac.compare_digest(secret, token.encode())]
+        return names[0] if names else None
 
 
 def _is_cross_site(headers: Headers) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -23,7 +23,12 @@ from captioner_serving.server.api import (
 from captioner_serving.server.description import form, picture
 from captioner_serving.server.drawing import Drawing
 from captioner_serving.server.request import client_of
-from captioner_serving.server.service import CaptionService
+
+_KINDS = {
+    "overlay": "the attention of one word over it, as a PNG",
+    "sheet": "the attention of all words side by side, as a PNG",
+    "animation": "one word after another, as an animated WebP",
+}
 
 router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartition("/")[2])
 
@@ -56,57 +61,35 @@ class OverlayFields(DrawingFields):
     word: Annotated[int, Field(ge=1)] | None = None
 
 
-@router.post(
-    "/api/overlay",
-    openapi_extra=form(OverlayFields),
-    responses=picture("image/png"),
-    response_class=Response,
-    tags=["pictures"],
-)
-async def overlay(request: Request, service: Service) -> Response:
-    """Caption a photo, and draw the attention of one word over it, as a PNG."""
-    return await _draw(request, service, OverlayFields)
+def _add(kind: Literal["overlay", "sheet", "animation"], fields: type[DrawingFields]) -> None:
+    """Add the route of a kind of picture."""
+    media_type = "image/webp" if kind == "animation" else "image/png"
 
+    async def draw(request: Request, service: Service) -> Response:
+        (file,), values = await read_photos(request, service, fields)
+        service = named_service(request, values.model)
+        work = service.draw(
+            file.data,
+            values.settings(service.captioner),
+            lambda caption: _drawing(kind, caption.choose(values.sentence - 1), values),
+            client=client_of(request.scope),
+        )
+        return Response(await while_connected(request, work), media_type=media_type)
 
-@router.post(
-    "/api/sheet",
-    openapi_extra=form(DrawingFields),
-    responses=picture("image/png"),
-    response_class=Response,
-    tags=["pictures"],
-)
-async def sheet(request: Request, service: Service) -> Response:
-    """Caption a photo, and draw the attention of all words side by side, as a PNG."""
-    return await _draw(request, service, DrawingFields)
-
-
-@router.post(
-    "/api/animation",
-    openapi_extra=form(DrawingFields),
-    responses=picture("image/webp"),
-    response_class=Response,
-    tags=["pictures"],
-)
-async def animation(request: Request, service: Service) -> Response:
-    """Caption a photo, and draw one word after another, as an animated WebP."""
-    return await _draw(request, service, DrawingFields)
-
-
-async def _draw(request: Request, service: CaptionService, kind: type[DrawingFields]) -> Response:
-    (file,), fields = await read_photos(request, service, kind)
-    service = named_service(request, fields.model)
-    route = request.url.path.rpartition("/")[2]
-    work = service.draw(
-        file.data,
-        fields.settings(service.captioner),
-        lambda caption: _drawing(route, caption.choose(fields.sentence - 1), fields),
-        client=client_of(request.scope),
+    router.add_api_route(
+        f"/api/{kind}",
+        draw,
+        name=kind,
+        methods=["POST"],
+        description=f"Caption a photo, and draw {_KINDS[kind]}.",
+        openapi_extra=form(fields),
+        responses=picture(media_type),
+        response_class=Response,
+        tags=["pictures"],
     )
-    media_type = "image/webp" if route == "animation" else "image/png"
-    return Response(await while_connected(request, work), media_type=media_type)
 
 
-def _drawing(route: str, caption: Caption, fields: DrawingFields) -> Drawing:
+def _drawing(kind: str, caption: Caption, fields: DrawingFields) -> Drawing:
     # The weights as lists, which can be pickled without torch.
     panels = [
         panel._replace(weights=np.asarray(panel.weights).tolist())
@@ -121,7 +104,12 @@ def _drawing(route: str, caption: Caption, fields: DrawingFields) -> Drawing:
         return Drawing(kind="overlay", panels=[panels[index]], options=options)
     label = caption.words[0].head_label(fields.head) if caption.words else ""
     head = f"({label})" if label else ""
-    if route == "animation":
+    if kind == "animation":
         return Drawing(kind="animation", panels=panels, options={**options, "note": head})
     options |= {"title": f"{caption.text} {head}".strip(), "note": caption.note}
     return Drawing(kind="sheet", panels=panels, options={**options, "measure": caption.measure})
+
+
+_add("overlay", OverlayFields)
+_add("sheet", DrawingFields)
+_add("animation", DrawingFields)

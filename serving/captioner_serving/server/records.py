@@ -65,17 +65,10 @@ def served_record(
     minimum_trust: float | None = None,
     preview: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the record of a caption, with marks for doubt.
+    """Return the record of a caption; `name` is the client's name for the photo.
 
-    Sentences that may be wrong have `doubt`, and captions of photos unlike the training data have
-    `unfamiliar`.
-
-    Args:
-        caption: the caption.
-        name: the client's name for the photo.
-        attention: include the attention weights.
-        minimum_trust: captions with less trust have `review`.
-        preview: the preview of a photo that browsers cannot show.
+    Sentences that may be wrong have `doubt`, captions of photos unlike the training data have
+    `unfamiliar`, and captions with less than `minimum_trust` have `review`.
     """
     record = caption.record(attention=attention, minimum_trust=minimum_trust) | {"image": name}
     for number, sentence_record in enumerate((record, *record["alternatives"])):

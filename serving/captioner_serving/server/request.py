@@ -67,10 +67,7 @@ def request_info(scope: Scope) -> RequestInfo:
 
 
 def parse_address(text: str) -> IPv4Address | IPv6Address | None:
-    """Parse an IP address, with or without brackets; return None if it is invalid.
-
-    IPv4-mapped IPv6 addresses become IPv4.
-    """
+    """Parse an IP address, with or without brackets; IPv4-mapped ones become IPv4."""
     try:
         address = ip_address(text.strip().removeprefix("[").removesuffix("]"))
     except ValueError:

@@ -47,12 +47,7 @@ _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # variables that downloads ne
 
 
 def start_reader(captioner: Captioner, config: ServerConfig) -> Reader:
-    """Start the decoding processes of a server.
-
-    Args:
-        captioner: its `max_pixels` is the limit of a photo.
-        config: if it allows URLs, further processes download them.
-    """
+    """Start the decoding processes of a server."""
     reader = Reader(
         captioner.transform.config,
         workers=_WORKERS,
@@ -138,13 +133,8 @@ class CaptionService:
     ) -> list[Caption | ImageError]:
         """Caption photos, in order; a photo that fails has an ImageError in its place.
 
-        Cancelling the caller removes its waiting photos from the queue.
-
-        Args:
-            photos: the photos.
-            config: beam size, number of captions, style.
-            client: the client's key in the fair queue.
-            check_attention: measure the effect of each word; see Captioner.caption.
+        Cancelling the caller removes its waiting photos from the queue. `client` is the key of the
+        client in the fair queue; `check_attention` measures the effect of each word.
 
         Raises:
             BusyError: the queue is full.
@@ -201,12 +191,7 @@ class CaptionService:
         return JobSettings(replace(config, style=style), check_attention)
 
     def require_room(self, client: str) -> None:
-        """Check before an upload that the queue has room for an image.
-
-        Raises:
-            BusyError: the queue is full.
-            ClosedError: the server is shutting down.
-        """
+        """Raise BusyError or ClosedError, before an upload, if the queue has no room for it."""
         with self._batcher.admit(1, client):
             pass
 
