@@ -83,15 +83,9 @@ class Application:
             for captioner in captioners
         ]
         self.services = {service.captioner.name: service for service in services}
-        samples = samples or {}
-        first = [
-            service.sample(name, samples[name], captions=gradio_page.SENTENCES)
-            for name in list(samples)[:1]
-            for service in services
-        ]
-        self._mcp = McpServer(next(iter(self.services.values()))) if config.mcp else None
-        self._calls = GradioCalls(next(iter(self.services.values())))
-        api = self._api(samples, first)
+        self._mcp = McpServer(services[0]) if config.mcp else None
+        self._calls = GradioCalls(services[0])
+        api = self._api(samples or {})
         for kind in (CaptionerError, HTTPException):
             api.add_exception_handler(kind, self._answer)
         api.add_exception_handler(Exception, lambda _, error: failure(error))
@@ -118,8 +112,13 @@ class Application:
         )
         return gradio_page.GradioFiles(blocks, self._config)
 
-    def _api(self, samples: Mapping[str, Path], first: Sequence[Caption]) -> FastAPI:
-        """Return the application of the API, which also serves the files of the page."""
+    def _api(self, samples: Mapping[str, Path]) -> FastAPI:
+        """Return the application of the API and the page."""
+        first = [
+            service.sample(name, samples[name], captions=gradio_page.SENTENCES)
+            for name in list(samples)[:1]
+            for service in self.services.values()
+        ]
         api = FastAPIOffline(
             title="Captioner",
             version=__version__,

@@ -57,8 +57,6 @@ MultiPartParser.spool_max_size = 1 << 62
 
 @dataclass(eq=False)
 class _Body:
-    """A body that is being received, or that belongs to an unanswered request."""
-
     started: float
     size: int = 0
     complete: bool = False
@@ -136,16 +134,11 @@ class BodyLimits:
 
 
 class Upload(NamedTuple):
-    """A photo of a request.
+    """A photo of a request."""
 
-    name: the client's file name, copied to the record; no file of this name is opened.
-    data: the bytes of the file.
-    url: the URL of the photo, if there is no data.
-    """
-
-    name: str | None
+    name: str | None  # of the client, copied to the record; no file of this name is opened
     data: bytes = b""
-    url: str | None = None
+    url: str | None = None  # if there is no data
 
 
 async def read_form(
@@ -153,9 +146,7 @@ async def read_form(
 ) -> tuple[list[Upload], Fields]:
     """Read the images of a multipart request, in order, and its other fields.
 
-    Raises:
-        RefusedError: see `read_parts`; or there is no image.
-        ConfigError: a field is out of range.
+    Raises ConfigError: a field is out of range. See `read_parts` for RefusedError.
     """
     files, values = await read_parts(
         request,
@@ -200,13 +191,14 @@ async def read_parts(
             files, values = await _sort(form.multi_items(), key, names)
     except (HTTPException, LookupError, ValueError) as error:
         reason = str(getattr(error, "detail", "it does not match its boundary"))
+        kind, detail = "bad-request", f"the multipart body is invalid: {reason}"
         if "Too many files" in reason:
             detail = f"send at most {max_files} images in a request, and other fields as text"
-            raise RefusedError("upload-too-large", detail) from error
-        if "Part exceeded" in reason:
+            kind = "upload-too-large"
+        elif "Part exceeded" in reason:
             detail = f"a field other than an image can have at most {_LONGEST_FIELD:,} bytes"
-            raise RefusedError("upload-too-large", detail) from error
-        raise RefusedError("bad-request", f"the multipart body is invalid: {reason}") from error
+            kind = "upload-too-large"
+        raise RefusedError(kind, detail) from error
     if sum(len(file.data) for file in files) > max_bytes:
         raise too_large(max_bytes)
     return files, values

@@ -74,12 +74,8 @@ def build(
 ) -> gr.Blocks:
     """Return the page with the endpoint.
 
-    Args:
-        captioner: the first model.
-        config: the limits that the page shows.
-        models: the names of all models; each captions every photo.
-        samples: sample photos by name.
-        first: the records of the sample that is shown at the start, one per model; or none.
+    `captioner` is the first of the `models`, which each caption every photo. `first` has the
+    records of the sample that is shown at the start, one per model; or it is empty.
     """
     html = with_parts(read_static("page.html"))
     if config.allow_urls:
@@ -114,14 +110,6 @@ def draw_preview(caption: Caption, path: Path) -> bytes:
         picture = open_image(path)
     picture.save(buffer := io.BytesIO(), "JPEG", quality=90)
     return buffer.getvalue()
-
-
-def _style_sheets() -> str:
-    """Return the style sheets, for the head of the document.
-
-    Gradio's `css` option would rewrite them and lose rules.
-    """
-    return f"<style>{read_static('page.css')}{read_static('viewer.css')}</style>"
 
 
 def _thumbnail(path: Path) -> str:
@@ -230,7 +218,8 @@ def _mounted(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
             font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"],
             font_mono=["ui-monospace", "SFMono-Regular", "DejaVu Sans Mono", "monospace"],
         ),
-        head=_style_sheets(),
+        # Gradio's `css` option would rewrite the style sheets and lose rules.
+        head=f"<style>{read_static('page.css')}{read_static('viewer.css')}</style>",
     )
     return app
 
