@@ -72,22 +72,16 @@ def test_a_bad_image_gets_its_status_and_a_sentence(api: httpx.Client, kind: str
     assert "Traceback" not in answer.text
 
 
-def test_a_polyglot_is_read_as_the_image_that_it_is(api: httpx.Client) -> None:
-    polyglot = PHOTO + b"<script>alert(1)</script>PK\x03\x04"
-    answer = api.post("/api/caption", files={"image": ("photo.jpg.php", polyglot)})
-    assert answer.status_code == 200
-    assert answer.json()["records"][0]["image"] == "photo.jpg.php"
-
-
 @pytest.mark.parametrize(
     "name", ["../../etc/passwd", "/etc/passwd", "..\\..\\x", "a" * 3000, "\u202egpj.exe", "%00.jpg"]
 )
 def test_no_file_of_the_name_of_an_upload_is_opened_or_written(server: Server, name: str) -> None:
-    before = server.uploads()
+    """A photo that ends as a script is read as the photo that it is."""
+    polyglot = PHOTO + b"<script>alert(1)</script>PK\x03\x04"
     with server.client() as client:
-        answer = client.post("/api/caption", files={"image": (name, PHOTO)})
-    assert answer.status_code == 200
-    assert server.uploads() == before  # nothing is written
+        answer = client.post("/api/caption", files={"image": (name, polyglot)})
+    assert answer.status_code == 200 and answer.json()["records"][0]["image"]
+    assert server.uploads() == []  # nothing is written
 
 
 BODIES: dict[str, tuple[bytes, dict[str, str], int]] = {

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -96,3 +97,15 @@ def test_two_signals_at_once_end_an_idle_server_without_a_word_of_it(
     time.sleep(0.05)
     assert server.stop(signal.SIGINT) == 0
     assert server.lines[-1].endswith("Ctrl-C again stops at once\n")
+
+
+def test_two_checkpoints_of_one_name_are_named_by_their_paths(
+    start: Callable[..., Server], saved_tiny: Path, tmp_path: Path
+) -> None:
+    (other := tmp_path / "other.safetensors").write_bytes(saved_tiny.read_bytes())
+    server = start("--checkpoint", saved_tiny, "--checkpoint", other)
+    with server.client() as client:
+        for name in (str(saved_tiny), str(other)):
+            answer = client.post("/api/caption", files=photos(1), data={"model": name})
+            assert answer.json()["records"][0]["model"]["name"] == name
+            assert client.get(f"/v1/models/{name}").json()["id"] == name

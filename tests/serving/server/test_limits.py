@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import socket
 import threading
@@ -210,3 +211,25 @@ def test_pictures_are_opened_beside_the_model_and_two_at_a_time(server: Server) 
             time.sleep(0.01)
     assert statuses == [200] * 6
     assert most - before < 150_000  # kB
+
+
+def test_a_client_that_leaves_stops_its_drawing(server: Server) -> None:
+    noise = Image.frombytes("RGB", (2500, 2400), os.urandom(2500 * 2400 * 3))
+    noise.save(buffer := io.BytesIO(), "WEBP", lossless=True, quality=0, method=0)
+    photo = buffer.getvalue()  # 18 MB, and many frames to draw: seconds of work
+    fields = httpx.Request(
+        "POST", f"{server.url}/api/animation", files={"image": ("x.webp", photo)}
+    )
+    where = urlsplit(server.url)
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.headers.items())
+    before = set(children(server.process.pid))
+    with server.client() as client, socket.create_connection((where.hostname, where.port)) as peer:
+        captioned = metric(client, "captioner_captions_total")
+        peer.sendall(f"POST /api/animation HTTP/1.1\r\n{head}\r\n".encode() + fields.read())
+        assert until(lambda: metric(client, "captioner_captions_total") > captioned)
+        worked = seconds(before)
+        assert until(lambda: seconds(before) > worked + 0.1)  # it is drawn
+    # The process that drew is killed, and there is a fresh one for the next photo.
+    assert until(lambda: set(children(server.process.pid)) != before, 15)
+    with server.client() as client:
+        assert client.post("/api/caption", files={"image": jpeg()}).status_code == 200

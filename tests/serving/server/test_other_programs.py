@@ -7,6 +7,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -18,12 +19,13 @@ import pytest
 from pydantic import TypeAdapter
 
 from captioner.captioner import Captioner
+from captioner_serving.decoding import fair_queue
 from captioner_serving.server import api, service
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import Records
 from captioner_serving.server.links import WebPhoto
 from tests.serving.server.conftest import SAMPLES
-from tests.serving.server.running import serving
+from tests.serving.server.running import serving, until
 from tests.web import Handler, hosting
 
 pytestmark = pytest.mark.slow
@@ -117,6 +119,85 @@ def test_a_download_is_limited_in_memory_and_time(
             answer = shop.post("/api/caption", files={"image_url": (None, address)})
             assert answer.status_code == 422 and said in answer.json()["detail"], path
             assert answer.elapsed.total_seconds() < 7, path
+
+
+class Hosts(Handler):
+    """Hosts of photos: one that is slow once and then silent, two that lead elsewhere, and one."""
+
+    asked, open = 0, threading.Event()
+
+    def do_GET(self) -> None:  # noqa: N802
+        if self.path == "/slow":
+            Hosts.asked += 1
+            Hosts.open.wait(1 if Hosts.asked == 1 else 60)
+        if self.path in ("/file", "/round"):
+            self.send_response(302)
+            self.send_header("Location", {"/file": "file:///etc/passwd"}.get(self.path, "/round"))
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(PHOTO)
+
+
+@pytest.fixture
+def web() -> Iterator[str]:
+    with hosting(Hosts) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def fetching(saved_tiny: Path) -> Iterator[str]:
+    """A server that fetches photos, also from this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "WebPhoto", HERE)
+        captioner = Captioner.from_pretrained(saved_tiny)
+        with serving(captioner, ServerConfig(allow_urls=True)) as url:
+            yield url
+
+
+def test_a_slow_host_does_not_block_other_photos(
+    fetching: str, web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fair_queue, "_HEAVY_USE", 0.5)  # seconds of work, which are ten
+
+    def ask(address: str, path: str, done: list[int]) -> None:
+        transport = httpx.HTTPTransport(local_address=address)
+        with httpx.Client(base_url=fetching, transport=transport, timeout=300) as client:
+            answer = client.post("/api/caption", files={"image_url": (None, f"{web}/{path}")})
+            done.append(answer.status_code)
+
+    slow: list[int] = []
+    quick: list[int] = []
+    threads = [
+        threading.Thread(target=ask, args=("127.0.0.2", "slow", slow), daemon=True)
+        for _ in range(18)
+    ]
+    for thread in threads:
+        thread.start()
+    assert until(lambda: slow)  # the attacker has taken a second
+    ask("127.0.0.3", "quick", quick)
+    assert quick == [200] and len(slow) == 1
+    Hosts.open.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_an_address_that_cannot_be_fetched_has_the_right_reason(fetching: str, web: str) -> None:
+    with httpx.Client(base_url=fetching, timeout=300) as client:
+        for address, said in {
+            "http://host:99999/": "the host name or port is invalid",
+            f"http://{'a' * 80}.example/": "the host name or port is invalid",
+            "http://[::1/": "the host name or port is invalid",
+            f"{web}/round": "too many redirects",
+            f"{web}/file": "redirects to a URL that is not http or https",
+            "http://10.0.0.1/": "it leads to a private address",
+            "http://no.such.host.invalid/": "the host is unknown",
+            "http://127.0.0.1:9/": "the server does not answer",
+        }.items():
+            answer = client.post("/api/caption", files={"image_url": (None, address)})
+            assert answer.status_code == 422, address
+            assert said in answer.json()["detail"], address
 
 
 def test_urls_are_not_downloaded_by_default(api: httpx.Client) -> None:
