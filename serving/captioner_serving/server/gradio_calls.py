@@ -61,7 +61,8 @@ class _Session:
 class GradioCalls:
     """The routes, with limits of uploads, unread results and open streams.
 
-    One client may use half of the space for uploads, and a quarter of the sessions.
+    One client may use half of the space for uploads, and a quarter of the sessions. A session may
+    have as many unread results as the queue has places.
     """
 
     def __init__(self, service: CaptionService) -> None:
@@ -137,14 +138,17 @@ class GradioCalls:
         return {"event_id": event}
 
     def _session(self, name: str, client: str) -> _Session:
-        if name not in self._sessions:
-            limit = 4 * self._service.config.queue
-            unread = Counter(entry.client for entry in self._sessions.values() if not entry.readers)
-            if unread.total() >= limit or unread[client] >= limit // 4:
-                raise BusyError(round(_KEPT), "too many results are unread")
-            self._sessions[name] = _Session(client, time.monotonic())
-        self._sessions[name].touched = time.monotonic()
-        return self._sessions[name]
+        session, limit = self._sessions.get(name), self._service.config.queue
+        unread = Counter(entry.client for entry in self._sessions.values() if not entry.readers)
+        if (
+            len(session.calls) >= limit
+            if session is not None
+            else unread.total() >= 4 * limit or unread[client] >= limit
+        ):
+            raise BusyError(round(_KEPT), "too many results are unread")
+        session = self._sessions.setdefault(name, _Session(client, 0.0))
+        session.touched = time.monotonic()
+        return session
 
     async def _output(
         self, photo: bytes, values: dict[str, Any], name: object, client: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -79,6 +81,11 @@ def test_the_log_identifies_requests_but_no_photo_and_no_secret(
     assert '"path": "/api/caption", "status": 400' in log and '"user": "shop"' in log
     for hidden in ("secret-name", "hush", "anyone", "Basic", "456789"):
         assert hidden not in log
+    # Two signals at once end an idle server without a word of it.
+    server.process.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    assert server.stop(signal.SIGINT) == 0
+    assert server.lines[-1].endswith("Ctrl-C again stops at once\n")
 
 
 def test_a_refusal_reaches_a_client_that_first_sends_everything(guarded: str) -> None:

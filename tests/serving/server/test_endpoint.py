@@ -271,3 +271,5 @@ def test_unread_results_are_limited_and_dropped_after_a_minute(
     query = {"session_hash": calls[1].extensions["session"]}
     answer = client.get("/gradio_api/queue/data", params=query)
     assert (answer.status_code, answer.json()["type"]) == (404, "no-such-session")
+    calls = [call(client, image, *USUAL, session_hash="one") for _ in range(5)]
+    assert [answer.status_code for answer in calls] == [200] * 4 + [503]
