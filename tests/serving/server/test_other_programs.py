@@ -53,26 +53,89 @@ def shop(shared: str) -> Iterator[httpx.Client]:
         yield client
 
 
+class Hosts(Handler):
+    """Hosts of photos: one that is slow once and then silent, some that lead elsewhere, and one."""
+
+    asked, open = 0, threading.Event()
+
+    def do_GET(self) -> None:  # noqa: N802
+        if self.path == "/slow":
+            Hosts.asked += 1
+            Hosts.open.wait(1 if Hosts.asked == 1 else 60)
+        places = {"/file": "file:///etc/passwd", "/round": "/round"}
+        status = 302 if self.path in places else 404 if self.path == "/none" else 200
+        self.send_response(status)
+        self.send_header("Location", places.get(self.path, ""))
+        self.end_headers()
+        self.wfile.write(PHOTO if status == 200 else b"")
+
+
+@pytest.fixture
+def web() -> Iterator[str]:
+    with hosting(Hosts) as address:
+        yield address
+
+
 def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
-    shop: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    shop: httpx.Client, web: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with hosting(SAMPLES) as web:
-        address = f"{web}/coffee.jpg"
-        for refused, said in {
-            address: "leads to a private address",
-            "http://localhost:1/": "leads to a private address",
-            "http://2130706433/": "leads to a private address",
-            "file:///etc/passwd": "is not an http or https URL",
-        }.items():
-            answer = shop.post("/api/caption", files={"image_url": (None, refused)})
-            assert answer.status_code == 422 and answer.json()["type"] == "image-not-found"
-            assert said in answer.json()["detail"]
-        monkeypatch.setattr(api, "WebPhoto", HERE)
-        answer = shop.post("/api/caption", files={"image_url": (None, address)})
-        (record,) = answer.json()["records"]
-        assert record["image"] == address and record["words"]
-        answer = shop.post("/api/caption", files={"image_url": (None, f"{address}.no")})
-        assert "status 404" in answer.json()["detail"]
+    def check(reasons: dict[str, str]) -> None:
+        for address, said in reasons.items():
+            answer = shop.post("/api/caption", files={"image_url": (None, address)})
+            assert answer.status_code == 422, address
+            assert answer.json()["type"] == "image-not-found", address
+            assert said in answer.json()["detail"], address
+
+    check({
+        f"{web}/a.jpg": "leads to a private address",
+        "http://localhost:1/": "leads to a private address",
+        "http://2130706433/": "leads to a private address",
+        "http://10.0.0.1/": "leads to a private address",
+        "file:///etc/passwd": "is not an http or https URL",
+        "http://host:99999/": "the host name or port is invalid",
+        f"http://{'a' * 80}.example/": "the host name or port is invalid",
+        "http://[::1/": "the host name or port is invalid",
+        "http://no.such.host.invalid/": "the host is unknown",
+    })  # fmt: skip
+    monkeypatch.setattr(api, "WebPhoto", HERE)
+    check({
+        f"{web}/none": "status 404",
+        f"{web}/round": "too many redirects",
+        f"{web}/file": "redirects to a URL that is not http or https",
+        "http://127.0.0.1:9/": "the server does not answer",
+    })  # fmt: skip
+    answer = shop.post("/api/caption", files={"image_url": (None, f"{web}/a.jpg")})
+    (record,) = answer.json()["records"]
+    assert record["image"] == f"{web}/a.jpg" and record["words"]
+
+
+def test_a_slow_host_does_not_block_other_photos(
+    shared: str, web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "WebPhoto", HERE)
+    monkeypatch.setattr(fair_queue, "_HEAVY_USE", 0.5)  # seconds of work, which are ten
+
+    def ask(address: str, path: str, done: list[int]) -> None:
+        options: Any = {"headers": {"Authorization": f"Bearer {TOKEN}"}, "timeout": 300}
+        transport = httpx.HTTPTransport(local_address=address)
+        with httpx.Client(base_url=shared, transport=transport, **options) as client:
+            answer = client.post("/api/caption", files={"image_url": (None, f"{web}/{path}")})
+            done.append(answer.status_code)
+
+    slow: list[int] = []
+    quick: list[int] = []
+    threads = [
+        threading.Thread(target=ask, args=("127.0.0.2", "slow", slow), daemon=True)
+        for _ in range(18)
+    ]
+    for thread in threads:
+        thread.start()
+    assert until(lambda: slow)  # the attacker has taken a second
+    ask("127.0.0.3", "quick", quick)
+    assert quick == [200] and len(slow) == 1
+    Hosts.open.set()
+    for thread in threads:
+        thread.join()
 
 
 class Endless(Handler):
@@ -119,85 +182,6 @@ def test_a_download_is_limited_in_memory_and_time(
             answer = shop.post("/api/caption", files={"image_url": (None, address)})
             assert answer.status_code == 422 and said in answer.json()["detail"], path
             assert answer.elapsed.total_seconds() < 7, path
-
-
-class Hosts(Handler):
-    """Hosts of photos: one that is slow once and then silent, two that lead elsewhere, and one."""
-
-    asked, open = 0, threading.Event()
-
-    def do_GET(self) -> None:  # noqa: N802
-        if self.path == "/slow":
-            Hosts.asked += 1
-            Hosts.open.wait(1 if Hosts.asked == 1 else 60)
-        if self.path in ("/file", "/round"):
-            self.send_response(302)
-            self.send_header("Location", {"/file": "file:///etc/passwd"}.get(self.path, "/round"))
-            self.end_headers()
-            return
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(PHOTO)
-
-
-@pytest.fixture
-def web() -> Iterator[str]:
-    with hosting(Hosts) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def fetching(saved_tiny: Path) -> Iterator[str]:
-    """A server that fetches photos, also from this machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "WebPhoto", HERE)
-        captioner = Captioner.from_pretrained(saved_tiny)
-        with serving(captioner, ServerConfig(allow_urls=True)) as url:
-            yield url
-
-
-def test_a_slow_host_does_not_block_other_photos(
-    fetching: str, web: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fair_queue, "_HEAVY_USE", 0.5)  # seconds of work, which are ten
-
-    def ask(address: str, path: str, done: list[int]) -> None:
-        transport = httpx.HTTPTransport(local_address=address)
-        with httpx.Client(base_url=fetching, transport=transport, timeout=300) as client:
-            answer = client.post("/api/caption", files={"image_url": (None, f"{web}/{path}")})
-            done.append(answer.status_code)
-
-    slow: list[int] = []
-    quick: list[int] = []
-    threads = [
-        threading.Thread(target=ask, args=("127.0.0.2", "slow", slow), daemon=True)
-        for _ in range(18)
-    ]
-    for thread in threads:
-        thread.start()
-    assert until(lambda: slow)  # the attacker has taken a second
-    ask("127.0.0.3", "quick", quick)
-    assert quick == [200] and len(slow) == 1
-    Hosts.open.set()
-    for thread in threads:
-        thread.join()
-
-
-def test_an_address_that_cannot_be_fetched_has_the_right_reason(fetching: str, web: str) -> None:
-    with httpx.Client(base_url=fetching, timeout=300) as client:
-        for address, said in {
-            "http://host:99999/": "the host name or port is invalid",
-            f"http://{'a' * 80}.example/": "the host name or port is invalid",
-            "http://[::1/": "the host name or port is invalid",
-            f"{web}/round": "too many redirects",
-            f"{web}/file": "redirects to a URL that is not http or https",
-            "http://10.0.0.1/": "it leads to a private address",
-            "http://no.such.host.invalid/": "the host is unknown",
-            "http://127.0.0.1:9/": "the server does not answer",
-        }.items():
-            answer = client.post("/api/caption", files={"image_url": (None, address)})
-            assert answer.status_code == 422, address
-            assert said in answer.json()["detail"], address
 
 
 def test_urls_are_not_downloaded_by_default(api: httpx.Client) -> None:
