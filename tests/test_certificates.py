@@ -25,7 +25,7 @@ from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.inputs.urls import RemotePhoto
 from captioner_serving.server import api as routes
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.links import WebPhoto
+from captioner_serving.server.urls import WebPhoto
 from captioner_training.prepare.download import fetch
 from tests.launcher import Run
 from tests.serving.server.running import serving

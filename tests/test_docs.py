@@ -15,7 +15,7 @@ import pytest
 from captioner import Caption, ImageNotFoundError, errors
 from captioner.cli import main
 from captioner.errors import CaptionerError
-from captioner_serving.server import problems
+from captioner_serving.server import errors as server_errors
 from captioner_serving.server.app import Application
 from tests.launcher import Run
 from tests.training.runs import write_own
@@ -71,8 +71,8 @@ def test_every_error_that_the_server_answers_with_is_listed() -> None:
     # Of any Python object, the root of all, of a caption that server and batch give with `review`,
     # and of nobody who could read it.
     elsewhere = {"image-type", "image-error", "untrusted", "client-gone"}
-    answered = {kind: status for kind, (status, _) in problems.PROBLEMS.items()} | {
-        kind.type: problems.status_of(kind)
+    answered = {kind: status for kind, (status, _) in server_errors.PROBLEMS.items()} | {
+        kind.type: server_errors.status_of(kind)
         for kind in _kinds(CaptionerError)
         if issubclass(kind, (errors.ImageError, errors.ConfigError))
     }

@@ -16,7 +16,7 @@ from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner.errors import ConfigError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
-from captioner_serving.server.body import Upload, read_form
+from captioner_serving.server.bodies import Upload, read_form
 from captioner_serving.server.description import (
     PHOTOS,
     PROBLEMS,
@@ -24,11 +24,11 @@ from captioner_serving.server.description import (
     Records,
     form,
 )
-from captioner_serving.server.links import WebPhoto
-from captioner_serving.server.problems import NO_URLS, RefusedError, problem
+from captioner_serving.server.errors import NO_URLS, RefusedError, problem
 from captioner_serving.server.records import needs_preview, served_record
 from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService, Photo
+from captioner_serving.server.urls import WebPhoto
 
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=BaseModel)

@@ -33,15 +33,15 @@ from captioner.captioner import Captioner
 from captioner.errors import CaptionerError
 from captioner_serving.server import api as captions
 from captioner_serving.server import gradio_page, ollama, openai, pictures
-from captioner_serving.server.body import BodyLimits
+from captioner_serving.server.bodies import BodyLimits
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import describe
+from captioner_serving.server.errors import failure, http_problem, problem
 from captioner_serving.server.gradio_calls import GradioCalls
 from captioner_serving.server.mcp import McpServer
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.middleware import Access, AccessLog, RequestLimits, TrustedHosts
 from captioner_serving.server.parts import STATIC
-from captioner_serving.server.problems import failure, http_problem, problem
 from captioner_serving.server.records import served_record
 from captioner_serving.server.request import request_info
 from captioner_serving.server.service import CaptionService, start_reader

@@ -21,7 +21,7 @@ from captioner.caption import Caption
 from captioner.captioner import PreparedImage
 from captioner.generation.config import GenerationConfig
 from captioner_serving.decoding.fair_queue import FairQueue
-from captioner_serving.server.problems import BusyError, ClosedError
+from captioner_serving.server.errors import BusyError, ClosedError
 
 # Limits of the wait, as shares of the last batch's time (at most _LONGEST seconds). _GATHER: the
 # whole wait. _PAUSE: the wait without a request that comes or ends, if no image is being decoded.

@@ -20,12 +20,12 @@ from captioner.shared.paths import is_web_address
 from captioner_serving.batch.wording import sentence
 from captioner_serving.decoding.photo import Readable
 from captioner_serving.server.api import services_of, while_connected
-from captioner_serving.server.body import decode_photo, parse_body, parse_object, too_large
+from captioner_serving.server.bodies import decode_photo, parse_body, parse_object, too_large
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.links import WebPhoto
-from captioner_serving.server.problems import NO_URLS, RefusedError, bad_fields
+from captioner_serving.server.errors import NO_URLS, RefusedError, bad_fields
 from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
+from captioner_serving.server.urls import WebPhoto
 
 Fields = TypeVar("Fields", bound=BaseModel)
 

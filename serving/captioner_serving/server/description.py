@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from captioner_serving.server.problems import PROBLEM_TYPE
+from captioner_serving.server.errors import PROBLEM_TYPE
 from captioner_serving.server.records import FailedRecord, ServedRecord
 
 

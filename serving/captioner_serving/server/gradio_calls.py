@@ -23,8 +23,8 @@ from pydantic import ValidationError
 
 from captioner.errors import CaptionerError
 from captioner_serving.server.api import CaptionFields
-from captioner_serving.server.body import Upload, parse_body, parse_object, read_parts
-from captioner_serving.server.problems import BusyError, RefusedError, bad_fields
+from captioner_serving.server.bodies import Upload, parse_body, parse_object, read_parts
+from captioner_serving.server.errors import BusyError, RefusedError, bad_fields
 from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
 

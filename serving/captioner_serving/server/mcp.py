@@ -20,12 +20,12 @@ from captioner.errors import (
 )
 from captioner.photos.transform import Box
 from captioner_serving.decoding.photo import Readable
-from captioner_serving.server.body import decode_photo, parse_body, parse_object
+from captioner_serving.server.bodies import decode_photo, parse_body, parse_object
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.links import WebPhoto
-from captioner_serving.server.problems import NO_URLS, RefusedError
+from captioner_serving.server.errors import NO_URLS, RefusedError
 from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
+from captioner_serving.server.urls import WebPhoto
 
 _TOOL = "describe_image"
 _INPUTS = ("image", "image_url", "image_path")

@@ -29,14 +29,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.shared.text import in_a_line
 from captioner_serving.memory import is_out_of_memory
-from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.problems import (
+from captioner_serving.server.errors import (
     PROBLEMS,
     ClosedError,
     RefusedError,
     failure,
     problem,
 )
+from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.request import (
     RequestInfo,
     current_request,

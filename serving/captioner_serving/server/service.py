@@ -24,14 +24,14 @@ from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.drawing import Preview
-from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.problems import (
+from captioner_serving.server.errors import (
     ClosedError,
     LowTrustError,
     MemoryShortError,
     PhotoFailedError,
     RefusedError,
 )
+from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.request import current_request
 
 _LOGGER = logging.getLogger("captioner.server")

@@ -20,7 +20,7 @@ from captioner.generation.config import GenerationConfig
 from captioner_serving.decoding.photo import EncodedPhoto
 from captioner_serving.server import batcher as batcher_module
 from captioner_serving.server.batcher import Batcher, JobSettings
-from captioner_serving.server.problems import BusyError, ClosedError, RefusedError
+from captioner_serving.server.errors import BusyError, ClosedError, RefusedError
 from captioner_serving.server.service import Photo
 from tests.serving.server.conftest import run_async
 from tests.serving.server.running import Clock, service_of, until

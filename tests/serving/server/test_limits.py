@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from captioner.captioner import Captioner
-from captioner_serving.server import body
+from captioner_serving.server import bodies
 from captioner_serving.server.config import ServerConfig
 from tests.captioner.pictures import png
 from tests.process_tree import children, seconds
@@ -40,7 +40,7 @@ def small(saved_tiny: Path) -> Iterator[str]:
     """A server that takes on little, so that little is enough to attack it."""
     config = ServerConfig(max_upload=MEGABYTE, max_connections=40)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body, "_SECONDS", PATIENCE)
+        patch.setattr(bodies, "_SECONDS", PATIENCE)
         with serving(Captioner.from_pretrained(saved_tiny), config) as url:
             yield url
 

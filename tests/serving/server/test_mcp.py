@@ -20,8 +20,8 @@ from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner_serving.server import mcp as mcp_module
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.links import WebPhoto
 from captioner_serving.server.mcp import describe
+from captioner_serving.server.urls import WebPhoto
 from tests.serving.server.conftest import SAMPLES, run_async
 from tests.serving.server.running import serving
 from tests.web import hosting

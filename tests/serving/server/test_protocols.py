@@ -22,7 +22,7 @@ from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
 from captioner_serving.server import chat as chat_module
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.links import WebPhoto
+from captioner_serving.server.urls import WebPhoto
 from tests.conftest import make_tiny, make_trust
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.running import serving

@@ -14,7 +14,7 @@ from captioner.photos.open import open_image
 from captioner.shared.paths import sample_photos
 from captioner_serving.server import api
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.links import WebPhoto
+from captioner_serving.server.urls import WebPhoto
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import visiting
 from tests.serving.server.running import serving

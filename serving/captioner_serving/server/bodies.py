@@ -26,8 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner_serving.memory import release_memory
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.errors import BusyError, RefusedError, bad_fields, problem
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.problems import BusyError, RefusedError, bad_fields, problem
 
 Fields = TypeVar("Fields", bound=BaseModel)
 Parsed = TypeVar("Parsed")
