@@ -142,7 +142,7 @@ class Application:
         api.mount("/page/static", StaticFiles(directory=STATIC))
         if self._mcp is not None:
             for route in ("/gradio_api/mcp", "/gradio_api/mcp/"):
-                api.router.routes.append(Route(route, self._mcp))
+                api.router.routes.append(Route(route, self._mcp, methods=["POST"]))
         page = self._page(samples, first)
         api.router.routes += [Route(path, page, methods=["GET"]) for path in gradio_page.FILES]
         return api
