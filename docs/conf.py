@@ -33,6 +33,45 @@ autodoc_default_options = {"members": True}
 toc_object_entries_show_parents = "hide"
 highlight_language = "text"
 
+NAVIGATION = {  # title and page
+    "Begin": {"Install, first photo": "/README", "The included model": "/assets/MODEL_CARD"},
+    "Caption": {
+        "One photo": "records",
+        "Many photos": "batch",
+        "Sidecars": "sidecars",
+        "Trust": "trust",
+    },
+    "Serve": {
+        "The page": "page",
+        "The HTTP API": "api",
+        "Ollama and OpenAI": "protocols",
+        "Run a server": "serving",
+        "Without PyTorch": "export",
+    },
+    "Train": {
+        "Prepare data": "data",
+        "Train": "training",
+        "Evaluate": "evaluation",
+        "Publish": "hub",
+        "Models of Hugging Face": "huggingface",
+    },
+    "Learn": {
+        "Attention": "attention",
+        "Exercises": "exercises",
+        "Results": "results",
+        "Performance": "performance",
+    },
+    "Look up": {
+        "All options": "commands",
+        "Python": "python",
+        "Design": "design",
+        "Contributing": "/CONTRIBUTING",
+        "Tests": "/tests/README",
+        "Security": "/SECURITY",
+        "Changelog": "/CHANGELOG",
+    },
+}
+
 html_theme = "furo"
 html_title = f"Captioner {__version__}"
 html_static_path = ["static"]
@@ -53,6 +92,13 @@ class CommandHelp(SphinxDirective):
                 main([*words.split(), "--help"])
             pages.append(f"## captioner {words}\n\n```text\n{text.getvalue()}```\n")
         return self.parse_text_to_nodes("\n".join(pages), allow_section_headings=True)
+
+
+def _add_navigation(_: Sphinx, document: str, source: list[str]) -> None:
+    if document == root_doc:
+        for caption, pages in NAVIGATION.items():
+            lines = "\n".join(f"{title} <{page}>" for title, page in pages.items())
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{lines}\n```\n"
 
 
 _attributes: dict[str, list[str]] = {}
@@ -76,7 +122,8 @@ def _write_start(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Add the directive, and a first page that leads to docs/index.html."""
+    """Add the directive, the navigation, and a first page that leads to docs/index.html."""
+    app.connect("source-read", _add_navigation)
     app.add_directive("command-help", CommandHelp)
     app.connect("autodoc-process-docstring", _keep, priority=400)
     app.connect("autodoc-process-docstring", _restore, priority=600)

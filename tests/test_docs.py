@@ -127,3 +127,13 @@ def test_the_score_and_the_loss_of_contributing_train(
     name = "loss/my_parts:ShortAttention"
     losses = [row[name] for row in rows if name in row]
     assert len(losses) >= 2 and all(-0.1001 <= loss <= -0.0249 for loss in losses)
+
+
+@pytest.mark.parametrize(
+    "document", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name
+)
+def test_pages_and_table_cells_are_short(document: Path) -> None:
+    lines = document.read_text().splitlines()
+    assert len(lines) <= 100
+    cells = [cell for line in lines if line.startswith("|") for cell in line.split(" | ")]
+    assert [cell for cell in cells if len(cell.split()) > 25] == []
