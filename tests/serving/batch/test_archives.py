@@ -127,23 +127,21 @@ def test_an_archive_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_sparse_members_are_not_read(tmp_path: Path, compressed: bool) -> None:
-    """A small one is a photo like any other."""
-    path = tar_of(tmp_path, sparse(1 << 32), sparse(9), compressed=compressed)
-    hole, photo = photos(path)
-    assert hole.name == f"{path}/hole.jpg" and photo.name == f"{path}/hole.jpg#2"
-    assert "hole.jpg has 4,294,967,296 bytes" in lost([hole])[0]
-    assert photo.read() == bytes(9)
-
-
-def test_a_compressed_member_is_measured_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_members_are_measured_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compressed: bool
 ) -> None:
+    """A small sparse one is a photo like any other."""
     monkeypatch.setattr("captioner_serving.batch.inputs.archives._LARGEST_IN_MEMORY", 1 << 20)
-    members = member("zeros.jpg", bytes(1 << 21)), member("next.jpg", jpeg())
-    zeros, photo = photos(tar_of(tmp_path, *members, compressed=True))
-    assert "zeros.jpg has 2,097,152 bytes" in lost([zeros])[0]
-    assert photo.read() == jpeg()
+    parts = sparse(1 << 32), sparse(9), member("zeros.jpg", bytes(1 << 21)), member("a.jpg", jpeg())
+    path = tar_of(tmp_path, *parts, compressed=compressed)
+    hole, small, zeros, photo = photos(path)
+    assert hole.name == f"{path}/hole.jpg" and small.name == f"{path}/hole.jpg#2"
+    assert "hole.jpg has 4,294,967,296 bytes" in lost([hole])[0]
+    assert (small.read(), photo.read()) == (bytes(9), jpeg())
+    if compressed:
+        assert "zeros.jpg has 2,097,152 bytes" in lost([zeros])[0]
+    else:  # read in place
+        assert zeros.read() == bytes(1 << 21)
 
 
 @pytest.mark.parametrize(
@@ -166,24 +164,14 @@ def test_archives_are_known_by_their_suffix(tmp_path: Path, suffix: str, mode: s
     assert inputs.countable == (mode in ("w", "")) and inputs.without_folder() == str(path)
 
 
-@pytest.mark.parametrize("suffix", [".tar.gz", ".zip"])
-def test_a_large_archive_of_photos_is_read_to_its_end(
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_large_archive_is_read_to_its_end_and_members_of_one_name_are_numbered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     """The limits in bytes are those of small archives: photos hardly compress."""
     for name in ("_MOST_UNPACKED", "_MOST_ZIPPED"):
         monkeypatch.setattr(f"captioner_serving.batch.inputs.archives.{name}", 100)
-    pairs = [(f"{number}.jpg", jpeg(("red", "blue", "lime")[number])) for number in range(3)]
-    if suffix == ".zip":
-        path = zip_of(tmp_path / "a.zip", *pairs)
-    else:
-        path = tar_of(tmp_path, *(member(*pair) for pair in pairs), compressed=True)
-    assert [photo.read() for photo in photos(path)] == [data for _, data in pairs]
-
-
-@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_two_members_of_one_name_are_both_read(tmp_path: Path, suffix: str) -> None:
     pictures = [jpeg(colour) for colour in ("red", "blue", "lime")]
     members = [("a.jpg", picture) for picture in pictures]
     if suffix == ".zip":
@@ -285,9 +273,8 @@ def test_no_more_of_a_member_is_unpacked_than_it_claims(tmp_path: Path) -> None:
 def test_what_unpacks_without_a_bound_is_named(tmp_path: Path, method: int) -> None:
     """Forty bytes of bzip2 are 46 MB of zeros, and zipfile takes them all at once."""
     path = zip_of(tmp_path / "a.zip", ("a.jpg", jpeg()), method=method)
-    reason = f"{path}/a.jpg has compression method {method}, not deflate: unpack it first"
-    (photo,) = photos(path)
-    assert lost([photo]) == [reason] and photo.name == f"{path}/a.jpg"
+    (reason,) = lost(photos(path))
+    assert reason.startswith(f"{path}/a.jpg has compression method {method}")
 
 
 def test_large_members_of_a_small_archive_do_not_pile_up(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from captioner import Captioner, ConfigError, OutputError
+from captioner import Captioner, OutputError
 from captioner.shared.text import json_line
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.files import RunFiles
@@ -98,19 +98,6 @@ def test_a_damaged_state_is_a_sentence(
     with pytest.raises(OutputError, match=r"run\.json is damaged or from another version"):
         caption(folder)
     assert read_tree(tmp_path) == before
-
-
-def test_restart_captions_all_photos_again(
-    caption: Caption, photos: Photos, tmp_path: Path
-) -> None:
-    folder, output = photos(2), tmp_path / "c.jsonl"
-    caption(folder, min_score=0.0)
-    unsure = output.read_bytes()
-    with pytest.raises(ConfigError, match="--min-score was 0"):
-        caption(folder)
-    assert len(caption(folder, min_score=0.0, restart=True)) == 2
-    assert output.read_bytes() == unsure
-    assert not any("review" in record for record in caption(folder, restart=True))
 
 
 def test_restart_deletes_the_sidecars_that_the_run_created(

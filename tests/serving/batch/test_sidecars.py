@@ -112,16 +112,15 @@ def test_a_description_in_the_photo_is_kept(
 ) -> None:
     """In XMP, IPTC or EXIF, as exiftool writes it; but not the names of cameras."""
     folder = photos(6)
-    for name, tag in (
-        ("p000", "-XMP-dc:Description=Oma"),
-        ("p001", "-IPTC:Caption-Abstract=Oma"),
-        ("p002", "-EXIF:ImageDescription=Oma"),
-        ("p003", "-EXIF:ImageDescription=OLYMPUS DIGITAL CAMERA"),
-        ("p004", "-XMP-iptcCore:AltTextAccessibility=Oma"),
-    ):
-        subprocess.run(
-            ["exiftool", "-q", "-overwrite_original", tag, folder / f"{name}.jpg"], check=True
-        )
+    for name, tag in {
+        "p000": "-XMP-dc:Description=Oma",
+        "p001": "-IPTC:Caption-Abstract=Oma",
+        "p002": "-EXIF:ImageDescription=Oma",
+        "p003": "-EXIF:ImageDescription=OLYMPUS DIGITAL CAMERA",
+        "p004": "-XMP-iptcCore:AltTextAccessibility=Oma",
+    }.items():
+        command = ["exiftool", "-q", "-overwrite_original", tag, folder / f"{name}.jpg"]
+        subprocess.run(command, check=True)
     described = {"p000", "p001", "p002"}
     result = run_batch(folder, "--output", tmp_path / "c.jsonl", "--sidecar", "xmp")
     assert "3 photos with their own description" in result.stderr
@@ -137,8 +136,9 @@ def test_a_description_in_the_photo_is_kept(
     assert all("Oma" not in (folder / f"{name}.xmp").read_text() for name in ("p003", "p005"))
 
 
-def test_json_sidecars_are_records(caption: Caption, photos: Photos) -> None:
-    """A blank one is filled."""
+def test_json_sidecars_are_records_also_in_place_of_a_blank_one(
+    caption: Caption, photos: Photos
+) -> None:
     folder = photos(2)
     (folder / "p001.json").write_text("\n")
     for record in caption(folder, "json"):
@@ -161,19 +161,6 @@ def test_a_damaged_xmp_sidecar_stays_and_darktables_is_used(
     (folder / "p001.xmp").unlink()
     (again,) = caption(folder, "xmp", output, retry_errors=True)
     assert "error" not in again
-
-
-@pytest.mark.parametrize(
-    ("existing", "wanted"),
-    [("prepend", "Photo 0. mine"), ("append", "mine Photo 0."), ("overwrite", "Photo 0.")],
-)
-def test_a_text_in_xmp_is_extended_or_replaced(
-    write: Write, photos: Photos, existing: str, wanted: str
-) -> None:
-    folder = photos(1)
-    (folder / "p000.xmp").write_text(LIGHTROOM.replace('x-default">Am Strand', 'x-default">mine'))
-    assert write(folder / "p000.jpg", kind="xmp", existing=existing) == []
-    assert f'<rdf:li xml:lang="x-default">{wanted}</rdf:li>' in (folder / "p000.xmp").read_text()
 
 
 def test_photos_that_share_a_stem_have_sidecars_of_their_own(write: Write, photos: Photos) -> None:
@@ -282,9 +269,7 @@ def test_a_full_disk_ends_the_command_and_a_file_without_permission_does_not(
 
     monkeypatch.setattr(Path, "open", fail)
     result = run_main("convert", tmp_path / "r.jsonl", "--sidecar", "txt")
-    said = [f"captioner: {folder}/p00{n}.txt cannot be written: the reason" for n in range(tried)]
-    assert result.returncode == 1 and result.stderr.splitlines()[:tried] == said
-    assert len(result.stderr.splitlines()) == (1 if tried == 1 else 3)  # and a summary
+    assert result.returncode == 1 and result.stderr.count("cannot be written: the reason") == tried
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -309,20 +294,17 @@ def test_a_link_is_followed_within_its_folder_alone(
     assert (">Photo 1.<" if kind == "xmp" else "photo 1\n") in inside.read_text()
 
 
-@pytest.mark.parametrize("existing", ["skip", "overwrite"])
-def test_a_sidecar_that_is_a_pipe_does_not_block(
-    write: Write, photos: Photos, existing: str
-) -> None:
+def test_a_sidecar_that_is_a_pipe_does_not_block(write: Write, photos: Photos) -> None:
     folder = photos(3)
     os.mkfifo(folder / "p000.txt")
     (folder / "p001.txt").mkdir()
     with (folder / "p002.txt").open("wb") as file:
         file.truncate(1 << 40)  # a hole
-    assert write(*sorted(folder.glob("*.jpg")), existing=existing) == [
-        f"{folder}/p000.txt cannot be read: it is not a regular file",
-        f"{folder}/p001.txt cannot be read: Is a directory",
-        f"{folder}/p002.txt has 1,099,511,627,776 bytes, too many for a sidecar",
-    ]
+    for existing in ("skip", "overwrite"):
+        pipe, place, hole = write(*sorted(folder.glob("*.jpg")), existing=existing)
+        assert pipe == f"{folder}/p000.txt cannot be read: it is not a regular file"
+        assert place.startswith(f"{folder}/p001.txt cannot be read: ")
+        assert hole.startswith(f"{folder}/p002.txt has 1,099,511,627,776 bytes")
 
 
 @pytest.mark.parametrize("raw", [b"II*\0 a raw file", b"\0\0\0\x18ftypcrx "])

@@ -240,15 +240,8 @@ def test_content_of_other_programs_is_kept(tmp_path: Path) -> None:
     wide = b"\xff\xfe" + ODD.replace("UTF-8", "UTF-16").encode("utf-16-le")
     olds = (odd, b"\xef\xbb\xbf" + odd, odd.replace(b"\n", b"\r\n"), wide)
     news = [merged(old) for old in olds]
-    for new in news:
-        for kept in (
-            "<?keep this",
-            "<!-- kept -->",
-            "<![CDATA[sea & sun]]>",
-            "c&#10;d",
-            "?xpacket end",
-        ):
-            assert kept.encode() in new, kept
+    kept = (b"<?keep this", b"<!-- kept -->", b"<![CDATA[sea & sun]]>", b"c&#10;d", b"?xpacket end")
+    assert all(part in new for new in news for part in kept)
     found = exiftool(tmp_path, *olds, *news, odd=True)
     ours = {"Description-en", "AltTextAccessibility", "AltTextAccessibility-en"}
     for before, after in zip(found[:4], found[4:], strict=True):
@@ -305,23 +298,17 @@ def languages(sidecar: bytes, name: str) -> dict[str, str]:
     return {item.attrib[LANGUAGE]: item.text or "" for item in found[0]}
 
 
-REFUSED = {
-    "not closed": (b"<x:xmpmeta>", "is not XML"),
-    "not XMP": (b"<svg/>", "is not XMP"),
-    "a bag": (
-        LIGHTROOM.replace(ALT, "<rdf:Bag/>").encode(),
-        "is not one rdf:Alt of texts",
-    ),
-    "a value": (
-        LIGHTROOM.replace(ALT, "<rdf:Alt><rdf:li><a/></rdf:li></rdf:Alt>").encode(),
-        "is not one rdf:Alt of texts",
-    ),
-    "an entity": (b'<!DOCTYPE x [<!ENTITY mine "text">]><x/>', "contains a DOCTYPE"),
-    "other bytes": (b"<x>\xff</x>", "is not XML"),
-}
-
-
-@pytest.mark.parametrize(("old", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_merged_is_refused(old: bytes, said: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        ("<x:xmpmeta>", "is not XML"),
+        ("<x>\udcff</x>", "is not XML"),
+        ("<svg/>", "is not XMP"),
+        (LIGHTROOM.replace(ALT, "<rdf:Bag/>"), "rdf:Alt"),
+        (LIGHTROOM.replace(ALT, "<rdf:Alt><rdf:li><a/></rdf:li></rdf:Alt>"), "rdf:Alt"),
+        ('<!DOCTYPE x [<!ENTITY mine "text">]><x/>', "DOCTYPE"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused(old: str, said: str) -> None:
     with pytest.raises(OutputError, match=said):
-        merge(old, existing="overwrite")
+        merge(old.encode(errors="surrogateescape"), existing="overwrite")
