@@ -187,21 +187,20 @@ def _reason(error: BaseException) -> str:
     """Return the reason of a failure: the message of the CaptionerError that caused it, if any."""
     import ray
 
-    last = error
+    causes: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not cause:
-            cause = cause.cause
-        elif isinstance(cause, CaptionerError):
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.cause if isinstance(cause, ray.exceptions.RayTaskError) else cause.__cause__
+    for cause in causes:
+        if isinstance(cause, CaptionerError):
             return str(cause)
-        elif isinstance(cause, ray.exceptions.RayActorError):
+        if isinstance(cause, ray.exceptions.RayActorError):
             return (
                 "an actor of the Ray cluster ended repeatedly, perhaps because memory is short: "
                 "finished photos are kept, and the same command resumes"
             )
-        else:
-            last, cause = cause, cause.__cause__
-    return f"the Ray cluster cannot continue ({type(last).__name__}: {last})"
+    return f"the Ray cluster cannot continue ({type(causes[-1]).__name__}: {causes[-1]})"
 
 
 def _window(photos: Iterator[Photo], most: int) -> list[Photo]:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.outputs.embedding import Embedder, check_exiftool
+from captioner_serving.batch.outputs.embedding import Embedder
 from tests.conftest import read_tree
 from tests.launcher import Run
 from tests.serving.batch.conftest import (
@@ -125,7 +125,9 @@ def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> Non
     before = {path.name: path.read_bytes() for path in paths}
     result = run_main(*convert, "--template", "{caption}", "--language", "en-US")
     assert result.returncode == 0, result.stderr
-    assert "4 photos with new texts embedded; 2 without" in result.stderr
+    assert "3 photos with their own description; 4 photos with new texts embedded; 2 without" in (
+        result.stderr
+    )
     after = {path.name: path.read_bytes() for path in paths}
     assert [name for name in before if before[name] == after[name]] == ["iptc.jpg", "exif.jpg"]
     xmp, subject, _, _, camera, none = read_tags(*paths)
@@ -177,6 +179,13 @@ def test_what_must_not_be_changed_is_left_and_counted(
     result = run_batch(*command)
     assert result.returncode == 0
     assert "6 captions in total; 1 photo with new texts embedded; 5 without" in result.stderr
+    # The backup is no input, is not counted, and shares no sidecar.
+    again = run_batch(folder, "--output", tmp_path / "b.jsonl", "--sidecar", "caption")
+    assert "6 captions in total\n" in again.stderr and "skipped" not in again.stderr
+    names = {path.name for path in folder.glob("*.caption")}
+    assert len(names) == 6 and "p005.caption" in names
+    for name in names:
+        (folder / name).unlink()
     after = {name: data for name, data in read_tree(folder).items() if not name.endswith(".xmp")}
     assert after.pop("p005.jpg") != before["p005.jpg"] == after.pop("p005.jpg_original")
     assert after == {name: data for name, data in before.items() if name != "p005.jpg"}
@@ -185,7 +194,10 @@ def test_what_must_not_be_changed_is_left_and_counted(
 def test_a_photo_that_exiftool_refuses_is_an_error_and_costs_no_caption(
     embed: Embed, photos: Photos, tmp_path: Path
 ) -> None:
-    """A folder has the name of its temporary file; a file of a killed exiftool is removed."""
+    """A folder has the name of its temporary file; a file of a killed exiftool is removed.
+
+    A sidecar that vanished is an error too.
+    """
     folder, output = photos(3), tmp_path / "c.jsonl"
     (folder / "p000.jpg_exiftool_tmp").touch()
     (folder / "p001.jpg_exiftool_tmp").mkdir()
@@ -197,60 +209,34 @@ def test_a_photo_that_exiftool_refuses_is_an_error_and_costs_no_caption(
     (again,) = embed(folder, output, retry_errors=True)
     assert "error" not in again and (folder / "p001.jpg_original").is_file()
     assert len(output.read_text().splitlines()) == 3
+    (folder / "p002.xmp").unlink()
+    sidecars = {f"{folder}/{name}.jpg": f"{folder}/{name}.xmp" for name in ("p001", "p002")}
+    ((photo, error),) = Embedder().embed(sidecars).items()
+    assert photo == f"{folder}/p002.jpg" and sidecars[photo] in str(error)
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        (None, "embed needs exiftool, which is not installed: install it"),
-        ("echo 12.38", "exiftool is version 12.38; embed needs 12.39 or newer: install it"),
-        ("echo no perl >&2; exit 2", "exiftool does not run (no perl): install it"),
-    ],
+    ("script", "found"),
+    [(None, "it does not run"), ("echo 12.38", "12.38"), ("echo no perl >&2; exit 2", "no perl")],
 )
 def test_without_a_fit_exiftool_nothing_begins(
-    photos: Photos,
-    run_batch: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    script: str | None,
-    said: str,
-) -> None:
-    programs = tmp_path / "bin"
-    programs.mkdir()
+    photos: Photos, run_batch: Run, embed: Embed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    script: str | None, found: str,
+) -> None:  # fmt: skip
+    """One that dies later costs no caption."""
+    program, folder = tmp_path / "bin" / "exiftool", photos(2)
+    program.parent.mkdir()
     if script is not None:
-        (programs / "exiftool").write_text(f"#!/bin/sh\n{script}\n")
-        (programs / "exiftool").chmod(0o755)
-    folder = photos(1)
-    monkeypatch.setenv("PATH", str(programs))
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
     result = run_batch(folder, "--output", tmp_path / "c.jsonl", "--sidecar", "xmp", "--embed")
-    assert result.returncode == 1 and said in result.stderr
+    assert result.returncode == 1 and f"exiftool 12.39 or newer ({found}" in result.stderr
     assert not list(tmp_path.glob("c.*"))
-    (programs / "exiftool").write_text("#!/bin/sh\necho 12.39\n")
-    (programs / "exiftool").chmod(0o755)
-    check_exiftool()
-
-
-def test_an_exiftool_that_dies_costs_no_caption(
-    photos: Photos, embed: Embed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs, folder = tmp_path / "bin", photos(3)
-    programs.mkdir()
-    (programs / "exiftool").write_text('#!/bin/sh\n[ "$1" = -ver ] && echo 12.39 && exit\nexit 1\n')
-    (programs / "exiftool").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    program.write_text('#!/bin/sh\n[ "$1" = -ver ] && echo 12.39 && exit\nexit 1\n')
+    program.chmod(0o755)
     for line in embed(folder):
         assert line["caption"] and "exiftool cannot write" in line["error"]["detail"]
-
-
-def test_copies_are_neither_inputs_nor_named_and_share_no_sidecar(
-    photos: Photos, run_batch: Run, tmp_path: Path
-) -> None:
-    folder = photos(2)
-    result = run_batch(folder, "--output", tmp_path / "a.jsonl", "--sidecar", "xmp", "--embed")
-    assert "2 captions in total; 2 photos with new texts embedded\n" in result.stderr
-    result = run_batch(folder, "--output", tmp_path / "b.jsonl", "--sidecar", "txt")
-    assert "2 captions in total\n" in result.stderr and "skipped" not in result.stderr
-    assert sorted(path.name for path in folder.glob("*.txt")) == ["p000.txt", "p001.txt"]
 
 
 def test_a_restart_writes_whole_sidecars_beside_embedded_texts(
@@ -264,28 +250,12 @@ def test_a_restart_writes_whole_sidecars_beside_embedded_texts(
     assert b"AltText" in before["p001.xmp"] and b"dc:description" not in before["p001.xmp"]
     embed(folder, output, restart=True)
     assert {path.name: path.read_bytes() for path in folder.glob("*.xmp")} == before
-
-
-def test_a_sidecar_that_vanished_is_an_error(photos: Photos) -> None:
-    photo, sidecar = (str(photos(1) / name) for name in ("p000.jpg", "p000.xmp"))
-    errors = Embedder().embed({photo: sidecar})
-    assert f"Error opening file - {sidecar}" in str(errors[photo])
-
-
-def test_a_photo_with_both_texts_gets_no_sidecar(
-    photos: Photos, run_main: Run, run_batch: Run, tmp_path: Path
-) -> None:
-    folder = photos(1)
-    tags = ("-XMP-dc:Description=Oma", "-XMP-iptcCore:AltTextAccessibility=Oma lacht")
-    exiftool("-overwrite_original", *tags, folder / "p000.jpg")
-    before = read_tree(folder)
-    options = ("--sidecar", "xmp", "--embed")
-    result = run_batch(folder, "--output", tmp_path / "c.jsonl", *options)
-    assert result.returncode == 0 and "1 photo with their own description" in result.stderr
-    result = run_main("convert", tmp_path / "c.jsonl", *options)
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.startswith("1 caption; 0 sidecars written; 1 photo with their own descr")
-    assert read_tree(folder) == before
+    # A photo that has both texts of its owner gets no sidecar.
+    for path in folder.glob("*.xmp"):
+        path.unlink()
+    (folder / "p000.jpg_original").unlink()
+    embed(folder, output, restart=True)
+    assert [path.name for path in folder.glob("*.xmp")] == ["p001.xmp"]
 
 
 def test_kill_9_leaves_every_photo_whole_and_a_resume_embeds_the_rest(

@@ -147,12 +147,12 @@ class Inputs:
         skipped = Counter() if skipped is None else skipped
         outputs = {os.path.realpath(path) for path in ignored}
         for source in self.sources:
-            is_list = source == "-" or (_is_table(source) and not is_url(source))
             for photo in self._of_source(source, skipped, outputs):
-                if not self._skips(photo.name, photo.name if is_list else source, skipped):
+                base = photo.name if source == "-" or _is_table(source) else source
+                if not self._skips(photo.name, base, skipped):
                     yield photo
         for path in self.lists:
-            for photo in self._listed(path):
+            for photo in self._of_names(list_names(path, root=self.root)):
                 if not self._skips(photo.name, photo.name, skipped):
                     yield photo
 
@@ -175,7 +175,7 @@ class Inputs:
     ) -> Iterator[Photo]:
         """Yield the photos of one source, including those to skip by name."""
         if source == "-":
-            yield from self._listed("-")
+            yield from self._of_names(list_names("-", root=self.root))
         elif is_url(source):
             yield from self._at_url(source)
         elif _is_table(source):
@@ -213,9 +213,6 @@ class Inputs:
                 ):
                     skipped[suffix or "without suffix"] += 1
 
-    def _listed(self, path: str) -> Iterator[Photo]:
-        return self._of_names(list_names(path, root=self.root))
-
     def _in_table(self, path: str) -> Iterator[str | LostPhoto]:
         return table_names(path, self.column or "", root=self.root)
 
@@ -244,14 +241,16 @@ class Inputs:
         """Yield the photos at a URL of the command line: a photo, archive, glob or bucket."""
         policy: AddressPolicy = "any" if self.allow_private else "same-host"
         is_web = is_web_address(url)
+        is_chain = "::" in url and not is_web
         is_glob = not is_web and any(sign in url for sign in "*[")
         bare = re.split(r"[?#]", url)[0].lower() if is_web else url.lower()
         try:
-            if "::" in url and not is_web:
-                if not self.allow_private and any(map(is_web_address, url.split("::"))):
-                    yield _unchecked(url)
-                else:
-                    yield from remote_members(url)
+            if is_chain and not self.allow_private and any(map(is_web_address, url.split("::"))):
+                # fsspec follows redirects without checking their addresses.
+                remedy = "download the archive, or add --allow-private"
+                yield LostPhoto(name=url, reason=f"{url} may redirect to any address: {remedy}")
+            elif is_chain:
+                yield from remote_members(url)
             elif not is_glob and bare.endswith(ARCHIVES):
                 yield _packed(url)
             elif not is_glob and (is_web or bare.endswith(IMAGE_SUFFIXES)):
@@ -261,9 +260,8 @@ class Inputs:
         except CaptionerError:
             raise
         except Exception as error:  # each file system has its own exceptions
-            yield LostPhoto(
-                name=url, reason=f"{url} cannot be listed ({reason_of(error)}): check the URL"
-            )
+            reason = f"{url} cannot be listed ({reason_of(error)}): check the URL"
+            yield LostPhoto(name=url, reason=reason)
 
     def _in_bucket(self, url: str, *, is_glob: bool) -> Iterator[Photo]:
         """Yield the photos that match a glob, or below a prefix."""
@@ -288,12 +286,6 @@ def _packed(url: str) -> LostPhoto:
     kind = "zip" if re.split(r"[?#]", url)[0].lower().endswith(".zip") else "tar"
     more = ", with --allow-private" if is_web_address(url) else ""
     return LostPhoto(name=url, reason=f"{url} is an archive: write '{kind}://*::{url}'{more}")
-
-
-def _unchecked(url: str) -> LostPhoto:
-    # fsspec follows redirects without checking their addresses.
-    reason = "it could redirect to a private address: download the archive, or add --allow-private"
-    return LostPhoto(name=url, reason=f"{url} is not read ({reason})")
 
 
 def _count_link(folder: str, skipped: Counter[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
 import struct
 import subprocess
@@ -94,7 +93,7 @@ class Embedder:
         }
 
     def _copy(self, sidecars: dict[str, str]) -> dict[str, OutputError]:
-        command = [_program(), "-config", "", "-@", "-", "-common_args", "-P", "-wm", "cg"]
+        command = ["exiftool", "-config", "", "-@", "-", "-common_args", "-P", "-wm", "cg"]
         command += ["-charset", "filename=utf8"] if IS_WINDOWS else []
         copies = []
         for photo, sidecar in sidecars.items():
@@ -135,23 +134,13 @@ def _pattern(photo: str, sidecar: str) -> str:
 
 def check_exiftool() -> None:
     """Raise CaptionerError if exiftool is not installed, or too old to write alt texts."""
-    done = subprocess.run([_program(), "-ver"], capture_output=True, text=True, check=False)
-    try:
+    version, answer = 0.0, "it does not run"
+    with suppress(OSError, ValueError):
+        done = subprocess.run(["exiftool", "-ver"], capture_output=True, text=True, check=False)
+        answer = (done.stdout or done.stderr).strip()
         version = float(done.stdout)
-    except ValueError:
-        raise CaptionerError(
-            f"exiftool does not run ({done.stderr.strip() or done.returncode}): {_REMEDY}"
-        ) from None
     if version < _OLDEST:
-        raise CaptionerError(
-            f"exiftool is version {done.stdout.strip()}; embed needs {_OLDEST} or newer: {_REMEDY}"
-        )
-
-
-def _program() -> str:
-    if path := shutil.which("exiftool"):
-        return path
-    raise CaptionerError(f"embed needs exiftool, which is not installed: {_REMEDY}")
+        raise CaptionerError(f"embed needs exiftool {_OLDEST} or newer ({answer}): {_REMEDY}")
 
 
 def _may_change(photo: str) -> bool:

@@ -36,6 +36,7 @@ _EMPTY = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 </x:xmpmeta>
 <?xpacket end="w"?>
 """
+# Control characters, and characters that XML does not allow; replaced by U+FFFD.
 _ILLEGAL = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -64,7 +65,7 @@ def merge_xmp(
     Returns the new sidecar in UTF-8; None if nothing changes. Raises OutputError: the sidecar is
     not XMP, or a property has a form that is not valid XMP.
     """
-    caption = legal_text(caption)
+    caption, *keywords = (_ILLEGAL.sub("\ufffd", text) for text in (caption, *keywords))
     try:
         root = etree.fromstring(_EMPTY.encode() if old is None else old, _parser())
     except etree.XMLSyntaxError as error:
@@ -96,7 +97,7 @@ def merge_xmp(
             _fill(_add(holder, name), text, language=language, existing=existing, path=path)
         else:
             _fill(element, caption, language=language, existing=existing, path=path)
-    _add_keywords(descriptions, list(map(legal_text, keywords)), path=path)
+    _add_keywords(descriptions, keywords, path=path)
     new = _serialize(root)
     return None if new == before else new
 
@@ -172,17 +173,6 @@ def merge_languages(
     return changes
 
 
-def missing_keywords(present: Iterable[str], keywords: Iterable[str]) -> list[str]:
-    """Return the keywords that are not present, ignoring case."""
-    folded = {keyword.strip().casefold() for keyword in present}
-    return [keyword for keyword in keywords if keyword.casefold() not in folded]
-
-
-def legal_text(text: str) -> str:
-    """Replace control characters, and characters that XML does not allow, by U+FFFD."""
-    return _ILLEGAL.sub("\ufffd", text)
-
-
 def _add_keywords(descriptions: Sequence[Any], keywords: Sequence[str], *, path: str) -> None:
     """Add keywords to the rdf:Bag of the photo's descriptions."""
     name = _tag(_KEYWORDS)
@@ -200,7 +190,8 @@ def _add_keywords(descriptions: Sequence[Any], keywords: Sequence[str], *, path:
                 "remove the property"
             )
         present = [item.text or "" for item in items] or [(element.text or "").strip()]
-    missing = missing_keywords(present, keywords)
+    folded = {keyword.strip().casefold() for keyword in present}
+    missing = [keyword for keyword in keywords if keyword.casefold() not in folded]
     if not missing:
         return
     if bag is None:
