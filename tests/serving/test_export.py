@@ -157,8 +157,7 @@ def near(one: Any, other: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
-    [[], ["--beam-size", "1"], ["--beam-size", "20", "--captions", "3"]],
+    "options", [[], ["--beam-size", "1"], ["--beam-size", "20", "--captions", "3"]]
 )
 def test_the_exported_folder_gives_the_records_of_the_command(
     exported: Path, saved_tiny: Path, photos: list[Path], run_main: Run, options: list[str]

@@ -75,11 +75,7 @@ class RayEngine:
     """
 
     def __init__(
-        self,
-        address: str,
-        captioner: Captioner,
-        generation: GenerationConfig,
-        config: BatchConfig,
+        self, address: str, captioner: Captioner, generation: GenerationConfig, config: BatchConfig
     ) -> None:
         import ray
         import ray.data

@@ -18,13 +18,7 @@ from captioner.errors import ConfigError
 from captioner.shared.files import writing
 from captioner.shared.paths import expanded
 from captioner.trust.familiarity import UNFAMILIAR
-from captioner.trust.trust import (
-    DOUBTFUL,
-    DOUBTFUL_CAPTION,
-    DOUBTFUL_SUBJECT,
-    Trust,
-    trust_file,
-)
+from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION, DOUBTFUL_SUBJECT, Trust, trust_file
 from captioner_serving.export.graphs import Graphs, export_graphs
 from captioner_serving.server.parts import limits_of
 

@@ -135,10 +135,7 @@ def start_batch(lively_file: Path) -> Start:
 
 @pytest.fixture
 def run_batch(
-    run_main: launcher.Run,
-    lively_file: Path,
-    tiny: Captioner,
-    monkeypatch: pytest.MonkeyPatch,
+    run_main: launcher.Run, lively_file: Path, tiny: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> launcher.Run:
     """Run `captioner batch` with the tiny model, loaded but once, in the test's own process."""
     load = Captioner.from_pretrained

@@ -126,10 +126,7 @@ def test_a_missing_photo_is_named_and_other_sidecars_are_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_lines(
-        folder / "r.jsonl",
-        record_of("t.tar/x.jpg"),
-        record_of("n" * 300),
-        record_of("a.jpg"),
+        folder / "r.jsonl", record_of("t.tar/x.jpg"), record_of("n" * 300), record_of("a.jpg")
     )
     assert main(["convert", "r.jsonl", "--sidecar", "caption"]) == 1
     said = capsys.readouterr().err

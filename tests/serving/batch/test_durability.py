@@ -122,10 +122,7 @@ def run(root: Path, tiny: Captioner) -> Run:
     (root / "photos/bad.jpg").write_bytes(b"no photo")
     scores = sorted(tiny.caption(path).score for path in root.glob("photos/p*"))
     config = BatchConfig(
-        batch_size=1,
-        workers=1,
-        sidecar="txt",
-        min_score=(scores[1] + scores[2]) / 2,
+        batch_size=1, workers=1, sidecar="txt", min_score=(scores[1] + scores[2]) / 2
     )
 
     def caption(output: str, **options: Any) -> Iterator[dict[str, Any]]:

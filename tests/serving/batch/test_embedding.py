@@ -33,10 +33,7 @@ from tests.serving.batch.conftest import (
 pytestmark = [pytest.mark.needs("exiftool"), pytest.mark.slow]
 
 Embed = Callable[..., Records]
-XMP = {
-    "x": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
-    "dc": "http://purl.org/dc/elements/1.1/",
-}
+XMP = {"x": "http://www.w3.org/1999/02/22-rdf-syntax-ns#", "dc": "http://purl.org/dc/elements/1.1/"}
 SECOND = 1_577_934_245  # in 2020
 
 

@@ -130,10 +130,7 @@ class Inputs:
         return next(packed, None)
 
     def photos(
-        self,
-        skipped: Counter[str] | None = None,
-        *,
-        ignored: Iterable[str | os.PathLike[str]] = (),
+        self, skipped: Counter[str] | None = None, *, ignored: Iterable[str | os.PathLike[str]] = ()
     ) -> Iterator[Photo]:
         """Yield the photos in a fixed order; a LostPhoto for an input that cannot be listed.
 

@@ -30,13 +30,7 @@ class WrittenFiles:
         self._files = files
         self._log: BinaryIO | None = None
 
-    def write(
-        self,
-        path: str | os.PathLike[str],
-        new: bytes,
-        *,
-        old: bytes | None,
-    ) -> None:
+    def write(self, path: str | os.PathLike[str], new: bytes, *, old: bytes | None) -> None:
         """Write a file; `old` is the present content, or None if the file does not exist."""
         self._append(path, new, old)
         with replace_file(path, part=self._files.part()) as file:
