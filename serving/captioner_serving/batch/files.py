@@ -13,9 +13,11 @@ from filelock import FileLock, Timeout
 
 from captioner.closing import Closing
 from captioner.errors import ConfigError, OutputError
-from captioner.shared.files import digest, replace_file
+from captioner.shared.files import digest
 
-_FORMAT = 4
+FORMAT = 4
+"""The version of the settings file."""
+
 _REMEDY = "Finished photos are kept: fix the cause, then run the same command to resume"
 
 
@@ -91,7 +93,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
     """
     try:
         state = json.loads(path.read_bytes())
-        if isinstance(state["settings"], dict) and state["format"] == _FORMAT:
+        if isinstance(state["settings"], dict) and state["format"] == FORMAT:
             return {"settings": state["settings"], "exported": list(state["exported"])}
     except FileNotFoundError:
         return None
@@ -101,12 +103,6 @@ def read_state(path: Path) -> dict[str, Any] | None:
         f"{path} is damaged or from another version of Captioner: restore it, resume with that "
         "version, or choose another output"
     )
-
-
-def write_state(path: Path, state: Mapping[str, Any], *, part: str) -> None:
-    """Write the settings and exports; `part` is the name of the temporary file."""
-    with replace_file(path, part=part) as file:
-        file.write(json.dumps({**state, "format": _FORMAT}).encode() + b"\n")
 
 
 def check_settings(output: Path, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -154,15 +150,6 @@ def with_remedy(error: OutputError) -> OutputError:
     if not isinstance(error.__cause__, OSError) or _REMEDY in error.detail:
         return error
     return OutputError(f"{error}. {_REMEDY}")
-
-
-def check_free(path: Path) -> None:
-    """Refuse a file that exists and is not empty."""
-    if os.path.lexists(path) and not (path.is_file() and not size_of(path)):
-        raise OutputError(
-            f"{path} exists and is not from an earlier run with this output: choose another name, "
-            "or move the file"
-        )
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:

@@ -20,15 +20,14 @@ from captioner.errors import OutputError
 from captioner.shared.files import digest, file_digest, replace_file, sync_folder
 from captioner.shared.text import json_line
 from captioner_serving.batch.files import (
+    FORMAT,
     RunFiles,
     RunLock,
-    check_free,
     check_settings,
     read_state,
     resumable,
     size_of,
     write_all,
-    write_state,
 )
 from captioner_serving.batch.outputs.formats import read_captions, write_records
 from captioner_serving.batch.outputs.written import WrittenFiles
@@ -89,7 +88,9 @@ class Journal(Closing):
                 with suppress(FileNotFoundError):
                     self.modified = files.records.stat().st_mtime
                 self._is_new = self._open(RECORDS)
-                if (earlier := read_state(files.state)) is None or restart:
+                earlier = read_state(files.state)
+                self.written.remove_parts()
+                if earlier is None or restart:
                     self._begin(is_first=earlier is None)
                 else:
                     self._resume(earlier)
@@ -161,10 +162,13 @@ class Journal(Closing):
     def _begin(self, *, is_first: bool) -> None:
         """Start a new run; delete the files of an earlier one."""
         files = self.files
-        self.written.remove_parts()
         if is_first:
             for path in (files.output, files.records, files.errors, files.written):
-                check_free(path)
+                if os.path.lexists(path) and not (path.is_file() and not size_of(path)):
+                    raise OutputError(
+                        f"{path} exists and is not from an earlier run with this output: choose "
+                        "another name, or move the file"
+                    )
         else:
             self.written.delete_files()
             for path in {files.output, files.errors} - {files.records}:
@@ -175,7 +179,6 @@ class Journal(Closing):
 
     def _resume(self, earlier: dict[str, Any]) -> None:
         """Check that the files and settings are those of an earlier run."""
-        self.written.remove_parts()
         if self._is_new:
             raise _damaged(self.files.records, "is missing")
         check_settings(self.files.output, earlier["settings"], self._state["settings"])
@@ -265,7 +268,8 @@ class Journal(Closing):
             )
 
     def _save(self) -> None:
-        write_state(self.files.state, self._state, part=self.files.part("-state"))
+        with replace_file(self.files.state, part=self.files.part("-state")) as file:
+            file.write(json.dumps({**self._state, "format": FORMAT}).encode() + b"\n")
 
 
 def _read_lines(path: Path) -> Iterator[tuple[bytes, bytes]]:
@@ -287,7 +291,7 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _name_in(line: bytes) -> str | bytes | None:
-    """Return the name in a line, without parsing the rest: there may be millions of lines."""
+    """Return the name in a line, if possible without parsing it: there may be millions."""
     end = line.find(b'", "')  # a quote in a name is escaped
     if line.startswith(_PREFIX) and end > 0:
         name = line[len(_PREFIX) : end]

@@ -29,7 +29,6 @@ from captioner_serving.batch.journal import ERRORS, RECORDS, Journal
 from captioner_serving.batch.outputs.embedding import Embedder, check_exiftool
 from captioner_serving.batch.outputs.formats import check_output
 from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
-from captioner_serving.batch.outputs.written import write_unlogged
 
 if TYPE_CHECKING:
     from captioner_serving.batch.cluster import RayEngine
@@ -83,10 +82,8 @@ def caption_batch(
 class BatchRun(Closing):
     """One batch run; a context manager.
 
-    Args:
-        inputs, output, config: as for caption_batch.
-        load: returns the model; called after all checks that need no model.
-        ray: the address of a Ray cluster.
+    load: returns the model; called after all checks that need no model.
+    ray: the address of a Ray cluster.
     """
 
     def __init__(
@@ -141,8 +138,8 @@ class BatchRun(Closing):
         self._to_embed: dict[str, tuple[str, Record]] = {}  # sidecars and records by photo
         self._failed_again: set[bytes] = set()  # failed before, and still among the inputs
         self._unfamiliar_names: list[str] = []  # at most _NAMED
-        write = journal.written.write if journal else write_unlogged
-        self._sidecars = SidecarWriter(config, write) if config.sidecar else None
+        written = journal.written if journal else None
+        self._sidecars = SidecarWriter(config, written) if config.sidecar else None
         self._embedder = Embedder() if config.embed else None
         self._started = time.monotonic()
 

@@ -168,8 +168,8 @@ def _write_sidecars(
         counts["failed"] += 1
 
     for path in paths:
-        with lock_and_log(path) as write:
-            writer, sidecars = SidecarWriter(config, write), {}
+        with lock_and_log(path) as log:
+            writer, sidecars = SidecarWriter(config, log), {}
             for record in captions(path):
                 if "review" in record:
                     counts["unsure"] += 1

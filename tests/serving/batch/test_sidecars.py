@@ -198,16 +198,15 @@ def test_a_sidecar_that_fails_costs_no_caption_and_a_private_one_stays_private(
     assert len(read_lines(output)) == 2 and not Path(f"{output}.errors.jsonl").exists()
 
 
-@pytest.mark.parametrize("kind", ["txt", "json"])
-def test_a_photo_is_not_its_own_sidecar(write: Write, photos: Photos, kind: str) -> None:
-    (photo,) = photos(1).iterdir()
-    odd = photo.rename(photo.with_suffix(f".{kind}"))
-    other = Path(shutil.copy(odd, odd.with_suffix(".jpg")))
-    data = odd.read_bytes()
-    own, binary = write(odd, other, kind=kind, existing="overwrite")
-    assert own == f"{odd} would be its own sidecar: rename the photo"
-    assert binary == f"{odd} is not text; it was not changed"
-    assert odd.read_bytes() == other.read_bytes() == data
+def test_a_photo_is_not_its_own_sidecar(write: Write, photos: Photos) -> None:
+    for photo, kind in zip(sorted(photos(2).iterdir()), ("txt", "json"), strict=True):
+        odd = photo.rename(photo.with_suffix(f".{kind}"))
+        other = Path(shutil.copy(odd, photo))
+        data = odd.read_bytes()
+        own, binary = write(odd, other, kind=kind, existing="overwrite")
+        assert own.startswith(f"{odd} would be its own sidecar")
+        assert binary.startswith(f"{odd} is not text")
+        assert odd.read_bytes() == other.read_bytes() == data
 
 
 @pytest.mark.parametrize(

@@ -223,10 +223,8 @@ def test_a_blank_text_is_filled(tmp_path: Path) -> None:
 def test_texts_as_attributes_or_plain_text_are_merged(tmp_path: Path) -> None:
     """A description as an attribute, or as plain text, as some programs write it."""
     short = f'{HEAD} d:description="mine" d:format="image/jpeg"/>{TAIL}'
-    plain = (
-        f"{HEAD}><d:description>mine</d:description><d:format>image/jpeg</d:format>"
-        f"</r:Description>{TAIL}"
-    )
+    parts = "<d:description>mine</d:description><d:format>image/jpeg</d:format>"
+    plain = f"{HEAD}>{parts}</r:Description>{TAIL}"
     ours = [merged(form.encode(), existing="prepend") for form in (short, plain)]
     for found in exiftool(tmp_path, *ours):
         assert found["Description"] == found["Description-en"] == "a dog mine"

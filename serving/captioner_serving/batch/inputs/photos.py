@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from captioner.errors import ImageNotFoundError, ImageTooLargeError
 from captioner.photos.open import LARGEST_FILE
@@ -24,10 +24,6 @@ class Photo(ABC):
     def path(self) -> str | None:
         """The path of the file; None for members of archives and URLs."""
         return None
-
-    def without_data(self) -> Photo:
-        """Return the photo without the bytes of its file."""
-        return self
 
     @abstractmethod
     def read(self) -> bytes:
@@ -49,7 +45,7 @@ class PhotoFile(Photo):
         """Read the file without changing its access time."""
         try:
             # With an opener, Python closes the descriptor even if the path is a folder.
-            with open(self.file, "rb", opener=_open_quietly) as file:
+            with open(self.file, "rb", opener=open_quietly) as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise ImageNotFoundError(f"{self.name} is not a regular file: check the path")
@@ -66,10 +62,6 @@ class MemoryPhoto(Photo):
     """A photo with its bytes, from a compressed tar file, which is read only once."""
 
     data: bytes = field(repr=False)
-
-    def without_data(self) -> Photo:
-        """See Photo."""
-        return replace(self, data=b"")
 
     def read(self) -> bytes:
         """See Photo."""
@@ -116,7 +108,8 @@ def unreadable(name: str, error: Exception) -> ImageNotFoundError:
     return ImageNotFoundError(f"{name} cannot be read ({reason}): check the path")
 
 
-def _open_quietly(path: str, flags: int) -> int:
+def open_quietly(path: str, flags: int) -> int:
+    """Open a file without changing its access time; an opener of `open`."""
     # Non-blocking, because a pipe among the photos must not block the run.
     flags |= getattr(os, "O_NONBLOCK", 0)
     try:

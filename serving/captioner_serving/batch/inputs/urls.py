@@ -53,8 +53,12 @@ class RemotePhoto(Photo):
         url = self.url
         for attempt in range(1, _TRIES + 1):
             try:
+                data = bytearray()
                 with _open(url, self.policy) as pieces:
-                    data = _join(pieces, LARGEST_FILE + 1)
+                    for piece in pieces:
+                        data += piece
+                        if len(data) > LARGEST_FILE:
+                            break
                 break
             except CaptionerError:
                 raise
@@ -69,7 +73,7 @@ class RemotePhoto(Photo):
                 ) from error
         if len(data) > LARGEST_FILE:
             raise ImageTooLargeError(f"{url} has more than {LARGEST_FILE:,} bytes: is it a photo?")
-        return data
+        return bytes(data)
 
 
 def is_url(name: str) -> bool:
@@ -116,16 +120,6 @@ def _open(url: str, policy: AddressPolicy) -> Iterator[Iterator[bytes]]:
     transport = Transport() if policy == "any" else PublicTransport(trusted_host)
     with stream_url(url, transport, timeout=_SECONDS) as pieces:
         yield pieces
-
-
-def _join(pieces: Iterator[bytes], most: int) -> bytes:
-    """Join pieces until there are at least `most` bytes or no more pieces."""
-    data = bytearray()
-    for piece in pieces:
-        data += piece
-        if len(data) >= most:
-            break
-    return bytes(data)
 
 
 def _is_temporary(error: Exception) -> bool:

@@ -57,13 +57,9 @@ def check_output(output: str) -> None:
 def write_records(
     file: BinaryIO, suffix: str, records: Iterator[Record], *, plain: bool = False
 ) -> str:
-    """Write records in the format of a suffix; return a line about the ids in COCO results, or "".
+    """Write records to the path of a file; return a line about the ids in COCO results, or "".
 
-    Args:
-        file: an open file; only its `name` is used, to write to its path.
-        suffix: .jsonl, .csv, .parquet or .json.
-        records: of captioned photos.
-        plain: add no capital letter and no full stop in .csv. Other formats never get them.
+    plain: add no capital letter and no full stop in .csv. Other formats never get them.
     """
     path = Path(file.name)
     if suffix == ".json":
@@ -87,10 +83,7 @@ def _row(record: Record) -> Record:
 
 
 def _write_csv(path: Path, records: Iterator[Record]) -> None:
-    """Write one row per photo; its alternatives are the lines of one cell.
-
-    Bytes of a name that are not UTF-8 are written unchanged.
-    """
+    """Write one row per photo; bytes of a name that are not UTF-8 are written unchanged."""
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -153,10 +146,9 @@ def _write_coco(path: Path, records: Iterator[Record]) -> str:
 
 
 def read_record_table(path: Path) -> Iterator[Record]:
-    """Yield a record for each row of a .csv, with image, caption and score; it may be edited.
+    """Yield a record for each row of a .csv, which a spreadsheet may have edited and saved.
 
-    If any row has keywords, all records have `keywords`. The formats that spreadsheets save are
-    accepted: other separators, decimal commas, UTF-16 and Windows-1252.
+    If any row has keywords, all records have `keywords`.
     """
     with _reading(path) as table:
         if missing := {"image", "caption", "score"} - set(table.fieldnames or ()):

@@ -15,13 +15,13 @@ from typing import Any
 from captioner.errors import DataError, OutputError
 from captioner.photos.header import IMAGE_SUFFIXES
 from captioner.photos.open import LARGEST_FILE
-from captioner.shared.files import is_inside
+from captioner.shared.files import is_inside, replace_file
 from captioner.shared.tables import decode_text
 from captioner.shared.text import counted, json_line
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo, PhotoFile, name_on_disk
 from captioner_serving.batch.outputs.embedding import read_own_texts
-from captioner_serving.batch.outputs.written import Write, read_existing
+from captioner_serving.batch.outputs.written import WrittenFiles, read_existing
 from captioner_serving.batch.outputs.xmp import DESCRIPTION, merge_xmp
 from captioner_serving.batch.wording import combine, combine_keywords, sentence
 
@@ -41,24 +41,19 @@ _PHOTO = re.compile(
 
 
 class SidecarWriter:
-    """Writes the sidecar of a photo: photo.txt, .caption, .json or .xmp for photo.jpg.
+    """Writes the sidecars of photos; docs/sidecars.md describes their names and contents.
 
-    If the record has keywords, photo.txt contains them, separated by commas, instead of the
-    caption. photo.xmp contains the caption and the keywords.
-
-    An existing photo.jpg.xmp (the name that darktable uses) is updated. Photos that share a stem
-    (photo.jpg, photo.png, or photo.nef) have sidecars with longer names, such as photo.jpg.txt.
+    written: logs the files, if the records have a run.
 
     Attributes:
         kept: the number of existing sidecars that were not changed.
         replaced: the number of sidecars that `existing="overwrite"` replaced.
         described: the number of photos without a sidecar whose own description is kept or extended.
-        renamed: the number of sidecars with a longer name.
+        renamed: the number of sidecars with a longer name, because photos share a stem.
     """
 
-    def __init__(self, config: BatchConfig, write: Write) -> None:
-        self._config = config
-        self._write = write
+    def __init__(self, config: BatchConfig, written: WrittenFiles | None) -> None:
+        self._config, self._written = config, written
         self._folder = _Folder("")
         self.kept = self.replaced = self.renamed = self.described = 0
 
@@ -86,25 +81,28 @@ class SidecarWriter:
             raise OutputError(
                 f"{place} is a symbolic link to {path}, outside its folder: replace it with a file"
             )
-        self._write(path, new, old=old)
+        if self._written is not None:
+            self._written.write(path, new, old=old)
+        else:
+            with replace_file(path) as file:
+                file.write(new)
         self.replaced += self._config.existing == "overwrite" and bool((old or b"").strip())
         return place
 
     def counts(self) -> dict[str, int]:
         """Return the counts of the summary."""
+        longer = f"{counted(self.renamed, 'sidecar')} named photo.jpg.* (photos share a stem)"
         return {
             f"{counted(self.kept, 'sidecar')} unchanged": self.kept,
             f"{counted(self.replaced, 'sidecar')} overwritten": self.replaced,
-            f"{counted(self.renamed, 'sidecar')} named photo.jpg.* (photos share a stem)": (
-                self.renamed
-            ),
+            longer: self.renamed,
             f"{counted(self.described, 'photo')} with their own description": self.described,
         }
 
     def _path(self, photo: str) -> str:
         """Return the sidecar's path, with the photo's stem, or its name if photos share a stem."""
         kind = self._config.sidecar
-        if kind == "xmp" and os.path.lexists(f"{photo}.xmp"):
+        if kind == "xmp" and os.path.lexists(f"{photo}.xmp"):  # the name that darktable uses
             return f"{photo}.xmp"
         folder, name = os.path.split(photo)
         if self._folder.path != folder:
@@ -123,14 +121,9 @@ class SidecarWriter:
         if config.sidecar == "xmp":
             caption = caption if config.wording.template is not None else sentence(caption)
             return merge_xmp(
-                old,
-                caption,
-                keywords=record.get("keywords", ()),
-                language=config.language,
-                existing=config.existing,
-                path=path,
-                own=own,
-            )
+                old, caption, keywords=record.get("keywords", ()), language=config.language,
+                existing=config.existing, path=path, own=own,
+            )  # fmt: skip
         if old is not None and old.strip(b" \t\r\n\xef\xbb\xbf") and config.existing == "skip":
             return None
         before = None

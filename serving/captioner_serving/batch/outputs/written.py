@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,9 +14,7 @@ from typing import Any, BinaryIO
 from captioner.errors import OutputError
 from captioner.shared.files import file_digest, replace_file, sync_folder, writing
 from captioner_serving.batch.files import RunFiles, RunLock, write_all
-
-Write = Callable[..., None]
-"""Writes a file: `WrittenFiles.write` or `write_unlogged`."""
+from captioner_serving.batch.inputs.photos import open_quietly
 
 
 class WrittenFiles:
@@ -111,7 +109,7 @@ def read_existing(
     Raises OutputError: it is not a readable regular file, or has more than `largest` bytes.
     """
     try:
-        with open(path, "rb", opener=_open_unblocked) as file:
+        with open(path, "rb", opener=open_quietly) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise OutputError(f"{path} cannot be read: it is not a regular file")
@@ -124,31 +122,16 @@ def read_existing(
         raise OutputError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _open_unblocked(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def write_unlogged(
-    path: str | os.PathLike[str],
-    new: bytes,
-    *,
-    old: bytes | None,  # noqa: ARG001
-) -> None:
-    """Write a file without a log."""
-    with replace_file(path) as file:
-        file.write(new)
-
-
 @contextmanager
-def lock_and_log(records: Path) -> Iterator[Write]:
-    """Lock the run that wrote these records; yield a function that writes and logs files."""
+def lock_and_log(records: Path) -> Iterator[WrittenFiles | None]:
+    """Lock the run that wrote these records; yield the log of its files, if there is such a run."""
     runs = (RunFiles(Path(str(records).removesuffix(end))) for end in ("", ".journal.jsonl"))
     with_state = (
         run for run in runs if records in (run.records, run.output) and run.state.is_file()
     )
     run = next(with_state, None)
     if run is None or not run.records.exists():  # these records have no run
-        yield write_unlogged
+        yield None
         return
     try:
         lock = RunLock(run.records)
@@ -160,5 +143,5 @@ def lock_and_log(records: Path) -> Iterator[Write]:
     written = WrittenFiles(run)
     with lock, closing(written):
         written.remove_parts()
-        yield written.write
+        yield written
         written.sync()

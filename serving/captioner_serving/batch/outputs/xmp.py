@@ -53,17 +53,14 @@ def merge_xmp(
     """Merge a caption into both text properties of an XMP sidecar, and add keywords.
 
     Args:
-        old: the present sidecar; None if there is none.
-        caption: the text.
-        keywords: the keywords to add to the existing ones.
+        old: the present sidecar, or None.
         language: the language of the caption, an RFC 3066 tag.
         existing: "skip" keeps an existing text, but fills in missing properties.
         path: the name of the file in errors.
         own: texts in the photo itself, by property. They count as existing texts of properties
             that the sidecar lacks; with "skip" the sidecar gets no such property.
 
-    Returns the new sidecar in UTF-8; None if nothing changes. Raises OutputError: the sidecar is
-    not XMP, or a property has a form that is not valid XMP.
+    Returns the new sidecar in UTF-8; None if nothing changes. Raises OutputError: it is not XMP.
     """
     caption, *keywords = (_ILLEGAL.sub("\ufffd", text) for text in (caption, *keywords))
     try:
@@ -120,7 +117,7 @@ def texts_in(packet: bytes) -> dict[str, str]:
 
 
 def _fill(element: Any, caption: str, *, language: str, existing: Existing, path: str) -> None:
-    """Merge the caption into the texts of a property; see merge_languages."""
+    """Merge the caption into the texts of a property."""
     alternatives = element.find(_tag("rdf:Alt"))
     items = [] if alternatives is None else alternatives.findall(_tag("rdf:li"))
     children = [*element.iterchildren(etree.Element)]
