@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from captioner.errors import CaptionerError, ConfigError, DataError
 from captioner.photos.header import IMAGE_SUFFIXES
@@ -155,14 +155,14 @@ class Inputs:
 
     def _skips(self, photo: str, source: str, skipped: Counter[str]) -> bool:
         """Return whether a photo is excluded or in a system folder below its source; count it."""
-        path = PurePath(photo)
-        for folder in path.parts[:-1]:
+        name = photo.replace(os.sep, "/")
+        *folders, _ = parts = name.split("/")
+        for folder in folders:
             if is_system_folder(folder) and folder not in source:
                 skipped[f"in {folder}"] += 1
                 return True
-        names = (photo, path.as_posix(), *path.parts)
         for pattern in self.exclude:
-            if any(fnmatchcase(name, pattern) for name in names):
+            if fnmatchcase(name, pattern) or any(fnmatchcase(part, pattern) for part in parts):
                 skipped[f"by --exclude {pattern}"] += 1
                 return True
         return False
