@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,24 +111,18 @@ class BatchRun(Closing):
         captioner.check_trust(config.keywords, setting="keywords")
         generation = config.generation_config(captioner.generation)
         captioner.vocabulary.start(generation.style)
-        self._journal = journal = None
-        if files is not None:
-            model = {
-                "name": captioner.name,
-                "version": captioner.version,
-                "weights": captioner.fingerprint,
-            }
-            self._journal = journal = Journal(
-                files,
-                {"model": model, **config.settings(generation)},
-                restart=config.restart,
-                retry_errors=config.retry_errors,
-            )
-        try:
+        journal = None
+        with ExitStack() as stack:
+            if files is not None:
+                model = {"name": captioner.name, "version": captioner.version}
+                model["weights"] = captioner.fingerprint
+                settings = {"model": model, **config.settings(generation)}
+                options = {"restart": config.restart, "retry_errors": config.retry_errors}
+                journal = stack.enter_context(Journal(files, settings, **options))
+            self._journal = journal
             self._engine = _engine(captioner, generation, config, ray)
-        except BaseException:
-            self._close_journal()
-            raise
+            stack.callback(self._engine.close)
+            self._open = stack.pop_all()
         self._done = journal.done if journal else set()
         self._failed_before = frozenset(journal.failed if journal else ())
         self.counts = list(journal.counts if journal else (0, 0))
@@ -145,12 +139,7 @@ class BatchRun(Closing):
 
     def close(self) -> None:
         """Stop the engine and close the files of the run."""
-        self._engine.close()
-        self._close_journal()
-
-    def _close_journal(self) -> None:
-        if self._journal is not None:
-            self._journal.close()
+        self._open.close()
 
     def records(self) -> Iterator[Record]:
         """Caption the photos; yield each record once it is on disk."""
