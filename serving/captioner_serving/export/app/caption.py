@@ -186,22 +186,15 @@ class Captioner:
             raise ValueError(f"there is no style {style!r}: choose from {', '.join(styles)}")
         pixels = np.asarray(self.square(opened)).transpose(2, 0, 1)[np.newaxis]
         encoded = self.encode(np.ascontiguousarray(pixels))
-        best, *alternatives = self.search(encoded, beam, captions, style)
         box = [round(edge, 6) for edge in self.box(*opened.size)] if attention else None
+        best, *alternatives = (
+            self._record(sentence, box) for sentence in self.search(encoded, beam, captions, style)
+        )
         return {
             "image": image if image or not isinstance(photo, str | Path) else str(photo),
-            "caption": self._text(best),
-            "score": round(best.score, 4),
+            **best,
             **({} if style is None else {"style": style}),
-            "words": self._records(best, box),
-            "alternatives": [
-                {
-                    "caption": self._text(sentence),
-                    "score": round(sentence.score, 4),
-                    "words": self._records(sentence, box),
-                }
-                for sentence in alternatives
-            ],
+            "alternatives": alternatives,
             "model": {
                 "name": self.about["name"],
                 "version": self.about["version"],
@@ -328,18 +321,18 @@ class Captioner:
             text, before = f"{text} {word}" if both else text + word, word
         return text
 
-    def _records(self, sentence: Sentence, box: list[float] | None) -> list[dict[str, Any]]:
-        records: list[dict[str, Any]] = []
-        grid = self.about["grid"]
+    def _record(self, sentence: Sentence, box: list[float] | None) -> dict[str, Any]:
+        words: list[dict[str, Any]] = []
         for at, (token, log) in enumerate(zip(sentence.tokens, sentence.logs, strict=False)):
-            record = {"word": self.words[token], "probability": round(math.exp(log), 4)}
+            word = {"word": self.words[token], "probability": round(math.exp(log), 4)}
             if sentence.gates:
-                record["gate"] = round(float(sentence.gates[at]), 4)
+                word["gate"] = round(float(sentence.gates[at]), 4)
             if sentence.attention and box is not None:
                 weights = [round(weight, 6) for weight in sentence.attention[at].tolist()]
-                record["attention"] = {**grid, "box": box, "weights": weights}
-            records.append(record)
-        return records
+                word["attention"] = {**self.about["grid"], "box": box, "weights": weights}
+            words.append(word)
+        text, score = self._text(sentence), round(sentence.score, 4)
+        return {"caption": text, "score": score, "words": words}
 
 
 def _read_tensors(path: Path, *, prefix: str) -> dict[str, Any]:
@@ -385,29 +378,24 @@ def main() -> int:
     add("--beam-size", type=int, metavar="N")
     add("--captions", type=int, default=1, metavar="N", help="the N best captions")
     add("--style", metavar="NAME", help="caption style, for models with several")
-    arguments = parser.parse_args()
+    options = vars(parser.parse_args())
+    photos, is_json = options.pop("photos"), options.pop("json")
     try:
         captioner, status = Captioner(), 0
     except Exception as error:  # onnxruntime's exceptions have no common class
         print(f"caption.py: {error}: export the folder again", file=sys.stderr)
         return 1
-    for photo in arguments.photos:
+    for photo in photos:
         try:
-            record = captioner.caption(
-                photo,
-                beam_size=arguments.beam_size,
-                captions=arguments.captions,
-                style=arguments.style,
-                attention=arguments.attention,
-            )
+            record = captioner.caption(photo, **options)
         except Exception as error:  # damaged files raise many exceptions
             print(f"caption.py: {photo}: {error}", file=sys.stderr)
             status = 1
             continue
-        prefix = f"{photo}\t" if len(arguments.photos) > 1 else ""
+        prefix = f"{photo}\t" if len(photos) > 1 else ""
         texts = [part["caption"] for part in (record, *record["alternatives"])]
         whole = json.dumps(record, ensure_ascii=False)
-        print(whole if arguments.json else "\n".join(prefix + text for text in texts), flush=True)
+        print(whole if is_json else "\n".join(prefix + text for text in texts), flush=True)
     return status
 
 
