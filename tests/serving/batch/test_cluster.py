@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pickle
@@ -26,7 +25,7 @@ from captioner_serving.batch.run import BatchRun
 from tests.conftest import make_trust
 from tests.launcher import PATH
 from tests.process_tree import family
-from tests.serving.batch.conftest import Photos, Start, await_records, draw
+from tests.serving.batch.conftest import Photos, Start, await_records, draw, read_lines
 from tests.serving.batch.test_sources import make_tar
 
 pytestmark = pytest.mark.slow
@@ -48,24 +47,21 @@ ImageFile.ImageFile.load = load
 """
 
 
-def actors(pid: int, name: bytes) -> list[int]:
-    """The processes of one kind of actor, by the name that Ray gives them."""
-    found = []
+def kill_actor(pid: int) -> bool:
+    """Kill an actor of a cluster; return whether there was one."""
     for member in family(pid):
         with suppress(OSError):
-            if name in Path(f"/proc/{member}/cmdline").read_bytes():
-                found.append(member)
-    return found
+            if b"CaptionActor" in Path(f"/proc/{member}/cmdline").read_bytes():
+                os.kill(member, signal.SIGKILL)
+                return True
+    return False
 
 
 @contextmanager
 def running(start_batch: Start, *arguments: object, path: str = "") -> Iterator[Any]:
     """Start the command on a new cluster, which is removed afterwards."""
-    # Ray warns of itself.
-    environment = {
-        "PYTHONWARNINGS": "ignore",
-        "PYTHONPATH": os.pathsep.join(filter(None, (path, PATH))),
-    }
+    path = os.pathsep.join(filter(None, (path, PATH)))
+    environment = {"PYTHONWARNINGS": "ignore", "PYTHONPATH": path}  # Ray warns of itself
     more = ("--ray", "local", "--batch-size", 4)
     process = start_batch(*arguments, *more, environment=environment)
     try:
@@ -93,16 +89,13 @@ def test_actors_that_are_killed_and_photos_that_crash_cost_nothing_else(
     path = str(tmp_path / "path")
     with running(start_batch, folder, "--output", output, path=path) as process:
         await_records(process, output)
-        victim = actors(process.pid, b"CaptionActor")[0]
-        assert len(output.read_bytes().splitlines()) < 398
-        os.kill(victim, signal.SIGKILL)
+        assert kill_actor(process.pid) and len(output.read_bytes().splitlines()) < 398
         _, said = process.communicate(timeout=300)
     assert (process.returncode, "Traceback" in said) == (1, False), said
-    records = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [(record["image"], record["caption"]) for record in records] == [
+    assert [(record["image"], record["caption"]) for record in read_lines(output)] == [
         (record["image"], record["caption"]) for record in wanted if "caption" in record
     ]
-    empty, crash = map(json.loads, Path(f"{output}.errors.jsonl").read_text().splitlines())
+    empty, crash = read_lines(Path(f"{output}.errors.jsonl"))
     assert (empty["image"], empty["error"]["type"]) == (str(folder / "p100.jpg"), "image-empty")
     assert crash["image"] == str(folder / "p200.jpg")
     assert "crashed the image decoder (status -11)" in crash["error"]["detail"]
@@ -117,10 +110,8 @@ def test_an_actor_that_always_ends_ends_the_run_with_a_sentence(
     with running(start_batch, photos(400), "--output", output) as process:
         deadline = time.monotonic() + 300
         while process.poll() is None and time.monotonic() < deadline:
-            for victim in actors(process.pid, b"CaptionActor"):
-                with suppress(ProcessLookupError):
-                    os.kill(victim, signal.SIGKILL)
-            time.sleep(0.2)
+            kill_actor(process.pid)
+            time.sleep(0.05)
         _, said = process.communicate(timeout=300)
     assert process.returncode == 1, said
     assert "an actor of the Ray cluster ended repeatedly" in said
