@@ -22,7 +22,7 @@ _SECONDS = 120.0  # for one call, and 10 more for each photo
 _OLDEST = 12.39  # the first version with AltTextAccessibility
 _REMEDY = "install it (Debian: libimage-exiftool-perl; macOS: brew install exiftool; exiftool.org)"
 _LONGEST = 1 << 16  # bytes of an EXIF block; one JPEG segment holds as many
-_END = "{end}"  # which exiftool prints behind the messages about a photo
+_END = "{end}"  # printed by exiftool after the messages about a photo
 _JPEG = b"\xff\xd8\xff"
 # What cameras write into ImageDescription.
 _CAMERA = re.compile(
@@ -117,7 +117,7 @@ class Embedder:
                 process.communicate()
                 raise
         self.written += sum(map(int, re.findall(rb"(\d+) image files updated", counts)))
-        *reports, rest = os.fsdecode(messages).split(f"{_END}\n")
+        *reports, rest = os.fsdecode(messages.replace(b"\r\n", b"\n")).split(f"{_END}\n")
         errors = {}
         for photo, report in zip_longest(sidecars, reports, fillvalue=f"Error: {rest}"):
             if problem := re.search(r"^(?:Error|Warning(?=: Error opening)): (.*)$", report, re.M):
