@@ -206,35 +206,30 @@ def write_scenes(
     `advance` is called with 1 after each scene.
     """
     for split, count in splits.items():
-        seeds = [scene_seed(seed=seed, split=split, index=at) for at in range(count)]
-        _write_split(folder, split, seeds, side, advance)
-
-
-def _write_split(
-    folder: Path, split: str, seeds: list[int], side: int, advance: Callable[[int], object]
-) -> None:
-    images: list[dict[str, object]] = []
-    captions: list[dict[str, object]] = []
-    boxes: list[dict[str, object]] = []
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        # Ids begin at 1: pycocotools' COCOeval takes id 0 for "no match".
-        for key, seed in enumerate(seeds, 1):
-            scene, name = draw_scene(seed, side=side), f"{split}-{key:06d}.jpg"
-            _add(tar, name, scene.image)
-            advance(1)
-            width, height = scene.image.size
-            images.append({"id": key, "file_name": name, "width": width, "height": height})
-            captions.append({"id": key, "image_id": key, "caption": scene.caption})
-            for item in scene.objects:
-                boxes.append({"id": len(boxes) + 1, "image_id": key, **_instance(item)})
-    _replace(folder / f"{split}-00.tar", archive.getvalue())
-    categories = [{"id": key, "name": shape} for key, shape in enumerate(SHAPES, 1)]
-    head = {"info": {"description": f"Drawn scenes: {split}"}, "images": images}
-    instances = {**head, "categories": categories, "annotations": boxes}
-    for kind, data in ("boxes", instances), ("captions", {**head, "annotations": captions}):
-        content = json.dumps(data, separators=(",", ":")).encode()
-        _replace(folder / f"{kind}_{split}.json", content)
+        images: list[dict[str, object]] = []
+        captions: list[dict[str, object]] = []
+        boxes: list[dict[str, object]] = []
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            # Ids begin at 1: pycocotools' COCOeval takes id 0 for "no match".
+            for key in range(1, count + 1):
+                scene = draw_scene(scene_seed(seed=seed, split=split, index=key - 1), side=side)
+                name = f"{split}-{key:06d}.jpg"
+                _add(tar, name, scene.image)
+                advance(1)
+                images.append({"id": key, "file_name": name, "width": side, "height": side})
+                captions.append({"id": key, "image_id": key, "caption": scene.caption})
+                for item in scene.objects:
+                    boxes.append({"id": len(boxes) + 1, "image_id": key, **_instance(item)})
+        _replace(folder / f"{split}-00.tar", archive.getvalue())
+        head = {"info": {"description": f"Drawn scenes: {split}"}, "images": images}
+        categories = [{"id": key, "name": shape} for key, shape in enumerate(SHAPES, 1)]
+        for kind, data in (
+            ("boxes", {**head, "categories": categories, "annotations": boxes}),
+            ("captions", {**head, "annotations": captions}),
+        ):
+            content = json.dumps(data, separators=(",", ":")).encode()
+            _replace(folder / f"{kind}_{split}.json", content)
 
 
 def _instance(item: SceneObject) -> dict[str, object]:

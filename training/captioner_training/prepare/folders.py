@@ -215,8 +215,8 @@ def _read_shards(paths: Sequence[Path], top: Path, problems: Problems) -> list[L
                 photos.setdefault(key, member)
             elif suffix in _TEXTS and member.location.size <= _LARGEST_TEXT:
                 texts[key][suffix] = member.location
-        for key in texts.keys() - photos.keys():
-            if ".json" not in texts[key]:
+        for key, beside in texts.items():
+            if key not in photos and ".json" not in beside:
                 problems.add("caption of an unknown image", f"{path.name}/{key}")
         split, split_from = split_of_file(path, top) or (None, "")
         prefix = Path(os.path.relpath(path, top)).with_suffix("")
