@@ -91,7 +91,6 @@ SLOWEST = (
     "test_a_gpu",
     "test_coco",
     "test_finetune_on_another_language_prints_a_note_and_gains",
-    "test_a_run_of_torchrun_is_stopped_and_resumed",
     "test_two_machines_learn_what_one_process_learns",
     "test_serve_calls_nothing_that_windows_lacks",
     "test_mutated_archives_end_in_captions_or_errors",

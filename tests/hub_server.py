@@ -1,6 +1,6 @@
 """A small Hugging Face Hub: what huggingface_hub needs to download and upload models.
 
-Repositories have branches, commits and large files (LFS). TOKEN belongs to the account "user".
+Repositories have branches and commits. TOKEN belongs to the account "user".
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, Repository] = {}
-        self.large: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -87,7 +86,6 @@ class _Handler(BaseHTTPRequestHandler):
         r"/api/models/([^/]+/[^/]+)/branch/(.+)": "branch",
         r"/api/models/([^/]+/[^/]+)/preupload/(.+)": "preupload",
         r"/api/models/([^/]+/[^/]+)/commit/(.+)": "commit",
-        r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch": "batch",
     }
 
     def do_GET(self) -> None:
@@ -98,9 +96,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self._dispatch(self._POSTS)
-
-    def do_PUT(self) -> None:
-        self._dispatch({r"/large/(\w+)": "put"})
 
     def log_message(self, *_: object) -> None: ...
 
@@ -199,40 +194,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def preupload(self, name: str, revision: str) -> tuple[bytes, dict[str, str]]:
         self._find(name, revision)
-        paths = [file["path"] for file in json.loads(self.body)["files"]]
-        modes = {path: "lfs" if path.endswith(".safetensors") else "regular" for path in paths}
-        files = [
-            {"path": path, "uploadMode": mode, "shouldIgnore": False}
-            for path, mode in modes.items()
-        ]
-        return _json({"files": files})
-
-    def batch(self, name: str) -> tuple[bytes, dict[str, str]]:
-        self._check_writer(name.partition("/")[0])
-        objects = [
-            {**wanted, "actions": {"upload": {"href": f"{self.server.url}/large/{wanted['oid']}"}}}
-            for wanted in json.loads(self.body)["objects"]
-        ]
-        return _json({"objects": objects, "transfer": "basic"})
-
-    def put(self, digest: str) -> tuple[bytes, dict[str, str]]:
-        if hashlib.sha256(self.body).hexdigest() != digest:
-            raise _RefusedError(400)
-        self.server.large[digest] = self.body
-        return _json({})
+        mode = {"uploadMode": "regular", "shouldIgnore": False}
+        return _json({"files": [{**file, **mode} for file in json.loads(self.body)["files"]]})
 
     def commit(self, name: str, revision: str) -> tuple[bytes, dict[str, str]]:
         self._check_writer(name.partition("/")[0])
         repository, _ = self._find(name, revision)
-        files: Files = {}
-        for line in self.body.splitlines():
-            entry = json.loads(line)
-            value = entry["value"]
-            if entry["key"] == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            elif entry["key"] == "lfsFile":
-                files[value["path"]] = self.server.large[value["oid"]]
-        commit = repository.commit(files, revision)
+        entries = map(json.loads, self.body.splitlines())
+        files = [entry["value"] for entry in entries if entry["key"] == "file"]
+        contents = {file["path"]: base64.b64decode(file["content"]) for file in files}
+        commit = repository.commit(contents, revision)
         return _json(
             {"commitUrl": f"{self.server.url}/{name}/commit/{commit}", "commitOid": commit}
         )

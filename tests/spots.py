@@ -1,14 +1,11 @@
-"""A model that looks at the brightest place, and photos with one: where it looked must be there.
+"""A model that attends to the brightest cell, and photos with one bright disc.
 
     make_spot_checkpoint("crop").save(path)        # crop, pad or squash, as checkpoints do
     photo = spot_photo((304, 200), at=cell_centre("crop", (304, 200), (2, 4)), exif=6)
-    # Any front end captions `photo` with "spot", and its attention lies on cell (2, 4) alone.
-    lit = lit_place(overlay, photo)                # of a picture; said_place(record, size) of JSON
-    assert near(lit, at)
+    assert near(lit_place(overlay, photo), at)     # said_place(record, size) for JSON
 
 Nothing is trained: the encoder takes the mean of each cell, and the attention the largest of them.
-The places are worked out here by themselves, from what crop and pad mean, and never with the
-product's geometry.
+The places follow from what crop and pad mean, without the product's geometry.
 """
 
 from __future__ import annotations
@@ -22,18 +19,6 @@ from PIL import Image, ImageChops, ImageDraw, ImageOps
 
 if TYPE_CHECKING:  # a fixture may import this without torch
     from captioner.checkpoint import Checkpoint
-
-__all__ = [
-    "CASES",
-    "Case",
-    "cell_centre",
-    "lit_place",
-    "make_spot_checkpoint",
-    "near",
-    "pictures_in",
-    "said_place",
-    "spot_photo",
-]
 
 Mode = Literal["crop", "pad", "squash"]
 Place = tuple[float, float]
@@ -137,13 +122,9 @@ def make_spot_checkpoint(mode: Mode = "crop") -> Checkpoint:
 
 
 def spot_photo(size: tuple[int, int], at: Place, exif: int = 1, *, radius: float = 9.0) -> bytes:
-    """Draw a dark photo with a bright disc, as a JPEG.
+    """Draw a dark photo with a bright disc, as a JPEG that is stored turned by `exif`.
 
-    Args:
-        size: width and height, as the viewer sees it.
-        at: the disc's centre, in pixels as the viewer sees it.
-        exif: how it is stored, 1 to 8: as EXIF's Orientation says.
-        radius: of the disc, in pixels; it should fit into a cell.
+    Size and place are in pixels as the viewer sees them. The disc should fit into a cell.
     """
     photo = Image.new("RGB", (4 * size[0], 4 * size[1]), GROUND)
     x, y, reach = 4 * at[0], 4 * at[1], 4 * radius
@@ -169,10 +150,7 @@ def cell_centre(mode: Mode, size: tuple[int, int], cell: tuple[int, int]) -> Pla
 
 
 def lit_place(picture: Image.Image, photo: bytes | Image.Image) -> Place:
-    """Find the middle of what was drawn on a photo, in the photo's own pixels.
-
-    The picture may have another size than the photo, and some noise of compression.
-    """
+    """Find the middle of what a picture of any size adds to a photo, in the photo's pixels."""
     if isinstance(photo, bytes):
         with Image.open(io.BytesIO(photo)) as stored:
             photo = ImageOps.exif_transpose(stored)
@@ -188,12 +166,7 @@ def lit_place(picture: Image.Image, photo: bytes | Image.Image) -> Place:
 
 
 def said_place(record: Mapping[str, Any], size: tuple[int, int]) -> Place:
-    """Find the middle of the cell with most attention, as a caption record with attention has it.
-
-    Args:
-        record: of JSON.
-        size: of the photo, as the viewer sees it.
-    """
+    """Find the middle of the cell with most attention in a record, in pixels of the photo."""
     told = record["words"][0]["attention"]
     left, top, right, bottom = told["box"]
     row, column = divmod(told["weights"].index(max(told["weights"])), told["columns"])

@@ -27,9 +27,7 @@ def test_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         assert output.count(f"\n{name}  ") == 1
 
 
-@pytest.mark.parametrize(
-    ("recipe", "resident"), [("coco-fast", False), ("coco-fast", True), ("coco", True)]
-)
+@pytest.mark.parametrize(("recipe", "resident"), [("coco-fast", False), ("coco", True)])
 def test_an_epoch_of_each_kind(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

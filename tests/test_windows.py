@@ -72,7 +72,7 @@ def windows_environment(**more: str) -> dict[str, str]:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_precision_of_the_tests_holds_on_windows_too(precision: str) -> None:
     script = (
-        "import torch\nfrom captioner import files\nfrom captioner.inference import device\n"
+        "import torch\nfrom captioner.shared import files\nfrom captioner.inference import device\n"
         "print(device.find_dtype('auto', torch.device('cpu')), files.os.name)"
     )
     done = subprocess.run(

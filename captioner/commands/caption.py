@@ -174,27 +174,21 @@ def plan_pictures(
     Raises ConfigError: unknown suffix or field, or a picture would overwrite an input or another
     picture of the command. Other existing files are overwritten.
     """
-    plan = [
-        {option: _fill(option, pattern, photo, number) for option, pattern in patterns.items()}
-        for number, photo in enumerate(photos, 1)
-    ]
-    read = {key: path for path in (*inputs, *photos) for key in identity(path)}
-    written: dict[object, str] = {}
-    for photo, files in zip(photos, plan, strict=True):
+    plan = []
+    taken: dict[object, str] = {
+        key: f"the input {path}" for path in (*inputs, *photos) for key in identity(path)
+    }
+    for number, photo in enumerate(photos, 1):
+        files = {option: _fill(option, patterns[option], photo, number) for option in patterns}
         for option, file in files.items():
             keys = identity(file)
-            for key in keys & read.keys():
+            for key in keys & taken.keys():
                 raise ConfigError(
-                    f"{option} {patterns[option]} would overwrite {read[key]}, an input of this "
-                    "command: name another file"
+                    f"{option} of {photo} would overwrite {taken[key]}: name another file, or use "
+                    "{number}, which is different for every photo"
                 )
-            label = f"{option} of {photo}"
-            for key in keys & written.keys():
-                raise ConfigError(
-                    f"{written[key]} and {label} would both be written to {file}: "
-                    "use {number}, which is different for every photo"
-                )
-            written.update(dict.fromkeys(keys, label))
+            taken.update(dict.fromkeys(keys, f"{option} of {photo}"))
+        plan.append(files)
     return plan
 
 

@@ -47,34 +47,34 @@ def test_inputs_are_recognised_by_every_path(here: Path) -> None:
     Path("link.jpg").symlink_to("a.jpg")
     os.link("a.jpg", "hard.jpg")
     Path("folder").symlink_to("x")
-    for target in ("a.jpg", "./x/../a.jpg", str(here / "a.jpg"), "link.jpg", "hard.jpg"):
-        with pytest.raises(ConfigError, match=r"would overwrite a\.jpg"):
-            plan("a.jpg", overlay=target)
-    with pytest.raises(ConfigError, match=r"would overwrite x/1\.jpg"):
-        plan("x/1.jpg", overlay="folder/{name}.jpg")
-    with pytest.raises(ConfigError, match=r"would overwrite link\.jpg"):
-        plan("link.jpg", overlay="a.jpg")
-    with pytest.raises(ConfigError, match=r"would overwrite y/2\.png"):  # another's photo
-        plan("y/1.jpg y/2.png x/1.jpg", overlay="y/{number}.png")
     Path("sheet.png").symlink_to("model.safetensors")
-    with pytest.raises(ConfigError, match=r"would overwrite model\.safetensors"):
-        plan("a.jpg", inputs=("model.safetensors",), sheet="sheet.png")
+    for photos, target, value in (
+        ("a.jpg", "a.jpg", r"input a\.jpg"),
+        ("a.jpg", "./x/../a.jpg", r"input a\.jpg"),
+        ("a.jpg", str(here / "a.jpg"), r"input a\.jpg"),
+        ("a.jpg", "link.jpg", r"input a\.jpg"),
+        ("a.jpg", "hard.jpg", r"input a\.jpg"),
+        ("x/1.jpg", "folder/{name}.jpg", r"input x/1\.jpg"),
+        ("link.jpg", "a.jpg", r"input link\.jpg"),
+        ("y/1.jpg y/2.png x/1.jpg", "y/{number}.png", r"input y/2\.png"),  # another's photo
+        ("a.jpg", "sheet.png", r"input model\.safetensors"),
+    ):
+        with pytest.raises(ConfigError, match=value):
+            plan(photos, inputs=("model.safetensors",), overlay=target)
+    assert plan("a.jpg", sheet="x/1.jpg") == [{"--sheet": "x/1.jpg"}]  # other files are overwritten
 
 
 def test_no_two_pictures_share_a_file() -> None:
-    with pytest.raises(ConfigError, match=r"--sheet of x/1\.jpg and --sheet of y/1\.jpg.*number"):
-        plan("x/1.jpg y/1.jpg", sheet="{name}.png")
-    with pytest.raises(ConfigError, match=r"--sheet of a\.jpg and --overlay of a\.jpg"):
-        plan("a.jpg", sheet="o.png", overlay="./o.png")
     Path("p.png").touch()
     Path("q.png").symlink_to("p.png")
-    with pytest.raises(ConfigError, match="would both be written to"):
-        plan("a.jpg", sheet="p.png", overlay="q.png")
+    for photos, patterns, value in (
+        ("x/1.jpg y/1.jpg", {"sheet": "{name}.png"}, r"--sheet of y/1\.jpg .*--sheet of x/1\.jpg"),
+        ("a.jpg", {"sheet": "o.png", "overlay": "./o.png"}, r"--overlay of a\.jpg .*--sheet of a"),
+        ("a.jpg", {"sheet": "p.png", "overlay": "q.png"}, "--sheet of a"),
+    ):
+        with pytest.raises(ConfigError, match=value + ".*{number}"):
+            plan(photos, **patterns)
     assert plan("x/1.jpg y/1.jpg", sheet="{name}-{number}.png")
-
-
-def test_other_files_are_overwritten(here: Path) -> None:
-    assert plan("a.jpg", sheet="x/1.jpg") == [{"--sheet": "x/1.jpg"}]
 
 
 @pytest.mark.slow
