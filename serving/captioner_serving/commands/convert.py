@@ -32,7 +32,8 @@ EXAMPLES = """examples:
   captioner convert captions.csv --sidecar xmp --existing overwrite
 
 A .csv may be edited: its columns image, caption, score, keywords and review are used. Captions to
-review get no sidecar. Records are not changed; photos are changed only with --embed. See
+review get no sidecar. In downloads of the page, a person's text replaces the caption, and
+decorative photos get no sidecar. Records are not changed; photos are changed only with --embed. See
 docs/batch.md."""
 
 
@@ -75,18 +76,27 @@ def run(arguments: argparse.Namespace) -> int:
 
     def captions(path: Path) -> Iterator[dict[str, Any]]:
         for record in filter(None, read(path)):
+            if "corrected" in record:  # the text of a person is not worded
+                record["caption"] = record["corrected"]
             if config.keywords is not None:
                 record["keywords"] = keywords_of(record, config.keywords)
-            yield config.wording.apply(record) if is_worded(arguments) else record
+            is_model = "corrected" not in record and is_worded(arguments)
+            yield config.wording.apply(record) if is_model else record
 
     # Read every line once before writing anything.
-    counts = Counter(record is not None for path in paths for record in read(path))
+    counts: Counter[bool | str] = Counter()
+    for record in chain.from_iterable(map(read, paths)):
+        counts[record is not None] += 1
+        if record is not None and record.get("corrected"):
+            counts[record.get("caption_by", "person")] += 1
     if config.keywords is not None:
         _check_trust(chain.from_iterable(map(captions, paths)))
     count = counts[True]
     if (arguments.to or "").endswith(".json"):  # COCO results have one caption for each name
         count = len({record["image"] for path in paths for record in filter(None, read(path))})
     summary = [counted(count, "caption")]
+    if by_person := counts["person"]:
+        summary.append(f"{by_person:,} by a person")
     if failed := counts[False]:
         summary.append(f"{counted(failed, 'failed photo')} skipped")
     if arguments.to is not None:
@@ -171,7 +181,10 @@ def _write_sidecars(
         with lock_and_log(path) as log:
             writer, sidecars = SidecarWriter(config, log), {}
             for record in captions(path):
-                if "review" in record:
+                if record.get("corrected") == "":
+                    counts["decorative"] += 1
+                    continue
+                if "review" in record and "corrected" not in record:
                     counts["unsure"] += 1
                     continue
                 try:
@@ -193,5 +206,6 @@ def _write_sidecars(
         f"{counted(counts['described'], 'photo')} with their own description": counts["described"],
         **embedder.counts(),
         f"{counts['unsure']:,} to review skipped": counts["unsure"],
+        f"{counts['decorative']:,} decorative skipped": counts["decorative"],
         f"{counts['failed']:,} not written": counts["failed"],
     }, counts["failed"]

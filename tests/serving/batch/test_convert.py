@@ -81,6 +81,45 @@ def test_a_wording_of_two_lines_is_added_once(folder: Path, existing: str) -> No
     assert texts[:2] == texts[2:] and "mine" in texts[0] and "(model)" in texts[0]
 
 
+PAGE = """\ufeffimage,alt,caption,score,trust,marks,reviewed,caption_by,error
+"a.jpg","Two friends, and a dog","a man and a dog",-0.5,0.5,"","true","person",""
+"b.jpg","","a cat",-0.5,0.5,"","true","person",""
+"c.jpg","A cow.","a cow",-0.5,0.9,"","true","model",""
+"d.jpg","A cow in a spreadsheet","a cow",-0.5,0.9,"","false","model",""
+"e.jpg","A tree.","a tree",-0.5,0.1,"untrusted","false","model",""
+"f.jpg","","",,,"","","","f.jpg is empty"
+"""
+"""The table of the page: corrected, decorative, accepted, edited afterwards, untrusted, failed."""
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_the_texts_of_a_person_reach_the_sidecars(folder: Path, run_main: Run, kind: str) -> None:
+    for name in "abcde":
+        (folder / f"{name}.jpg").write_bytes(b"a photo")
+    (folder / "page.csv").write_text(PAGE)
+    write_lines(
+        folder / "page.jsonl",
+        record_of("a.jpg", corrected="Two friends, and a dog", caption_by="person", review=True),
+        record_of("b.jpg", "a cat", corrected="", caption_by="person"),
+        record_of("c.jpg", "a cow", reviewed=True, caption_by="model"),
+        record_of("d.jpg", "a cow", corrected="A cow in a spreadsheet"),
+        record_of("e.jpg", "a tree", review=True, caption_by="model"),
+        {"image": "f.jpg", "error": {"type": "image-empty", "detail": "f.jpg is empty"}},
+    )
+    options = ("--root", ".", "--sidecar", "xmp", "--replace", "dog=cat")
+    result = run_main("convert", f"page.{kind}", *options)
+    assert result.returncode == 0, result.stderr
+    assert "2 by a person" in result.stderr and "1 decorative skipped" in result.stderr
+    texts = {path.stem: path.read_text() for path in folder.glob("*.xmp")}
+    assert sorted(texts) == ["a", "c", "d"]
+    for name, text in {
+        "a": "Two friends, and a dog<", "c": "A cow.<", "d": "A cow in a spreadsheet<"
+    }.items():  # fmt: skip
+        assert f">{text}" in texts[name]
+    (folder / "bad.jsonl").write_text(json.dumps(record_of("a.jpg", corrected=1)) + "\n")
+    assert "corrected" in run_main("convert", "bad.jsonl", "--sidecar", "xmp").stderr
+
+
 def test_sidecars_and_names_of_several_files_are_counted(folder: Path, run_main: Run) -> None:
     """In COCO results captions of one name are one."""
     write_lines(folder / "s.jsonl", record_of("a.jpg", "a cow"))

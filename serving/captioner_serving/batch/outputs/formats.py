@@ -145,10 +145,11 @@ def _write_coco(path: Path, records: Iterator[Record]) -> str:
     return note
 
 
-def read_record_table(path: Path) -> Iterator[Record]:
+def read_record_table(path: Path) -> Iterator[Record | None]:
     """Yield a record for each row of a .csv, which a spreadsheet may have edited and saved.
 
-    If any row has keywords, all records have `keywords`.
+    The .csv of the page also has texts of a person (`corrected`), and failed photos (None). If any
+    row has keywords, all records have `keywords`.
     """
     with _reading(path) as table:
         if missing := {"image", "caption", "score"} - set(table.fieldnames or ()):
@@ -160,6 +161,9 @@ def read_record_table(path: Path) -> Iterator[Record]:
         rows = [(table.line_num, row) for row in table if any(row.values())]
     has_keywords = any(row.get("keywords") for _, row in rows)
     for number, row in rows:
+        if row.get("error"):
+            yield None
+            continue
         record = _record_of_row(row, f"{path}, line {number}")
         if has_keywords:
             keywords = map(str.strip, _text(row, "keywords").split(","))
@@ -203,9 +207,19 @@ def _record_of_row(row: dict[str, str | None], place: str) -> Record:
     record = {"image": image, "caption": caption, "score": score, "alternatives": []}
     if (row.get("review") or "").strip().lower() not in ("", "false", "no", "0"):
         record["review"] = True
+    if row.get("alt") is not None:
+        _read_alt(record, _text(row, "alt"), row)
     if not _is_sentence(record):
         raise DataError(f"{place} needs a caption, and a number as score: correct the line")
     return record
+
+
+def _read_alt(record: Record, alt: str, row: dict[str, str | None]) -> None:
+    """Read the alt text of the page. It is a person's if the page or its difference says so."""
+    if row.get("caption_by") == "person" or (alt and alt != sentence(record["caption"])):
+        record["corrected"] = alt
+    elif not alt or "untrusted" in (row.get("marks") or ""):
+        record["review"] = True
 
 
 def _text(row: dict[str, str | None], column: str) -> str:
@@ -245,6 +259,9 @@ def _record(line: bytes, place: str) -> Record | None:
     if not (isinstance(model, dict) and all(_is_text(model.get(k)) for k in ("name", "version"))):
         raise DataError(f"{place} is not a caption record: model is missing or invalid")
     keywords = record.get("keywords", [])
+    text = record.get("corrected", "")
+    if not _is_text(text) or CONTROL.search(text):
+        raise DataError(f"{place} is not a caption record: corrected is invalid")
     if not (isinstance(keywords, list) and all(map(_is_keyword, keywords))):
         raise DataError(f"{place} is not a caption record: keywords are invalid")
     return record

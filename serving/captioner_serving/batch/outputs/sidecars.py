@@ -119,7 +119,8 @@ class SidecarWriter:
         """Return the new content; None keeps the existing sidecar."""
         config, caption = self._config, record["caption"]
         if config.sidecar == "xmp":
-            caption = caption if config.wording.template is not None else sentence(caption)
+            is_worded = config.wording.template is not None or "corrected" in record
+            caption = caption if is_worded else sentence(caption)
             return merge_xmp(
                 old, caption, keywords=record.get("keywords", ()), language=config.language,
                 existing=config.existing, path=path, own=own,

@@ -1,31 +1,37 @@
-// Photos and their results, stored in this browser for the strip, Back and reloads. The server stores
-// none. If the browser cannot store them, they are lost on a reload.
-const AGE = 24 * 3600 * 1000;  // milliseconds
-export const MOST = 100;       // visits
+// Photos, captions and corrections, stored in this browser for all of its tabs. The server stores none.
+// "visits" has the fields of each photo and their version, "files" its picture. A write is one transaction that
+// changes only the fields it names; the other tabs are told the keys.
+const AGE = 7 * 24 * 3600 * 1000, UNDO = 3600 * 1000;  // milliseconds
+const PHOTO = 1.5e6;            // bytes that a photo and its record take at most
+const LEAST = 300, MOST = 1000; // photos
+const channel = new BroadcastChannel("captioner");
 
 function open() {
   return new Promise((done, failed) => {
-    const request = indexedDB.open("captioner", 3);
+    const request = indexedDB.open("captioner", 4);
     request.onupgradeneeded = () => {
-      for (const name of [...request.result.objectStoreNames]) request.result.deleteObjectStore(name);
-      request.result.createObjectStore("visits");
+      for (const name of ["visits", "files"]) {
+        if (!request.result.objectStoreNames.contains(name)) request.result.createObjectStore(name);
+      }
     };
     request.onsuccess = () => done(request.result);
     request.onerror = () => failed(request.error);
   });
 }
 
-async function use(mode, makeRequests) {
-  let database = null;
+const result = (request) => new Promise((done, failed) => {
+  Object.assign(request, { onsuccess: () => done(request.result), onerror: () => failed(request.error) });
+});
+
+// Run work(visits, files) in one transaction.
+async function use(mode, work) {
+  const database = await open();
   try {
-    database = await open();
-    const transaction = database.transaction("visits", mode), requests = makeRequests(transaction.objectStore("visits"));
-    await new Promise((done, failed) => Object.assign(transaction, { oncomplete: done, onabort: failed }));
-    return requests.map((request) => request.result);
-  } catch {
-    return undefined;
+    const transaction = database.transaction(["visits", "files"], mode);
+    const complete = new Promise((done, failed) => Object.assign(transaction, { oncomplete: done, onabort: () => failed(transaction.error) }));
+    return (await Promise.all([work(...["visits", "files"].map((name) => transaction.objectStore(name))), complete]))[0];
   } finally {
-    database?.close();
+    database.close();
   }
 }
 
@@ -33,26 +39,61 @@ async function use(mode, makeRequests) {
 let last = 0;
 export const newKey = () => (last = Math.max(Date.now(), Math.floor(last) + 1) + Math.random());
 
-// Store pairs [key, visit], all or none. Returns false if the browser cannot.
-export async function put(visits) {
-  const stored = await use("readwrite", (store) => visits.map(([key, visit]) => store.put(visit, key)));
-  await sweep();
-  return Boolean(stored);
+export const keptUntil = (key) => new Date(key + AGE);
+
+// The number of photos that a list may have: as many as the browser grants, and at least 300.
+export async function capacity(count) {
+  const { quota = 0, usage = 0 } = await navigator.storage?.estimate().catch(() => ({})) ?? {};
+  return Math.max(LEAST, Math.min(MOST, count + Math.floor((quota - usage) / PHOTO)));
 }
 
-export const remove = (key) => use("readwrite", (store) => [store.delete(key)]);
+// Change fields of a photo. Returns its version, or null if it was deleted. Throws if the browser cannot store it.
+export async function write(key, { file, ...fields }, isNew) {
+  const version = await use("readwrite", async (visits, files) => {
+    const old = await result(visits.get(key));
+    if (!old && !isNew) return null;
+    if (file) files.put(file, key);
+    visits.put({ ...old, ...fields, version: (old?.version ?? 0) + 1 }, key);
+    return (old?.version ?? 0) + 1;
+  });
+  channel.postMessage([key]);
+  return version;
+}
 
-// All stored visits, oldest first.
+export async function remove(keys) {
+  await use("readwrite", async (...stores) => { for (const store of stores) for (const key of keys) store.delete(key); }).catch(() => {});
+  channel.postMessage(keys);
+}
+
+// Photos as { key, file, ...fields }; undefined for those that were deleted.
+export async function read(keys) {
+  return use("readonly", (...stores) => Promise.all(keys.map(async (key) => {
+    const [visit, file] = await Promise.all(stores.map((store) => result(store.get(key))));
+    return visit && entryOf(key, visit, file);
+  }))).catch(() => []);
+}
+
+// All stored photos, oldest first.
 export async function all() {
-  await sweep();
-  const [keys, visits] = await use("readonly", (store) => [store.getAllKeys(), store.getAll()]) ?? [[], []];
-  return visits.map((visit, at) => ({ sentence: 0, head: null, ...visit, key: keys[at], stored: true }));
+  const keys = await sweep().catch(() => []);
+  return (await read(keys)).filter(Boolean);
 }
 
-export const clear = () => use("readwrite", (store) => [store.clear()]);
+// Records of version 3 have the file beside the other fields, and `accepted` for reviewed.
+const entryOf = (key, visit, file) => ({ sentence: 0, head: null, reviewed: visit.accepted || visit.text !== undefined, ...visit, key, ...(file && { file }) });
 
-export async function sweep() {
-  const [keys] = await use("readonly", (store) => [store.getAllKeys()]) ?? [[]];
-  const old = keys.filter((key, index) => key < Date.now() - AGE || index < keys.length - MOST);
-  if (old.length) await use("readwrite", (store) => [store.delete(IDBKeyRange.upperBound(old.at(-1)))]);
+// Delete what is older than a week, but no person's words, and what was removed an hour ago. Returns the keys of the rest.
+export function sweep() {
+  return use("readwrite", async (visits, files) => {
+    const [keys, entries] = await Promise.all([result(visits.getAllKeys()), result(visits.getAll())]), now = Date.now();
+    const isOld = ({ removed, text }, key) => (removed ? removed < now - UNDO : text === undefined && key < now - AGE);
+    const old = keys.filter((key, at) => isOld(entries[at], key));
+    for (const store of [visits, files]) for (const key of old) store.delete(key);
+    return keys.filter((key) => !old.includes(key));
+  });
+}
+
+// onChange(keys) is called when another tab has changed or deleted photos.
+export function listen(onChange) {
+  channel.onmessage = ({ data }) => onChange(data);
 }

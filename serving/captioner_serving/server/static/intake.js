@@ -68,9 +68,28 @@ export function listen(element, onFiles, onSample, onUrl = null) {
     zone.classList.remove("dropping");
     if (!event.dataTransfer?.types.includes("Files")) return;
     event.preventDefault();  // otherwise the browser opens the photo
-    onFiles([...event.dataTransfer.files]);
+    filesOf(event.dataTransfer).then(onFiles);
   });
   return { explain };
+}
+
+// The files of a drop, and the photos in its folders with their `path`.
+async function filesOf({ items, files }) {
+  const entries = [...items].map((item) => item.webkitGetAsEntry?.()), folders = entries.filter((entry) => entry?.isDirectory);
+  if (!folders.length) return [...files];
+  const loose = [...files].filter(({ name }) => !folders.some((folder) => folder.name === name));
+  return [...loose, ...(await Promise.all(folders.map(photosIn))).flat()];
+}
+
+async function photosIn(entry) {
+  if (entry.isFile) {
+    const file = await new Promise((done, failed) => entry.file(done, failed));
+    return /^image\//.test(file.type) || /\.(heic|heif|avif|tiff?)$/i.test(file.name) ? [Object.assign(file, { path: entry.fullPath.slice(1) })] : [];
+  }
+  const reader = entry.createReader(), entries = [];
+  let part;  // at most 100 entries
+  do entries.push(...part = await new Promise((done, failed) => reader.readEntries(done, failed))); while (part.length);
+  return (await Promise.all(entries.map(photosIn))).flat();
 }
 
 async function readClipboard() {

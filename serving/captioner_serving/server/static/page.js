@@ -2,19 +2,22 @@
 // viewer; Back and a reload show it again.
 import * as album from "./album.js";
 import { listen } from "./intake.js";
-import { copyToSend } from "./photo.js";
-import { isToReview } from "./record.js";
+import { copyToKeep, copyToSend } from "./photo.js";
+import { altText, chooseSentence, defaultText, isToReview, readTexts } from "./record.js";
 import { likely, percent } from "./sentence.js";
 import * as server from "./server.js";
 import { listenToSettings, supported } from "./settings.js";
 import { Strip } from "./strip.js";
 import { Viewer } from "./viewer.js";
+import { checksum } from "./zip.js";
 
 // Why the caption of a record is not shown: its trust is below the minimum.
 const reasonToWithhold = ({ trust, review }, minimum) => review ? "No trusted caption. "
   + `The best one ${trust === undefined ? "names nothing" : `is ${likely(trust)} likely to be right`}; the minimum in the search settings is ${percent(minimum)}.` : "";
 const NOT_KEPT = "This photo is no longer stored in the browser. Choose it again.";
-const TOO_MANY = `Only the first ${album.MOST} were added. Add the rest when these are done.`;
+const FULL = "The browser has no room for more. Download what is done, empty the list, and add the rest.";
+const FIELDS = ["name", "sample", "url", "content", "settings", "record", "records", "missing", "problem", "sentence", "head", "text", "aside",
+  "reviewed", "removed"];  // what the album stores of a photo, beside its file
 const AT_ONCE = 4;  // concurrent requests
 
 export function start(element, props) {
@@ -22,30 +25,35 @@ export function start(element, props) {
   // The photos, oldest first:
   //   key                     the key in the album
   //   name, file, sample, url the photo: a file, a sample or a URL
+  //   content                 size and checksum of the file
   //   settings                the settings of its request
   //   records, record         one record per model, and the one that is open; or `problem`
+  //   missing                 the problems of models that failed
   //   sentence, head          what the visitor has selected
   //   text, aside             the visitor's text, and a text that Decorative or Undo has replaced
-  //   looked, accepted        whether the photo was opened and accepted
-  //   stored                  whether the album has all of it
+  //   reviewed                whether a person has accepted or written the text
+  //   unsaved, stored         fields that the album does not have yet, and whether it has the photo
   //   job, phase              while it is captioned: an AbortController, and the progress
   let visits = [];
   let visit = null;     // the open photo; the first sample is not in `visits` until it is changed
-  let removed = null;   // the last removed photo and its position, for Undo
+  let removed = null;   // the last removed photo, for Undo
+  let earlier = [];     // texts of earlier downloads, whose photos are not in the list
 
   const [first] = props.value;
   const viewer = new Viewer(element.querySelector(".viewer"), props.drawing, {
     onModel: (number) => { change({ record: visit.records[number], sentence: 0, head: null }); show(); },
     onChoose: (sentence, head) => { change({ sentence, head }); },
-    onCorrect: (text, aside) => { change({ text, aside }, { soon: true }); },
+    onCorrect: (text, aside, reviewed) => { change({ text, aside, reviewed }, { soon: true }); },
     onAccept: accept,
+    onLeave: () => strip.focus(visit.key),
     draw: async (kind, { record, sentence, head }, look) => {
       const settings = settingsFor(visit, record.model.name);
-      return server.draw(kind, await readable(visit), settings, { sentence, head, look });
+      const photo = visit.url ? visit : { file: await readable(visit) };
+      return server.draw(kind, photo, settings, { sentence, head, look });
     },
   });
   const strip = new Strip(element.querySelector(".strip"), {
-    onOpen: (key) => open(visits.find((entry) => entry.key === key)), onClear: clear, onRemove: remove, onUndo: undoRemove,
+    onOpen: (key) => openKey(key), onWrite: () => viewer.write(), onClear: clear, onRemove: remove, onUndo: undoRemove,
     fileOf: ({ key }) => readable(visits.find((entry) => entry.key === key)),
   });
   const allAgain = element.querySelector(".search .all");
@@ -65,9 +73,34 @@ export function start(element, props) {
     allAgain.hidden = visits.length < 2;
   }
 
-  function take(files) {
-    add(files.slice(0, album.MOST).map((file) => ({ name: file.name, file })));
-    if (files.length > album.MOST) explain(TOO_MANY);
+  async function take(files) {
+    const isText = ({ name }) => /\.(jsonl|zip)$/i.test(name), photos = files.filter((file) => !isText(file));
+    const room = Math.max(0, await album.capacity(visits.length) - visits.length), names = new Set(visits.map(({ name }) => name));
+    add(photos.slice(0, room).map((file) => ({ name: nameOf(file, names), file })));
+    if (photos.length > room) explain(`${photos.length - room} of ${photos.length} photos were not added. ${FULL}`);
+    for (const file of files.filter(isText)) await openTexts(file);
+  }
+
+  // Texts of an earlier download return to their photos, also to those that are added later.
+  async function openTexts(file) {
+    try {
+      const texts = await readTexts(file);
+      earlier = [...texts, ...earlier];
+      const count = visits.filter(returnText).length, rest = earlier.length;
+      explain(`${count} of ${texts.length} texts are back.` + (rest ? ` Add the photos of the other ${rest}.` : ""));
+    } catch {
+      explain(`${file.name} is not a captions.jsonl or captions.zip of this page.`);
+    }
+    if (visit) show();
+  }
+
+  // Give a photo its earlier text, if it has none. Returns whether there is one.
+  function returnText(mine) {
+    const at = earlier.findIndex(({ image, content }) => (content && mine.content ? content === mine.content : image === (mine.url ?? mine.name)));
+    if (at < 0 || mine.text !== undefined) return false;
+    const [{ text }] = earlier.splice(at, 1);
+    save(mine, { text, reviewed: true });
+    return true;
   }
 
   function add(photos) {
@@ -75,9 +108,23 @@ export function start(element, props) {
     explain("");
     const added = photos.map((photo) => ({ sentence: 0, head: null, ...photo, key: album.newKey(), settings: { ...settings } }));
     visits.push(...added);
-    keep(...added);  // before they are sent, so that a reload continues with them
+    store(added);
     open(added[0]);
     pump();
+  }
+
+  // Store new photos, before they are captioned, so that a reload continues with them.
+  async function store(added) {
+    for (const mine of added) save(mine, allOf(mine));
+    for (const mine of added.filter(({ file }) => file)) {
+      try {
+        const content = `${mine.file.size}-${checksum(new Uint8Array(await mine.file.arrayBuffer())).toString(16)}`;
+        const copy = await copyToKeep(mine.file);
+        mine.unsaved = { ...mine.unsaved, file: copy };  // the whole file is sent
+        save(mine, { content });
+        if (returnText(mine)) update(mine);
+      } catch { /* it cannot be read, which its request reports */ }
+    }
   }
 
   function open(next) {
@@ -94,70 +141,79 @@ export function start(element, props) {
 
   // Update the viewer and the strip.
   function show({ quiet } = {}) {
-    const { name, url, record, records, problem, phase, sentence, head, text, aside } = visit, photo = photoOf(visit);
-    if (record && !visit.looked && visits.includes(visit)) {
-      visit.looked = true;
-      keep(visit);
-    }
+    const { key, name, url, record, records, missing, problem, phase, sentence, head, text, aside } = visit, photo = photoOf(visit);
     list();
-    const { key } = visit, withheld = record ? reasonToWithhold(record, visit.settings.minimum_trust) : "";
+    const withheld = record ? reasonToWithhold(record, visit.settings.minimum_trust) : "";
     if (problem) viewer.fail(problem, problem.again ? retry : null, visits.includes(visit) ? () => remove(key) : null);
-    else if (!record) viewer.wait({ photo, name, text: phase ?? "Waiting …", quiet });
-    else viewer.show({ photo, name, url, record, sentence, head, text, aside, withheld, compared: compared(records) });
+    else if (!record) viewer.wait({ photo, name, phase: phase ?? "Waiting …", quiet, text, aside });
+    else viewer.show({ photo, name, url, record, sentence, head, text, aside, withheld, compared: compared(records, missing) });
   }
 
-  // The records of all models, if there are several.
-  const compared = (records) => (records?.length > 1 ? records.map((record) => ({ name: record.model.name, record })) : []);
+  function update(mine, options) {
+    if (mine === visit) show(options);
+    else list();
+  }
+
+  // The records of all models, if there are several, and the problems of those that failed.
+  const compared = (records, missing = []) => (records?.length + missing.length > 1
+    ? [...records.map((record) => ({ name: record.model.name, record })), ...missing] : []);
 
   // Change the open photo. A changed sample is added to the list.
   function change(news, { soon = false } = {}) {
-    const mine = Object.assign(visit, news);
+    Object.assign(visit, news);
     if (!visits.includes(visit)) {
       visits.push(Object.assign(visit, { key: album.newKey() }));
       history.replaceState(stateOf(visit.key), "");
+      news = allOf(visit);
     }
-    clearTimeout(mine.writing);
-    Object.assign(mine, { stored: false, version: (mine.version ?? 0) + 1 });
-    if (soon) mine.writing = setTimeout(() => keep(mine), 300);  // the visitor is typing
-    else keep(mine);
+    save(visit, news, soon ? 300 : 0);  // the visitor is typing
     list();
   }
 
-  // Accept the alt text, and open the next photo to review.
+  // Accept the alt text, and open the next photo to review. A photo without a text stays to review.
   function accept() {
-    change({ accepted: true });
-    const at = visits.indexOf(visit), rest = [...visits.slice(at + 1), ...visits.slice(0, at)];
-    const next = rest.find(isToReview) ?? visits[at + 1];
-    if (!next) return viewer.say("There are no more photos to review.");
-    open(next);
+    const { record, sentence, text } = visit;
+    if (text !== undefined || (record && defaultText(record, chooseSentence(record, sentence).caption))) change({ reviewed: true });
+    const listed = strip.photos, at = listed.findIndex(({ key }) => key === visit.key);
+    const next = [...listed.slice(at + 1), ...listed.slice(0, at)].find(isToReview) ?? listed[at + 1];
+    if (!next) return viewer.say(isToReview(visit) ? "This photo has no text yet." : "There are no more photos to review.");
+    openKey(next.key);
     viewer.write();
   }
 
-  async function remove(key) {
+  const openKey = (key) => open(visits.find((entry) => entry.key === key));
+
+  function remove(key) {
     const at = visits.findIndex((entry) => entry.key === key);
     if (at < 0) return;
-    const [mine] = visits.splice(at, 1), next = visits[at] ?? visits[at - 1];
-    removed = { mine, at };
-    mine.job?.abort();
-    mine.job = null;
-    clearTimeout(mine.writing);
-    album.remove(key);
-    strip.offerUndo(mine.name);
+    const next = strip.neighbour(1) ?? strip.neighbour(-1), [mine] = visits.splice(at, 1);
+    cancel(mine);
+    if (removed) album.remove([removed.key]);
+    offerUndo(mine);
+    save(mine, { removed: Date.now() });
     if (mine !== visit) list();
-    else if (next) { open(next); strip.focus(next.key); } else { visit = null; list(); viewer.empty(); }
+    else if (next) { openKey(next); strip.focus(next); } else { visit = null; list(); viewer.empty(); }
     pump();
   }
 
+  function offerUndo(mine) {
+    removed = mine;
+    strip.offerUndo(mine?.name ?? null);
+  }
+
   function undoRemove() {
-    if (!removed) return;
-    const { mine, at } = removed;
-    removed = null;
-    strip.offerUndo(null);
-    visits.splice(at, 0, mine);
-    keep(mine);
+    const mine = removed;
+    offerUndo(null);
+    insert(mine);
+    save(mine, { removed: undefined });
     open(mine);
     strip.focus(mine.key);
     pump();
+  }
+
+  function insert(mine) {
+    visits.push(mine);
+    visits.sort((a, b) => a.key - b.key);
   }
 
   // Caption the open photo again with other settings; its text is kept.
@@ -168,7 +224,7 @@ export function start(element, props) {
   }
 
   function againWithAll() {
-    for (const entry of visits) { Object.assign(entry, renewed(entry, settings)); keep(entry); }
+    for (const entry of visits) save(entry, renewed(entry, settings));
     if (visit) show();
     pump();
   }
@@ -187,39 +243,58 @@ export function start(element, props) {
 
   async function send(mine) {
     const { signal } = (mine.job = new AbortController());
-    const update = (options) => { if (mine === visit) show(options); else list(); };
     const follow = (sent) => {
       if (signal.aborted) return;
       mine.phase = phaseOf(sent);
-      update({ quiet: sent > 0 && sent < 1 });
+      update(mine, { quiet: sent > 0 && sent < 1 });
     };
-    follow(mine.file ? 0 : 1);
-    let result;
-    try {
-      const file = mine.url ? null : await readable(mine);
-      if (signal.aborted) return;
-      const ask = (model, number) => server.caption({ ...mine, file }, settingsFor(mine, model), { signal, follow: number ? () => {} : follow });
-      const records = await Promise.all(props.models.map(ask)), [record] = records;
-      result = { record, records };
-    } catch (problem) {
-      result = { problem };
-    }
+    await alone(`captioner ${mine.key}`, signal, async () => {
+      if (mine.record || signal.aborted) return;  // another tab has captioned it
+      follow(mine.file ? 0 : 1);
+      const result = await ask(mine, { signal, follow }).catch((problem) => ({ problem }));
+      if (!signal.aborted) save(mine, result);
+    });
     if (signal.aborted) return;
-    Object.assign(mine, result, { job: null });
-    keep(mine);
-    update();
+    mine.job = null;
+    update(mine);
     pump();
   }
 
-  async function keep(...photos) {
-    const mine = photos.filter(({ key }) => key);
-    const versions = mine.map((entry) => entry.version = (entry.version ?? 0) + 1);
-    for (const entry of mine) entry.stored = false;
-    const stored = await album.put(mine.map(({ key, name, file, sample, url, settings, record, records, problem, sentence, head, text, aside, looked, accepted }) => [key, {
-      name, file: sample || url ? undefined : file, sample, url, settings, record, records, problem, sentence, head, text, aside, looked, accepted,
-    }]));
-    if (!stored && mine.length > 1) for (const entry of mine) keep(entry);  // a folder among them cannot be stored
-    else mine.forEach((entry, index) => { if (entry.version === versions[index]) entry.stored = stored; });  // newer texts wait for their own write
+  // Caption a photo with all models. Throws the problem of the first if all fail.
+  async function ask(mine, { signal, follow }) {
+    const file = mine.url ? null : await readable(mine);
+    const answers = await Promise.allSettled(props.models.map((model, number) => (
+      server.caption({ ...mine, file }, settingsFor(mine, model), { signal, follow: number ? () => {} : follow }))));
+    const records = answers.map(({ value }) => value).filter(Boolean);
+    if (!records.length) throw answers[0].reason;
+    const missing = answers.flatMap(({ reason }, number) => (reason ? [{ name: props.models[number], problem: reason }] : []));
+    return { record: records[0], records, missing: missing.length ? missing : undefined };
+  }
+
+  // Change fields of a photo, here, in the album and in the other tabs.
+  function save(mine, fields, delay = 0) {
+    Object.assign(mine, fields);
+    mine.unsaved = { ...mine.unsaved, ...fields };
+    clearTimeout(mine.saving);
+    mine.saving = setTimeout(() => flush(mine), delay);
+  }
+
+  async function flush(mine) {
+    clearTimeout(mine.saving);
+    const fields = { ...mine.unsaved };
+    if (!Object.keys(fields).length) return;
+    try {
+      const version = await album.write(mine.key, fields, !mine.stored);
+      // Deleted in another tab, while a text was being written: store the photo again.
+      if (version === null && visits.includes(mine) && fields.text !== undefined) {
+        mine.stored = false;
+        return save(mine, { ...allOf(mine), file: mine.file });
+      }
+      Object.assign(mine, { stored: true, version });
+      for (const name in fields) if (fields[name] === mine.unsaved[name]) delete mine.unsaved[name];
+    } catch (error) {
+      if (error?.name === "QuotaExceededError") explain(`${mine.name} is not stored. ${FULL}`);
+    }
   }
 
   async function fileOf(mine) {
@@ -235,16 +310,50 @@ export function start(element, props) {
     return file;
   }
 
+  // Empty the list: what this tab shows, and what can be undone.
   async function clear() {
-    for (const entry of visits) { entry.job?.abort(); clearTimeout(entry.writing); }
-    removed = null;
-    strip.offerUndo(null);
+    const keys = [...visits, ...(removed ? [removed] : [])].map(({ key }) => key);
+    visits.forEach(cancel);
     visits = [];
     visit = null;
-    await album.clear();  // before the message, because a reload would restore them
+    offerUndo(null);
+    explain("");
+    await album.remove(keys);  // before the message, because a reload would restore them
     history.replaceState(stateOf(undefined), "");
     list();
     viewer.empty();
+  }
+
+  // Take over what another tab has changed, added or removed.
+  async function refresh(keys) {
+    const entries = await album.read(keys);
+    keys.forEach((key, at) => merge(key, entries[at]));
+    list();
+    pump();
+  }
+
+  function merge(key, stored) {
+    const mine = visits.find((entry) => entry.key === key);
+    if (stored?.removed) offerUndo(stored);
+    else if (removed?.key === key) offerUndo(null);
+    if (!stored || stored.removed) {
+      if (!mine?.stored || (!stored && mine.unsaved?.text !== undefined)) return;
+      cancel(mine);
+      flush(mine);
+      visits.splice(visits.indexOf(mine), 1);
+      if (mine !== visit) return;
+      visit = null;
+      viewer.empty(stored ? `${mine.name} was removed in another tab.` : "The list was emptied in another tab.");
+    } else if (!mine) {
+      insert({ ...stored, stored: true });
+    } else if (stored.version >= (mine.version ?? 0)) {
+      const { text, record, problem, sentence, head } = mine, { file, ...unsaved } = mine.unsaved ?? {};
+      Object.assign(mine, stored, { file: mine.file ?? stored.file }, unsaved);
+      if (mine !== visit || [text, sentence, head].every((value, at) => value === [mine.text, mine.sentence, mine.head][at])
+        && record?.caption === mine.record?.caption && problem === mine.problem) return;
+      show();
+      if (text !== mine.text) viewer.say("Changed in another tab.");
+    }
   }
 
   // After a reload or Back: open the photo of this history entry.
@@ -259,28 +368,67 @@ export function start(element, props) {
   }
 
   album.all().then((kept) => {
-    visits.unshift(...kept.map((entry) => ({ ...entry, settings: supported(entry.settings, props) })));
+    for (const entry of kept) {
+      if (entry.removed) offerUndo(entry);
+      else insert({ ...entry, stored: true, settings: supported(entry.settings, props) });
+    }
     restore();
     pump();
+    album.listen(refresh);
   });
-  setInterval(album.sweep, 3600 * 1000);
   addEventListener("popstate", restore);
-  addEventListener("beforeunload", (event) => { if (visits.some((entry) => !entry.stored)) event.preventDefault(); });
-  addEventListener("keydown", (event) => {
-    const step = { j: 1, k: -1 }[event.key.toLowerCase()];
-    if (!step || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select, dialog")) return;
+  const isUnsaved = ({ unsaved }) => Object.keys(unsaved ?? {}).length > 0;
+  addEventListener("beforeunload", (event) => { if (visits.some(isUnsaved)) event.preventDefault(); });
+  document.addEventListener("visibilitychange", () => visits.filter(isUnsaved).forEach(flush));
+  const keys = element.querySelector(".keys"), walk = (step) => {
     const key = strip.neighbour(step);
     if (key === undefined) return;
-    open(visits.find((entry) => entry.key === key));
+    openKey(key);
     strip.focus(key);
+  };
+  const actions = { j: () => walk(1), k: () => walk(-1), d: () => viewer.toggleDecorative(), p: () => viewer.togglePlain(), "?": () => keys.showModal() };
+  addEventListener("keydown", (event) => {
+    const isOurs = !(event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input:not([type=checkbox]), textarea, select, dialog"));
+    const action = isOurs && actions[event.key.toLowerCase()];
+    if (!action) return;
+    event.preventDefault();
+    action();
   });
+  element.querySelector(".show-keys").onclick = actions["?"];
+  element.querySelector(".captioner").inert = false;  // its buttons work from now on
   allAgain.onclick = againWithAll;
 }
 
-// Cancel the request of a photo. Returns the fields to assign, so that it is captioned with these settings.
-function renewed(mine, settings) {
+function cancel(mine) {
   mine.job?.abort();
-  return { job: null, record: undefined, records: undefined, problem: undefined, sentence: 0, head: null, accepted: undefined, settings: { ...settings } };
+  mine.job = null;
+}
+
+// Cancel the request of a photo. Returns the fields to change, so that it is captioned with these settings.
+function renewed(mine, settings) {
+  cancel(mine);
+  return { record: undefined, records: undefined, missing: undefined, problem: undefined, sentence: 0, head: null,
+    reviewed: mine.text !== undefined, settings: { ...settings } };
+}
+
+const allOf = (mine) => Object.fromEntries(FIELDS.map((name) => [name, mine[name]]));
+
+// Run work while no other tab runs it. Browsers have locks only over https and on this machine.
+async function alone(name, signal, work) {
+  try {
+    await (navigator.locks ? navigator.locks.request(name, { signal }, work) : work());
+  } catch (error) {
+    if (!signal.aborted) throw error;
+  }
+}
+
+// The name of a file, with its path in a folder. Equal names get the name of the folder, or a number.
+function nameOf(file, taken) {
+  const path = file.path ?? file.name, name = path.slice(path.indexOf("/") + 1), [, stem, suffix] = /^(.*?)(\.[^./]*)?$/.exec(path);
+  let free = [name, path].find((candidate) => !taken.has(candidate));
+  for (let number = 2; !free; number++) if (!taken.has(`${stem} (${number})${suffix ?? ""}`)) free = `${stem} (${number})${suffix ?? ""}`;
+  taken.add(free);
+  return free;
 }
 
 const ofSample = (name) => ({ name, sample: name, sentence: 0, head: null });

@@ -1,6 +1,6 @@
 // Load, shrink and encode photos. Large photos are shrunk before drawing, to save memory.
-const LARGEST = 2048;  // pixels of the longer side
-const SENT = 4e6;      // bytes; larger files are shrunk before sending
+const LARGEST = 2048, KEPT = 1600;  // pixels of the longer side: shown or sent, and stored
+const SENT = 4e6, STORED = 1e6;     // bytes; larger files are shrunk before they are sent or stored
 const SMALL = 160;     // pixels of the longer side of a thumbnail
 
 // Show a photo (a Blob, a URL, or undefined if it comes later) in an image, while wanted() is true. Returns false if
@@ -9,7 +9,7 @@ export async function loadPhoto(image, photo, wanted) {
   let address = photo;
   try {
     if (!photo) throw new Error("it comes later");
-    if (photo instanceof Blob) address = URL.createObjectURL(await fit(photo));
+    if (photo instanceof Blob) address = URL.createObjectURL(await fit(photo, LARGEST));
     if (!wanted()) return false;
     if (image.src.startsWith("blob:")) URL.revokeObjectURL(image.src);  // or the browser keeps it
     image.src = address;
@@ -38,20 +38,23 @@ export async function thumbnail(photo) {
   }
 }
 
-// The file to send: a shrunk copy of a large photo, upright and in sRGB, or the file itself if the browser cannot
-// decode it.
-export async function copyToSend(file) {
-  if (file.size <= SENT) return file;
-  const copy = await fit(file, { type: "image/jpeg", quality: 0.95 }).catch(() => file);
+// The file to send or to store: a shrunk copy of a large photo, upright and in sRGB, or the file itself if the browser
+// cannot decode it.
+export const copyToSend = (file) => smaller(file, SENT, LARGEST);
+export const copyToKeep = (file) => smaller(file, STORED, KEPT);
+
+async function smaller(file, bytes, largest) {
+  if (file.size <= bytes) return file;
+  const copy = await fit(file, largest, { type: "image/jpeg", quality: largest === KEPT ? 0.9 : 0.95 }).catch(() => file);
   return copy.size < file.size ? new File([copy], file.name, { type: copy.type }) : file;
 }
 
-async function fit(photo, as) {
+async function fit(photo, largest, as) {
   const image = new Image(), address = URL.createObjectURL(photo);
   try {
     // Loading reads the size only; decoding happens when the image is drawn.
     await new Promise((done, failed) => Object.assign(image, { onload: done, onerror: failed, src: address }));
-    const { naturalWidth, naturalHeight } = image, scale = LARGEST / Math.max(naturalWidth, naturalHeight);
+    const { naturalWidth, naturalHeight } = image, scale = largest / Math.max(naturalWidth, naturalHeight);
     return scale < 1 ? await shrink(photo, Math.round(naturalWidth * scale), Math.round(naturalHeight * scale), as) : photo;
   } finally {
     URL.revokeObjectURL(address);

@@ -56,7 +56,7 @@ export function caption({ name, file, url }, settings, { signal, follow }) {
     const request = new XMLHttpRequest();
     request.upload.onprogress = ({ loaded, total }) => follow(loaded / total);
     request.upload.onload = () => follow(1);
-    request.onerror = () => failed(problems.unreachable);
+    request.onerror = request.onabort = () => failed(problems.unreachable);
     request.onload = () => {
       const answer = parse(request.responseText), record = answer?.records?.[0];
       if (request.status === 200 && record) return done(record);
@@ -78,8 +78,8 @@ async function answer(path, type, options) {
 }
 
 // A picture of all words of a sentence (0: the caption), as a Blob. kind: sheet or animation.
-export async function draw(kind, file, { model, beam_size, captions, style }, { sentence, head, look }) {
-  const body = formOf(file, { model, beam_size, captions, style, sentence: sentence + 1, head: head ?? undefined, ...look });
+export async function draw(kind, { file, url }, { model, beam_size, captions, style }, { sentence, head, look }) {
+  const body = formOf(file, { image_url: url, model, beam_size, captions, style, sentence: sentence + 1, head: head ?? undefined, ...look });
   return (await answer("api/" + kind, "image/", { method: "POST", body })).blob();
 }
 

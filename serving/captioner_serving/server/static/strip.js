@@ -1,18 +1,21 @@
 // The list of photos with their sentences: open, review, remove and download them.
+import { keptUntil } from "./album.js";
 import { thumbnail } from "./photo.js";
-import { altText, chooseSentence, FORMATS, isToReview, marksOf, save, textOf, trainable, trainingFiles } from "./record.js";
+import { altText, chooseSentence, FORMATS, isToReview, marksOf, save, stateOf, textOf, trainable, trainingFiles, worstFirst } from "./record.js";
 import { zip } from "./zip.js";
 
 export class Strip {
-  // onOpen and onRemove are called with the key of a photo, onClear to remove all, onUndo to restore the last removed
-  // photo. Without onRemove, reviewing is disabled. fileOf(photo) returns the File for a training set.
-  constructor(root, { onOpen, onClear, onRemove = null, onUndo = null, fileOf = null }) {
-    Object.assign(this, { root, onOpen, onRemove, onUndo, fileOf, photos: [], items: new Map(), onlyReview: false });
+  // onOpen and onRemove are called with the key of a photo, onWrite to write the open one's text, onClear to remove all,
+  // onUndo to restore the last removed photo. Without onRemove, reviewing is disabled. fileOf(photo) returns the File for a training set.
+  constructor(root, { onOpen, onWrite = () => {}, onClear, onRemove = null, onUndo = null, fileOf = null }) {
+    Object.assign(this, { root, onOpen, onWrite, onRemove, onUndo, fileOf, photos: [], items: new Map(), onlyReview: false, isSorted: false });
     this.list = root.querySelector(".photos");
     this.review = root.querySelector(".review");
     this.review.onclick = () => { this.onlyReview = !this.onlyReview; this.show(this.photos, this.open); };
+    this.worst = root.querySelector(".worst");
+    this.worst.onclick = () => { this.isSorted = !this.isSorted; this.worst.ariaPressed = String(this.isSorted); this.show(this.photos, this.open); };
     this.list.onkeydown = (event) => this.#walk(event);
-    for (const button of root.querySelectorAll("[data-format]")) button.onclick = () => this.#save(button.dataset.format);
+    for (const button of root.querySelectorAll("[data-format]")) button.onclick = () => this.#download(button.dataset.format);
     const train = root.querySelector(".train");
     train.hidden = !fileOf;
     train.onclick = () => this.#saveTraining();
@@ -30,6 +33,7 @@ export class Strip {
 
   // photos: { key, name, photo, phase, record or problem, sentence, text }, oldest first. open: the key of the open one.
   show(photos, open) {
+    photos = this.isSorted ? worstFirst(photos) : [...photos].sort((a, b) => a.key - b.key);
     Object.assign(this, { photos, open });
     this.root.hidden = !photos.length;
     const keys = new Set(photos.map((photo) => photo.key));
@@ -40,10 +44,16 @@ export class Strip {
     const done = photos.filter(isDone).length, failed = photos.filter((photo) => photo.problem).length;
     const count = done < photos.length ? `${done} of ${photos.length}` : `${photos.length}${failed ? `, ${failed} without a caption` : ""}`;
     if (photos.length > 1 && this.done < this.asked && done === photos.length) this.root.querySelector(".news").textContent = "All photos are done: " + count;
-    Object.assign(this, { done, asked: photos.length });
+    const state = `${photos.length} ${photos.filter(isToReview).length}`;
+    if (state !== this.state) {  // what was said of the list is no longer true
+      this.#answer("");
+      this.root.querySelector(".clear").textContent = "Empty";
+    }
+    Object.assign(this, { done, asked: photos.length, state });
     this.root.querySelector(".count").textContent = count;
     for (const button of this.root.querySelectorAll("[data-format], .train")) button.disabled = !done;
-    if (!photos.length) this.#explainTraining("");
+    const first = Math.min(...photos.filter(({ text }) => text === undefined).map(({ key }) => key));
+    this.root.querySelector(".kept").textContent = (first < Infinity ? `Kept in this browser until ${DAY.format(keptUntil(first))}; p` : "P") + "hotos with your words, until you remove them.";
   }
 
   // The key of the next (step 1) or previous (-1) photo that the filter does not hide.
@@ -64,6 +74,7 @@ export class Strip {
   #filter() {
     const { review, photos, onlyReview, onRemove } = this, count = photos.filter(isToReview).length;
     review.hidden = !onRemove || photos.length < 2;
+    this.worst.hidden = review.hidden || !photos.some(stateOf);
     this.root.querySelector(".hint").hidden = review.hidden || matchMedia("(hover: none)").matches;
     review.ariaPressed = String(onlyReview);
     review.querySelector("b").textContent = count;
@@ -75,6 +86,7 @@ export class Strip {
     const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
     if (event.altKey || event.ctrlKey || event.metaKey || !this.onRemove) return;
     if (event.key === "Delete") { event.preventDefault(); return this.onRemove(this.open); }
+    if (event.key === "Enter") { event.preventDefault(); event.target.click(); return this.onWrite(); }
     const key = step && this.neighbour(step);
     if (step) event.preventDefault();
     if (key === undefined || !step) return;
@@ -97,8 +109,10 @@ export class Strip {
     const button = item.firstChild, [image, line, marks] = button.children, picture = photo.record?.preview?.image ?? photo.photo;
     const text = lineOf(photo);
     if (line.textContent !== text) line.textContent = text;
+    item.dataset.mark = photo.reviewed ? "reviewed" : stateOf(photo);
     item.dataset.state = photo.problem ? "failed" : photo.record ? "done" : "waiting";
-    marks.textContent = photo.problem ? "" : marksOf(photo).join(", ");
+    item.toggleAttribute("data-reviewed", !isToReview(photo) && isDone(photo));
+    marks.textContent = photo.problem ? "" : photo.reviewed ? "✓ reviewed" : marksOf(photo).join(", ");
     item.toggleAttribute("data-corrected", photo.text !== undefined);
     if (picture && item.picture !== picture) {
       item.picture = picture;
@@ -109,31 +123,47 @@ export class Strip {
       list.scrollTo(offsetLeft - (list.clientWidth - offsetWidth) / 2, offsetTop - (list.clientHeight - offsetHeight) / 2);
     }
     button.ariaCurrent = String(isOpen);
+    button.tabIndex = isOpen || (this.open === undefined && photo === this.photos[0]) ? 0 : -1;  // the list is one stop
   }
 
   async #saveTraining() {
     const photos = trainable(this.photos), files = [];
-    if (!photos.length) return this.#explainTraining("No photos are reviewed yet. Press Enter in each alt text that is right.");
-    this.#explainTraining("Collecting photos …");
+    if (!photos.length) return this.#answer("No photos are reviewed yet. Press Enter in each alt text that is right.");
+    this.#answer("Collecting photos …");
     try {
       for (const [at, photo] of photos.entries()) files.push(...trainingFiles(photo, await this.fileOf(photo), at + 1));
     } catch (problem) {
-      return this.#explainTraining(`${problem.title}: ${problem.detail}`);
+      return this.#answer(`${problem.title}: ${problem.detail}`);
     }
+    files.push({ name: "captions.jsonl", blob: new Blob([FORMATS.jsonl.make(photos)]) });
     save(await zip(files), "captions.zip");
-    this.#explainTraining(`Saved ${photos.length} reviewed photos of ${this.photos.length}. To fine-tune the model on them:`, true);
+    this.#answer(`Saved ${photos.length} reviewed photos of ${this.photos.length}. To fine-tune the model on them:`);
+    this.root.querySelector(".commands").hidden = false;
   }
 
-  #explainTraining(text, withCommands = false) {
-    this.root.querySelector(".training").textContent = text;
-    this.root.querySelector(".commands").hidden = !withCommands;
+  #download(format) {
+    const done = this.photos.filter(isDone), reviewed = done.filter((photo) => !isToReview(photo));
+    const download = (photos) => {
+      save(new Blob([FORMATS[format].make(photos)], { type: FORMATS[format].type }), "captions." + format);
+      this.#answer(`Saved captions.${format}: ${photos.length} of ${this.photos.length} photos.`);
+    };
+    if (reviewed.length === done.length) return download(done);
+    const choices = { [`Download all ${done.length}`]: done, ...(reviewed.length ? { "Only reviewed": reviewed } : {}) };
+    const buttons = Object.entries(choices).map(([textContent, photos]) => (
+      Object.assign(document.createElement("button"), { type: "button", className: "control", textContent, onclick: () => download(photos) })));
+    this.#answer(`${done.length - reviewed.length} of ${done.length} photos are not reviewed. `, ...buttons);
+    buttons[0].focus();
   }
 
-  #save(format) {
-    const { type, make } = FORMATS[format];
-    save(new Blob([make(this.photos.filter(isDone))], { type }), "captions." + format);
+  #answer(...parts) {
+    const line = this.root.querySelector(".answer");
+    line.replaceChildren(...parts);
+    this.root.querySelector(".commands").hidden = true;
+    line.scrollIntoView({ block: "nearest" });
   }
 }
+
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "long" });
 
 const isDone = (photo) => Boolean(photo.record || photo.problem);
 

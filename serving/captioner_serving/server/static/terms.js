@@ -2,7 +2,7 @@
 import { likely, percent, placeOf } from "./sentence.js";
 
 const MEANINGS = {
-  trust: "How likely it is that at least one of five people would use this word or a synonym for this photo; doubtful words have a dashed underline.",
+  trust: "How likely it is that at least one of five people would use this word or a synonym for this photo; the first noun is dashed below 75 %, other words below 55 %, and at most two of a caption.",
   unknown: "This model does not estimate trust, so wrong words are not marked.",
   probability: "The probability of this word, given the photo and the words before it.",
   focus: "The part of the photo with most of the word's attention; the colours on the photo show all of its attention.",

@@ -1,24 +1,25 @@
 // The viewer shows one photo: empty, waiting, failed, or with its record. It does not use the server.
 import { colorAt, Heat } from "./heat.js";
 import { loadPhoto } from "./photo.js";
-import { altText, chooseSentence, defaultText, recordOf, save } from "./record.js";
+import { altText, chooseSentence, dashedOf, defaultText, doubtOf, recordOf, save, stateOf } from "./record.js";
 import { likely, Sentence } from "./sentence.js";
 import { attentionOf, explainTerms, facts, term } from "./terms.js";
 
 // The part of each state that must be visible without scrolling.
 const ENDS = { waiting: ".ghosts", failed: ".failure", shown: ".sentence" };
 const touch = matchMedia("(hover: none)");
+const LONG = 125;  // characters of an alt text
 
 export class Viewer {
   // root: viewer.html. drawing: the constants of captioner/drawing. Callbacks:
   //   onModel(number)         another model was selected, by its index in `compared`
   //   onChoose(sentence, head)
-  //   onCorrect(text, aside)  the visitor's text ("": decorative, undefined: none), and the text that Decorative or
-  //                           Undo has replaced
-  //   onAccept()              Enter was pressed in the alt text
+  //   onCorrect(text, aside, reviewed)  the visitor's text ("": decorative, undefined: none), the text that Decorative
+  //                           or Undo has replaced, and whether the photo is reviewed now
+  //   onAccept(), onLeave()   Enter or Escape was pressed in the alt text
   //   draw(kind, shown, look)  returns a picture of all words to download; null without a server
-  constructor(root, drawing, { onModel = () => {}, onChoose = () => {}, onCorrect = () => {}, onAccept = null, draw = null } = {}) {
-    Object.assign(this, { root, drawing, onModel, onChoose, onCorrect, onAccept, draw, shown: null, photo: null, isMore: false });
+  constructor(root, drawing, { onModel = () => {}, onChoose = () => {}, onCorrect = () => {}, onAccept = null, onLeave = () => {}, draw = null } = {}) {
+    Object.assign(this, { root, drawing, onModel, onChoose, onCorrect, onAccept, onLeave, draw, shown: null, entry: null, photo: null, isMore: false });
     this.look = { strength: drawing.default_strength, colors: drawing.default_colors, smooth: true };
     this.image = this.find(".photo");
     this.status = this.find('[role="status"]');
@@ -46,13 +47,15 @@ export class Viewer {
     this.image.alt = "";
   }
 
-  // photo: a Blob or URL; undefined if the server downloads it. text: the progress. quiet: not for screen readers.
-  wait({ photo, name, text, quiet }) {
+  // photo: a Blob or URL; undefined if the server downloads it. phase: the progress. quiet: not for screen readers.
+  // text, aside: see show(). The text can be written before the caption is there.
+  wait({ photo, name, phase, quiet, text, aside }) {
     this.#become("waiting");
+    this.entry = { name, text, aside };
+    this.#showText();
     this.find(".unseen").textContent = (photo ? `Your browser cannot show ${name || "this file"}` : `Downloading ${name}`) + ". The picture comes with the caption.";
-    this.find(".phase").textContent = text;
-    if (!quiet) this.status.textContent = text;
-    this.image.alt = "";
+    this.find(".phase").textContent = phase;
+    if (!quiet) this.status.textContent = phase;
     this.#stage(photo);
   }
 
@@ -83,21 +86,22 @@ export class Viewer {
     const same = this.shown?.record === record && this.shown.sentence === sentence;  // only the head changes
     const focused = same ? this.sentence.buttons.indexOf(document.activeElement) : -1;
     this.#become("shown");
-    const chosen = chooseSentence(record, sentence);
-    const shown = this.shown = { photo, name, url, record, sentence, head, text, aside, withheld, compared, chosen };
+    const whole = chooseSentence(record, sentence), dashed = dashedOf(whole.words), doubt = doubtOf(whole, stateOf({ record, sentence }));
+    const chosen = { ...whole, words: whole.words.map((word) => ({ ...word, doubtful: dashed.includes(word) })) };
+    const shown = this.entry = this.shown = { photo, name, url, record, sentence, head, text, aside, withheld, compared, chosen };
     this.root.toggleAttribute("data-unfamiliar", Boolean(record.unfamiliar) && !withheld);
     this.root.toggleAttribute("data-withheld", Boolean(withheld));
     Object.assign(this.find(".withheld"), { hidden: !withheld, textContent: withheld });
-    this.find(".doubt").textContent = chosen.doubt ? chosen.doubt + "." : "";
+    this.find(".doubt").textContent = doubt;
     this.sentence.set(chosen.words.map((word) => ({ ...word, text: word.word, description: describe(word, head, chosen), tint: word.trust ?? 0 })));
     this.heat.attentions = [];
     this.#listModels();
     this.#listSentences();
     this.#listHeads();
     this.#showWord(-1);
-    this.find(".copied").textContent = "";
+    for (const line of [".copied", ".saved"]) this.find(line).textContent = "";
     this.#showText();
-    const warnings = [record.unfamiliar && this.find(".unlike").textContent, chosen.doubt && chosen.doubt + "."].filter(Boolean);
+    const warnings = [record.unfamiliar && this.find(".unlike").textContent, doubt].filter(Boolean);
     if (!same) this.status.textContent = withheld || ["Caption: " + altText(chosen.caption), ...warnings].join(" ");
     this.find(".unseen").textContent = "Your browser cannot show this photo. Its caption is below.";
     const picture = record.preview?.image ?? photo, isNew = picture !== this.photo, seen = await this.#stage(picture);
@@ -105,13 +109,13 @@ export class Viewer {
     // On a phone a photo that appears with its words would cover them.
     if (isNew && getComputedStyle(this.find(".stage")).position === "sticky" && this.root.getBoundingClientRect().top < 0) this.root.scrollIntoView();
     if (seen && !withheld) this.heat.attentions = chosen.words.map((word) => attentionOf(word, head));
-    this.sentence.pin(withheld ? -1 : word ?? firstShown(chosen.words));
+    this.sentence.pin(withheld ? -1 : word ?? firstShown(whole.words));
     this.sentence.buttons[focused]?.focus({ preventScroll: true });
   }
 
   #become(state) {
     const { root } = this, before = root.dataset.state;
-    this.shown = null;
+    this.shown = this.entry = null;
     this.closeMeanings();
     this.sentence.stop();
     if (state !== "shown") {
@@ -173,12 +177,12 @@ export class Viewer {
     const { compared, record } = this.shown, list = this.find(".models");
     const focused = list.contains(document.activeElement);
     list.hidden = !compared.length;
-    list.replaceChildren(...compared.map(({ name, record: listed }, number) => {
+    list.replaceChildren(...compared.map(({ name, record: listed, problem }, number) => {
       const button = document.createElement("button"), title = document.createElement("b"), trust = document.createElement("span");
       title.textContent = name;
-      trust.textContent = listed.trust === undefined ? "trust unknown" : likely(listed.trust) + " likely right";
-      Object.assign(button, { type: "button", ariaPressed: String(listed === record), onclick: () => this.onModel(number) });
-      button.append(title, altText(listed.caption), trust);
+      trust.textContent = problem ? problem.detail : listed.trust === undefined ? "trust unknown" : likely(listed.trust) + " likely right";
+      Object.assign(button, { type: "button", ariaPressed: String(listed === record), disabled: Boolean(problem), onclick: () => this.onModel(number) });
+      button.append(title, problem ? problem.title : altText(listed.caption), trust);
       return button;
     }));
     if (focused) list.querySelector("[aria-pressed=true]")?.focus({ preventScroll: true });
@@ -216,6 +220,7 @@ export class Viewer {
         : Array.from({ length: 9 }, (_, i) => `rgb(${colorAt(drawing.palettes[look.colors], Math.round((255 * i) / 8))})`);
       this.find(".scale").style.background = `linear-gradient(90deg, ${steps})`;
     };
+    this.find(".plain").onchange = ({ target }) => this.root.toggleAttribute("data-plain", target.checked);
     colors.append(...drawing.colors.map((name) => new Option(name.charAt(0).toUpperCase() + name.slice(1), name)));
     colors.value = look.colors;
     strength.value = 100 * look.strength;
@@ -229,18 +234,19 @@ export class Viewer {
     drawScale();
   }
 
-  say(text) { this.status.textContent = this.about.textContent = text; }
+  // Say something beside the alt text or the downloads, until it is no longer true.
+  say(text, place = ".copied") { this.status.textContent = this.find(place).textContent = text; }
 
   async #savePicture(kind) {
     const { shown } = this, index = Math.max(0, this.sentence.current);
     const part = kind === "overlay" ? shown.chosen.words[index]?.word : kind;
     const name = `${stem(shown.name)}-${part}.${kind === "animation" ? "webp" : "png"}`;
-    this.say("Drawing …");
+    this.say("Drawing …", ".saved");
     try {
       save(await (kind === "overlay" ? this.#drawWord(index) : this.draw(kind, shown, this.look)), name);
-      this.say("Saved " + name);
+      this.say("Saved " + name, ".saved");
     } catch (problem) {
-      if (this.shown === shown) this.say(`${problem.title ?? "No picture"}: ${problem.detail ?? problem.message}`.replace(/\.?$/, "."));
+      if (this.shown === shown) this.say(`${problem.title ?? "No picture"}: ${problem.detail ?? problem.message}`.replace(/\.?$/, "."), ".saved");
     }
   }
 
@@ -256,58 +262,68 @@ export class Viewer {
   }
 
   #listenToText() {
-    const field = this.find(".text"), decorative = this.find(".decorative"), copied = this.find(".copied");
+    const field = this.find(".text"), decorative = this.find(".decorative");
     // aside: the text that Decorative or Undo has replaced; Redo restores it.
-    const correct = (text, aside = this.shown.aside) => {
-      const { record, chosen } = this.shown, isPlain = text === defaultText(record, chosen.caption) && !decorative.checked;
-      Object.assign(this.shown, { text: isPlain ? undefined : text, aside });
-      copied.textContent = "";
+    const correct = (text, aside = this.entry.aside, reviewed = true) => {
+      const isPlain = text === plainOf(this.entry) && !decorative.checked;
+      Object.assign(this.entry, { text: isPlain ? undefined : text, aside });
+      this.find(".copied").textContent = "";
       this.#showText();
-      this.onCorrect(this.shown.text, aside);
+      this.onCorrect(this.entry.text, aside, reviewed);
     };
-    const setAside = () => this.shown.text || this.shown.aside;
+    const setAside = () => this.entry.text || this.entry.aside;
     field.oninput = () => { decorative.checked = false; correct(field.value); };
     field.onkeydown = (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing || !this.onAccept) return;
+      if (event.isComposing || event.shiftKey || !this.onAccept || !["Enter", "Escape"].includes(event.key)) return;
       event.preventDefault();
-      this.onAccept();
+      if (event.key === "Escape") this.onLeave();
+      else if (this.entry.text !== undefined || !this.root.hasAttribute("data-coming")) this.onAccept();  // not before the photo is shown
     };
-    decorative.onchange = () => (decorative.checked ? correct("", setAside()) : correct(this.shown.aside));
+    decorative.onchange = () => {
+      const { aside } = this.entry;
+      if (decorative.checked) correct("", setAside());
+      else correct(aside, aside, aside !== undefined);
+    };
     this.find(".undo").onclick = () => {
-      const { text, aside } = this.shown;
+      const { text, aside } = this.entry;
       decorative.checked = false;
       if (text === undefined) correct(aside);
-      else correct(undefined, setAside());
+      else correct(undefined, setAside(), false);
       field.focus();
     };
     this.find(".use").onclick = () => { correct(altText(this.shown.chosen.caption)); field.focus(); };
     this.find(".copy").onclick = async () => {
       const text = field.value;
       await copy(text);
-      copied.textContent = "Copied";
+      this.say("Copied");
       this.status.textContent = text ? "Copied: " + text : "Copied: an empty text.";
     };
     this.find(".enter").hidden = !this.onAccept || touch.matches;
   }
 
-  // Focus the alt text.
-  async write() {
-    await this.staged;  // it is hidden until the photo is loaded
-    if (this.shown) this.find(".text").focus();
-  }
+  write() { if (this.entry) this.find(".text").focus(); }
+
+  toggleDecorative() { if (this.entry) this.find(".decorative").click(); }
+
+  togglePlain() { this.find(".plain").click(); }
 
   #showText() {
-    const { record, chosen, name, text, aside, withheld } = this.shown, field = this.find(".text");
-    const plain = defaultText(record, chosen.caption), now = text ?? plain, undo = this.find(".undo");
+    const { chosen, name, text, aside, withheld } = this.entry, field = this.find(".text");
+    const plain = plainOf(this.entry), now = text ?? plain, undo = this.find(".undo"), length = this.find(".length");
     if (field.value !== now) field.value = now;
-    field.placeholder = plain || withheld ? "" : "Perhaps: " + altText(chosen.caption);
-    this.find(".use").hidden = Boolean(now || withheld || text === "");
+    field.placeholder = plain || withheld || !chosen ? "" : "Perhaps: " + altText(chosen.caption);
+    this.find(".use").hidden = Boolean(!chosen || now || withheld || text === "");
     this.find(".decorative").checked = text === "";
     undo.hidden = text === undefined && !aside;
     undo.textContent = text === undefined ? "Redo the correction" : "Undo the correction";
-    this.image.alt = text ?? (withheld ? name : altText(chosen.caption));
+    length.textContent = now.length > 60 ? `${now.length} of ${LONG} characters` : "";
+    length.classList.toggle("long", now.length > LONG);
+    this.image.alt = text ?? (withheld || !chosen ? name ?? "" : altText(chosen.caption));
   }
 }
+
+// The text without a correction.
+const plainOf = ({ record, chosen }) => (record ? defaultText(record, chosen.caption) : "");
 
 async function copy(text) {
   try {

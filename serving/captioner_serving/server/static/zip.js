@@ -5,7 +5,7 @@ const CRC = Uint32Array.from({ length: 256 }, (_, byte) => {
 });
 const UTF8 = 0x0800, VERSION = 20, DATE = 0x21;  // 1 January 1980
 
-function checksum(bytes) {
+export function checksum(bytes) {
   let crc = -1;
   for (const byte of bytes) crc = CRC[(crc ^ byte) & 255] ^ (crc >>> 8);
   return ~crc >>> 0;
@@ -38,4 +38,16 @@ export async function zip(files) {
   const size = directory.reduce((sum, part) => sum + part.byteLength, 0), count = files.length;
   const end = packed([[0x06054b50, 4], [0, 2], [0, 2], [count, 2], [count, 2], [size, 4], [offset, 4], [0, 2]]);
   return new Blob([...parts, ...directory, end], { type: "application/zip" });
+}
+
+// The text of a file in a zip of `zip`.
+export async function textIn(archive, wanted) {
+  const end = new DataView(await archive.slice(-22).arrayBuffer()), from = end.getUint32(16, true);
+  const bytes = await archive.slice(from, from + end.getUint32(12, true)).arrayBuffer(), view = new DataView(bytes);
+  for (let at = 0; at < bytes.byteLength; at += 46 + view.getUint16(at + 28, true)) {
+    const length = view.getUint16(at + 28, true), offset = view.getUint32(at + 42, true) + 30 + length;
+    const name = new TextDecoder().decode(bytes.slice(at + 46, at + 46 + length));
+    if (name === wanted) return archive.slice(offset, offset + view.getUint32(at + 20, true)).text();
+  }
+  throw new Error(`${wanted} is missing`);
 }

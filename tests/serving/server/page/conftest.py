@@ -211,10 +211,12 @@ class Visit:
         self.tab.wait_for_function("!document.querySelector('.strip [data-state=waiting]')")
         return self.tab.locator(".strip li > button > span").all_inner_texts()
 
-    def taken_home(self, format: str) -> str:
-        """All photos as one file."""
+    def taken_home(self, format: str, choice: str = "Download all") -> str:
+        """All photos as one file; `choice` answers the question about photos to review."""
         with self.tab.expect_download() as saved:
             self.tab.click(f"[data-format={format}]")
+            if self.tab.locator(".answer button").count():
+                self.tab.click(f".answer button >> text={choice}")
         assert saved.value.suggested_filename == f"captions.{format}"
         return Path(saved.value.path()).read_bytes().decode()
 

@@ -56,3 +56,16 @@ def test_both_models_show_a_sentence_and_one_its_words(
         tab.reload()  # the one that was open is open again
         visit.settled()
         assert " ".join(visit.words()) == said[1] and models.count() == 2
+        # The sentence of one stays if the other fails.
+        requests: list[Any] = []
+        problem = '{"title": "No words", "detail": "The model made none."}'
+
+        def answer(route: Any) -> None:
+            requests.append(route)
+            route.continue_() if len(requests) == 1 else route.fulfill(status=422, body=problem)
+
+        tab.route("**/api/caption", answer)
+        visit.choose(SAMPLES / "coffee.jpg")
+        assert visit.record()["model"]["name"] == "bundled"
+        assert models.nth(1).is_disabled() and "No words" in models.nth(1).inner_text()
+        tab.unroute("**/api/caption")

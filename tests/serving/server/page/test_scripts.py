@@ -17,10 +17,12 @@ from tests.node import run_module
 STATIC = ROOT / "serving" / "captioner_serving" / "server" / "static"
 CHOOSE = """
 const [module, record] = process.argv.slice(-2);
-const { chooseSentence, marksOf } = await import(module);
+const { chooseSentence, dashedOf, doubtOf, stateOf } = await import(module);
 const of = (sentence) => ({ record: JSON.parse(record), sentence });
 const chosen = [0, 1, 2].map((number) => chooseSentence(JSON.parse(record), number));
-console.log(JSON.stringify({ chosen, marks: [0, 1, 2].map((number) => marksOf(of(number))) }));
+const states = [0, 1, 2].map((number) => stateOf(of(number)));
+const doubts = chosen.map((one, at) => doubtOf(one, states[at]));
+console.log(JSON.stringify({ chosen, states, doubts }));
 """
 
 ZIP = """
@@ -70,7 +72,7 @@ def sentence(text: str, trust: float | None, *trusts: float | None) -> dict[str,
 def test_another_sentence_has_the_trust_and_warning_that_the_library_gives_it(
     tmp_path: Path,
 ) -> None:
-    record = sentence("a cat sits", 0.004, None, 0.2, 0.9) | {
+    record = sentence("a cat sits on two red mats", 0.004, None, 0.3, None, None, 0.1, 0.2, 0.9) | {
         "alternatives": [
             sentence("a dog", 0.9, None, 0.9),
             sentence("two of them", None, *[None] * 3),
@@ -82,7 +84,12 @@ def test_another_sentence_has_the_trust_and_warning_that_the_library_gives_it(
     ]
     assert ["doubt" in chosen for chosen in expected] == [True, False, False]
     printed = run_module(CHOOSE, tmp_path, (STATIC / "record.js").as_uri(), json.dumps(expected[0]))
-    assert json.loads(printed) == {"chosen": expected, "marks": [["doubtful"], [], []]}
+    assert json.loads(printed) == {
+        "chosen": expected,
+        "states": ["likely wrong", "likely right", ""],
+        # The two words with the lowest trust; words without trust are never named.
+        "doubts": ["Likely wrong: check “two” and “red”.", "Likely right.", ""],
+    }
 
 
 @pytest.mark.needs("node")
@@ -91,18 +98,18 @@ def test_downloads_are_safe_in_spreadsheets_and_folders(tmp_path: Path) -> None:
     record["alternatives"] = [sentence("-1 dogs", 0.5, None, 0.5)]
     names = ["a--><b>.png", "größe 1:2", "@x.jpg", "+1.tif"]
     photos = [{"name": name, "record": record, "sentence": 1} for name in names]
-    photos[2] |= {"text": "\tTab"}
-    photos[3] |= {"text": "＝1"}
+    photos[2] |= {"text": "\tTab", "reviewed": True}
+    photos[3] |= {"text": "＝1", "reviewed": True}
     answer = run_module(RECORDS, tmp_path, (STATIC / "record.js").as_uri(), json.dumps(photos))
     made = json.loads(answer)
     assert made["csv"] == (  # with the mark by which spreadsheets know UTF-8
-        "\ufeffimage,alt,caption,score,trust,marks,error\r\n"
-        """"a--><b>.png","","'-1 dogs",-1,0.5,"untrusted",""\r\n"""
-        """"größe 1:2","","'-1 dogs",-1,0.5,"untrusted",""\r\n"""
-        """"'@x.jpg","'\tTab","'-1 dogs",-1,0.5,"",""\r\n"""
-        """"'+1.tif","'＝1","'-1 dogs",-1,0.5,"",""\r\n"""
-    )
-    assert made["marks"] == [["untrusted"], ["untrusted"], [], []]
+        "\ufeffimage,alt,caption,score,trust,marks,reviewed,caption_by,error\r\n"
+        """"a--><b>.png","'-1 dogs.","'-1 dogs",-1,0.5,MARKS,"false","model",""\r\n"""
+        """"größe 1:2","'-1 dogs.","'-1 dogs",-1,0.5,MARKS,"false","model",""\r\n"""
+        """"'@x.jpg","'\tTab","'-1 dogs",-1,0.5,"","true","person",""\r\n"""
+        """"'+1.tif","'＝1","'-1 dogs",-1,0.5,"","true","person",""\r\n"""
+    ).replace("MARKS", '"likely wrong, untrusted"')
+    assert made["marks"] == [["likely wrong", "untrusted"]] * 2 + [[], []]
     assert made["names"] == [
         "001-a--__b_.jpg", "001-a--__b_.txt", "002-größe 1_2", "002-größe 1_2.txt",
         "003-@x.jpg", "003-@x.txt", "004-+1.tif", "004-+1.txt",

@@ -71,7 +71,9 @@ def test_what_is_corrected_is_copied_kept_and_in_every_download(
     tab.click(".copy")
     tab.wait_for_selector(".copied >> text=Copied")
     assert tab.evaluate("navigator.clipboard.readText()") == 'A "cup" <on> a plate.'
-    assert tab.locator(".strip [data-corrected]").all_inner_texts() == ['A "cup" <on> a plate.']
+    assert tab.locator(".strip [data-corrected] span").all_inner_texts() == [
+        'A "cup" <on> a plate.'
+    ]
     record = visit.record()
     assert (record["caption"], record["corrected"]) == (said, 'A "cup" <on> a plate.')
     tab.locator(".strip button[title='=cat.jpg']").click()

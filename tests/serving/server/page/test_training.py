@@ -40,16 +40,17 @@ def test_reviewed_photos_and_their_captions_are_prepared(
     (tmp_path / "notes.jpg").write_bytes(b"no photo")
     visit.choose(tmp_path / "notes.jpg", state="failed")
     tab.click(".train")
-    assert "No photos are reviewed yet" in tab.inner_text(".training")
+    assert "No photos are reviewed yet" in tab.inner_text(".answer")
     assert not tab.locator(".commands").is_visible()
     tab.click(".dismiss")
-    assert tab.text_content(".training") == ""
+    assert tab.text_content(".answer") == ""
     with Image.open(SAMPLES / "camera.jpg") as photo:
         photo.save(tmp_path / "größe 1:2.png")
     names = [SAMPLES / "coffee.jpg", SAMPLES / "rocket.jpg", tmp_path / "größe 1:2.png"]
     visit.choose(*names, SAMPLES / "chelsea.jpg", tmp_path / "notes.jpg")
     visit.strip()
     said = visit.record()["caption"]
+    tab.press(".text", "Enter")
     tab.locator(".strip button[title='rocket.jpg']").click()
     tab.click(".use")
     tab.fill(".text", "Lights, and a rocket.\nAt night.")
@@ -57,11 +58,11 @@ def test_reviewed_photos_and_their_captions_are_prepared(
     tab.locator(".strip button[title='chelsea.jpg']").click()
     tab.check(".decorative")
     path = download(visit, tmp_path)
-    assert "Saved 2 reviewed photos of 5." in tab.inner_text(".training")
+    assert "Saved 2 reviewed photos of 5." in tab.inner_text(".answer")
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         names = ["001-coffee.jpg", "001-coffee.txt", "002-rocket.jpg", "002-rocket.txt"]
-        assert archive.namelist() == names
+        assert archive.namelist() == [*names, "captions.jsonl"]
         assert archive.read("001-coffee.jpg") == (SAMPLES / "coffee.jpg").read_bytes()
     monkeypatch.chdir(tmp_path)
     prepare, _ = commands(visit)
