@@ -111,7 +111,10 @@ def build_stages(
         family, stages = _OWN, NETWORKS[name]()
         measure = _measure_chain
     else:
-        network = _torchvision(name, pretrained=pretrained)
+        from torchvision import models
+
+        with _downloads(name) if pretrained else nullcontext():
+            network = models.get_model(name, weights="DEFAULT" if pretrained else None)
         family = FAMILIES[type(network).__name__]
         stages = family.cut(network)
         measure = partial(_measure, size=family.size)
@@ -170,14 +173,6 @@ def _downloads(name: str) -> Iterator[None]:
 
 
 # --- torchvision ----------------------------------------------------------------------------------
-
-
-def _torchvision(name: str, *, pretrained: bool) -> nn.Module:
-    from torchvision import models
-
-    with _downloads(name) if pretrained else nullcontext():
-        network: nn.Module = models.get_model(name, weights="DEFAULT" if pretrained else None)
-    return network
 
 
 class _VisionTransformer(nn.Module):

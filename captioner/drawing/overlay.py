@@ -168,12 +168,7 @@ def attention_density(
 
 @cache
 def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
-    """Return a scale's 256 colours, from no heat to full heat, as (red, green, blue) in 0..255.
-
-    Raises ConfigError: unknown name, or "spotlight", which has no colours.
-    """
-    if name not in _ANCHORS:
-        raise ConfigError(f"there is no color scale {name!r}: choose from {', '.join(_ANCHORS)}")
+    """Return a scale's 256 colours, from no heat to full heat, as (red, green, blue) in 0..255."""
     steps = list(pairwise(bytes.fromhex(code) for code in _ANCHORS[name].split()))
     scale = []
     for level in range(256):
@@ -187,10 +182,7 @@ def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
 
 
 def used_colors(name: str) -> list[tuple[int, int, int]]:
-    """Return the colours of a scale for the heat values 0 to 255.
-
-    Raises ConfigError: there is no scale of this name.
-    """
+    """Return the colours of a scale for the heat values 0 to 255."""
     scale = color_scale(name)
     return [scale[FIRST_COLOR + (LAST_COLOR - FIRST_COLOR) * level // 255] for level in range(256)]
 

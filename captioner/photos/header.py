@@ -110,7 +110,8 @@ def _open(
 
 
 def _reader(head: bytes, name: str) -> type[ImageFile.ImageFile]:
-    if re.match(_HEIC, _first_box(head), re.DOTALL):
+    first_box = head[: max(16, int.from_bytes(head[:4]))]  # of an ISO file: lists its brands
+    if re.match(_HEIC, first_box, re.DOTALL):
         # Imported here because few photos need it.
         from pi_heif.as_plugin import HeifImageFile
 
@@ -139,11 +140,6 @@ def _not_a_photo(head: bytes) -> str | None:
     if is_plist and b"nsurl" in text:
         return "is an iCloud placeholder, not the photo: download it in Finder or Files"
     return None
-
-
-def _first_box(head: bytes) -> bytes:
-    """Return the first box of an ISO file, which lists its brands."""
-    return head[: max(16, int.from_bytes(head[:4], "big"))]
 
 
 def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:

@@ -80,7 +80,8 @@ class WordFeatures:
     """A ridge regression from the mean of a grid to the words that people would use.
 
     kinds: (V,) integers, the kind of each word in the vocabulary, from 0 to C - 1. "dog" and "dogs"
-        are one kind. -1 for words without a claim, such as "the", "group" or "next".
+        are one kind. -1 for words without a claim, such as "the", "group" or "next". Tokens beyond
+        the vocabulary have the last kind.
     feature_mean: (D,), the mean of the training photos' features.
     coefficients: (D, C).
     shares: (C,), the share of people who use a word of this kind, averaged over all photos.
@@ -98,10 +99,6 @@ class WordFeatures:
         offset = pooled[:, :-1] - self.feature_mean
         shares: NDArray[Any] = self.shares + multiply(offset, self.coefficients)
         return shares
-
-    def kinds_of(self, tokens: Sequence[int]) -> NDArray[Any]:
-        """Return the kinds (T,) of tokens; tokens beyond the vocabulary have the last kind."""
-        return _look_up(self.kinds, tokens, beyond=len(self.shares) - 1)
 
     def is_noun(self, tokens: Sequence[int]) -> NDArray[np.bool_]:
         """Return whether tokens (T,) are nouns; False for tokens that the file does not list."""
@@ -305,7 +302,7 @@ def word_clues(
         share of people who would use the word for this photo, of the average share over all photos,
         and of the word's probability. Rows of words without a claim have no meaning.
     """
-    kinds = features.kinds_of(hypothesis.tokens)
+    kinds = _look_up(features.kinds, hypothesis.tokens, beyond=len(features.shares) - 1)
     columns = np.stack([shares[kinds], features.shares[kinds]]).clip(min=_MINIMUM_SHARE)
     return np.stack([*np.log(columns), hypothesis.log_probabilities[:-1].numpy()], axis=1), kinds
 

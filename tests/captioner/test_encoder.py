@@ -160,6 +160,8 @@ def test_frozen_stages_stay_as_they_are_while_others_train() -> None:
     assert changed and min(changed) == 9
     statistics = [name for name in before if "running" in name]
     assert all(torch.equal(encoder.state_dict()[name], before[name]) for name in statistics)
+    encoder.fine_tune(from_stage=None)
+    assert not encoder.train()(torch.randn(1, 3, 64, 64)).features.requires_grad
 
 
 def test_activations_that_keep_their_input_are_never_computed_in_place() -> None:
@@ -170,12 +172,6 @@ def test_activations_that_keep_their_input_are_never_computed_in_place() -> None
     own.inplace = False
     encoder.fine_tune(from_stage=None)
     assert not own.inplace and all(part.inplace for part in others)
-
-
-def test_frozen_encoder_keeps_nothing_for_a_gradient() -> None:
-    encoder = Encoder(EncoderConfig(name="mobilenet_v3_small"))
-    encoder.fine_tune(from_stage=None)
-    assert not encoder.train()(torch.randn(1, 3, 64, 64)).features.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -201,16 +197,13 @@ def test_errors_name_the_value_and_the_remedy(settings: dict[str, Any], message:
         Encoder(EncoderConfig(**settings))
 
 
-def test_what_a_network_cannot_do_is_refused() -> None:
+def test_what_a_network_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="stages 0 to 12; there is no 40"):
         Encoder(EncoderConfig(name="mobilenet_v3_small")).fine_tune(from_stage=40)
     with pytest.raises(ConfigError, match="efficientnet_v2_b0 has no pretrained weights"):
         Encoder(EncoderConfig(name="efficientnet_v2_b0"), pretrained=True)
     with pytest.raises(ConfigError, match="vit_b_32 cannot take images of \\(96, 96\\)"):
         Encoder(EncoderConfig(name="vit_b_32"))(torch.zeros(1, 3, 96, 96))
-
-
-def test_without_timm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'captioner\[timm\]'"):
         Encoder(EncoderConfig(name="timm/resnet18"))

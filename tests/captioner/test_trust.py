@@ -181,17 +181,13 @@ def test_a_trust_file_belongs_to_one_checkpoint(tiny_file: Path) -> None:
             Trust.for_checkpoint(tiny_file)
 
 
-def test_a_trust_file_with_fewer_words_than_the_vocabulary_is_refused(tiny_file: Path) -> None:
-    weights, path = digest_weights(tiny_file), trust_file(tiny_file)
-    known = make_trust(weights=weights)
+def test_a_trust_file_of_another_vocabulary_is_refused(tiny_file: Path) -> None:
+    known, path = make_trust(weights=digest_weights(tiny_file)), trust_file(tiny_file)
     known.save(path)
     assert Captioner.from_pretrained(tiny_file).trust is not None
-    replace(
-        known, word_features=replace(known.word_features, kinds=known.word_features.kinds[:-1])
-    ).save(path)
-    with pytest.raises(
-        CheckpointFormatError, match="has 13 words, its vocabulary has 14: remove it"
-    ):
+    features = replace(known.word_features, kinds=known.word_features.kinds[:-1])
+    replace(known, word_features=features).save(path)
+    with pytest.raises(CheckpointFormatError, match="13 words, its vocabulary has 14: remove it"):
         Captioner.from_pretrained(tiny_file)
 
 

@@ -106,19 +106,6 @@ class TestHeat:
         assert attention_map([[0, 1]], (20, 10), smooth=False).getpixel((15, 5)) == 255
         assert attention_map([[1]], (20, 10)).getbbox() is None  # it could look nowhere else
 
-    @pytest.mark.parametrize(
-        "weights",
-        [[], [[1, 2], [3]], [1, 2], "ab", [[-1, 2]], [[math.nan]]],
-    )
-    def test_invalid_weights_are_refused(self, weights):
-        with pytest.raises(ConfigError, match="attention weights"):
-            attention_map(weights, (10, 10))
-
-    @pytest.mark.parametrize("box", [(0, 0, 0, 1), (0, 0, math.nan, 1)])
-    def test_a_box_without_an_inside_is_refused(self, box):
-        with pytest.raises(ConfigError, match="box"):
-            attention_map(UNIFORM, (10, 10), box=box)
-
 
 def luminance(color: tuple[int, ...]) -> float:
     """The relative luminance of an sRGB colour, WCAG 2."""
@@ -154,21 +141,26 @@ class TestColors:
         contrast = 1.05 / (luminance(seen.getpixel((35, 35))) + 0.05)
         assert contrast > 1.3
 
-    def test_unknown_colors_are_refused_with_those_that_are_known(self):
-        with pytest.raises(ConfigError) as caught:
-            overlay(scene((10, 10)), UNIFORM, colors="jet")
-        assert all(name in caught.value.detail for name in ("jet", *COLORS))
-        with pytest.raises(ConfigError, match="spotlight"):
-            color_scale("spotlight")
-
     def test_strength_runs_from_the_photo_alone_to_opaque(self):
         photo, weights = scene((70, 70)), one_hot(7, 7, 3, 3)
         for name in COLORS:
             assert same(overlay(photo, weights, strength=0, colors=name), photo)
             assert not same(overlay(photo, weights, strength=1, colors=name), photo)
-        for strength in (-0.01, 1.01, math.nan):
-            with pytest.raises(ConfigError, match="strength"):
-                overlay(photo, weights, strength=strength)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        *(({"weights": weights}, "attention weights")
+          for weights in ([], [[1, 2], [3]], [1, 2], "ab", [[-1, 2]], [[math.nan]])),
+        *(({"box": box}, "box") for box in ((0, 0, 0, 1), (0, 0, math.nan, 1))),
+        *(({"strength": strength}, "strength") for strength in (-0.01, 1.01, math.nan)),
+        ({"colors": "jet"}, f"'jet'.*{', '.join(COLORS)}"),
+    ],
+)  # fmt: skip
+def test_invalid_arguments_are_refused(options, named):
+    with pytest.raises(ConfigError, match=named):
+        overlay(scene((10, 10)), **{"weights": UNIFORM, **options})
 
 
 class TestLabel:

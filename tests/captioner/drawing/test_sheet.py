@@ -51,7 +51,7 @@ def test_a_title_from_right_to_left_begins_at_the_right():
 @pytest.mark.parametrize(
     ("share", "text"),
     [
-        (0.0, "< 1 %"),
+        (0, "< 1 %"),
         (0.0099, "< 1 %"),
         (0.01, "1 %"),
         (0.29, "29 %"),
@@ -138,12 +138,8 @@ class TestContactSheet:
     def test_photos_of_any_shape_have_the_area_of_a_square_one(self):
         for size, expected in {(300, 100): (450, 150), (100, 400): (130, 520)}.items():
             sheet = contact_sheet(Image.new("RGB", size, self.GREEN), [])
-            plain = Image.new("RGB", sheet.size, self.GREEN)
-            green = (
-                ImageChops.difference(sheet, plain)
-                .convert("L")
-                .point(lambda level: level == 0, "1")
-            )
+            apart = ImageChops.difference(sheet, Image.new("RGB", sheet.size, self.GREEN))
+            green = apart.convert("L").point(lambda level: level == 0, "1")
             left, top, right, bottom = green.getbbox()
             assert (right - left, bottom - top) == expected
 
@@ -157,10 +153,8 @@ class TestContactSheet:
     def test_a_word_too_wide_for_its_panel_stays_inside_it(self):
         photo = Image.new("RGB", (60, 60), self.GREEN)
         sheet = contact_sheet(photo, [Panel("w" * 80, 0.5, UNIFORM)], panel_side=120, columns=2)
-        assert max(sheet.crop((sheet.width - 15, 0, sheet.width, sheet.height)).getextrema()) == (
-            255,
-            255,
-        )
+        margin = sheet.crop((sheet.width - 15, 0, sheet.width, sheet.height))
+        assert max(margin.getextrema()) == (255, 255)
 
 
 def test_the_note_follows_the_words_and_later_words_are_faint():
