@@ -188,33 +188,6 @@ def test_a_second_model_name_gives_the_trusted_words(
     assert (chat.choices[0].message.content, chat.model) == (wanted, KEYWORDS)
 
 
-@pytest.mark.parametrize("text", ["", "Give me KEYWORDS.", "List five tags.", "a" * 20_000])
-def test_the_prompt_does_not_change_the_answer(
-    by_ollama: ollama.Client, sentence: str, text: str
-) -> None:
-    assert by_ollama.generate("tiny", text, images=[PHOTO]).response == sentence
-
-
-def test_a_prompt_has_at_most_20000_characters(api: httpx.Client) -> None:
-    text = "a" * 20_001
-    for path, body in {
-        "/api/generate": {"prompt": text, "images": [CODED]},
-        "/api/chat": {"messages": [{"content": text, "images": [CODED]}]},
-        "/v1/chat/completions": {"messages": parts(text, URI)},
-        "/v1/responses": {"input": text},
-    }.items():
-        answer = api.post(path, json=body)
-        assert answer.status_code == 400
-        assert "20,001 characters; the limit is 20,000" in message(answer)
-
-
-def test_json_is_an_object(by_openai: openai.OpenAI, sentence: str) -> None:
-    chat = by_openai.chat.completions.create(
-        model="tiny", messages=parts("Describe it", URI), response_format={"type": "json_object"}
-    )
-    assert json.loads(chat.choices[0].message.content or "") == {"caption": sentence}
-
-
 # Bad input
 
 BAD: dict[str, tuple[dict[str, Any], int, str]] = {
@@ -360,7 +333,12 @@ def test_base64_is_read_as_others_write_it(api: httpx.Client, sentence: str, cod
         assert text_of(api.post(path, json=body)) == sentence
 
 
+LONG, LIMIT = "a" * 20_001, "20,001 characters; the limit is 20,000"
 MALFORMED: list[tuple[str, Any, str]] = [
+    ("/api/generate", {"prompt": LONG, "images": [CODED]}, LIMIT),
+    ("/api/chat", {"messages": [{"content": LONG, "images": [CODED]}]}, LIMIT),
+    ("/v1/chat/completions", {"messages": parts(LONG, URI)}, LIMIT),
+    ("/v1/responses", {"input": LONG}, LIMIT),
     *(
         (path, body, said)
         for path in ("/api/generate", "/api/chat", "/v1/chat/completions")
@@ -504,6 +482,10 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
                      {"role": "user", "content": "Describe the image in one sentence."},
                      {"role": "user", "content": [IMAGE_PART]}],
     }),
+    "a prompt that asks for keywords": (
+        "/api/generate", {"model": "tiny", "prompt": "List five KEYWORDS.", "images": [CODED]},
+    ),
+    "a long prompt": ("/api/generate", {"prompt": "a" * 20_000, "images": [CODED]}),
     "a URL in place of an object": ("/v1/chat/completions", {
         "messages": [{"role": "user", "content": [{**IMAGE_PART, "image_url": URI}]}],
     }),
@@ -531,6 +513,9 @@ def test_programs_find_version_models_and_labels(
     api: httpx.Client, sentence: str, trusted: dict[str, float]
 ) -> None:
     assert api.get("/api/version").json()["version"]
+    asked = {"messages": parts("x", URI), "response_format": {"type": "json_object"}}
+    answer = json.loads(text_of(api.post("/v1/chat/completions", json=asked)))
+    assert answer == {"caption": sentence}
     first = {"messages": [{"role": "user", "content": "what?", "images": [OTHER]}]}
     assert text_of(api.post("/api/chat", json=first)) != sentence
     path, body = PROGRAMS["PhotoPrism"]

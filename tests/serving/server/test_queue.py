@@ -163,23 +163,10 @@ def test_photos_of_unlike_settings_never_share_a_batch(
         assert record["style"] == fields.get("style", "long")
 
 
-def test_a_photo_does_not_wait_for_all_photos_of_another_client(
-    url: str, model: Model, queued: list[object]
-) -> None:
-    with ExitStack() as stack:
-        for level in range(1, 11):
-            stack.enter_context(waiting(url, level, COSTLY if level == 1 else None))
-            assert until(lambda level=level: len(queued) == level and bool(model.batches))
-        other = stack.enter_context(waiting(url, 99, address="127.0.0.2"))
-        assert until(lambda: len(queued) == 11)
-        model.going.set()
-        assert "caption" in last(other)
-    assert model.batches[1][0][0] == 99
-
-
 def test_a_costly_photo_takes_more_places_and_smaller_batches(
     url: str, model: Model, queued: list[object]
 ) -> None:
+    """And a photo of another client comes before the next one of this client."""
     with ExitStack() as stack:
         first = stack.enter_context(waiting(url, 50, address="127.0.0.2"))
         assert until(lambda: model.batches)
