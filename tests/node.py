@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,12 @@ _NPM = ("install", "--no-audit", "--no-fund", "--loglevel=error", "--fetch-retri
 def install(config: pytest.Config, *packages: str) -> Path:
     """Return a folder with npm packages, such as "@gradio/client@2.7.0"; skip without a network.
 
-    pytest's cache keeps it.
+    pytest's cache keeps it, or a folder of temporary files.
     """
-    assert config.cache is not None
+    cache, shared = config.cache, Path(tempfile.gettempdir(), "captioner-npm")
     name = re.sub(r"[^\w.-]+", "_", "-".join(sorted(packages)))
-    folder = config.cache.mkdir("npm") / name
-    folder.mkdir(exist_ok=True)
+    folder = (shared if cache is None else cache.mkdir("npm")) / name
+    folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # workers share it
         if (folder / "node_modules").is_dir():
             return folder
