@@ -100,7 +100,7 @@ async def read_photos(
         raise RefusedError(
             "bad-request", f"{name!r} is in the query of the URL: send it as a form field"
         )
-    service.require_room(client_of(request.scope))
+    service.check_capacity(client_of(request.scope))
     max_bytes = service.config.max_upload
     return await read_form(request, fields, max_bytes=max_bytes, max_files=max_files)
 

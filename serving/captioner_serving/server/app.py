@@ -91,7 +91,7 @@ class Application:
         api.add_exception_handler(Exception, lambda _, error: failure(error))
         bounded = BodyLimits(api, config, self.metrics)
         access = Access(bounded, tokens, config.allowed_origins)
-        trusted = TrustedHosts(self._with_cors(access), config.names)
+        trusted = TrustedHosts(self._with_cors(access), config.accepted_hosts)
         self.asgi: ASGIApp = RequestLimits(
             AccessLog(trusted, self.metrics, log, say),
             max_rest=4 * config.max_upload,

@@ -24,8 +24,8 @@ from captioner_serving.decoding.fair_queue import FairQueue
 from captioner_serving.server.errors import BusyError, ClosedError
 
 # Limits of the wait, as shares of the last batch's time (at most _LONGEST seconds). _GATHER: the
-# whole wait. _PAUSE: the wait without a request that comes or ends, if no image is being decoded.
-_GATHER, _PAUSE, _LONGEST = 1 / 3, 1 / 16, 1.5
+# whole wait. _IDLE: the wait if no request comes or ends and no image is being decoded.
+_GATHER, _IDLE, _LONGEST = 1 / 3, 1 / 16, 1.5
 
 
 class JobSettings(NamedTuple):
@@ -81,15 +81,15 @@ class Batcher:
         self._max_batch, self._capacity = max_batch, capacity
         self._turns: FairQueue[_Job] = FairQueue(1)
         self._changed = threading.Condition()
-        self._held: Counter[str] = Counter()  # capacity in use, by client
-        self._due = 0  # the cost of all admitted images, for Retry-After
-        self._few = max(1, capacity // 16)
-        self._closed = self._ending = False
+        self._reserved: Counter[str] = Counter()  # capacity in use, by client
+        self._pending_cost = 0  # the cost of all admitted images, for Retry-After
+        self._small_share = max(1, capacity // 16)
+        self._closed = self._stopping = False
         self._seconds_per_cost = 0.1  # a running mean, for Retry-After
-        self._begun: float | None = None
+        self._batch_started: float | None = None
         self._last: _Finished | None = None
         self._decoding = 0  # images in `decoding`
-        self._moved = 0.0  # when the last request was admitted or ended (time.monotonic())
+        self._last_change = 0.0  # when the last request was admitted or ended (time.monotonic())
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
@@ -106,7 +106,7 @@ class Batcher:
     @property
     def busy_since(self) -> float | None:
         """When the running batch began (time.monotonic); None if there is none."""
-        return self._begun
+        return self._batch_started
 
     @contextmanager
     def admit(self, cost: int, client: str = "") -> Iterator[None]:
@@ -118,19 +118,19 @@ class Batcher:
         with self._changed:
             if self._closed:
                 raise ClosedError
-            has_few = self._held[client] + places <= self._few
-            if self._held.total() + places > self._capacity + has_few * (self._capacity // 2):
-                raise BusyError(max(1, round(self._due * self._seconds_per_cost)))
-            self._held[client] += places
-            self._due += cost
-            self._moved = time.monotonic()
+            is_small = self._reserved[client] + places <= self._small_share
+            if self._reserved.total() + places > self._capacity + is_small * (self._capacity // 2):
+                raise BusyError(max(1, round(self._pending_cost * self._seconds_per_cost)))
+            self._reserved[client] += places
+            self._pending_cost += cost
+            self._last_change = time.monotonic()
         try:
             yield
         finally:
             with self._changed:
-                self._held -= Counter({client: places})  # also removes clients with zero
-                self._due -= cost
-                self._moved = time.monotonic()
+                self._reserved -= Counter({client: places})  # also removes clients with zero
+                self._pending_cost -= cost
+                self._last_change = time.monotonic()
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
@@ -154,7 +154,7 @@ class Batcher:
         """
         job = _Job(image, settings, client)
         with self._changed:
-            if self._ending:
+            if self._stopping:
                 job.future.set_exception(ClosedError())
                 return job.future
             self._turns.put(job, client)
@@ -168,7 +168,7 @@ class Batcher:
     def close(self) -> None:
         """Refuse new images, finish the waiting ones, and stop the thread."""
         with self._changed:
-            self._closed = self._ending = True
+            self._closed = self._stopping = True
             self._changed.notify()
         self._thread.join()
 
@@ -179,7 +179,7 @@ class Batcher:
             end, settings = time.monotonic(), batch[0].settings
             seconds = (end - start) / (len(batch) * settings.cost)
             with self._changed:
-                self._begun = None
+                self._batch_started = None
                 present = len(batch) + self._waiting_with(settings)
                 self._last = _Finished(settings, present, end, end - start)
                 for job in batch:
@@ -192,16 +192,16 @@ class Batcher:
             while True:
                 while (delay := self._delay()) is None or delay > 0:
                     self._changed.wait(delay)
-                if (batch := self._take()) or self._ending:
+                if (batch := self._take()) or self._stopping:
                     break
-            self._begun = time.monotonic()
+            self._batch_started = time.monotonic()
             return batch
 
     def _delay(self) -> float | None:
         """Return the seconds to wait for more images; None: until one arrives."""
         waiting, last = self._turns.in_order(), self._last
         if not waiting:
-            return 0 if self._ending else None
+            return 0 if self._stopping else None
         settings = waiting[0].settings
         if self._closed or last is None or settings != last.settings:
             return 0
@@ -210,7 +210,7 @@ class Batcher:
         seconds = min(last.seconds, _LONGEST)
         until = last.end + _GATHER * seconds
         if not self._decoding:
-            until = min(until, max(last.end, self._moved) + _PAUSE * seconds)
+            until = min(until, max(last.end, self._last_change) + _IDLE * seconds)
         return until - time.monotonic()
 
     def _waiting_with(self, settings: JobSettings) -> int:

@@ -83,7 +83,7 @@ async def read_fields(request: Request, fields: type[Fields]) -> Fields:
 
     Raises RefusedError: also if the queue is full, before the body is read.
     """
-    next(iter(services_of(request).values())).require_room(client_of(request.scope))
+    next(iter(services_of(request).values())).check_capacity(client_of(request.scope))
 
     def parse(body: bytearray) -> Fields:
         values = parse_object(body)

@@ -43,7 +43,7 @@ class ServerConfig:
     max_pixels: Positive = MAX_PIXELS  # larger photos are refused
     # Half of the usual limit of open files.
     max_connections: Annotated[int, Ge(8)] = 500
-    allowed_hosts: tuple[str, ...] = ()  # accepted Host headers, see `names`
+    allowed_hosts: tuple[str, ...] = ()  # accepted Host headers, see `accepted_hosts`
     trusted_proxies: tuple[str, ...] = ()  # addresses and networks
     frame_ancestors: tuple[str, ...] = ()  # origins that may embed the page
     allowed_origins: tuple[str, ...] = ()  # origins that may call the API (CORS)
@@ -65,7 +65,7 @@ class ServerConfig:
         return 10 * self.max_upload
 
     @property
-    def names(self) -> list[str]:
+    def accepted_hosts(self) -> list[str]:
         """Accepted Host headers, for TrustedHosts.
 
         Refusing other names prevents DNS rebinding, in which a web site points its own name at a

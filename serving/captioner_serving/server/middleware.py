@@ -253,7 +253,7 @@ class _Answer:
 
 
 class TrustedHosts:
-    """Middleware that refuses requests with an unknown Host header; see ServerConfig.names."""
+    """Middleware that refuses unknown Host headers; see ServerConfig.accepted_hosts."""
 
     def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
         self.app = app

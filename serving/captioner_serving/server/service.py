@@ -190,7 +190,7 @@ class CaptionService:
         style = self.captioner.vocabulary.style(config.style) or ""
         return JobSettings(replace(config, style=style), check_attention)
 
-    def require_room(self, client: str) -> None:
+    def check_capacity(self, client: str) -> None:
         """Raise BusyError or ClosedError, before an upload, if the queue has no room for it."""
         with self._batcher.admit(1, client):
             pass

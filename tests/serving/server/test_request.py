@@ -111,7 +111,7 @@ NAMES = {
 def test_only_accepted_host_headers_are_answered(listens: str) -> None:
     allowed, good, bad = NAMES[listens]
     config = ServerConfig(host=listens, allowed_hosts=tuple(allowed))
-    app = RequestLimits(TrustedHosts(Inside(), config.names))
+    app = RequestLimits(TrustedHosts(Inside(), config.accepted_hosts))
     answers = {name: ask(app, headers={"Host": name}) for name in (*good, *bad)}
     assert {name for name, answer in answers.items() if answer.status_code == 200} == set(good)
     for name in bad:
