@@ -196,4 +196,4 @@ def test_the_space_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
-    assert [*tmp_path.iterdir()] == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
