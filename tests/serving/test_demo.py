@@ -83,7 +83,7 @@ def test_a_launched_demo_shows_the_page_and_answers_the_api(plain: httpx.Client)
 
 def test_a_launched_demo_has_the_checks_of_the_server(plain: httpx.Client) -> None:
     assert plain.get("/gradio_api/file=/etc/hostname").status_code == 404
-    call = {"data": [{"path": "/etc/hostname"}], "fn_index": 0, "session_hash": "x"}
+    call = {"data": [{"path": "/etc/hostname"}, *[None] * 6], "session_hash": "x"}
     assert plain.post("/gradio_api/queue/join", json=call).status_code == 403
     assert plain.post("/api/caption", files={"image": bytes(3_000_000)}).status_code == 413
     assert plain.post("/gradio_api/upload", files={"files": bytes(3_000_000)}).status_code == 413

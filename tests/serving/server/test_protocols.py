@@ -498,7 +498,9 @@ def text_of(answer: httpx.Response) -> str:
     if answer.url.path.startswith("/v1/"):
         return str(answer.json()["choices"][0]["message"]["content"])
     lines = [json.loads(line) for line in answer.text.splitlines()]
-    return "".join(line.get("response") or line["message"]["content"] for line in lines)
+    return "".join(
+        line["response"] if "response" in line else line["message"]["content"] for line in lines
+    )
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
