@@ -98,12 +98,7 @@ def train_here(
             (out / name).symlink_to(shared / name)
     named = {name.replace("__", "."): str(value) for name, value in fields.items()}
     processes = Processes(device=torch.device("cpu"))
-    train(
-        load_recipe(str(recipe), named),
-        out=out,
-        processes=processes,
-        tracker=tracker,
-    )
+    train(load_recipe(str(recipe), named), out=out, processes=processes, tracker=tracker)
 
 
 def pair(*arguments: object, **variables: str) -> list[subprocess.Popen[str]]:

@@ -308,9 +308,7 @@ def test_without_dropout_the_likeliest_caption_is_its_own_baseline(
     assert rewards.min() > 1 and reward == pytest.approx(rewards.mean().item())
 
 
-def test_for_equal_cider_the_lower_cross_entropy_is_better(
-    tiny_checkpoint: Checkpoint,
-) -> None:
+def test_for_equal_cider_the_lower_cross_entropy_is_better(tiny_checkpoint: Checkpoint) -> None:
     model = tiny_checkpoint.model.requires_grad_(True)
     progress = Progress(best=Score(0.0, 4.0))  # of the model that it went on from
     stage = StageState(model, progress, recipe(), steps=20)

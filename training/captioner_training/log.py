@@ -76,13 +76,10 @@ def wandb_tracker(recipe: Mapping[str, Any], *, out: Path, step: int) -> Iterato
     with writing(marker):
         out.mkdir(parents=True, exist_ok=True)
         identifier = marker.read_text().strip() if marker.exists() else None
+        resume = None if identifier is None else "allow"
         try:
             run = wandb.init(
-                dir=str(out),
-                name=out.name,
-                id=identifier,
-                resume=None if identifier is None else "allow",
-                config=dict(recipe),
+                dir=str(out), name=out.name, id=identifier, resume=resume, config=dict(recipe)
             )
         except wandb.Error as error:
             raise ConfigError(
@@ -230,13 +227,11 @@ class Log(Closing):
 
     def stop(self, states: Sequence[Path]) -> None:
         """Print the state that the run will resume from: the first of `states`, if any."""
+        text = "stopped before the first state: the same command starts again"
         if states:
-            self.print(
-                f"stopped after step {self.progress.global_step:,}: the same command resumes from "
-                f"{states[0]}"
-            )
-        else:
-            self.print("stopped before the first state: the same command starts again")
+            step = self.progress.global_step
+            text = f"stopped after step {step:,}: the same command resumes from {states[0]}"
+        self.print(text)
 
     @contextmanager
     def epoch_bar(self, stage: StageState, *, images: int) -> Iterator[None]:
@@ -254,8 +249,10 @@ class Log(Closing):
 
     def _timing(self, seconds: float) -> dict[str, float]:
         images = self._images * (self.progress.stage_step - self._first)
-        rate = round(images / max(seconds, 1e-9), 2)
-        return {"seconds": round(seconds, 2), "images_per_second": rate}
+        return {
+            "seconds": round(seconds, 2),
+            "images_per_second": round(images / max(seconds, 1e-9), 2),
+        }
 
     def is_due(self, stage: StageState) -> bool:
         """Whether the last step is to be logged."""
@@ -271,18 +268,17 @@ class Log(Closing):
         named = self.processes.sum_named(values)
         self.check_finite(named)
         named["learning_rate"] = float(stage.scheduler.get_last_lr()[0])
-        place = self._place(self.progress.epoch + 1)
-        seconds = time.monotonic() - self._began
-        self._write({"event": "step", **place, **named, "timing": self._timing(seconds)})
-        if not sys.stderr.isatty() and time.monotonic() - self._printed_at > _INTERVAL:
-            self._printed_at = time.monotonic()
-            epoch, step = self._epoch(stage, self.progress.epoch + 1), self.progress.stage_step
-            self.print(
-                f"{epoch}: step {step:,} of {stage.steps:,}, loss {named['loss']:.3f}, "
-                f"{self._left(stage, seconds)}"
-            )
+        epoch, loss = self.progress.epoch + 1, f"{named['loss']:.3f}"
+        now = time.monotonic()
+        timing = self._timing(now - self._began)
+        self._write({"event": "step", **self._place(epoch), **named, "timing": timing})
+        if not sys.stderr.isatty() and now - self._printed_at > _INTERVAL:
+            self._printed_at = now
+            steps = f"step {self.progress.stage_step:,} of {stage.steps:,}"
+            left = self._left(stage, now - self._began)
+            self.print(f"{self._epoch(stage, epoch)}: {steps}, loss {loss}, {left}")
         if self._bar is not None:
-            self._bar.set_postfix(loss=f"{named['loss']:.3f}", refresh=False)
+            self._bar.set_postfix(loss=loss, refresh=False)
 
     def check_finite(self, values: Mapping[str, float]) -> None:
         """Check the values of a step or epoch; only the main process reports a problem.
@@ -324,10 +320,9 @@ class Log(Closing):
             training = f"reward {means['reward']:.3f}, cross-entropy"
         exact = f"exact {scores['exact']:.1f} %, " if "pointing" in scores else ""
         self.print(
-            f"{self._epoch(stage, progress.epoch)}: "
-            f"{training} {scores['cross_entropy']:.3f} on validation, {self._scores(scores)}, "
-            f"{exact}{timing['images_per_second']:.0f} images/s, "
-            f"{self._left(stage, self._seconds)}"
+            f"{self._epoch(stage, progress.epoch)}: {training} {scores['cross_entropy']:.3f} on "
+            f"validation, {self._scores(scores)}, {exact}{timing['images_per_second']:.0f} "
+            f"images/s, {self._left(stage, self._seconds)}"
         )
         if stage.is_out_of_patience and progress.stage_step < stage.steps:
             epochs = counted(progress.epochs_without_improvement, "epoch")

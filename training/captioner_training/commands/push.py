@@ -34,11 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="print the card and list the files, upload nothing")
     card = parser.add_argument_group("model card")
     add = card.add_argument
-    add(
-        "--license",
-        metavar="ID",
-        help="licence, as the Hub writes it: mit, cc-by-4.0, other",
-    )
+    add("--license", metavar="ID", help="licence, as the Hub writes it: mit, cc-by-4.0, other")
     add("--data", metavar="TEXT", help="names of the training data; default: the recipe's folders")
     add("--report", action="append", default=[], type=Path, metavar="FILE",
         help="report.json of `captioner evaluate` with scores; may be repeated")  # fmt: skip

@@ -257,10 +257,7 @@ def _read_captions(source: Predictions, split: Sequence[Target], report: Report)
 
 
 def _generate(
-    source: Captioner,
-    images: Sequence[CaptionedImage],
-    options: argparse.Namespace,
-    report: Report,
+    source: Captioner, images: Sequence[CaptionedImage], options: argparse.Namespace, report: Report
 ) -> _Said:
     """Caption a split, and add the model and its settings to the report."""
     vocabulary, calibration = source.vocabulary, None
