@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -143,7 +144,7 @@ def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated, run_main: Ru
 
 
 def test_a_checkpoint_is_saved_with_its_scores(
-    evaluated: Evaluated, run_main: Run, tmp_path: Path
+    evaluated: Evaluated, run_main: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = tmp_path / "4.safetensors"
     done = run_main(*evaluated.command(evaluated.captions), "--save", saved, "--version", "4")
@@ -159,6 +160,14 @@ def test_a_checkpoint_is_saved_with_its_scores(
         for path in (evaluated.checkpoint, saved)
     )
     assert first["trust"] == second["trust"] and second["model"]["version"] == "4"
+
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfile", fill)  # copies the trust
+    done = run_main(*evaluated.command(evaluated.captions), "--save", tmp_path / "5.safetensors")
+    assert done.returncode == 1 and json.loads(done.stdout)["saved"]["error"]
+    assert "5.trust.safetensors cannot be written: No space left on device" in done.stderr
 
 
 def test_markup_and_control_characters_in_names_and_captions_are_escaped(tmp_path: Path) -> None:
