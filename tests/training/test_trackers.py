@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from captioner_training.log import TRACKERS, Recorder
-from tests.launcher import PATH, Run
-from tests.training.runs import pair, train_here, write_own
+from tests.launcher import Run
+from tests.training.runs import train_here, write_own
 
 pytestmark = pytest.mark.slow
 
@@ -104,20 +104,17 @@ def test_a_tracker_that_is_not_installed_is_named(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_without_a_key_of_wandb_ends_in_all_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_without_a_key_of_wandb_ends_with_a_remedy(
+    run_main: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with an installed wandb that has no key and no terminal to ask for one."""
-    (tmp_path / "wandb.py").write_text(
-        "class Error(Exception): pass\ndef init(**_): raise Error('no API key configured')\n"
-    )
-    monkeypatch.setenv("CAPTIONER_TESTS_FORK", "0")
+
+    def init(**_: object) -> None:
+        raise OSError("no API key configured")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Error=OSError, init=init))
     recipe = write_own(tmp_path, train=12, val=2) / "own.yaml"
-    processes = pair(
-        "train", recipe, "--data.root", tmp_path, "--out", tmp_path / "run", "--log", "wandb",
-        PYTHONPATH=os.pathsep.join((str(tmp_path), PATH)),
-    )  # fmt: skip
-    errors = [process.communicate(timeout=120)[1] for process in processes]
-    assert [process.returncode for process in processes] == [2, 1]
-    assert "--log wandb failed (no API key configured): run `wandb login`" in errors[0]
-    assert "Traceback" not in "".join(errors) and not errors[1]
+    options = ("--data.root", tmp_path, "--out", tmp_path / "run", "--log", "wandb")
+    result = run_main("train", recipe, *options)
+    assert (result.returncode, result.stdout) == (2, "") and "Traceback" not in result.stderr
+    assert "--log wandb failed (no API key configured): run `wandb login`" in result.stderr

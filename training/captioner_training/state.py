@@ -165,10 +165,8 @@ class StageState:
 class TrainState:
     """A model in training.
 
-    Attributes:
-        progress: counters and scores.
-        stage: the current stage; None between two stages.
-        conditions_before: the Processes.conditions of the run that is resumed; None: a new run.
+    `stage` is None between two stages. `conditions_before` has the Processes.conditions of the run
+    that is resumed; None: a new run.
     """
 
     def __init__(self, model: CaptionModel, *, processes: Processes) -> None:

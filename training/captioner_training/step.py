@@ -87,13 +87,10 @@ class TrainStep:
     def __call__(self, parts: Sequence[Batch]) -> dict[str, Tensor]:
         """Take one optimizer step on this process's share of a batch.
 
-        Args:
-            parts: the share, split into parts that are computed one after the other to save memory.
-
-        Returns:
-            Scalars on the device: `loss`, its terms `loss/NAME`, `cross_entropy` in nats per token,
-            `gradient_norm` before clipping, and the mean `reward` of sampled captions. Their sums
-            over all processes are the values of the whole batch.
+        The parts of the share are computed one after the other to save memory. Returns scalars on
+        the device: `loss`, its terms `loss/NAME`, `cross_entropy` in nats per token,
+        `gradient_norm` before clipping, and the mean `reward` of sampled captions. Their sums over
+        all processes are the values of the whole batch.
         """
         stage, scaler = self.stage, self.stage.scaler
         if self._compile and self.processes.device.type == "cuda":

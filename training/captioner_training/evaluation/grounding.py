@@ -93,13 +93,11 @@ def _on_grid(box: Box, seen: Box) -> Box:
 
 
 def box_coverage(boxes: Sequence[Box], *, rows: int, columns: int) -> Tensor:
-    """Return the share of each grid cell that lies inside the union of the boxes.
+    """Return the share (rows, columns) of each grid cell inside the union of the boxes, float64.
 
     Uses coordinate compression: the lines of the grid and the edges of the boxes cut the square
     into rectangles. Each rectangle lies in one cell, and either inside or outside of each box.
     Boxes are clipped to 0 to 1.
-
-    Returns (rows, columns), float64, in [0, 1].
     """
     # In units of cells the lines of the grid are integers, which are exact.
     scale = torch.tensor([columns, rows, columns, rows], dtype=torch.float64)

@@ -74,10 +74,9 @@ class CiderD:
     def score(
         self, references: Sequence[Sequence[Words]], captions: Sequence[Sequence[Words]]
     ) -> NDArray[np.float64]:
-        """Score K captions of each of B images against the image's references.
+        """Score K captions of each of B images against the image's references: (B, K), 0 to 10.
 
-        Returns:
-            (B, K), from 0 to 10. Papers report 100 times the mean as CIDEr.
+        Papers report 100 times the mean as CIDEr.
         """
         chunks = [slice(first, first + _CHUNK) for first in range(0, len(captions), _CHUNK)]
         scores = [
@@ -100,11 +99,7 @@ class CiderD:
         return padded
 
     def compare(self, captions: Tensor, references: Tensor) -> Tensor:
-        """Score captions (B, K, T) against references (B, R, T'), both from `number`.
-
-        Returns:
-            (B, K) float64 on the device of the tables.
-        """
+        """Score captions (B, K, T) against references (B, R, T'), both from `number`: (B, K)."""
         device = self._tables[0].keys.device
         captions = captions.to(device, torch.int64, non_blocking=True)
         references = references.to(device, torch.int64, non_blocking=True)

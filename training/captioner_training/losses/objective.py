@@ -155,6 +155,5 @@ class SamplingObjective(Objective):
     def sample(self, decoder: Decoder, features: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """Sample captions for the grids (B, L, D) of a batch, without a gradient.
 
-        Returns:
-            Tokens (B, K, T + 1) and advantages (B, K) on the device, and the sum of the rewards.
+        Returns tokens (B, K, T + 1) and advantages (B, K) on the device, and the sum of rewards.
         """

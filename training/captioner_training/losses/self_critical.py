@@ -168,19 +168,18 @@ def sample_captions(
     constraints: Constraints,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Sample captions from the model's probabilities.
+    """Sample K = `count` captions for each of the grids (B, L, D) from the model's probabilities.
 
     Args:
         decoder: the model's decoder.
-        features: grids (B, L, D).
-        count: K, captions per grid.
+        features: the grids.
+        count: K.
         starts: (B,), the start token of each grid's captions.
         constraints: the constraints on the words, with must_end=False.
         temperature: below 1 sharpens the probabilities.
 
-    Returns:
-        Tokens (B, K, T), start token first, padded with <pad>. A caption that reaches the maximum
-        length has no <end>.
+    Returns tokens (B, K, T), start token first, padded with <pad>. A caption that reaches the
+    maximum length has no <end>.
     """
     begin = starts.to(features.device, non_blocking=True)
     words = roll_out(

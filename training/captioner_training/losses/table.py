@@ -32,9 +32,7 @@ def objective_classes(stage: Stage) -> dict[str, type[Objective]]:
 def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, Objective]:
     """Build the objectives of a stage, by name; the stage minimizes their sum.
 
-    Raises:
-        ConfigError: an objective does not exist, or its setting is invalid.
-        CaptionerError: the data do not fit an objective.
+    Raises CaptionerError: an objective does not exist, or does not fit its setting or the data.
     """
     critic = stage.self_critical
     weights = {"cross_entropy": 1.0 if critic is None else critic.cross_entropy}

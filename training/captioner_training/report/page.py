@@ -326,9 +326,7 @@ def write_run(
         best_at: stage and epoch of the best checkpoint; None: the model that the run started from.
         has_cider: whether there are enough validation photos for CIDEr.
 
-    Raises:
-        DataError: the log is missing or damaged.
-        OutputError: the page cannot be written.
+    Raises DataError: the log is missing or damaged.
     """
     try:
         lines = (path.parent / "log.jsonl").read_text(encoding="utf-8").splitlines()
