@@ -164,15 +164,6 @@ def test_pictures_have_the_numbers_heads_box_and_notes_of_the_caption(
         assert drawn.overlay(head=head, labelled=True, **look) == labelled
 
 
-def test_an_alternative_is_chosen_with_its_trust(caption: Caption) -> None:
-    other = replace(caption.alternatives[0], trust=0.25)
-    first = replace(caption.sentences[0], trust=0.75)
-    chosen = replace(caption, sentences=(first, other)).choose(1)
-    assert (chosen.text, chosen.score, chosen.trust) == (other.text, other.score, 0.25)
-    (former,) = chosen.alternatives
-    assert (former.text, former.words, former.trust) == (caption.text, caption.words, 0.75)
-
-
 def test_unknown_options_of_pictures_are_refused(caption: Caption) -> None:
     for draw in (caption.overlay, caption.contact_sheet, caption.animation):
         with pytest.raises(TypeError, match="color"):
@@ -306,14 +297,14 @@ def test_alternatives_without_words_are_skipped(caption: Caption) -> None:
     assert (other.text, [word.text for word in other.words]) == ("a glass", ["a"])
 
 
-def test_the_server_s_marks_of_doubtful_words_are_read(caption: Caption) -> None:
+def test_marks_of_doubtful_words_are_read(caption: Caption) -> None:
     """A trust of 0.7 is doubtful for the first noun only."""
-    record = caption.record()
-    for word, trust in zip(record["words"], (0.7, 0.7, 0.9), strict=False):
-        word["trust"] = trust
-    record["words"][1]["doubtful"] = True
+    first = replace(caption.words[0], trust=0.7, subject=True)
+    other = replace(caption.words[1], trust=0.7)
+    said = changed(caption, words=(first, other, *caption.words[2:]))
+    record = json.loads(json.dumps(said.record()))
     doubtful = [word.doubtful for word in Caption.from_record(record).words]
-    assert doubtful == [False, True, False, False, False, False]
+    assert doubtful == [True, False, False, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -477,16 +468,6 @@ def test_a_caption_survives_its_record(caption: Caption) -> None:
     line = json_line(caption.record(attention=True))
     assert Caption.from_record(json.loads(line)) == caption
     assert json_line(Caption.from_record(json.loads(line)).record(attention=True)) == line
-
-
-def test_a_doubtful_first_noun_survives_a_record(caption: Caption) -> None:
-    first = replace(caption.words[0], trust=0.7, subject=True)
-    doubtful = changed(caption, words=(first, *caption.words[1:]))
-    record = json.loads(json.dumps(doubtful.record()))
-    assert [word.doubtful for word in Caption.from_record(record).words] == [
-        word.doubtful for word in doubtful.words
-    ]
-    assert Caption.from_record(record).words[0].doubtful
 
 
 def test_a_notebook_does_not_open_what_a_record_names(
