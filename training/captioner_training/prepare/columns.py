@@ -23,7 +23,6 @@ _CAPTION = (
     "caption", "captions", "text", "sentence", "sentences", "raw", "comment", "description",
     "alt_text",
 )  # fmt: skip
-IMAGE_NAMES = frozenset(_IMAGE)
 _SPLIT = ("set", "subset", "partition")  # only if all values name splits
 _NUMBERED = re.compile(r"(.*?)[ _-]?\d+")  # caption_1, text 2
 _SHOWN = 20  # columns in a message
