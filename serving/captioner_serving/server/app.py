@@ -35,7 +35,6 @@ from captioner_serving.server import api as captions
 from captioner_serving.server import gradio_page, ollama, openai, pictures
 from captioner_serving.server.bodies import BodyLimits
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.description import describe
 from captioner_serving.server.errors import failure, http_problem, problem
 from captioner_serving.server.gradio_calls import GradioCalls
 from captioner_serving.server.mcp import McpServer
@@ -128,7 +127,7 @@ class Application:
             lifespan=self.lifespan,
         )
         openapi = api.openapi
-        api.openapi = lambda: describe(openapi())  # type: ignore[method-assign]
+        api.openapi = lambda: captions.describe(openapi())  # type: ignore[method-assign]
         api.state.services = self.services
         for routes in (captions, pictures, ollama, openai, self._calls):
             api.router.routes += routes.router.routes

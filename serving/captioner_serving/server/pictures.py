@@ -16,11 +16,12 @@ from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner_serving.server.api import (
     SearchFields,
     Service,
+    form,
     named_service,
+    picture,
     read_photos,
     while_connected,
 )
-from captioner_serving.server.description import form, picture
 from captioner_serving.server.drawing import Drawing
 from captioner_serving.server.request import client_of
 

@@ -1,8 +1,8 @@
-"""Records over HTTP, with marks for doubt."""
+"""Records over HTTP, with marks for doubt, and the other answers as OpenAPI describes them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -55,6 +55,31 @@ class FailedRecord(BaseModel):
 
     image: str | None
     error: PhotoError
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    request: str
+    records: list[FailedRecord] | None = None
+
+
+class Records(BaseModel):
+    """A record for each image, in order; see docs/records.md."""
+
+    records: list[ServedRecord | FailedRecord]
+
+
+class Health(BaseModel):
+    """The server is ready: its models work, even if the queue is full."""
+
+    status: Literal["ready"]
+    version: str
+    model: dict[str, str]
 
 
 def served_record(

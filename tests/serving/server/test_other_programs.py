@@ -22,7 +22,7 @@ from captioner.captioner import Captioner
 from captioner_serving.decoding import fair_queue
 from captioner_serving.server import api, service
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.description import Records
+from captioner_serving.server.records import Records
 from captioner_serving.server.urls import WebPhoto
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.running import serving, until
