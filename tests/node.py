@@ -24,7 +24,8 @@ def install(config: pytest.Config, *packages: str) -> Path:
 
     pytest's cache keeps it, or a folder of temporary files.
     """
-    cache, shared = config.cache, Path(tempfile.gettempdir(), "captioner-npm")
+    cache = getattr(config, "cache", None)  # of a plugin that can be turned off
+    shared = Path(tempfile.gettempdir(), "captioner-npm")
     name = re.sub(r"[^\w.-]+", "_", "-".join(sorted(packages)))
     folder = (shared if cache is None else cache.mkdir("npm")) / name
     folder.mkdir(parents=True, exist_ok=True)

@@ -224,7 +224,8 @@ def test_retry_after_follows_the_queue(url: str, model: Model) -> None:
             assert fields or done.result(60).status_code == 200
 
     with full() as before:  # anything was captioned
-        assert send(url, 65).status_code == 413  # more than ever fit
+        pass
+    assert send(url, 65).status_code == 413  # more than ever fit
     assert send(url, 64).status_code == send(url, 64).status_code == 200
     with full() as quick:
         assert 1 <= quick < before
