@@ -11,10 +11,12 @@ let visits = [], visit = null, last = 0;  // { key, photo, name, phase, record o
 
 const viewer = new Viewer(page.querySelector(".viewer"), about.drawing, {
   onChoose: (sentence, head) => { Object.assign(visit, { sentence, head }); list(); },
-  onCorrect: (text, aside) => { Object.assign(visit, { text, aside }); list(); },
+  onCorrect: (text, aside, reviewed) => { Object.assign(visit, { text, aside, reviewed }); list(); },
+  onLeave: () => strip.focus(visit.key),
 });
 const strip = new Strip(page.querySelector(".strip"), {
   onOpen: (key) => open(visits.find((entry) => entry.key === key)),
+  onWrite: () => viewer.write(),
   onClear: () => { visits = []; visit = null; list(); viewer.empty(); },
 });
 const list = () => strip.show(visits, visit?.key);
@@ -42,7 +44,7 @@ function open(next) {
   list();
   if (visit.problem) viewer.fail(visit.problem, null);
   else if (visit.record) viewer.show(visit);
-  else viewer.wait({ ...visit, text: visit.phase, quiet: true });
+  else viewer.wait({ ...visit, quiet: true });
 }
 
 worker.onmessage = ({ data: { key, phase, sentence, record, problem } }) => {

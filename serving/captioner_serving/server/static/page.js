@@ -32,7 +32,7 @@ export function start(element, props) {
   //   sentence, head          what the visitor has selected
   //   text, aside             the visitor's text, and a text that Decorative or Undo has replaced
   //   reviewed                whether a person has accepted or written the text
-  //   unsaved, stored         fields that the album does not have yet, and whether it has the photo
+  //   unsaved, stored         fields that the album does not have yet, and whether it has the photo; or `deleted`
   //   job, phase              while it is captioned: an AbortController, and the progress
   let visits = [];
   let visit = null;     // the open photo; the first sample is not in `visits` until it is changed
@@ -53,7 +53,7 @@ export function start(element, props) {
     },
   });
   const strip = new Strip(element.querySelector(".strip"), {
-    onOpen: (key) => openKey(key), onWrite: () => viewer.write(), onClear: clear, onRemove: remove, onUndo: undoRemove,
+    onOpen: (key) => openKey(key), onWrite: () => viewer.write(), onClear: clear, onRemove: remove, onUndo: undoRemove, keptUntil: album.keptUntil,
     fileOf: ({ key }) => readable(visits.find((entry) => entry.key === key)),
   });
   const allAgain = element.querySelector(".search .all");
@@ -96,10 +96,11 @@ export function start(element, props) {
 
   // Give a photo its earlier text, if it has none. Returns whether there is one.
   function returnText(mine) {
-    const at = earlier.findIndex(({ image, content }) => (content && mine.content ? content === mine.content : image === (mine.url ?? mine.name)));
-    if (at < 0 || mine.text !== undefined) return false;
-    const [{ text }] = earlier.splice(at, 1);
-    save(mine, { text, reviewed: true });
+    const isNamed = ({ image }) => image === (mine.url ?? mine.name);
+    const same = earlier.filter((text) => (text.content ? text.content === mine.content : isNamed(text))), found = same.find(isNamed) ?? same[0];
+    if (!found || mine.text !== undefined) return false;
+    earlier = earlier.filter((text) => text !== found);
+    save(mine, { text: found.text, reviewed: true });
     return true;
   }
 
@@ -117,6 +118,7 @@ export function start(element, props) {
   async function store(added) {
     for (const mine of added) save(mine, allOf(mine));
     for (const mine of added.filter(({ file }) => file)) {
+      if (!visits.includes(mine)) continue;
       try {
         const content = `${mine.file.size}-${checksum(new Uint8Array(await mine.file.arrayBuffer())).toString(16)}`;
         const copy = await copyToKeep(mine.file);
@@ -205,7 +207,8 @@ export function start(element, props) {
     const mine = removed;
     offerUndo(null);
     insert(mine);
-    save(mine, { removed: undefined });
+    mine.stored = false;  // its hour may be over
+    save(mine, { ...allOf(mine), removed: undefined, file: mine.file });
     open(mine);
     strip.focus(mine.key);
     pump();
@@ -282,7 +285,7 @@ export function start(element, props) {
   async function flush(mine) {
     clearTimeout(mine.saving);
     const fields = { ...mine.unsaved };
-    if (!Object.keys(fields).length) return;
+    if (!Object.keys(fields).length || mine.deleted) return;
     try {
       const version = await album.write(mine.key, fields, !mine.stored);
       // Deleted in another tab, while a text was being written: store the photo again.
@@ -313,7 +316,7 @@ export function start(element, props) {
   // Empty the list: what this tab shows, and what can be undone.
   async function clear() {
     const keys = [...visits, ...(removed ? [removed] : [])].map(({ key }) => key);
-    visits.forEach(cancel);
+    for (const mine of visits) { cancel(mine); mine.deleted = true; }
     visits = [];
     visit = null;
     offerUndo(null);

@@ -1,14 +1,14 @@
 // The list of photos with their sentences: open, review, remove and download them.
-import { keptUntil } from "./album.js";
 import { thumbnail } from "./photo.js";
 import { altText, chooseSentence, FORMATS, isToReview, marksOf, save, stateOf, textOf, trainable, trainingFiles, worstFirst } from "./record.js";
 import { zip } from "./zip.js";
 
 export class Strip {
   // onOpen and onRemove are called with the key of a photo, onWrite to write the open one's text, onClear to remove all,
-  // onUndo to restore the last removed photo. Without onRemove, reviewing is disabled. fileOf(photo) returns the File for a training set.
-  constructor(root, { onOpen, onWrite = () => {}, onClear, onRemove = null, onUndo = null, fileOf = null }) {
-    Object.assign(this, { root, onOpen, onWrite, onRemove, onUndo, fileOf, photos: [], items: new Map(), onlyReview: false, isSorted: false });
+  // onUndo to restore the last removed photo. Without onRemove, reviewing is disabled. fileOf(photo) returns the File for a training set,
+  // keptUntil(key) the date until which a photo is stored.
+  constructor(root, { onOpen, onWrite = () => {}, onClear, onRemove = null, onUndo = null, fileOf = null, keptUntil = null }) {
+    Object.assign(this, { root, onOpen, onWrite, onRemove, onUndo, fileOf, keptUntil, photos: [], items: new Map(), onlyReview: false, isSorted: false });
     this.list = root.querySelector(".photos");
     this.review = root.querySelector(".review");
     this.review.onclick = () => { this.onlyReview = !this.onlyReview; this.show(this.photos, this.open); };
@@ -53,7 +53,7 @@ export class Strip {
     this.root.querySelector(".count").textContent = count;
     for (const button of this.root.querySelectorAll("[data-format], .train")) button.disabled = !done;
     const first = Math.min(...photos.filter(({ text }) => text === undefined).map(({ key }) => key));
-    this.root.querySelector(".kept").textContent = (first < Infinity ? `Kept in this browser until ${DAY.format(keptUntil(first))}; p` : "P") + "hotos with your words, until you remove them.";
+    if (this.keptUntil) this.root.querySelector(".kept").textContent = (first < Infinity ? `Kept in this browser until ${DAY.format(this.keptUntil(first))}; p` : "P") + "hotos with your words, until you remove them.";
   }
 
   // The key of the next (step 1) or previous (-1) photo that the filter does not hide.
@@ -84,8 +84,8 @@ export class Strip {
 
   #walk(event) {
     const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
-    if (event.altKey || event.ctrlKey || event.metaKey || !this.onRemove) return;
-    if (event.key === "Delete") { event.preventDefault(); return this.onRemove(this.open); }
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key === "Delete" && this.onRemove) { event.preventDefault(); return this.onRemove(this.open); }
     if (event.key === "Enter") { event.preventDefault(); event.target.click(); return this.onWrite(); }
     const key = step && this.neighbour(step);
     if (step) event.preventDefault();
@@ -147,7 +147,7 @@ export class Strip {
       save(new Blob([FORMATS[format].make(photos)], { type: FORMATS[format].type }), "captions." + format);
       this.#answer(`Saved captions.${format}: ${photos.length} of ${this.photos.length} photos.`);
     };
-    if (reviewed.length === done.length) return download(done);
+    if (!this.onRemove || reviewed.length === done.length) return download(done);
     const choices = { [`Download all ${done.length}`]: done, ...(reviewed.length ? { "Only reviewed": reviewed } : {}) };
     const buttons = Object.entries(choices).map(([textContent, photos]) => (
       Object.assign(document.createElement("button"), { type: "button", className: "control", textContent, onclick: () => download(photos) })));

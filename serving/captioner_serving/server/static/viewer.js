@@ -274,10 +274,11 @@ export class Viewer {
     const setAside = () => this.entry.text || this.entry.aside;
     field.oninput = () => { decorative.checked = false; correct(field.value); };
     field.onkeydown = (event) => {
-      if (event.isComposing || event.shiftKey || !this.onAccept || !["Enter", "Escape"].includes(event.key)) return;
-      event.preventDefault();
+      if (event.isComposing || event.shiftKey) return;
       if (event.key === "Escape") this.onLeave();
-      else if (this.entry.text !== undefined || !this.root.hasAttribute("data-coming")) this.onAccept();  // not before the photo is shown
+      if (event.key !== "Enter" || !this.onAccept) return;
+      event.preventDefault();
+      if (this.entry.text !== undefined || !this.root.hasAttribute("data-coming")) this.onAccept();  // not before the photo is shown
     };
     decorative.onchange = () => {
       const { aside } = this.entry;
