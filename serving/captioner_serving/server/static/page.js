@@ -151,9 +151,10 @@ export function start(element, props) {
     else viewer.show({ photo, name, url, record, sentence, head, text, aside, withheld, compared: compared(records, missing) });
   }
 
+  let listing = null;  // many photos are done at once
   function update(mine, options) {
     if (mine === visit) show(options);
-    else list();
+    else listing ??= setTimeout(() => { listing = null; list(); }, 50);
   }
 
   // The records of all models, if there are several, and the problems of those that failed.
