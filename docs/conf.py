@@ -34,7 +34,7 @@ toc_object_entries_show_parents = "hide"
 highlight_language = "text"
 
 NAVIGATION = {  # title and page
-    "Begin": {"Install, first photo": "/README", "The included model": "/assets/MODEL_CARD"},
+    "Begin": {"Install, first photo": "/README", "The bundled model": "/assets/MODEL_CARD"},
     "Caption": {
         "One photo": "records",
         "Many photos": "batch",
