@@ -122,7 +122,15 @@ def test_wrong_usage_is_a_sentence(
 def test_the_sheet_is_opened(
     run_main: Run, tiny_file: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system's viewer is replaced by a program that records the file."""
+    """The system's viewer is replaced by a program that records the file.
+
+    Folders that earlier calls made for a viewer are removed after a day.
+    """
+    old, new = (tmp_path / f"captioner-sheets-{name}" for name in ("old", "new"))
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "1-photo.png").touch()
+    os.utime(old, (0, 0))
     (opener := tmp_path / "opener").write_text('#!/bin/sh\nprintf %s "$1" > "$0.txt"\n')
     opener.chmod(0o755)
     for name, given in (("BROWSER", str(opener)), ("TMPDIR", str(tmp_path))):
@@ -138,6 +146,7 @@ def test_the_sheet_is_opened(
         with Image.open(opened) as drawn:
             assert drawn.format == "PNG" and drawn.width > 100
         assert (opened == sheet) == bool(options) and opened.stem in ("sheet", f"1-{photo.stem}")
+    assert not old.exists() and list(new.iterdir())
     opener.write_text("#!/bin/sh\nexit 1\n")
     result = run_main("caption", photo, "--checkpoint", tiny_file, "--open", "--sheet", sheet)
     assert result.returncode == 1 and f"that opens {sheet}" in result.stderr
