@@ -92,14 +92,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CaptionerError as error:
         print(f"captioner: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    except BrokenPipeError:
-        _discard_output()
-        return 1
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        is_full = error.errno == errno.ENOSPC
+        if not is_full and not isinstance(error, BrokenPipeError):
             raise
-        _discard_output()
-        print("captioner: standard output cannot be written: the disk is full", file=sys.stderr)
+        # The flush at exit must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if is_full:
+            print("captioner: standard output cannot be written: the disk is full", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -114,11 +114,6 @@ def _encode_anything(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 codecs.register_error("captioner", _encode_anything)
-
-
-def _discard_output() -> None:
-    """Redirect standard output to /dev/null, so that the flush at exit cannot fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str]) -> int:
