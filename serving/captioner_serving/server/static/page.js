@@ -48,8 +48,7 @@ export function start(element, props) {
     onLeave: () => strip.focus(visit.key),
     draw: async (kind, { record, sentence, head }, look) => {
       const settings = settingsFor(visit, record.model.name);
-      const photo = visit.url ? visit : { file: await readable(visit) };
-      return server.draw(kind, photo, settings, { sentence, head, look });
+      return server.draw(kind, await readable(visit), settings, { sentence, head, look });
     },
   });
   const strip = new Strip(element.querySelector(".strip"), {
@@ -189,7 +188,7 @@ export function start(element, props) {
   function remove(key) {
     const at = visits.findIndex((entry) => entry.key === key);
     if (at < 0) return;
-    const next = strip.neighbour(1) ?? strip.neighbour(-1), [mine] = visits.splice(at, 1);
+    const [mine] = visits.splice(at, 1), next = strip.neighbour(1) ?? strip.neighbour(-1) ?? (visits[at] ?? visits[at - 1])?.key;
     cancel(mine);
     if (removed) album.remove([removed.key]);
     offerUndo(mine);
@@ -314,9 +313,11 @@ export function start(element, props) {
     return file;
   }
 
+  const storedPhotos = () => [...visits, ...(removed ? [removed] : [])];
+
   // Empty the list: what this tab shows, and what can be undone.
   async function clear() {
-    const keys = [...visits, ...(removed ? [removed] : [])].map(({ key }) => key);
+    const keys = storedPhotos().map(({ key }) => key);
     for (const mine of visits) { cancel(mine); mine.deleted = true; }
     visits = [];
     visit = null;
@@ -382,8 +383,8 @@ export function start(element, props) {
   });
   addEventListener("popstate", restore);
   const isUnsaved = ({ unsaved }) => Object.keys(unsaved ?? {}).length > 0;
-  addEventListener("beforeunload", (event) => { if (visits.some(isUnsaved)) event.preventDefault(); });
-  document.addEventListener("visibilitychange", () => visits.filter(isUnsaved).forEach(flush));
+  addEventListener("beforeunload", (event) => { if (storedPhotos().some(isUnsaved)) event.preventDefault(); });
+  document.addEventListener("visibilitychange", () => storedPhotos().filter(isUnsaved).forEach(flush));
   const keys = element.querySelector(".keys"), walk = (step) => {
     const key = strip.neighbour(step);
     if (key === undefined) return;

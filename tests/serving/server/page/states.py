@@ -23,6 +23,9 @@ def states(visit: Visit, folder: Path) -> Iterator[str]:
     visit.choose(SAMPLES / "chelsea.jpg", folder / "cut.jpg", SAMPLES / "camera.jpg")
     visit.strip()
     yield "many"
+    tab.locator(".strip li button").first.press("?")
+    yield "keys"
+    tab.keyboard.press("Escape")
     tab.fill(".text", "A cat that looks past the camera.")
     yield "corrected"
     with tab.expect_download():

@@ -53,9 +53,6 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
         with Image.open(saved.value.path()) as overlay:
             assert overlay.size == open_image(SAMPLES / "chelsea.jpg").size
             assert saved.value.suggested_filename[:8] == "chelsea-"
-        with tab.expect_request("**/api/sheet") as drawn, tab.expect_download():
-            tab.click("[data-picture=sheet]")
-        assert address in drawn.value.post_data  # the photo, not its preview
         assert json.loads(visit.taken_home("jsonl"))["image"] == address
         visit.forget()
         desk.grant_permissions(["clipboard-read", "clipboard-write"])
