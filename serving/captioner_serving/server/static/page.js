@@ -318,7 +318,7 @@ export function start(element, props) {
   // Empty the list: what this tab shows, and what can be undone.
   async function clear() {
     const keys = storedPhotos().map(({ key }) => key);
-    for (const mine of visits) { cancel(mine); mine.deleted = true; }
+    for (const mine of storedPhotos()) { cancel(mine); mine.deleted = true; }
     visits = [];
     visit = null;
     offerUndo(null);
