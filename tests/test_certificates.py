@@ -128,7 +128,8 @@ def test_certificates_are_loaded_once(
                 pool.submit(as_source, address).result()
             RemotePhoto(name="a", url=address).read()
             WebPhoto(address, 10**9, "127.0.0.1").read()
-            fetch(address, tmp_path / str(number))
+            (folder := tmp_path / str(number)).mkdir()
+            fetch(address, folder)
     assert len(loaded) == 1
 
 
