@@ -52,8 +52,7 @@ NAVIGATION = {  # title and page
         "Prepare data": "data",
         "Train": "training",
         "Evaluate": "evaluation",
-        "Publish": "hub",
-        "Models of Hugging Face": "huggingface",
+        "Hugging Face": "huggingface",
     },
     "Learn": {
         "Attention": "attention",

@@ -91,10 +91,10 @@ def test_gradio_client_gets_the_record(server: Server) -> None:
 
 
 @pytest.mark.needs("node")
-def test_the_javascript_of_the_documentation_gets_the_record(
+def test_the_javascript_example_gets_the_record(
     server: Server, pytestconfig: pytest.Config
 ) -> None:
-    (source,) = re.findall(r"```js\n(.*?)```", (ROOT / "docs/api.md").read_text(), re.DOTALL)
+    source = (ROOT / "examples/gradio.mjs").read_text()
     for name, value in (("http://127.0.0.1:7860", server.url), ("photo.jpg", PHOTO.as_posix())):
         assert name in source
         source = source.replace(name, value)
