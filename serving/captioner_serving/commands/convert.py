@@ -87,23 +87,27 @@ def run(arguments: argparse.Namespace) -> int:
     counts: Counter[bool | str] = Counter()
     for record in chain.from_iterable(map(read, paths)):
         counts[record is not None] += 1
-        if record is not None and record.get("corrected"):
-            counts[record.get("caption_by", "person")] += 1
+        if record is not None and "corrected" in record:
+            counts["corrected"] += 1
+            counts["person"] += (
+                bool(record["corrected"]) and record.get("caption_by", "person") == "person"
+            )
     if config.keywords is not None:
         _check_trust(chain.from_iterable(map(captions, paths)))
     count = counts[True]
     if (arguments.to or "").endswith(".json"):  # COCO results have one caption for each name
         count = len({record["image"] for path in paths for record in filter(None, read(path))})
     summary = [counted(count, "caption")]
-    if by_person := counts["person"]:
-        summary.append(f"{by_person:,} by a person")
+    if counts["person"]:
+        summary.append(f"{counts['person']:,} by a person")
     if failed := counts[False]:
         summary.append(f"{counted(failed, 'failed photo')} skipped")
     if arguments.to is not None:
         with replace_file(arguments.to) as file:
             rows = chain.from_iterable(map(captions, paths))
             plain = arguments.template is not None
-            note = write_records(file, Path(arguments.to).suffix, rows, plain=plain)
+            suffix, by_person = Path(arguments.to).suffix, counts["corrected"] > 0
+            note = write_records(file, suffix, rows, plain=plain, by_person=by_person)
         summary += [f"written to {arguments.to}", *filter(None, [note])]
     problems = 0
     if config.sidecar is not None:
@@ -181,8 +185,8 @@ def _write_sidecars(
         with lock_and_log(path) as log:
             writer, sidecars = SidecarWriter(config, log), {}
             for record in captions(path):
-                if record.get("corrected") == "":
-                    counts["decorative"] += 1
+                if not record["caption"].strip():
+                    counts["decorative" if "corrected" in record else "blank"] += 1
                     continue
                 if "review" in record and "corrected" not in record:
                     counts["unsure"] += 1
@@ -207,5 +211,6 @@ def _write_sidecars(
         **embedder.counts(),
         f"{counts['unsure']:,} to review skipped": counts["unsure"],
         f"{counts['decorative']:,} decorative skipped": counts["decorative"],
+        f"{counts['blank']:,} without a caption skipped": counts["blank"],
         f"{counts['failed']:,} not written": counts["failed"],
     }, counts["failed"]

@@ -88,13 +88,18 @@ PAGE = """\ufeffimage,alt,caption,score,trust,marks,reviewed,caption_by,error
 "d.jpg","A cow in a spreadsheet","a cow",-0.5,0.9,"","false","model",""
 "e.jpg","A tree.","a tree",-0.5,0.1,"untrusted","false","model",""
 "f.jpg","","",,,"","","","f.jpg is empty"
+"g.jpg","eBay\vlogo","a logo",-0.5,0.9,"","TRUE","person",""
+"h.jpg","A sea.","a sea",-0.5,0.9,"unfamiliar","false","model",""
+"i.jpg","A sea.","a sea",-0.5,0.9,"unfamiliar","TRUE","model",""
+"j.jpg","一只狗.","一只狗",-0.5,0.9,"","true","model",""
 """
-"""The table of the page: corrected, decorative, accepted, edited afterwards, untrusted, failed."""
+"""The table of the page: corrected, decorative, accepted, edited later, untrusted, failed, with a
+control character, unfamiliar, unfamiliar and accepted, and in a script without capitals."""
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 def test_the_texts_of_a_person_reach_the_sidecars(folder: Path, run_main: Run, kind: str) -> None:
-    for name in "abcde":
+    for name in "abcdeghij":
         (folder / f"{name}.jpg").write_bytes(b"a photo")
     (folder / "page.csv").write_text(PAGE)
     write_lines(
@@ -105,19 +110,43 @@ def test_the_texts_of_a_person_reach_the_sidecars(folder: Path, run_main: Run, k
         record_of("d.jpg", "a cow", corrected="A cow in a spreadsheet"),
         record_of("e.jpg", "a tree", review=True, caption_by="model"),
         {"image": "f.jpg", "error": {"type": "image-empty", "detail": "f.jpg is empty"}},
+        record_of("g.jpg", "a logo", corrected="eBay\vlogo", caption_by="person", reviewed=True),
+        record_of("h.jpg", "a sea", unfamiliar=True, reviewed=False, caption_by="model"),
+        record_of("i.jpg", "a sea", unfamiliar=True, reviewed=True, caption_by="model"),
+        record_of("j.jpg", "一只狗", reviewed=True, caption_by="model"),
     )
     options = ("--root", ".", "--sidecar", "xmp", "--replace", "dog=cat")
     result = run_main("convert", f"page.{kind}", *options)
     assert result.returncode == 0, result.stderr
-    assert "2 by a person" in result.stderr and "1 decorative skipped" in result.stderr
-    texts = {path.stem: path.read_text() for path in folder.glob("*.xmp")}
-    assert sorted(texts) == ["a", "c", "d"]
-    for name, text in {
-        "a": "Two friends, and a dog<", "c": "A cow.<", "d": "A cow in a spreadsheet<"
-    }.items():  # fmt: skip
-        assert f">{text}" in texts[name]
+    texts = {
+        "a": "Two friends, and a dog", "c": "A cow.", "d": "A cow in a spreadsheet",
+        "g": "eBay logo", "i": "A sea.", "j": "一只狗",
+    }  # fmt: skip
+
+    def check(summary: str) -> None:
+        assert "3 by a person" in summary and "1 decorative skipped" in summary
+        assert "2 to review skipped" in summary
+        found = {path.stem: path.read_text() for path in folder.glob("*.xmp")}
+        assert sorted(found) == sorted(texts)
+        for name, text in texts.items():
+            assert f">{text}<" in found[name]
+
+    check(result.stderr)
+    if kind == "jsonl":  # and by way of a table
+        for path in folder.glob("*.xmp"):
+            path.unlink()
+        assert run_main("convert", "page.jsonl", "--to", "x.csv").returncode == 0
+        check(run_main("convert", "x.csv", *options).stderr)
     (folder / "bad.jsonl").write_text(json.dumps(record_of("a.jpg", corrected=1)) + "\n")
     assert "corrected" in run_main("convert", "bad.jsonl", "--sidecar", "xmp").stderr
+
+
+def test_blank_captions_get_no_sidecar(folder: Path, run_main: Run) -> None:
+    (folder / "a.txt").write_text("mine")
+    (folder / "c.csv").write_text("image,caption,score\na.jpg, ,-1\n")
+    result = run_main("convert", "c.csv", "--sidecar", "txt", "--existing", "overwrite")
+    assert result.returncode == 0 and "1 without a caption skipped" in result.stderr
+    assert (folder / "a.txt").read_text() == "mine"
 
 
 def test_sidecars_and_names_of_several_files_are_counted(folder: Path, run_main: Run) -> None:

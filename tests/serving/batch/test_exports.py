@@ -61,6 +61,7 @@ def test_any_text_comes_back_from_a_table_that_no_program_runs(tmp_path: Path, p
     """Split at any separator, with or without quotation marks, no cell begins as a formula."""
     signs = [*"x';,\" \n|\t@\x1b\\\u2028", "=1+1", r"\x1b"]
     names = ["x;=1+1;.jpg", "\r=1", *map("".join, product(signs, repeat=3))]
+    names += map("".join, product("',-+＋ a", repeat=4))
     texts = [name.replace("\x1b", "+").replace("\r", "-") for name in names]
     others = [{"caption": "@home", "score": -0.75}]
     output = tmp_path / "c.csv"

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import islice
@@ -55,17 +55,25 @@ def check_output(output: str) -> None:
 
 
 def write_records(
-    file: BinaryIO, suffix: str, records: Iterator[Record], *, plain: bool = False
+    file: BinaryIO,
+    suffix: str,
+    records: Iterator[Record],
+    *,
+    plain: bool = False,
+    by_person: bool = False,
 ) -> str:
     """Write records to the path of a file; return a line about the ids in COCO results, or "".
 
-    plain: add no capital letter and no full stop in .csv. Other formats never get them.
+    Args:
+        plain: add no capital letter and no full stop in .csv. Other formats never get them.
+        by_person: add the column `caption_by` in .csv.
     """
     path = Path(file.name)
     if suffix == ".json":
         return _write_coco(path, records)
     if suffix == ".csv":
-        _write_csv(path, records if plain else map(_as_sentences, records))
+        columns = (*COLUMNS, "caption_by") if by_person else COLUMNS
+        _write_csv(path, records if plain else map(_as_sentences, records), columns)
     elif suffix == ".parquet":
         _write_parquet(path, records)
     else:
@@ -82,12 +90,15 @@ def _row(record: Record) -> Record:
     }
 
 
-def _write_csv(path: Path, records: Iterator[Record]) -> None:
+def _write_csv(path: Path, records: Iterator[Record], columns: Sequence[str]) -> None:
     """Write one row per photo; bytes of a name that are not UTF-8 are written unchanged."""
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader()
-        for row in map(_row, records):
+        for record in records:
+            row = _row(record)
+            if "corrected" in record:
+                row |= {"review": None, "caption_by": record.get("caption_by", "person")}
             row["alternatives"] = "\n".join(row["alternatives"])
             row["keywords"] = ", ".join(row["keywords"] or ())
             texts = {k: _FORMULA.sub(r"\1'", v) for k, v in row.items() if isinstance(v, str)}
@@ -99,7 +110,8 @@ def _as_sentences(record: Record) -> Record:
         {**alternative, "caption": sentence(alternative["caption"])}
         for alternative in record["alternatives"]
     ]
-    return {**record, "caption": sentence(record["caption"]), "alternatives": alternatives}
+    caption = record["caption"] if "corrected" in record else sentence(record["caption"])
+    return {**record, "caption": caption, "alternatives": alternatives}
 
 
 def _write_parquet(path: Path, records: Iterator[Record]) -> None:
@@ -208,7 +220,9 @@ def _record_of_row(row: dict[str, str | None], place: str) -> Record:
     if (row.get("review") or "").strip().lower() not in ("", "false", "no", "0"):
         record["review"] = True
     if row.get("alt") is not None:
-        _read_alt(record, _text(row, "alt"), row)
+        _read_alt(record, _printable(_text(row, "alt")), row)
+    elif row.get("caption_by") == "person":
+        record["caption"] = record["corrected"] = _printable(caption)
     if not _is_sentence(record):
         raise DataError(f"{place} needs a caption, and a number as score: correct the line")
     return record
@@ -216,10 +230,20 @@ def _record_of_row(row: dict[str, str | None], place: str) -> Record:
 
 def _read_alt(record: Record, alt: str, row: dict[str, str | None]) -> None:
     """Read the alt text of the page. It is a person's if the page or its difference says so."""
-    if row.get("caption_by") == "person" or (alt and alt != sentence(record["caption"])):
+    caption: str = record["caption"]
+    # The page always adds a full stop, also to scripts without capitals.
+    models = {sentence(caption), f"{caption[:1].upper()}{caption[1:]}.", ""}
+    marks = row.get("marks") or ""
+    is_reviewed = (row.get("reviewed") or "").strip().lower() == "true"
+    if row.get("caption_by") == "person" or alt not in models:
         record["corrected"] = alt
-    elif not alt or "untrusted" in (row.get("marks") or ""):
+    elif not alt or "untrusted" in marks or ("unfamiliar" in marks and not is_reviewed):
         record["review"] = True
+
+
+def _printable(text: str) -> str:
+    """Replace control characters, which people paste from other programs, by spaces."""
+    return CONTROL.sub(" ", text.replace("\r\n", "\n"))
 
 
 def _text(row: dict[str, str | None], column: str) -> str:
@@ -260,10 +284,14 @@ def _record(line: bytes, place: str) -> Record | None:
         raise DataError(f"{place} is not a caption record: model is missing or invalid")
     keywords = record.get("keywords", [])
     text = record.get("corrected", "")
-    if not _is_text(text) or CONTROL.search(text):
+    if not _is_text(text):
         raise DataError(f"{place} is not a caption record: corrected is invalid")
     if not (isinstance(keywords, list) and all(map(_is_keyword, keywords))):
         raise DataError(f"{place} is not a caption record: keywords are invalid")
+    if "corrected" in record:
+        record["corrected"] = _printable(text)
+    elif record.get("unfamiliar") and record.get("reviewed") is False:  # only the page adds it
+        record["review"] = True
     return record
 
 
