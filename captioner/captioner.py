@@ -395,10 +395,10 @@ class Captioner:
     ) -> Iterator[Caption | ImageError]:
         """Return an iterator over the captions in order, while threads decode the next batch.
 
-        A thread reads `images`, which may be slow or endless: a caption never waits for a later
-        batch, and at most three batches are in memory. Pass a list if only the calling thread may
-        read them. Arguments and errors as for `caption`. With errors="raise", the captions of all
-        images before the faulty one are yielded first.
+        `images` may be endless: at most three batches are in memory. If they come slowly, as from a
+        camera, pass batch_size=1: nothing is read ahead then. Arguments and errors as for
+        `caption`. With errors="raise", the captions of all images before the faulty one are
+        yielded first.
         """
         if config is not None and not isinstance(config, GenerationConfig):
             raise ConfigError(

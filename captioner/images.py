@@ -7,11 +7,10 @@ import os
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from queue import SimpleQueue
-from threading import Event, Semaphore, Thread
+from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
 
 import numpy as np
@@ -154,8 +153,12 @@ def _is_seekable(file: Any) -> bool:
 
 def _expanded(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Expand ~, unless a file has this name."""
-    is_home = os.fsdecode(path).startswith("~") and not Path(path).exists()
-    return os.path.expanduser(path) if is_home else path  # noqa: PTH111 - unknown users stay
+    if not os.fsdecode(path).startswith("~") or os.path.exists(path):  # noqa: PTH110 - any text
+        return path
+    try:
+        return os.path.expanduser(path)  # noqa: PTH111 - unknown users stay
+    except ValueError:  # a null byte; opening the file raises the error
+        return path
 
 
 def _check_open(image: Image.Image) -> None:
@@ -267,46 +270,38 @@ def decode_ahead(
 ) -> Generator[list[Result]]:
     """Yield the decoded images in order, `batch_size` at a time.
 
-    A thread reads `images`, so that a batch does not wait for the next one to be read. Other
-    threads decode them. At most two batches are read and not yet yielded.
+    The caller's thread reads `images`, and other threads decode them. Two batches are read ahead,
+    but the first is yielded if it is decoded before the second is read. With a batch size of 1
+    nothing is read ahead, so that images of a slow source, such as a camera, are not late.
 
     If `images` raises an exception, it is raised again after all earlier images were yielded.
     If `decode` raises one, it is raised instead of the image's batch. `close` does not wait for
-    an image that is being read or decoded.
+    images that are being decoded.
     """
+    remaining, ahead = iter(images), 2 * batch_size if batch_size > 1 else 1
     pool = ThreadPoolExecutor(min(cores(), _MOST_THREADS), "decoding")
-    tasks: SimpleQueue[Future[Result] | BaseException | None] = SimpleQueue()  # None: the end
-    free, is_closed = Semaphore(2 * batch_size), Event()
+    tasks: deque[Future[Result]] = deque()
+    is_open, is_first, problem = True, True, None
 
-    def read() -> None:
-        try:
-            free.acquire()
-            for image in images:
-                tasks.put(pool.submit(decode, image))
-                free.acquire()
-                if is_closed.is_set():
-                    return
-            tasks.put(None)
-        except BaseException as error:  # raised in the caller's thread
-            tasks.put(error)
+    def is_filled() -> bool:
+        if is_first and len(tasks) >= batch_size:
+            return all(task.done() for task in islice(tasks, batch_size)) or len(tasks) >= ahead
+        return len(tasks) >= ahead
 
-    # A daemon, because a source such as a camera may block for ever.
-    reader = Thread(target=read, name="decoding-reader", daemon=True)
-    reader.start()
     try:
-        batch: list[Result] = []
-        while isinstance(task := tasks.get(), Future):
-            batch.append(task.result())
-            if len(batch) == batch_size:
+        while tasks or is_open:
+            while is_open and not is_filled():
+                try:
+                    tasks.append(pool.submit(decode, next(remaining)))
+                except StopIteration:
+                    is_open = False
+                except Exception as error:  # raised after the images before it are yielded
+                    is_open, problem = False, error
+            batch = [tasks.popleft().result() for _ in range(min(batch_size, len(tasks)))]
+            is_first = False
+            if batch:
                 yield batch
-                free.release(batch_size)
-                batch = []
-        reader.join()
-        if batch:
-            yield batch
-        if task is not None:
-            raise task
     finally:
-        is_closed.set()
-        free.release()
         pool.shutdown(wait=False, cancel_futures=True)
+    if problem is not None:
+        raise problem

@@ -14,6 +14,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from captioner import __version__
 from captioner.cli import VERBS, main
+from captioner_training.prepare.sources import KINDS
 
 # The source folder is the repository, so that links work on the site and in the repository.
 root_doc = "docs/index"
@@ -85,7 +86,7 @@ class CommandHelp(SphinxDirective):
         """Return the sections."""
         os.environ["COLUMNS"] = "88"
         pages = []
-        for words in [*VERBS, "prepare csv", "prepare coco-json", "prepare coco"]:
+        for words in [*VERBS, *(f"prepare {kind}" for kind in (*KINDS, "coco"))]:
             text = io.StringIO()
             with redirect_stdout(text), suppress(SystemExit):
                 main([*words.split(), "--help"])

@@ -221,13 +221,20 @@ def test_a_caption_does_not_wait_for_the_next_photo(captioner: Captioner, photo:
     assert sum(received.release() is None for _ in captions) == 3
 
 
+def test_a_source_is_read_in_the_thread_of_the_caller() -> None:
+    """A cursor of a data base, for example, works in its own thread only."""
+    threads = (threading.current_thread() for _ in range(5))
+    batches = decode_ahead(threads, lambda thread: thread, batch_size=2)
+    assert {thread for batch in batches for thread in batch} == {threading.current_thread()}
+
+
 def test_two_batches_are_decoded_ahead_of_a_slow_model() -> None:
     decoded = threading.Semaphore(0)
     batches = decode_ahead(iter(range(9)), lambda number: decoded.release() or number, batch_size=2)
-    assert next(batches) == [0, 1]
-    assert all(decoded.acquire(timeout=30) for _ in range(4))  # the next batch too
+    assert next(batches) == [0, 1] and next(batches) == [2, 3]
+    assert all(decoded.acquire(timeout=30) for _ in range(6))  # the next batch too
     assert not decoded.acquire(timeout=0.2)  # and no more
-    assert list(batches) == [[2, 3], [4, 5], [6, 7], [8]]
+    assert list(batches) == [[4, 5], [6, 7], [8]]
 
 
 def test_closing_does_not_wait_for_images_that_are_being_decoded(
@@ -239,13 +246,13 @@ def test_closing_does_not_wait_for_images_that_are_being_decoded(
     def decode(number: int) -> int:
         if number == 0:
             assert started.wait(60)
-        else:
+        elif number > 1:
             started.set()
             closed.wait(10)
         return number
 
-    batches = decode_ahead(range(9), decode, batch_size=1)
-    assert next(batches) == [0]
+    batches = decode_ahead(range(9), decode, batch_size=2)
+    assert next(batches) == [0, 1]
     start = time.monotonic()
     batches.close()
     assert time.monotonic() - start < 5
@@ -265,6 +272,12 @@ def test_a_home_folder_is_expanded(
     monkeypatch.setenv("HOME", str(photo.parent))
     caption = captioner.caption("~/photo.jpg")
     assert caption.image == "~/photo.jpg" and caption.overlay().size == (120, 80)
+
+
+@pytest.mark.parametrize("name", ["~" + 300 * "a", "~\0x"])
+def test_a_name_that_no_file_can_have_is_not_found(captioner: Captioner, name: str) -> None:
+    (error,) = captioner.caption([name], errors="return")
+    assert isinstance(error, ImageNotFoundError)
 
 
 def test_a_data_uri_is_not_repeated(captioner: Captioner) -> None:
