@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _DTYPES = ("float32", "bfloat16")
 
 # Flags in /proc/cpuinfo of x86 with AMX, and of ARM. Without them bfloat16 is slower than float32,
-# except with AMD's AVX-512 (docs/performance.md).
+# except with AMD's AVX-512.
 _FLAGS = ("amx_bf16", "bf16")
 _AMD_FLAGS = {"AuthenticAMD", "avx512_bf16"}
 
