@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from PIL import Image, ImageDraw
@@ -138,11 +138,16 @@ def pytest_collection_finish() -> None:
 
 
 def need(program: str) -> str:
-    """Return the path of a program; if it is missing, skip the test, or fail in CI (CI=true)."""
+    """Return the path of a program; see `missing`."""
     names, package = PROGRAMS[program]
-    if found := next(filter(None, map(shutil.which, names)), None):
-        return found
-    reason = f"{program} is not installed (on Debian: the package {package})"
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        missing(f"{program} is not installed (on Debian: the package {package})")
+    return found
+
+
+def missing(reason: str) -> NoReturn:
+    """Skip the test, or fail in CI (CI=true)."""
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

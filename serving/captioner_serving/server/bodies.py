@@ -204,14 +204,20 @@ async def read_parts(
     return files, values
 
 
-async def parse_body(request: Request, parse: Callable[[bytearray], Parsed]) -> Parsed:
+async def parse_body(
+    request: Request, parse: Callable[[bytearray], Parsed], *, max_bytes: int | None = None
+) -> Parsed:
     """Read a body and parse it in a thread, which keeps the event loop free.
 
     `parse` may clear the body, to free its memory as early as possible.
+
+    Raises RefusedError: the body has more than `max_bytes`.
     """
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
+        if max_bytes is not None and len(body) > max_bytes:
+            raise RefusedError("upload-too-large", f"the limit of this body is {max_bytes:,} bytes")
     return await asyncio.get_running_loop().run_in_executor(_PARSERS, parse, body)
 
 

@@ -118,10 +118,15 @@ _STATUS: tuple[tuple[type[CaptionerError], int], ...] = (
 
 def failure(error: Exception) -> JSONResponse:
     """Return the answer after an unexpected exception."""
+    return problem(unexpected(error))
+
+
+def unexpected(error: Exception) -> CaptionerError:
+    """Return the error that a client gets for an unexpected exception."""
     if is_out_of_memory(error):
-        return problem(MemoryShortError())
+        return MemoryShortError()
     detail = "the server failed on this request; its log has the reason: try again"
-    return problem(RefusedError("internal-error", detail))
+    return RefusedError("internal-error", detail)
 
 
 def bad_fields(errors: Iterable[Mapping[str, Any]]) -> ConfigError:

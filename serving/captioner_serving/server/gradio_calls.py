@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import secrets
 import time
 from collections import Counter
@@ -22,9 +23,10 @@ from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
 
 from captioner.errors import CaptionerError
+from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.api import CaptionFields
 from captioner_serving.server.bodies import Upload, parse_body, parse_object, read_parts
-from captioner_serving.server.errors import BusyError, RefusedError, bad_fields
+from captioner_serving.server.errors import BusyError, RefusedError, bad_fields, unexpected
 from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
 
@@ -34,6 +36,9 @@ FIELDS = ("beam_size", "captions", "attention", "check_attention", "style", "min
 _KEPT = 60.0  # seconds that uploads, and results without a reader, are kept
 _SMALLEST = 16_384  # bytes; smaller uploads count as much, which limits their number
 _HEARTBEATS = 16  # open streams of a client
+_LONGEST_CALL = 16_000  # bytes
+_LONGEST_SESSION, _LONGEST_NAME = 64, 255  # characters
+_LOGGER = logging.getLogger("captioner.server")
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class GradioCalls:
     async def watch(self) -> None:
         """Delete old photos and results, until cancelled."""
         while True:
-            await asyncio.sleep(30)
+            await asyncio.sleep(10)
             self._expire()
 
     def close(self) -> None:
@@ -111,11 +116,15 @@ class GradioCalls:
 
     async def _join(self, request: Request) -> dict[str, str]:
         """Begin a call of the endpoint."""
-        call = await parse_body(request, parse_object)
+        call = await parse_body(request, parse_object, max_bytes=_LONGEST_CALL)
         self._expire()
         name, values = call.get("session_hash"), call.get("data")
-        if not isinstance(name, str):
-            raise RefusedError("bad-request", "session_hash is missing: use gradio_client")
+        if not isinstance(name, str) or len(name) > _LONGEST_SESSION:
+            raise RefusedError(
+                "bad-request",
+                f"session_hash must be a text of at most {_LONGEST_SESSION} characters: use "
+                "gradio_client",
+            )
         if not isinstance(values, list) or len(values) != 1 + len(FIELDS):
             count = 1 + len(FIELDS)
             raise RefusedError("bad-request", f"/caption takes {count} values: use gradio_client")
@@ -129,10 +138,16 @@ class GradioCalls:
                 f"the call names a file that was not uploaded, or more than {_KEPT:.0f} s ago: use "
                 "handle_file('photo.jpg')",
             )
+        file_name = image.get("orig_name")
+        if not isinstance(file_name, str | None) or len(file_name or "") > _LONGEST_NAME:
+            raise RefusedError(
+                "bad-request",
+                f"orig_name must be a text of at most {_LONGEST_NAME} characters: rename the photo",
+            )
         client, event = client_of(request.scope), secrets.token_hex(16)
         session = self._session(name, client)
         fields = dict(zip(FIELDS, values[1:], strict=True))
-        work = self._output(photo.upload.data, fields, image.get("orig_name"), client)
+        work = self._output(photo.upload.data, fields, file_name, client)
         session.calls[event] = task = asyncio.create_task(work)
         task.add_done_callback(lambda _: session.done.put_nowait(event))
         return {"event_id": event}
@@ -151,7 +166,7 @@ class GradioCalls:
         return session
 
     async def _output(
-        self, photo: bytes, values: dict[str, Any], name: object, client: str
+        self, photo: bytes, values: dict[str, Any], name: str | None, client: str
     ) -> dict[str, Any]:
         try:
             fields = CaptionFields(**{**values, "style": values["style"] or None})
@@ -165,6 +180,10 @@ class GradioCalls:
             return {"error": bad_fields(error.errors()).detail}
         except CaptionerError as error:
             return {"error": str(error)}
+        except Exception as error:
+            if not is_out_of_memory(error):
+                _LOGGER.exception("a call of gradio_client failed")
+            return {"error": str(unexpected(error))}
 
     async def _data(self, session_hash: str = "") -> Response:
         """Stream the results of a session, until all its calls are answered."""
@@ -190,7 +209,7 @@ class GradioCalls:
                 output = {"error": "cancelled"} if call.cancelled() else call.result()
                 success = "error" not in output
                 yield _message("process_completed", event, output=output, success=success)
-            self._sessions.pop(name, None)  # a later call begins another session
+            self._drop(name, session)  # a later call begins another session
             yield _message("close_stream")
         finally:
             session.readers -= 1
@@ -198,7 +217,7 @@ class GradioCalls:
                 self._drop(name, session)
 
     async def _cancel(self, request: Request) -> dict[str, bool]:
-        call = await parse_body(request, parse_object)
+        call = await parse_body(request, parse_object, max_bytes=_LONGEST_CALL)
         session = self._sessions.get(str(call.get("session_hash")))
         task = session and session.calls.get(str(call.get("event_id")))
         return {"success": bool(task and task.cancel())}

@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from starlette.types import ASGIApp
@@ -18,6 +20,7 @@ from captioner.captioner import Captioner
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.service import CaptionService, start_reader
+from tests.conftest import missing
 from tests.launcher import NO_DRAFTS
 from tests.serving.server.conftest import run_async
 
@@ -29,17 +32,36 @@ def until(true: Callable[[], Any], seconds: float = 300.0) -> bool:
     return bool(true())
 
 
-class Clock:
-    """The clock of this process, which can be advanced.
+def bindable(address: str) -> str:
+    """Return an address of this machine; if it has none such, see `missing`."""
+    try:
+        socket.create_server((address, 0)).close()
+    except OSError as error:
+        missing(f"{address} cannot be bound ({error}); on macOS: ifconfig lo0 alias {address}")
+    return address
 
-    When a test ends it goes back. A server that then still runs would wait for as long, so servers
-    that tests share run in processes of their own, or end before other tests.
+
+def client_at(url: str | httpx.URL, address: str = "127.0.0.1", **options: Any) -> httpx.Client:
+    """Return a client whose requests come from an address of this machine."""
+    transport = httpx.HTTPTransport(local_address=bindable(address), verify=False)
+    return httpx.Client(base_url=url, transport=transport, timeout=300, **options)
+
+
+class Clock:
+    """The clock of this process, or of one module, which can be advanced.
+
+    When a test ends it goes back. With the clock of the process, a server that then still runs
+    would wait for as long, because its event loop has this clock.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType | None = None) -> None:
         self.ahead = 0.0
         real = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: real() + self.ahead)
+        advanced = SimpleNamespace(monotonic=lambda: real() + self.ahead)
+        if module is not None:
+            monkeypatch.setattr(module, "time", advanced)
+        else:
+            monkeypatch.setattr(time, "monotonic", advanced.monotonic)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import secrets
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +17,13 @@ from PIL import Image
 
 from captioner import Captioner
 from captioner.checkpoint import Checkpoint
+from captioner_serving.server import gradio_calls
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.service import CaptionService
 from tests.conftest import ROOT, make_tiny, make_trust
 from tests.node import install, run_module
 from tests.serving.server.conftest import SAMPLES, Server
-from tests.serving.server.running import Clock, serving
+from tests.serving.server.running import Clock, client_at, serving
 
 PHOTO = SAMPLES / "coffee.jpg"
 USUAL = (1, 1, False, False, None, None)
@@ -160,8 +163,9 @@ def test_only_uploads_are_captioned(api: httpx.Client, server: Server) -> None:
         ({"a": 1}, USUAL, {}, "handle_file"),
         (None, USUAL[1:], {}, "takes 7 values"),
         (None, USUAL, {"data": 7}, "takes 7 values"),
-        (None, USUAL, {"session_hash": None}, "session_hash is missing"),
-        (None, USUAL, {"session_hash": ["x"]}, "session_hash is missing"),
+        (None, USUAL, {"session_hash": None}, "session_hash"),
+        (None, USUAL, {"session_hash": ["x"]}, "session_hash"),
+        (None, USUAL, {"session_hash": 65 * "x"}, "session_hash"),
     ],
 )
 def test_an_invalid_call_is_refused(
@@ -172,11 +176,62 @@ def test_an_invalid_call_is_refused(
     assert said in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("body", [b"{", b"[1]", b"[" * 15_000, b"x" * 20_000])
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"[" * 15_000])
 def test_a_malformed_call_is_refused(api: httpx.Client, body: bytes) -> None:
     answer = api.post("/gradio_api/queue/join", content=body)
     assert answer.status_code == 400
     assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("path", ["/gradio_api/queue/join", "/gradio_api/cancel"])
+def test_a_call_has_at_most_16_000_bytes(trusting: httpx.Client, path: str) -> None:
+    """It is refused before the rest of it is received."""
+    image = file_data(upload(trusting))
+    body = json.dumps({"data": [image, *USUAL], "session_hash": "sized"}).encode()
+    assert trusting.post(path, content=body.ljust(16_000)).status_code == 200
+    refused = trusting.post(path, content=body.ljust(16_001))
+    assert (refused.status_code, refused.json()["type"]) == (413, "upload-too-large")
+    where = trusting.base_url
+    with socket.create_connection((where.host, where.port), 60) as peer:
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n\r\n"
+        peer.sendall(head.encode() + body.ljust(16_001))
+        assert peer.recv(12).endswith(b" 413")
+
+
+@pytest.mark.parametrize("name", [256 * "x", ["mine.jpg"], 7])
+def test_the_name_of_a_photo_is_short(trusting: httpx.Client, name: Any) -> None:
+    answer = call(trusting, file_data(upload(trusting)) | {"orig_name": name}, *USUAL)
+    assert (answer.status_code, answer.json()["type"]) == (400, "bad-request")
+
+
+@pytest.mark.parametrize("name", [255 * "ä", None])
+def test_a_record_has_the_name_of_its_photo(trusting: httpx.Client, name: Any) -> None:
+    answer = call(trusting, file_data(upload(trusting)) | {"orig_name": name}, *USUAL)
+    assert result(trusting, answer)["data"][0]["image"] == name
+
+
+def test_an_unexpected_error_ends_one_call(
+    trusting: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, and other calls of the session are answered."""
+    caption_one = CaptionService.caption_one
+
+    async def failing(service: CaptionService, *order: Any, **options: Any) -> Any:
+        caption = await caption_one(service, *order, **options)
+        return caption if caption.alternatives else 1 / 0
+
+    monkeypatch.setattr(CaptionService, "caption_one", failing)
+    image, session = file_data(upload(trusting)), {"session_hash": "failing"}
+    failed, good = (
+        call(trusting, image, captions, captions, *USUAL[2:], **session).json()["event_id"]
+        for captions in (1, 2)
+    )
+    stream = trusting.get("/gradio_api/queue/data", params=session).text
+    messages = [json.loads(line[5:]) for line in stream.splitlines() if line]
+    outputs = {message["event_id"]: message.get("output") for message in messages}
+    assert "log" in outputs[failed]["error"] and "zero" not in stream
+    assert outputs[good]["data"][0]["caption"]
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_an_upload_has_one_file_of_limited_size(api: httpx.Client) -> None:
@@ -205,19 +260,13 @@ def few(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[httpx.Client, Clock]]:
     """A server with room for four unread results of one client and 2 MB, and a clock."""
-    clock = Clock(monkeypatch)
+    clock = Clock(monkeypatch, gradio_calls)
     config = ServerConfig(queue=4, max_upload=200_000)
     with (
         serving(Captioner(tiny_checkpoint), config) as url,
         httpx.Client(base_url=url, timeout=300) as client,
     ):
         yield client, clock
-
-
-def at(client: httpx.Client, address: str) -> httpx.Client:
-    """A client of the same server at another address."""
-    transport = httpx.HTTPTransport(local_address=address)
-    return httpx.Client(base_url=client.base_url, transport=transport, timeout=300)
 
 
 def test_uploads_are_limited_by_address_and_in_total_and_kept_for_a_minute(
@@ -230,7 +279,8 @@ def test_uploads_are_limited_by_address_and_in_total_and_kept_for_a_minute(
         assert answer.status_code == 200 or answer.headers["Retry-After"] == "60"
         return answer.status_code
 
-    with at(client, "127.0.0.2") as modest, at(client, "127.0.0.3") as third:
+    url = client.base_url
+    with client_at(url, "127.0.0.2") as modest, client_at(url, "127.0.0.3") as third:
         assert [send(client) for _ in range(6)] == [200] * 5 + [503]  # half of the space
         assert [send(modest) for _ in range(5)] == [200] * 5
         assert send(third) == 503
@@ -245,6 +295,7 @@ def test_one_upload_may_be_larger_than_half_of_the_space(
     trusting: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ServerConfig, "max_bodies", 21_000_000)
+    Clock(monkeypatch, gradio_calls).ahead = 61  # uploads of other tests have expired
     files = {"files": ("x.jpg", bytes(19_000_000))}
     assert trusting.post("/gradio_api/upload", files=files).status_code == 200
 
@@ -259,7 +310,7 @@ def test_unread_results_are_limited_and_dropped_after_a_minute(
     assert calls[4].headers["Retry-After"] == "60"
     statuses = []
     for number in (2, 3, 4, 5):  # room for 16 of all clients
-        with at(client, f"127.0.0.{number}") as other:
+        with client_at(client.base_url, f"127.0.0.{number}") as other:
             statuses += [call(other, image, *USUAL).status_code for _ in range(4)]
     assert statuses == [200] * 12 + [503] * 4
     assert result(client, calls[0])["data"][0]["caption"]

@@ -25,7 +25,7 @@ from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.records import Records
 from captioner_serving.server.urls import WebPhoto
 from tests.serving.server.conftest import SAMPLES
-from tests.serving.server.running import serving, until
+from tests.serving.server.running import bindable, client_at, serving, until
 from tests.web import Handler, hosting
 
 pytestmark = pytest.mark.slow
@@ -116,22 +116,21 @@ def test_a_slow_host_does_not_block_other_photos(
     monkeypatch.setattr(fair_queue, "_HEAVY_USE", 0.5)  # seconds of work, which are ten
 
     def ask(address: str, path: str, done: list[int]) -> None:
-        options: Any = {"headers": {"Authorization": f"Bearer {TOKEN}"}, "timeout": 300}
-        transport = httpx.HTTPTransport(local_address=address)
-        with httpx.Client(base_url=shared, transport=transport, **options) as client:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        with client_at(shared, address, headers=headers) as client:
             answer = client.post("/api/caption", files={"image_url": (None, f"{web}/{path}")})
             done.append(answer.status_code)
 
     slow: list[int] = []
     quick: list[int] = []
+    heavy, light = bindable("127.0.0.2"), bindable("127.0.0.3")
     threads = [
-        threading.Thread(target=ask, args=("127.0.0.2", "slow", slow), daemon=True)
-        for _ in range(18)
+        threading.Thread(target=ask, args=(heavy, "slow", slow), daemon=True) for _ in range(18)
     ]
     for thread in threads:
         thread.start()
     assert until(lambda: slow)  # the attacker has taken a second
-    ask("127.0.0.3", "quick", quick)
+    ask(light, "quick", quick)
     assert quick == [200] and len(slow) == 1
     Hosts.open.set()
     for thread in threads:

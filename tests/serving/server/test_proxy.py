@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.serving.server.conftest import SAMPLES, Server, serve
 from tests.serving.server.proxy import nginx
-from tests.serving.server.running import until
+from tests.serving.server.running import client_at, until
 from tests.serving.server.test_api import jpeg
 from tests.serving.server.test_limits import head
 
@@ -78,8 +78,7 @@ def test_a_post_of_the_page_itself_is_of_this_site(client: httpx.Client) -> None
 def test_servers_behind_a_proxy_get_the_real_client_address(
     client: httpx.Client, servers: tuple[Server, Server]
 ) -> None:
-    transport = httpx.HTTPTransport(local_address="127.0.0.9")
-    with httpx.Client(base_url=client.base_url, transport=transport, timeout=300) as other:
+    with client_at(client.base_url, "127.0.0.9") as other:
         other.get("api/health", headers={"X-Forwarded-For": "203.0.113.9"})
     lines = lambda: "".join(line for server in servers for line in server.lines)  # noqa: E731
     assert until(lambda: '"client": "127.0.0.9"' in lines())
@@ -160,6 +159,5 @@ def test_connections_per_address_are_limited(client: httpx.Client) -> None:
         ]
         statuses = [peer.recv(12)[9:12] for peer in peers]
         assert statuses.count(b"503") >= 15
-        transport = httpx.HTTPTransport(local_address="127.0.0.9")
-        with httpx.Client(base_url=client.base_url, transport=transport, timeout=300) as other:
+        with client_at(client.base_url, "127.0.0.9") as other:
             assert other.get("api/health").status_code == 200

@@ -23,7 +23,7 @@ from captioner.captioner import Captioner, PreparedImage
 from captioner.checkpoint import Checkpoint
 from captioner.generation.config import GenerationConfig
 from captioner_serving.server.batcher import Batcher
-from tests.serving.server.running import Clock, serving, until
+from tests.serving.server.running import Clock, bindable, client_at, serving, until
 from tests.serving.server.test_endpoint import USUAL, call, file_data, result, upload
 
 pytestmark = pytest.mark.slow
@@ -80,11 +80,6 @@ def grey(level: int) -> bytes:
     return buffer.getvalue()
 
 
-def client(url: str, address: str = "127.0.0.1") -> httpx.Client:
-    transport = httpx.HTTPTransport(local_address=address, verify=False)
-    return httpx.Client(base_url=url, transport=transport, timeout=60)
-
-
 @contextmanager
 def waiting(
     url: str, level: int, fields: dict[str, str] | None = None, address: str = "127.0.0.1"
@@ -95,7 +90,7 @@ def waiting(
     lines = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
     where = urlsplit(url)
     place = (str(where.hostname), where.port or 80)
-    with socket.create_connection(place, 60, (address, 0)) as peer:
+    with socket.create_connection(place, 60, (bindable(address), 0)) as peer:
         peer.sendall(f"POST /api/caption HTTP/1.1\r\n{lines}\r\n".encode() + request.read())
         yield peer
 
@@ -191,7 +186,7 @@ def test_a_client_that_disconnects_leaves_the_queue(
         assert until(lambda: model.batches)
         with waiting(url, 2):
             assert until(lambda: len(queued) == 2)
-        with client(url) as made:
+        with client_at(url) as made:
             assert until(lambda: "captioner_queue_images 1.0" in made.get("/metrics").text)
             left = 'captioner_requests_total{route="/api/caption",status="499"} 1.0'
             assert until(lambda: left in made.get("/metrics").text)
@@ -201,7 +196,7 @@ def test_a_client_that_disconnects_leaves_the_queue(
 
 
 def send(url: str, count: int, fields: dict[str, str] | None = None) -> httpx.Response:
-    with client(url) as made:
+    with client_at(url) as made:
         parts = [("image", ("x.png", grey(level))) for level in range(1, count + 1)]
         return made.post("/api/caption", files=parts, data=fields or {})
 
@@ -212,7 +207,7 @@ def test_retry_after_follows_the_queue(url: str, model: Model) -> None:
     @contextmanager
     def full(fields: dict[str, str] | None = None) -> Iterator[int]:
         model.going.clear()
-        with ThreadPoolExecutor(1) as pool, client(url) as made:
+        with ThreadPoolExecutor(1) as pool, client_at(url) as made:
             done: Future[httpx.Response] = pool.submit(send, url, 64, fields)
             assert until(lambda: "captioner_queue_images 64.0" in made.get("/metrics").text)
             try:
@@ -243,7 +238,7 @@ def test_health_depends_on_the_model_not_on_its_queue(
     first.going.set()
 
     def health() -> tuple[int, str]:
-        with client(url) as made:
+        with client_at(url) as made:
             answer = made.get("/api/health")
             return answer.status_code, answer.json().get("type", "")
 
@@ -263,7 +258,7 @@ def test_health_depends_on_the_model_not_on_its_queue(
 def test_a_call_of_gradio_that_nobody_reads_is_dropped_while_the_model_works(
     model: Model, url: str, clock: Clock
 ) -> None:
-    with client(url) as http:
+    with client_at(url) as http:
         image = file_data(upload(http))
         left = call(http, image, *USUAL)
         assert until(lambda: bool(model.batches))
@@ -273,3 +268,22 @@ def test_a_call_of_gradio_that_nobody_reads_is_dropped_while_the_model_works(
         assert http.get("/gradio_api/queue/data", params=query).status_code == 404
         model.going.set()
         assert result(http, read)["data"][0]["caption"]
+
+
+def test_an_old_reader_leaves_a_newer_session_of_its_name(
+    model: Model, url: str, clock: Clock
+) -> None:
+    path, query = "/gradio_api/queue/data", {"session_hash": "one"}
+    with client_at(url) as http, ExitStack() as stack:
+        image = file_data(upload(http))
+        call(http, image, *USUAL, session_hash="one")
+        first, second = (
+            stack.enter_context(http.stream("GET", path, params=query)) for _ in range(2)
+        )
+        model.going.set()
+        assert "process_completed" in first.read().decode()
+        newer = call(http, image, *USUAL, session_hash="one")
+        clock.ahead += 16  # the second reader looks for calls every 15 s
+        assert http.get("/api/health").status_code == 200  # wakes the server's loop
+        assert "process_completed" not in second.read().decode()
+        assert result(http, newer)["data"][0]["caption"]
