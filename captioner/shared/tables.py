@@ -14,7 +14,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -230,8 +230,13 @@ def read_json(source: Source, *, name: str) -> Any:
         raise DataError(f"{name} is not JSON: {error}") from error
 
 
-def read_json_rows(source: Source, *, name: str) -> list[tuple[int, Any]]:
-    """Return the values of JSON Lines or of a JSON list, numbered from 1. Raises DataError."""
+def read_json_rows(
+    source: Source, *, name: str, report: Callable[[int], None] | None = None
+) -> list[tuple[int, Any]]:
+    """Return the values of JSON Lines or of a JSON list, numbered from 1. Raises DataError.
+
+    `report` receives the number of each line that is not JSON; if it is None, they are errors.
+    """
     text = read_text(source, name=name)
     if text.lstrip().startswith("["):
         try:
@@ -240,13 +245,23 @@ def read_json_rows(source: Source, *, name: str) -> list[tuple[int, Any]]:
             pass  # JSON Lines whose values are lists
         else:
             return list(enumerate(values, 1))
-    rows = []
+    rows: list[tuple[int, Any]] = []
+    damaged: dict[int, Exception] = {}
     for number, line in enumerate(text.split("\n"), 1):  # strings may contain other line ends
         if line.strip():
             try:
                 rows.append((number, json.loads(line)))
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{name}: line {number} is not JSON ({error})") from error
+                damaged[number] = error
+    if damaged and len(rows) <= len(damaged) and not any(row < min(damaged) for row, _ in rows):
+        try:
+            return [(1, json.loads(text))]  # one value on several lines
+        except (ValueError, RecursionError) as error:
+            report, damaged = None, {getattr(error, "lineno", 1): error}
+    for number, problem in damaged.items():
+        if report is None:
+            raise DataError(f"{name}: line {number} is not JSON ({problem})") from problem
+        report(number)
     return rows
 
 

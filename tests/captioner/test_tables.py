@@ -120,6 +120,7 @@ def test_formats_beside_text(tmp_path: Path) -> None:
         ("t.xlsx", b"PK\x03\x04", r"t\.xlsx cannot be read as a workbook \(.*export it as CSV"),
         ("t.parquet", b"PAR1", r"t\.parquet cannot be read as Parquet"),
         ("t.jsonl", b'{"path": 1}\n{"path"', r"t\.jsonl: line 2 is not JSON"),
+        ("t.json", b'[\n{"path": 1}\n{"path": 2}\n]', r"t\.json: line 3 is not JSON"),
         ("t.csv", b"file,note\n1.jpg,x\n", r"t\.csv has no column 'path'; it has file, note"),
     ],
 )

@@ -201,6 +201,9 @@ def test_parts_of_the_report_that_failed_are_made_by_the_same_command(
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
+    def refuse(*_: object) -> None:
+        raise DataError("too few content words")
+
     out = tmp_path / "run"
     here = Path(shutil.copytree(place, tmp_path / "place"))
     photos = here / "data" / "test-00.tar"
@@ -213,9 +216,18 @@ def test_parts_of_the_report_that_failed_are_made_by_the_same_command(
     assert "there are 30 and 10." in said
     assert (out / "report.html").is_file()
     (tmp_path / "test-00.tar").rename(photos)
-    said = train(run_main, here, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(conclusion, "MIN_PHOTOS", 5)
+        patch.setattr(conclusion, "write_trust", refuse)
+        said = train(run_main, here, out)
+    assert "trust: too few content words" in said
     assert "on 20 test photos" in said and "on 20 test photos" in (out / "report.html").read_text()
-    assert len(train(run_main, here, out).splitlines()) == 1  # the run is finished
+    note = json.loads((out / "finished.json").read_text())
+    for concluded in (note, {name: note[name] for name in note if name != "concluded"}):
+        (out / "finished.json").write_text(
+            json.dumps(concluded)
+        )  # the second of an earlier version
+        assert len(train(run_main, here, out).splitlines()) == 1  # the run is finished
 
 
 def test_with_one_validation_photo_the_cross_entropy_chooses_the_epoch(

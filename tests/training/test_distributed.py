@@ -22,7 +22,7 @@ from captioner import ConfigError
 from captioner_training.data.batches import BucketSampler
 from captioner_training.distributed import start_processes
 from captioner_training.run_folder import lock_folder
-from tests.launcher import Run, environment
+from tests.launcher import PATH, Run, environment
 from tests.training.runs import (
     MODEL,
     assert_same,
@@ -207,19 +207,24 @@ ERRORS = {
     "smoek": "there is no recipe 'smoek', did you mean smoke?",
     "RECIPE --keep_files false": "another `captioner train` is running in",
     "RECIPE --stages.1.batch_size 1": "a batch has 1 of the 31 images",
+    "RECIPE --log wandb": "--log wandb failed (no API key configured): run `wandb login`",
 }
 
 
 def test_errors_are_printed_by_one_process_of_two(recipe: Path, tmp_path: Path) -> None:
     """The other process waits without a message: torchrun ends it when the first has ended."""
     running: list[list[subprocess.Popen[str]]] = []
+    (tmp_path / "wandb.py").write_text(  # as without a key and a terminal to ask for one
+        "class Error(Exception): pass\ndef init(**_): raise Error('no API key configured')\n"
+    )
     with ExitStack() as locks:
         for number, line in enumerate(ERRORS):
             out = tmp_path / str(number)
             if "--keep_files" in line:
                 locks.enter_context(lock_folder(out / "lock", command="train", folder=out))
             words = line.replace("RECIPE", str(recipe)).split()
-            running.append(pair("train", *words, "--out", out))
+            path = f"{tmp_path}{os.pathsep}{PATH}" if "wandb" in line else PATH
+            running.append(pair("train", *words, "--out", out, PYTHONPATH=path))
         for (first, second), message in zip(running, ERRORS.values(), strict=True):
             errors = first.communicate(timeout=300)[1]
             second.terminate()

@@ -215,6 +215,12 @@ def test_what_cannot_work_is_refused(fields: dict[str, str], problem: str) -> No
         ("seed: 2024-99-99", "seed: should be a valid integer"),
         (f"seed: {'9' * 5000}", "seed: "),
         (f"seed: {'[' * 500}", "invalid YAML"),
+        ("seed: !!map [1]", "invalid YAML: expected a mapping node"),
+        ("a: !!set [1]", "invalid YAML: expected a mapping node"),
+        *(
+            (f"seed: {text}", "invalid YAML")
+            for text in ("!!bool maybe", "!!int ''", "!!timestamp x")
+        ),
         ("[1, 2]", "not a YAML mapping"),
         ("seed: 1\nname: a\nseed: 2", "line 3: invalid YAML: seed is given twice"),
         ("generation: {beam_size: 2, beam_size: 3}", "beam_size is given twice"),

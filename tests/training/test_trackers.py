@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,19 +101,3 @@ def test_a_tracker_that_is_not_installed_is_named(
     assert (result.returncode, result.stdout) == (2, "")
     assert "--log wandb needs wandb: pip install 'captioner[wandb]'" in result.stderr
     assert not list(tmp_path.iterdir())
-
-
-def test_a_run_without_a_key_of_wandb_ends_with_a_remedy(
-    run_main: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with an installed wandb that has no key and no terminal to ask for one."""
-
-    def init(**_: object) -> None:
-        raise OSError("no API key configured")
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Error=OSError, init=init))
-    recipe = write_own(tmp_path, train=12, val=2) / "own.yaml"
-    options = ("--data.root", tmp_path, "--out", tmp_path / "run", "--log", "wandb")
-    result = run_main("train", recipe, *options)
-    assert (result.returncode, result.stdout) == (2, "") and "Traceback" not in result.stderr
-    assert "--log wandb failed (no API key configured): run `wandb login`" in result.stderr

@@ -17,7 +17,7 @@ import torch
 
 from captioner.captioner import Captioner
 from captioner.checkpoint import load_checkpoint
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, DataError
 from captioner.shared.text import counted, printable
 from captioner.trust.trust import trust_file
 from captioner_training.data.corpus import Corpus
@@ -47,10 +47,11 @@ def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
     """Write best.trust.safetensors, `gain` in finished.json, and report.html of a finished run.
 
     CIDEr is measured as in `captioner evaluate`, on the saved checkpoint with its consensus. If one
-    part fails, its error is printed and the other parts are still written.
+    part fails, its error is printed and the other parts are still written. Another call makes the
+    failed parts again, unless their photos or captions are the reason.
     """
     note = read_json(out / "finished.json") or {}
-    if not (note.get("concluded") and (out / "report.html").exists()):
+    if not (note.get("concluded", True) and (out / "report.html").exists()):
         _Conclusion(recipe=recipe, out=out, device=device, note=note).run()
 
 
@@ -62,7 +63,7 @@ class _Conclusion:
     out: Path
     device: torch.device
     note: dict[str, Any]
-    has_failed: bool = False
+    is_final: bool = True  # whether the same command cannot make more parts
 
     @property
     def best(self) -> Path:
@@ -102,7 +103,8 @@ class _Conclusion:
                 return work()
         except CaptionerError as error:
             _print(f"{part}: {error}")
-            self.has_failed = True
+            may_pass = isinstance(error.__cause__, OSError | RuntimeError)
+            self.is_final &= isinstance(error, DataError) and not may_pass
             return None
 
     def _write_report(
@@ -119,8 +121,7 @@ class _Conclusion:
             best_at=None if best_at is None else (best_at[0], best_at[1]),
             has_cider=len(validation) >= MIN_IMAGES,
         )
-        if not self.has_failed:
-            write_json(self.out / "finished.json", {**self.note, "concluded": True})
+        write_json(self.out / "finished.json", {**self.note, "concluded": self.is_final})
 
     def _measure_gain(self) -> dict[str, Any]:
         """Compare best.safetensors with the original model and store the result."""

@@ -398,7 +398,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = set[str]()
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if str(key.value) in names:
                 problem = f"{key.value} is given twice"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
@@ -409,7 +409,7 @@ class _Loader(yaml.SafeLoader):
 def _parse(text: str, source: str) -> Any:
     try:
         return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = problem or str(error).splitlines()[0]

@@ -140,6 +140,7 @@ def test_a_null_caption_has_no_words_and_tables_of_the_batch_are_read(tmp_path: 
         ('{"image_id": 7}', "entry 1 has no caption"),
         ('{"image_id": 1, "caption": "a"}', "none of the 3 images"),
         ("", "none of the 3 images"),
+        ('[\n{"image_id": 1}\n{"image_id": 2}\n]', "line 3 is not JSON"),
         ("[" * 100_000, "is not JSON"),  # deeper than Python can read
     ],
 )

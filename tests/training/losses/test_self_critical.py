@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from captioner.generation.constraints import Constraints
 from captioner.model.config import DecoderConfig
-from captioner.model.decoder import Decoder, build_decoder
+from captioner.model.decoder import Decoder, DecoderOutput, build_decoder
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
 from captioner_training.data.batches import Batch
 from captioner_training.losses.cider import CiderD
@@ -147,6 +148,21 @@ def test_start_tokens_are_not_sampled_and_have_no_probability(decoder: Decoder) 
     output = decoder(features, tokens[..., :-1])
     critic.loss(TeacherForcedOutput(decoder, output, captions)).backward()
     assert decoder.output_bias.grad is not None and decoder.output_bias.grad[5] == 0
+
+
+def test_drawn_captions_are_policy_gradients(decoder: Decoder) -> None:
+    """The slope at the logits is weight x (p - onehot) over the words that can be drawn."""
+    deep = torch.randn(1, 2, 1, 16, requires_grad=True)
+    targets = torch.tensor([[[5], [6]]])
+    tokens = torch.cat([torch.full_like(targets, START), targets], dim=-1)
+    captions = Captions(tokens, Counts.of(tokens), torch.tensor([[2.0, -0.5]]))
+    reading = TeacherForcedOutput(decoder, DecoderOutput(deep), captions)
+    critic_of([[("a",)]], temperature=1.0).loss(reading).backward()
+    logits = decoder.logits(deep.detach())
+    logits[..., [PAD, START, UNK]] = -torch.inf
+    slope = logits.softmax(dim=-1) - F.one_hot(targets, len(WORDS) + 4)
+    expected = captions.advantages[..., None, None] / 2 * slope @ decoder.embedding.weight
+    torch.testing.assert_close(deep.grad, expected, atol=1e-6, rtol=1e-4)
 
 
 def test_captions_are_drawn_in_the_style_of_their_image(decoder: Decoder) -> None:

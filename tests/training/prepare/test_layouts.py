@@ -133,6 +133,7 @@ def test_a_column_of_splits_is_preferred_to_the_names_of_files(tmp_path: Path) -
     for number, (table, split) in enumerate(zip(tables, ("test", ""), strict=True)):
         write_photo(tmp_path / f"{number}.jpg")
         write_table(table, [f"{number}.jpg,of {number},{split}"], "image,caption,split")
+    write_table(tmp_path / "captions.txt", ["0.jpg,of another"])  # folder: tables of splits first
     for command in (["csv", *tables], ["folder", tmp_path]):
         assert splits(read(*command)) == {"of 0": "test", "of 1": "val"}
 

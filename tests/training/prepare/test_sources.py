@@ -29,7 +29,7 @@ from tests.training.prepare.conftest import (
     read,
     write_table,
 )
-from tests.training.prepare.layouts import photo, write_photo, write_tar
+from tests.training.prepare.layouts import ROWS, photo, write_parquet, write_photo, write_tar
 
 
 def by_macos(text: str) -> str:
@@ -93,6 +93,9 @@ def test_hidden_linked_and_deleted_photos(photos: Path) -> None:
     data = read("folder", photos)
     assert names_of(data) == [f"{n}.jpg" for n in range(8)]
     assert "thumbnails or deleted files: 3 (" in "\n".join(data.problems.notes())
+    write_parquet(photos, lambda split: photos / {"val": "#recycle"}.get(split, "kept") / "0.pq")
+    captions = {caption for image in read("parquet", photos).images for caption in image.captions}
+    assert captions == {caption for _, caption, split in ROWS if split != "val"}
 
 
 def test_names_that_are_not_utf_8_are_written_in_utf_8(

@@ -208,10 +208,14 @@ def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problem
     assert read(tmp_path, text, problems, "t.json") == {"1.jpg": ("a", "b", "")}
     assert "2 (item 2 is not a JSON object; item 3 names no image)" in problems.report()
     lines = '{"image": 17, "caption": "a\u2028b"}\r\n\r\n{"image": "18", "caption": "c"}\r\n[1]'
-    assert read(tmp_path, lines, problems, "t.jsonl") == {"17": ("a\u2028b",), "18": ("c",)}
-    assert "line 4 is not a JSON object" in problems.report()
+    assert read(tmp_path, f'{{"image"\n{lines}', problems, "t.jsonl") == {
+        "17": ("a\u2028b",),
+        "18": ("c",),
+    }
+    assert "line 1 is not JSON; line 5 is not a JSON object" in problems.report()
     one = '{"file_name": "1.jpg", "text": "a"}\n'
-    assert read(tmp_path, one, problems, "one.jsonl") == {"1.jpg": ("a",)}
+    for name in ("one.jsonl", "one.json"):
+        assert read(tmp_path, one, problems, name) == {"1.jpg": ("a",)}
 
 
 @pytest.mark.parametrize(
@@ -253,7 +257,20 @@ def test_formats_that_published_data_sets_have(
         ('{"1.jpg": {"caption": "a dog", "tags": "dog"}}', "no list of objects such as {.image"),
         ("7", "not in COCO's or Karpathy's format, and has no list of objects"),
         ("[]", "no JSON objects that name photos and captions"),
+        (
+            '{"images": [{"filename": "1.jpg", "sentences": [], "split": 1}]}',
+            "1.jpg has .* split 1;",
+        ),
+        (
+            '{"images": [{"filename": "1.jpg", "sentences": [], "cocoid": [7]}]}',
+            r"has the id \[7\] ",
+        ),
+        (
+            '{"images": [{"id": 7, "file_name": "1.jpg", "split": 1}], "annotations": []}',
+            "split 1;",
+        ),
         ("[" * 100_000, "line 1 is not JSON"),  # deeper than Python can read
+        ('{"images": [\n{"id": 1}\n{"id": 2}\n]\n}', "line 3 is not JSON"),
         ('[{"image": "1.jpg",', "line 1 is not JSON"),
     ],
 )

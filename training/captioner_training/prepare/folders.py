@@ -65,10 +65,11 @@ def list_folder(request: Request, problems: Problems) -> Listing:
     if any(path in texts for photo in photos for path in _beside(photo)):
         return _list_sidecars(photos, files, folder, problems)
     parquet = [path for path in tables if path.suffix.lower() == ".parquet"]
+    has_splits = len(tables) > 1 and all(split_of_file(path, folder) for path in tables)
     named = [path for path in texts if path.name.lower().endswith(("captions.txt", "token.txt"))]
     if shards := [path for path in files if path.suffix.lower() == ".tar" and _has_captions(path)]:
         listing = Listing(images=_read_shards(shards, folder, problems), places=[])
-    elif tables := parquet or [*tables, *named]:
+    elif tables := parquet or [*tables, *([] if has_splits else named)]:
         listing = _tables_in(folder, tables, problems)
     elif photos:
         return _list_sidecars(photos, files, folder, problems)

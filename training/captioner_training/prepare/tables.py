@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, DataError
+from captioner.shared.paths import is_system_folder
 from captioner.shared.tables import (
     JSON_TABLES,
     TABLES,
@@ -64,8 +65,11 @@ def list_tables(request: Request, problems: Problems) -> Listing:
 
 def _parquet_files(folder: Path) -> list[Path]:
     """Return the Parquet files in a folder downloaded from Hugging Face. Raises DataError."""
-    if paths := [path for path in walk(folder) if path.suffix.lower() in _PARQUET]:
-        return paths
+    paths = [path for path in walk(folder) if path.suffix.lower() in _PARQUET]
+    if kept := [
+        path for path in paths if not any(map(is_system_folder, path.relative_to(folder).parts))
+    ]:
+        return kept
     raise DataError(f"{folder} is a folder: name a file in it, or use `prepare folder`")
 
 
@@ -195,14 +199,19 @@ def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> l
     try:
         content: Any = json.loads(text)
     except (ValueError, RecursionError):
-        values = read_json_rows(text.encode(), name=str(path))
+
+        def report(number: int) -> None:
+            place = f"line {number}"
+            problems.add("incomplete row", f"{place} is not JSON", row=place)
+
+        values = read_json_rows(text.encode(), name=str(path), report=report)
         return _read_objects(values, "line", path, columns, problems)
     if isinstance(content, dict):
         if "annotations" in content and "images" in content:
             return coco_images(content, problems, name=str(path))
         if isinstance(images := content.get("images"), list):
             return _karpathy_images(images, path)
-        if path.suffix.lower() != ".json":  # JSON Lines of one line
+        if path.suffix.lower() != ".json" or columns.are_in([*content]):  # a list of one object
             content = [content]
     if not isinstance(content, list):
         raise DataError(
@@ -230,7 +239,7 @@ def _read_objects(
 def _karpathy_images(images: Sequence[Any], path: Path) -> list[ListedImage]:
     """Read Karpathy's format: {"images": [{"filename", "split", "sentences": [{"raw"}]}]}."""
     try:
-        return [
+        listed = [
             ListedImage(
                 id=image.get("cocoid", name),
                 file_name=name,
@@ -245,13 +254,14 @@ def _karpathy_images(images: Sequence[Any], path: Path) -> list[ListedImage]:
         raise DataError(
             f"{path} has images, but is not in COCO's or Karpathy's format: {error!r}"
         ) from error
+    return _with_known_types(listed, str(path))
 
 
 def coco_images(
     content: Any, problems: Problems, *, name: str, split: str | None = None
 ) -> list[ListedImage]:
     """Read COCO's captions format; `split`, if given, replaces the splits in the image records."""
-    return [
+    listed = [
         ListedImage(
             id=image.id,
             file_name=image.file_name,
@@ -262,6 +272,18 @@ def coco_images(
         )
         for image in parse_captions(content, name=name, report=problems.add)
     ]
+    return _with_known_types(listed, name)
+
+
+def _with_known_types(images: list[ListedImage], name: str) -> list[ListedImage]:
+    """Return the images of a JSON file. Raises DataError: an id or a split has another type."""
+    for image in images:
+        if not (isinstance(image.id, int | str) and isinstance(image.split, str | None)):
+            raise DataError(
+                f"{name}: {image.file_name} has the id {image.id!r} and the split {image.split!r}; "
+                "the id must be a number or text, and the split text"
+            )
+    return images
 
 
 def _read_parquet(
