@@ -62,12 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
         read_record_table,
         write_records,
     )
+    from captioner_serving.batch.outputs.written import page_files
 
     config = BatchConfig(**given_fields(BatchConfig, arguments), wording=read_wording(arguments))
     matched = [Path(name) for name in arguments.records]
     # A pattern such as captions-*.jsonl also matches the runs' other files, without captions.
     outputs = {str(path).removesuffix(".journal.jsonl") for path in matched}
     auxiliary = {path for output in outputs for path in RunFiles(Path(output)).auxiliary}
+    auxiliary |= {page_files(path).written for path in matched}
     _check(arguments, matched, auxiliary)
     paths = [path for path in matched if path not in auxiliary]
 
@@ -87,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     counts: Counter[bool | str] = Counter()
     for record in chain.from_iterable(map(read, paths)):
         counts[record is not None] += 1
+        counts["page"] += record is not None and "reviewed" in record
         if record is not None and "corrected" in record:
             counts["corrected"] += 1
             counts["person"] += (
@@ -111,7 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
         summary += [f"written to {arguments.to}", *filter(None, [note])]
     problems = 0
     if config.sidecar is not None:
-        written, problems = _write_sidecars(paths, captions, config, arguments.root)
+        is_page = counts["page"] > 0
+        written, problems = _write_sidecars(paths, captions, config, arguments.root, is_page)
         summary += [part for part, number in written.items() if number]
     print(printable("; ".join(summary)), file=sys.stderr)
     return int(problems > 0)
@@ -168,13 +172,16 @@ def _write_sidecars(
     captions: Callable[[Path], Iterator[dict[str, Any]]],
     config: BatchConfig,
     root: str | None,
+    is_page: bool,
 ) -> tuple[dict[str, int], int]:
     """Write sidecars, and embed them; return the counts of the summary, and of failed photos."""
     from captioner.shared.text import counted, in_a_line
     from captioner_serving.batch.outputs.embedding import Embedder
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, find_photo, is_fatal
-    from captioner_serving.batch.outputs.written import lock_and_log
+    from captioner_serving.batch.outputs.written import EarlierFiles, lock_and_log
 
+    folders = {Path(), Path(root or ""), *(path.parent for path in paths)}
+    earlier = EarlierFiles({folder.resolve() for folder in folders})
     embedder, counts = Embedder(), Counter[str]()
 
     def fail(error: OutputError) -> None:
@@ -182,8 +189,8 @@ def _write_sidecars(
         counts["failed"] += 1
 
     for path in paths:
-        with lock_and_log(path) as log:
-            writer, sidecars = SidecarWriter(config, log), {}
+        with lock_and_log(path, is_page=is_page) as log:
+            writer, sidecars = SidecarWriter(config, log, earlier), {}
             for record in captions(path):
                 if not record["caption"].strip():
                     counts["decorative" if "corrected" in record else "blank"] += 1
@@ -200,13 +207,15 @@ def _write_sidecars(
                     if is_fatal(error):
                         raise
                     fail(error)
-            counts.update(kept=writer.kept, described=writer.described)
+            counts.update(kept=writer.kept, described=writer.described, withheld=writer.withheld)
             if config.embed:
-                for failure in embedder.embed(sidecars).values():
+                for failure in embedder.embed(sidecars, writer.before).values():
                     fail(failure)
     return {
         f"{counted(counts['written'] - counts['kept'], 'sidecar')} written": 1,
         f"{counts['kept']:,} unchanged": counts["kept"],
+        f"{counts['withheld']:,} by a person not written, because the photos have other texts "
+        "(--existing overwrite replaces them)": counts["withheld"],
         f"{counted(counts['described'], 'photo')} with their own description": counts["described"],
         **embedder.counts(),
         f"{counts['unsure']:,} to review skipped": counts["unsure"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,59 @@ def test_the_texts_of_a_person_reach_the_sidecars(folder: Path, run_main: Run, k
         check(run_main("convert", "x.csv", *options).stderr)
     (folder / "bad.jsonl").write_text(json.dumps(record_of("a.jpg", corrected=1)) + "\n")
     assert "corrected" in run_main("convert", "bad.jsonl", "--sidecar", "xmp").stderr
+
+
+@pytest.mark.parametrize("kind", ["xmp", "txt"])
+def test_corrections_replace_our_texts_and_no_text_of_the_owner(
+    folder: Path, run_main: Run, kind: str
+) -> None:
+    write_run(folder / "batch.jsonl", record_of("a.jpg"))
+    assert run_main("convert", "batch.jsonl", "--sidecar", kind).returncode == 0
+    write_lines(folder / "b.jsonl", record_of("b.jpg", "mine"))  # without a run: no log
+    assert run_main("convert", "b.jsonl", "--sidecar", kind).returncode == 0
+    (downloads := folder / "downloads").mkdir()
+
+    def correct(text: str) -> str:
+        """Convert another download."""
+        records = [record_of(f"{name}.jpg", corrected=text, reviewed=True) for name in "ab"]
+        write_lines(downloads / f"{text}.jsonl", *records)
+        result = run_main("convert", f"downloads/{text}.jsonl", "--sidecar", kind, "--root", ".")
+        assert result.returncode == 0
+        assert "mine" in (folder / f"b.{kind}").read_text().lower()
+        assert "1 by a person not written" in result.stderr
+        assert "--existing overwrite" in result.stderr
+        return (folder / f"a.{kind}").read_text()
+
+    assert "one" in correct("one") and "one" in correct("one")
+    text = correct("two")
+    assert "two" in text and "one" not in text
+    (folder / f"a.{kind}").write_text(text.replace("two", "edited"))
+    records = record_of("a.jpg", corrected="three", reviewed=True)
+    write_lines(downloads / "three.jsonl", records)
+    (downloads / "t.csv").write_text("image,caption,score,caption_by\na.jpg,three,-1,person\n")
+    for name in ("three.jsonl", "t.csv"):
+        result = run_main("convert", f"downloads/{name}", "--sidecar", kind, "--root", ".")
+        assert "1 by a person not written" in result.stderr
+    assert "edited" in (folder / f"a.{kind}").read_text()
+    # A pattern also matches the logs of downloads.
+    names = sorted(str(path) for path in downloads.glob("*.jsonl"))
+    assert any("written" in name for name in names)
+    assert run_main("convert", *names, "--to", "all.jsonl").returncode == 0
+
+
+def test_no_other_photo_of_the_same_name_gets_a_text(folder: Path, run_main: Run) -> None:
+    for name in ("c.jpg", "d.jpg_original"):
+        (folder / name).write_bytes(b"another")
+    (folder / "d.jpg").write_bytes(b"changed by exiftool")
+    own, other = (f"7-{zlib.crc32(data):x}" for data in (b"a photo", b"another"))
+    contents = {"a": own, "b": other, "c": "999999-deadbeef", "d": other}
+    write_lines(
+        folder / "p.jsonl", *(record_of(f"{k}.jpg", content=v) for k, v in contents.items())
+    )
+    result = run_main("convert", "p.jsonl", "--sidecar", "txt")
+    assert result.returncode == 1 and "2 sidecars written; 2 not written" in result.stderr
+    assert "b.jpg is not the photo that was captioned" in result.stderr
+    assert sorted(path.name for path in folder.glob("*.txt")) == ["a.txt", "d.txt"]
 
 
 def test_blank_captions_get_no_sidecar(folder: Path, run_main: Run) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,33 @@ def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> Non
     assert none["XMP-dc:Subject"] == ["dog", "sea"]
     assert "photos with new texts" not in run_main(*convert).stderr
     assert {path.name: path.read_bytes() for path in paths} == after
+
+
+def test_corrections_of_a_second_download_are_embedded(photos: Photos, run_main: Run) -> None:
+    """Also without the backups of exiftool. The owner's texts stay."""
+    folder = photos(3)
+    own = folder / "p001.jpg"
+    exiftool("-overwrite_original", "-XMP-dc:Description=Oma", own)
+    names = [f"p00{number}.jpg" for number in range(3)]
+    data = [(folder / name).read_bytes() for name in names]
+    contents = [f"{len(one)}-{zlib.crc32(one):x}" for one in data]
+    for text in ("eins", "zwei", "zwei", "drei"):
+        more = {"corrected": text, "reviewed": True}
+        records = [record_of(n, content=c, **more) for n, c in zip(names, contents, strict=True)]
+        write_lines(folder / f"{text}.jsonl", *records)
+        options = ("--root", folder, "--sidecar", "xmp", "--embed", "--language", "de")
+        result = run_main("convert", folder / f"{text}.jsonl", *options)
+        assert result.returncode == 0, result.stderr
+        for name, tags in zip(names, read_tags(*(folder / name for name in names)), strict=True):
+            assert tags["XMP-iptcCore:AltTextAccessibility"] == text
+            assert text == "eins" or b"eins" not in (folder / name).read_bytes()
+            assert tags["XMP-dc:Description"] == ("Oma" if name == own.name else text)
+        (folder / "p000.jpg_original").unlink(missing_ok=True)
+    exiftool("-XMP-iptcCore:AltTextAccessibility=Opa", folder / "p002.jpg")
+    write_lines(folder / "vier.jsonl", record_of(names[2], corrected="vier", reviewed=True))
+    assert run_main("convert", folder / "vier.jsonl", *options).returncode == 0
+    (tags,) = read_tags(folder / "p002.jpg")
+    assert tags["XMP-iptcCore:AltTextAccessibility"] == "Opa"
 
 
 def test_photos_of_any_name_are_embedded(

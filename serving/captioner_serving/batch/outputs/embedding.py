@@ -7,6 +7,7 @@ import re
 import stat
 import struct
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import zip_longest
 
@@ -22,6 +23,7 @@ _SECONDS = 120.0  # for one call, and 10 more for each photo
 _OLDEST = 12.39  # the first version with AltTextAccessibility
 _REMEDY = "install it (Debian: libimage-exiftool-perl; macOS: brew install exiftool; exiftool.org)"
 _LONGEST = 1 << 16  # bytes of an EXIF block; one JPEG segment holds as many
+_TAGS = {DESCRIPTION: "-XMP-dc:Description*", ALT_TEXT: "-XMP-iptcCore:AltTextAccessibility*"}
 _END = "{end}"  # printed by exiftool after the messages about a photo
 _JPEG = b"\xff\xd8\xff"
 # What cameras write into ImageDescription.
@@ -75,12 +77,18 @@ class Embedder:
 
     def __init__(self) -> None:
         self.written = self.left = 0
+        self._before: Mapping[str, dict[str, str]] = {}
 
-    def embed(self, sidecars: dict[str, str]) -> dict[str, OutputError]:
+    def embed(
+        self, sidecars: dict[str, str], before: Mapping[str, dict[str, str]] | None = None
+    ) -> dict[str, OutputError]:
         """Copy sidecars, given by the path of the photo; return errors by path.
 
-        The sidecar of photo.jpg must be photo.xmp or photo.jpg.xmp.
+        Args:
+            sidecars: by photo.jpg, the path of photo.xmp or photo.jpg.xmp.
+            before: by photo, earlier texts of its sidecar. Copies of these are replaced.
         """
+        self._before = before or {}
         suited = {photo: path for photo, path in sidecars.items() if _may_change(photo)}
         self.left += len(sidecars) - len(suited)
         return self._copy(suited) if suited else {}
@@ -93,7 +101,7 @@ class Embedder:
         }
 
     def _copy(self, sidecars: dict[str, str]) -> dict[str, OutputError]:
-        command = ["exiftool", "-config", "", "-@", "-", "-common_args", "-P", "-wm", "cg"]
+        command = ["exiftool", "-config", "", "-@", "-", "-common_args", "-P"]
         command += ["-charset", "filename=utf8"] if IS_WINDOWS else []
         copies = []
         for photo, sidecar in sidecars.items():
@@ -101,7 +109,10 @@ class Embedder:
             with suppress(OSError):  # of a call that was killed
                 os.unlink(f"{path}_exiftool_tmp")
             pattern = _pattern(photo, sidecar)
-            copies.append(("-tagsFromFile", pattern, "-XMP:all", path, "-echo4", _END))
+            mode, tags = "cg", ["-XMP:all"]  # create only
+            if copied := self._copied(photo):
+                mode, tags = "wcg", [_TAGS[title] for title in copied]
+            copies.append(("-wm", mode, "-tagsFromFile", pattern, *tags, path, "-echo4", _END))
         lines = "\n-execute\n".join(map("\n".join, copies)) + "\n"
         pipe = subprocess.PIPE
         with subprocess.Popen(  # in a session of its own, because Ctrl-C must not reach it
@@ -124,6 +135,12 @@ class Embedder:
                 reason = problem[1].removesuffix(f" - {os.path.abspath(photo)}").strip()
                 errors[photo] = _failure(photo, reason or f"status {process.returncode}")
         return errors
+
+    def _copied(self, photo: str) -> list[str]:
+        """Return the properties of a photo that are copies of its earlier sidecar."""
+        if not (before := self._before.get(photo)):
+            return []
+        return [title for title, text in _read_texts(photo)[1].items() if text == before.get(title)]
 
 
 def _pattern(photo: str, sidecar: str) -> str:

@@ -219,6 +219,8 @@ def _record_of_row(row: dict[str, str | None], place: str) -> Record:
     record = {"image": image, "caption": caption, "score": score, "alternatives": []}
     if (row.get("review") or "").strip().lower() not in ("", "false", "no", "0"):
         record["review"] = True
+    if row.get("reviewed") is not None:
+        record["reviewed"] = _text(row, "reviewed").strip().lower() == "true"
     if row.get("alt") is not None:
         _read_alt(record, _printable(_text(row, "alt")), row)
     elif row.get("caption_by") == "person":
@@ -234,10 +236,9 @@ def _read_alt(record: Record, alt: str, row: dict[str, str | None]) -> None:
     # The page always adds a full stop, also to scripts without capitals.
     models = {sentence(caption), f"{caption[:1].upper()}{caption[1:]}.", ""}
     marks = row.get("marks") or ""
-    is_reviewed = (row.get("reviewed") or "").strip().lower() == "true"
     if row.get("caption_by") == "person" or alt not in models:
         record["corrected"] = alt
-    elif not alt or "untrusted" in marks or ("unfamiliar" in marks and not is_reviewed):
+    elif not alt or "untrusted" in marks or ("unfamiliar" in marks and not record.get("reviewed")):
         record["review"] = True
 
 

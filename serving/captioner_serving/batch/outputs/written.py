@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,17 +21,25 @@ from captioner_serving.batch.inputs.photos import open_quietly
 class WrittenFiles:
     """Writes and logs sidecars.
 
-    The log has a line for each file: its path, its digest, and the digest of the file that it
-    replaced. The line is written before the file, so the log of a killed run is complete.
+    The log has a line for each file: its path, its digest, the digest of the file that it replaced,
+    and the size and CRC-32 of the photo if the record has them (`content`). The line is written
+    before the file, so the log of a killed run is complete.
     """
 
     def __init__(self, files: RunFiles) -> None:
         self._files = files
         self._log: BinaryIO | None = None
 
-    def write(self, path: str | os.PathLike[str], new: bytes, *, old: bytes | None) -> None:
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        new: bytes,
+        *,
+        old: bytes | None,
+        content: str | None = None,
+    ) -> None:
         """Write a file; `old` is the present content, or None if the file does not exist."""
-        self._append(path, new, old)
+        self._append(path, new, old, {} if content is None else {"content": content})
         with replace_file(path, part=self._files.part()) as file:
             file.write(new)
 
@@ -75,12 +84,15 @@ class WrittenFiles:
                 replaced[line["path"]] = line["before"]
         self._files.written.unlink(missing_ok=True)
 
-    def _append(self, path: str | os.PathLike[str], new: bytes, old: bytes | None) -> None:
+    def _append(
+        self, path: str | os.PathLike[str], new: bytes, old: bytes | None, more: dict[str, str]
+    ) -> None:
         log = self._files.written
         line = {
             "path": os.path.realpath(path),
             "written": hashlib.sha256(new).hexdigest(),
             "before": None if old is None else hashlib.sha256(old).hexdigest(),
+            **more,
         }
         with writing(log):
             if self._log is None:
@@ -99,6 +111,51 @@ class WrittenFiles:
                 file.seek(start)
                 with suppress(ValueError):  # a torn line: its file was not written
                     yield json.loads(file.readline())
+
+
+class EarlierFiles:
+    """What the logs in some folders say about sidecars. They are read when first needed."""
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = folders
+
+    def is_ours(self, path: str, data: bytes) -> bool:
+        """Return whether a sidecar was new when it was written, and only runs have changed it."""
+        digest: str | None = hashlib.sha256(data).hexdigest()
+        seen = set()
+        while digest is not None and digest not in seen:
+            seen.add(digest)
+            digest = self._before.get((path, digest), digest)
+        return digest is None
+
+    def has_content(self, path: str, content: str) -> bool:
+        """Return whether a run wrote this sidecar for a photo of this size and CRC-32."""
+        return (path, content) in self._contents
+
+    @cached_property
+    def _lines(self) -> list[dict[str, Any]]:
+        lines = []
+        for log in {log for folder in self._folders for log in folder.glob("*.written.jsonl")}:
+            with suppress(OSError), log.open("rb") as file:
+                for text in file:
+                    with suppress(ValueError):  # a torn line
+                        lines.append(json.loads(text))
+        keys = {"path", "written", "before"}
+        return [line for line in lines if isinstance(line, dict) and keys <= set(line)]
+
+    @cached_property
+    def _before(self) -> dict[tuple[str, str], str | None]:
+        """By path and digest: the digest before, or None if the file was new."""
+        found: dict[tuple[str, str], str | None] = {}
+        for line in self._lines:
+            key = (line["path"], line["written"])
+            if line["before"] is None or key not in found:
+                found[key] = line["before"]
+        return found
+
+    @cached_property
+    def _contents(self) -> set[tuple[str, str]]:
+        return {(line["path"], line["content"]) for line in self._lines if "content" in line}
 
 
 def read_existing(
@@ -123,15 +180,24 @@ def read_existing(
 
 
 @contextmanager
-def lock_and_log(records: Path) -> Iterator[WrittenFiles | None]:
-    """Lock the run that wrote these records; yield the log of its files, if there is such a run."""
+def lock_and_log(records: Path, *, is_page: bool = False) -> Iterator[WrittenFiles | None]:
+    """Lock the run that wrote these records; yield the log of its files, if there is such a run.
+
+    is_page: the records are a download of the page, which gets a log of its own.
+    """
     runs = (RunFiles(Path(str(records).removesuffix(end))) for end in ("", ".journal.jsonl"))
     with_state = (
         run for run in runs if records in (run.records, run.output) and run.state.is_file()
     )
     run = next(with_state, None)
     if run is None or not run.records.exists():  # these records have no run
-        yield None
+        page = page_files(records)
+        if not is_page or not os.access(page.folder, os.W_OK):
+            yield None
+            return
+        with closing(WrittenFiles(page)) as written:
+            yield written
+            written.sync()
         return
     try:
         lock = RunLock(run.records)
@@ -145,3 +211,8 @@ def lock_and_log(records: Path) -> Iterator[WrittenFiles | None]:
         written.remove_parts()
         yield written
         written.sync()
+
+
+def page_files(records: Path) -> RunFiles:
+    """Return the files of a download of the page. `batch --restart` knows no such name."""
+    return RunFiles(records.with_name(f"{records.name}.page"))

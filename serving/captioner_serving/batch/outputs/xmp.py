@@ -58,7 +58,7 @@ def merge_xmp(
         existing: "skip" keeps an existing text, but fills in missing properties.
         path: the name of the file in errors.
         own: texts in the photo itself, by property. They count as existing texts of properties
-            that the sidecar lacks; with "skip" the sidecar gets no such property.
+            that the sidecar lacks; with "skip" and "overwrite" it gets no such property.
 
     Returns the new sidecar in UTF-8; None if nothing changes. Raises OutputError: it is not XMP.
     """
@@ -86,8 +86,9 @@ def merge_xmp(
         if element is None:
             # A text may also be an attribute, which cannot have languages.
             holder = next((part for part in descriptions if name in part.attrib), descriptions[0])
-            present = holder.get(name) or (own or {}).get(title)
-            text = combine(present, caption, existing)
+            present, mine = holder.get(name), (own or {}).get(title)
+            keeps_own = not present and mine and existing == "overwrite"
+            text = None if keeps_own else combine(present or mine, caption, existing)
             if text is None or text == holder.get(name):
                 continue
             holder.attrib.pop(name, None)
