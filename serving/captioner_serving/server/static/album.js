@@ -75,22 +75,25 @@ export async function read(keys) {
 
 // All stored photos, oldest first.
 export async function all() {
-  const keys = await sweep().catch(() => []);
+  await sweep().catch(() => {});
+  const keys = await use("readonly", (visits) => result(visits.getAllKeys())).catch(() => []);
   return (await read(keys)).filter(Boolean);
 }
 
 // Records of version 3 have the file beside the other fields, and `accepted` for reviewed.
 const entryOf = (key, visit, file) => ({ sentence: 0, head: null, reviewed: visit.accepted || visit.text !== undefined, ...visit, key, ...(file && { file }) });
 
-// Delete what is older than a week, but no person's words, and what was removed an hour ago. Returns the keys of the rest.
-export function sweep() {
-  return use("readwrite", async (visits, files) => {
+// Delete what is older than a week, but no person's words, and what was removed an hour ago. Returns their keys.
+export async function sweep() {
+  const deleted = await use("readwrite", async (visits, files) => {
     const [keys, entries] = await Promise.all([result(visits.getAllKeys()), result(visits.getAll())]), now = Date.now();
     const isOld = ({ removed, text }, key) => (removed ? removed < now - UNDO : text === undefined && key < now - AGE);
     const old = keys.filter((key, at) => isOld(entries[at], key));
     for (const store of [visits, files]) for (const key of old) store.delete(key);
-    return keys.filter((key) => !old.includes(key));
+    return old;
   });
+  if (deleted.length) channel.postMessage(deleted);
+  return deleted;
 }
 
 // onChange(keys) is called when another tab has changed or deleted photos.

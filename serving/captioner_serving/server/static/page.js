@@ -38,11 +38,12 @@ export function start(element, props) {
   let visit = null;     // the open photo; the first sample is not in `visits` until it is changed
   let removed = null;   // the last removed photo, for Undo
   let earlier = [];     // texts of earlier downloads, whose photos are not in the list
+  let identified = Promise.resolve();  // when the content of all photos is known
 
   const [first] = props.value;
   const viewer = new Viewer(element.querySelector(".viewer"), props.drawing, {
-    onModel: (number) => { change({ record: visit.records[number], sentence: 0, head: null }); show(); },
-    onChoose: (sentence, head) => { change({ sentence, head }); },
+    onModel: (number) => { change({ record: visit.records[number], sentence: 0, head: null, reviewed: visit.text !== undefined }); show(); },
+    onChoose: (sentence, head) => { change({ sentence, head, reviewed: sentence === visit.sentence ? visit.reviewed : visit.text !== undefined }); },
     onCorrect: (text, aside, reviewed) => { change({ text, aside, reviewed }, { soon: true }); },
     onAccept: accept,
     onLeave: () => strip.focus(visit.key),
@@ -85,7 +86,9 @@ export function start(element, props) {
     try {
       const texts = await readTexts(file);
       earlier = [...texts, ...earlier];
-      const count = visits.filter(returnText).length, rest = earlier.length;
+      await identified;
+      returnTexts(visits);
+      const count = texts.filter((text) => !earlier.includes(text)).length, rest = earlier.length;
       explain(`${count} of ${texts.length} texts are back.` + (rest ? ` Add the photos of the other ${rest}.` : ""));
     } catch {
       explain(`${file.name} is not a captions.jsonl or captions.zip of this page.`);
@@ -93,14 +96,29 @@ export function start(element, props) {
     if (visit) show();
   }
 
-  // Give a photo its earlier text, if it has none. Returns whether there is one.
-  function returnText(mine) {
-    const isNamed = ({ image }) => image === (mine.url ?? mine.name);
-    const same = earlier.filter((text) => (text.content ? text.content === mine.content : isNamed(text))), found = same.find(isNamed) ?? same[0];
-    if (!found || mine.text !== undefined) return false;
-    earlier = earlier.filter((text) => text !== found);
-    save(mine, { text: found.text, reviewed: true });
-    return true;
+  // Give photos without a text their earlier texts: those of their content, then those of their name.
+  function returnTexts(photos) {
+    for (const find of [textOfContent, textOfName]) {
+      for (const mine of photos) {
+        const found = mine.text === undefined && visits.includes(mine) && find(mine);
+        if (!found) continue;
+        earlier = earlier.filter((text) => text !== found);
+        save(mine, { text: found.text, reviewed: true });
+        update(mine);
+      }
+    }
+  }
+
+  function textOfContent(mine) {
+    const same = earlier.filter(({ content }) => content && content === mine.content);
+    return same.find(({ image }) => image === imageOf(mine)) ?? same[0];
+  }
+
+  // The text of the same name, if neither the name nor the content is of another photo.
+  function textOfName(mine) {
+    const image = imageOf(mine), named = earlier.filter((text) => text.image === image), contents = new Set(named.map(({ content }) => content));
+    const isClear = contents.size === 1 && visits.filter((entry) => imageOf(entry) === image).length === 1;
+    return isClear && !visits.some(({ content }) => content && contents.has(content)) && named[0];
   }
 
   function add(photos) {
@@ -108,24 +126,32 @@ export function start(element, props) {
     explain("");
     const added = photos.map((photo) => ({ sentence: 0, head: null, ...photo, key: album.newKey(), settings: { ...settings } }));
     visits.push(...added);
-    store(added);
+    for (const mine of added) save(mine, allOf(mine));  // before they are captioned, so that a reload continues with them
+    identify(added);
     open(added[0]);
     pump();
   }
 
-  // Store new photos, before they are captioned, so that a reload continues with them.
-  async function store(added) {
-    for (const mine of added) save(mine, allOf(mine));
-    for (const mine of added.filter(({ file }) => file)) {
-      if (!visits.includes(mine)) continue;
-      try {
-        const content = `${mine.file.size}-${checksum(new Uint8Array(await mine.file.arrayBuffer())).toString(16)}`;
-        const copy = await copyToKeep(mine.file);
-        mine.unsaved = { ...mine.unsaved, file: copy };  // the whole file is sent
-        save(mine, { content });
-        if (returnText(mine)) update(mine);
-      } catch { /* it cannot be read, which its request reports */ }
-    }
+  // Store the files of new photos and what identifies them, and return their earlier texts.
+  function identify(added) {
+    identified = identified.then(async () => {
+      for (const mine of added.filter((entry) => visits.includes(entry) && !entry.url)) {
+        try {
+          const file = await fileOf(mine), content = `${file.size}-${checksum(new Uint8Array(await file.arrayBuffer())).toString(16)}`;
+          save(mine, { content });
+          await keep(mine);
+        } catch { /* it cannot be read, which its request reports */ }
+      }
+      returnTexts(added);
+    });
+  }
+
+  // Store a copy of a file; the whole file is sent.
+  async function keep(mine) {
+    if (!mine.file || mine.sample) return;
+    const file = await copyToKeep(mine.file);
+    mine.unsaved = { ...mine.unsaved, file };
+    save(mine, {});
   }
 
   function open(next) {
@@ -145,7 +171,7 @@ export function start(element, props) {
     const { key, name, url, record, records, missing, problem, phase, sentence, head, text, aside } = visit, photo = photoOf(visit);
     list();
     const withheld = record ? reasonToWithhold(record, visit.settings.minimum_trust) : "";
-    if (problem) viewer.fail(problem, problem.again ? retry : null, visits.includes(visit) ? () => remove(key) : null);
+    if (problem) viewer.fail(problem, problem.again ? retry : null, visits.includes(visit) ? () => remove(key) : null, { name, text, aside });
     else if (!record) viewer.wait({ photo, name, phase: phase ?? "Waiting …", quiet, text, aside });
     else viewer.show({ photo, name, url, record, sentence, head, text, aside, withheld, compared: compared(records, missing) });
   }
@@ -167,6 +193,7 @@ export function start(element, props) {
       visits.push(Object.assign(visit, { key: album.newKey() }));
       history.replaceState(stateOf(visit.key), "");
       news = allOf(visit);
+      identify([visit]);
     }
     save(visit, news, soon ? 300 : 0);  // the visitor is typing
     list();
@@ -208,7 +235,8 @@ export function start(element, props) {
     offerUndo(null);
     insert(mine);
     mine.stored = false;  // its hour may be over
-    save(mine, { ...allOf(mine), removed: undefined, file: mine.file });
+    save(mine, { ...allOf(mine), removed: undefined });
+    keep(mine).catch(() => {});
     open(mine);
     strip.focus(mine.key);
     pump();
@@ -252,15 +280,25 @@ export function start(element, props) {
       update(mine, { quiet: sent > 0 && sent < 1 });
     };
     await alone(`captioner ${mine.key}`, signal, async () => {
-      if (mine.record || signal.aborted) return;  // another tab has captioned it
+      await flush(mine);
+      if (await isAnswered(mine) || signal.aborted) return;
       follow(mine.file ? 0 : 1);
-      const result = await ask(mine, { signal, follow }).catch((problem) => ({ problem }));
-      if (!signal.aborted) save(mine, result);
+      const answer = await ask(mine, { signal, follow }).catch((problem) => ({ problem }));
+      if (signal.aborted || (answer.problem && await isAnswered(mine))) return;
+      save(mine, { problem: undefined, ...answer });
+      await flush(mine);  // before the next tab looks
     });
     if (signal.aborted) return;
     mine.job = null;
     update(mine);
     pump();
+  }
+
+  // Whether another tab has captioned the photo, or could not.
+  async function isAnswered(mine) {
+    const [stored] = await album.read([mine.key]);
+    if (stored) merge(mine.key, stored);
+    return Boolean(mine.record || mine.problem);
   }
 
   // Caption a photo with all models. Throws the problem of the first if all fail.
@@ -291,7 +329,8 @@ export function start(element, props) {
       // Deleted in another tab, while a text was being written: store the photo again.
       if (version === null && visits.includes(mine) && fields.text !== undefined) {
         mine.stored = false;
-        return save(mine, { ...allOf(mine), file: mine.file });
+        save(mine, allOf(mine));
+        return keep(mine);
       }
       Object.assign(mine, { stored: true, version });
       for (const name in fields) if (fields[name] === mine.unsaved[name]) delete mine.unsaved[name];
@@ -337,6 +376,8 @@ export function start(element, props) {
     pump();
   }
 
+  const known = (entry) => ({ ...entry, stored: true, settings: supported(entry.settings, props) });
+
   function merge(key, stored) {
     const mine = visits.find((entry) => entry.key === key);
     if (stored?.removed) offerUndo(stored);
@@ -348,12 +389,13 @@ export function start(element, props) {
       visits.splice(visits.indexOf(mine), 1);
       if (mine !== visit) return;
       visit = null;
-      viewer.empty(stored ? `${mine.name} was removed in another tab.` : "The list was emptied in another tab.");
+      const reason = album.keptUntil(key) < Date.now() ? NOT_KEPT : "The list was emptied in another tab.";
+      viewer.empty(stored ? `${mine.name} was removed in another tab.` : reason);
     } else if (!mine) {
-      insert({ ...stored, stored: true });
+      insert(known(stored));
     } else if (stored.version >= (mine.version ?? 0)) {
       const { text, record, problem, sentence, head } = mine, { file, ...unsaved } = mine.unsaved ?? {};
-      Object.assign(mine, stored, { file: mine.file ?? stored.file }, unsaved);
+      Object.assign(mine, known(stored), { file: mine.file ?? stored.file }, unsaved);
       if (mine !== visit || [text, sentence, head].every((value, at) => value === [mine.text, mine.sentence, mine.head][at])
         && record?.caption === mine.record?.caption && problem === mine.problem) return;
       show();
@@ -375,12 +417,13 @@ export function start(element, props) {
   album.all().then((kept) => {
     for (const entry of kept) {
       if (entry.removed) offerUndo(entry);
-      else insert({ ...entry, stored: true, settings: supported(entry.settings, props) });
+      else insert(known(entry));
     }
     restore();
     pump();
     album.listen(refresh);
   });
+  setInterval(() => album.sweep().then(refresh, () => {}), 3600 * 1000);
   addEventListener("popstate", restore);
   const isUnsaved = ({ unsaved }) => Object.keys(unsaved ?? {}).length > 0;
   addEventListener("beforeunload", (event) => { if (storedPhotos().some(isUnsaved)) event.preventDefault(); });
@@ -416,6 +459,7 @@ function renewed(mine, settings) {
     reviewed: mine.text !== undefined, settings: { ...settings } };
 }
 
+const imageOf = ({ url, name }) => url ?? name;
 const allOf = (mine) => Object.fromEntries(FIELDS.map((name) => [name, mine[name]]));
 
 // Run work while no other tab runs it. Browsers have locks only over https and on this machine.

@@ -34,6 +34,9 @@ export function doubtOf({ words }, state) {
   return state === "likely wrong" ? `Likely wrong: check ${names}.` : `Check ${names}.`;
 }
 
+// A text of a person without control characters, which `captioner convert` refuses; "\x0b" is a line of PowerPoint.
+export const clean = (text) => text?.replace(/[\0-\x08\x0b-\x1f\x7f\p{Surrogate}]/gu, " ");
+
 export const altText = (caption) => caption && caption.charAt(0).toUpperCase() + caption.slice(1) + ".";
 
 // The alt text without a correction; empty if the caption is not trusted.
@@ -51,7 +54,7 @@ export function marksOf(photo) {
 }
 
 // Photos to review: failures, and photos whose text no person has accepted or written.
-export const isToReview = (photo) => Boolean(photo.problem || (photo.record && !photo.reviewed));
+export const isToReview = (photo) => Boolean((photo.problem || photo.record) && !photo.reviewed);
 
 // The photos of a training set: reviewed, with a caption. Captions without a correction have the model's form.
 export const trainable = (photos) => photos.filter((photo) => photo.record && photo.reviewed && textOf(photo).trim());
@@ -65,10 +68,11 @@ export function trainingFiles(photo, file, number) {
 }
 
 export function recordOf({ name, url, content, record, problem, sentence, text, reviewed }) {
-  const image = url ?? name;
-  if (problem) return { image, error: { type: problem.type, title: problem.title, detail: problem.detail } };
-  const { preview, ...chosen } = chooseSentence(record, sentence), isPerson = text !== undefined && text !== altText(chosen.caption);
-  return { ...chosen, image, content, ...(text === undefined ? {} : { corrected: text }), reviewed: Boolean(reviewed), caption_by: isPerson ? "person" : "model" };
+  const image = url ?? name, error = problem && { type: problem.type, title: problem.title, detail: problem.detail };
+  if (error && text === undefined) return { image, error };
+  const { preview, ...chosen } = error ? { error } : chooseSentence(record, sentence);
+  const isPerson = text !== undefined && text !== altText(chosen.caption);
+  return { ...chosen, image, content, corrected: text, reviewed: Boolean(reviewed), caption_by: isPerson ? "person" : "model" };
 }
 
 // The reviewed texts of an earlier download, captions.jsonl or captions.zip.
@@ -76,18 +80,18 @@ export async function readTexts(file) {
   const lines = /\.zip$/i.test(file.name) ? await textIn(file, "captions.jsonl") : await file.text();
   return lines.split("\n").filter((line) => line.trim()).map((line) => JSON.parse(line))
     .filter(({ caption, corrected, reviewed }) => corrected !== undefined || (reviewed && caption))
-    .map(({ image, content, caption, corrected }) => ({ image, content, text: corrected ?? altText(caption) }));
+    .map(({ image, content, caption, corrected }) => ({ image, content, text: clean(corrected ?? altText(caption)) }));
 }
 
 const COLUMNS = ["image", "alt", "caption", "score", "trust", "marks", "reviewed", "caption_by", "error"];
 
-// Escape cells that a spreadsheet would run as a formula.
-const cellOf = (value) => `"${String(value ?? "").replace(/^(?=[=+\-@\t\r＝＋－＠])/, "'").replaceAll('"', '""')}"`;
+// Escape beginnings of cells that a spreadsheet would run as a formula, as captioner batch does.
+const cellOf = (value) => `"${String(value ?? "").replace(/((?:^|[,;|\t\r\n])[\s"]*)(?='*[=+@-])/g, "$1'").replaceAll('"', '""')}"`;
 
 function rowOf(photo) {
   const { image, caption, score, trust, reviewed, caption_by, error } = recordOf(photo);
   // An empty alt text means decorative: a photo to review has the model's sentence.
-  const alt = error ? "" : photo.text ?? altText(caption), marks = error ? [] : marksOf(photo);
+  const alt = photo.text ?? altText(caption), marks = error ? [] : marksOf(photo);
   const cells = [image, alt, caption, score, trust, marks.join(", "), reviewed, caption_by, error?.detail];
   return cells.map((cell) => (typeof cell === "number" ? cell : cellOf(cell))).join(",");
 }

@@ -112,7 +112,7 @@ export class Strip {
     item.dataset.mark = photo.reviewed ? "reviewed" : stateOf(photo);
     item.dataset.state = photo.problem ? "failed" : photo.record ? "done" : "waiting";
     item.toggleAttribute("data-reviewed", !isToReview(photo) && isDone(photo));
-    marks.textContent = photo.problem ? "" : photo.reviewed ? "✓ reviewed" : marksOf(photo).join(", ");
+    marks.textContent = photo.reviewed ? "✓ reviewed" : photo.problem ? "" : marksOf(photo).join(", ");
     item.toggleAttribute("data-corrected", photo.text !== undefined);
     if (picture && item.picture !== picture) {
       item.picture = picture;

@@ -1,7 +1,7 @@
 // The viewer shows one photo: empty, waiting, failed, or with its record. It does not use the server.
 import { colorAt, Heat } from "./heat.js";
 import { loadPhoto } from "./photo.js";
-import { altText, chooseSentence, dashedOf, defaultText, doubtOf, recordOf, save, stateOf } from "./record.js";
+import { altText, chooseSentence, clean, dashedOf, defaultText, doubtOf, recordOf, save, stateOf } from "./record.js";
 import { likely, Sentence } from "./sentence.js";
 import { attentionOf, explainTerms, facts, term } from "./terms.js";
 
@@ -67,8 +67,12 @@ export class Viewer {
   }
 
   // problem: { title, detail }. again(): retries; null if a retry cannot help. dismiss(): removes the photo.
-  fail({ title, detail }, again, dismiss = null) {
+  // entry: { name, text, aside }, if a person can write the text.
+  fail({ title, detail }, again, dismiss = null, entry = null) {
     this.#become("failed");
+    this.root.toggleAttribute("data-mute", !entry);
+    this.entry = entry;
+    if (entry) this.#showText();
     const heading = document.createElement("strong"), bar = document.createElement("p");
     heading.textContent = title;
     bar.className = "bar";
@@ -264,17 +268,17 @@ export class Viewer {
   #listenToText() {
     const field = this.find(".text"), decorative = this.find(".decorative");
     // aside: the text that Decorative or Undo has replaced; Redo restores it.
-    const correct = (text, aside = this.entry.aside, reviewed = true) => {
+    const correct = (text, aside = this.entry.aside) => {
       const isPlain = text === plainOf(this.entry) && !decorative.checked;
-      Object.assign(this.entry, { text: isPlain ? undefined : text, aside });
+      Object.assign(this.entry, { text: isPlain ? undefined : clean(text), aside });
       this.find(".copied").textContent = "";
       this.#showText();
-      this.onCorrect(this.entry.text, aside, reviewed);
+      this.onCorrect(this.entry.text, aside, this.entry.text !== undefined);
     };
     const setAside = () => this.entry.text || this.entry.aside;
     field.oninput = () => { decorative.checked = false; correct(field.value); };
     field.onkeydown = (event) => {
-      if (event.isComposing || event.shiftKey) return;
+      if (event.isComposing || event.keyCode === 229 || event.shiftKey) return;  // 229: composing, in Safari
       if (event.key === "Escape") this.onLeave();
       if (event.key !== "Enter" || !this.onAccept) return;
       event.preventDefault();
@@ -283,13 +287,13 @@ export class Viewer {
     decorative.onchange = () => {
       const { aside } = this.entry;
       if (decorative.checked) correct("", setAside());
-      else correct(aside, aside, aside !== undefined);
+      else correct(aside);
     };
     this.find(".undo").onclick = () => {
       const { text, aside } = this.entry;
       decorative.checked = false;
       if (text === undefined) correct(aside);
-      else correct(undefined, setAside(), false);
+      else correct(undefined, setAside());
       field.focus();
     };
     this.find(".use").onclick = () => { correct(altText(this.shown.chosen.caption)); field.focus(); };

@@ -106,6 +106,10 @@ def test_doubt_is_in_the_list_and_in_every_download(visit: Visit, photos: list[P
     # An empty alt text would mean that the photo is decorative.
     assert rows[1]["alt"] == rocket.removeprefix("Perhaps: ")
     assert "unfamiliar" in rows[1]["marks"].split(", ") and rows[1]["reviewed"] == "false"
+    tab.locator(".text").press_sequentially("x")
+    assert tab.locator(".strip [data-reviewed]").count() == 1
+    tab.press(".text", "Backspace")  # nobody has accepted a text
+    assert not tab.locator(".strip [data-reviewed]").count()
     tab.click(".use")
     assert tab.input_value(".text") == rocket.removeprefix("Perhaps: ")
     rows = list(csv.DictReader(visit.taken_home("csv").lstrip("\ufeff").splitlines()))
@@ -135,6 +139,7 @@ def test_the_keyboard_is_enough_to_review(visit: Visit, photos: list[Path]) -> N
     tab.keyboard.press("Shift+Enter")  # a line break
     assert current(visit) == "coffee.jpg" and "\n" in tab.input_value(".text")
     tab.locator(".text").dispatch_event("keydown", {"key": "Enter", "isComposing": True})
+    tab.locator(".text").dispatch_event("keydown", {"key": "Enter", "keyCode": 229})  # in Safari
     assert current(visit) == "coffee.jpg"  # an input method has used the key
     visit.forget()
     tab.keyboard.press("Enter")
@@ -368,6 +373,9 @@ def test_a_text_may_be_written_before_the_caption_is_there(visit: Visit) -> None
     tab.route("**/api/caption", lambda route: held.append(route))
     visit.choose(SAMPLES / "rocket.jpg", state="waiting")
     tab.locator(".strip li button").press("Enter")
+    tab.keyboard.type("x")
+    tab.keyboard.press("Backspace")
+    assert tab.locator(".strip [data-mark]").get_attribute("data-mark") == ""
     tab.keyboard.type("A rocket at ")
     while not held:
         tab.wait_for_timeout(10)

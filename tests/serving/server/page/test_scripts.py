@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import zipfile
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from captioner.caption import Caption
+from captioner_serving.batch.outputs.formats import _DEFUSED
 from captioner_serving.server.records import served_record
 from tests.conftest import ROOT
 from tests.node import run_module
@@ -98,23 +100,25 @@ def test_downloads_are_safe_in_spreadsheets_and_folders(tmp_path: Path) -> None:
     record["alternatives"] = [sentence("-1 dogs", 0.5, None, 0.5)]
     names = ["a--><b>.png", "größe 1:2", "@x.jpg", "+1.tif"]
     photos = [{"name": name, "record": record, "sentence": 1} for name in names]
-    photos[2] |= {"text": "\tTab", "reviewed": True}
-    photos[3] |= {"text": "＝1", "reviewed": True}
+    photos[2] |= {"text": "'=1, -1", "reviewed": True}
+    photos[3] |= {"text": "Tab\t@x", "reviewed": True}
     answer = run_module(RECORDS, tmp_path, (STATIC / "record.js").as_uri(), json.dumps(photos))
     made = json.loads(answer)
     assert made["csv"] == (  # with the mark by which spreadsheets know UTF-8
         "\ufeffimage,alt,caption,score,trust,marks,reviewed,caption_by,error\r\n"
         """"a--><b>.png","'-1 dogs.","'-1 dogs",-1,0.5,MARKS,"false","model",""\r\n"""
         """"größe 1:2","'-1 dogs.","'-1 dogs",-1,0.5,MARKS,"false","model",""\r\n"""
-        """"'@x.jpg","'\tTab","'-1 dogs",-1,0.5,"","true","person",""\r\n"""
-        """"'+1.tif","'＝1","'-1 dogs",-1,0.5,"","true","person",""\r\n"""
+        """"'@x.jpg","''=1, '-1","'-1 dogs",-1,0.5,"","true","person",""\r\n"""
+        """"'+1.tif","Tab\t'@x","'-1 dogs",-1,0.5,"","true","person",""\r\n"""
     ).replace("MARKS", '"likely wrong, untrusted"')
+    rows = csv.reader(made["csv"].splitlines())
+    assert [_DEFUSED.sub(r"\1", row[1]) for row in rows][3:] == ["'=1, -1", "Tab\t@x"]
     assert made["marks"] == [["likely wrong", "untrusted"]] * 2 + [[], []]
     assert made["names"] == [
         "001-a--__b_.jpg", "001-a--__b_.txt", "002-größe 1_2", "002-größe 1_2.txt",
         "003-@x.jpg", "003-@x.txt", "004-+1.tif", "004-+1.txt",
     ]  # fmt: skip
-    assert made["captions"] == ["-1 dogs\n", "-1 dogs\n", "Tab\n", "＝1\n"]
+    assert made["captions"] == ["-1 dogs\n", "-1 dogs\n", "'=1, -1\n", "Tab\t@x\n"]
 
 
 @pytest.mark.needs("node")

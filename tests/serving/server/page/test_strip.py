@@ -76,6 +76,8 @@ def test_what_is_corrected_is_copied_kept_and_in_every_download(
     ]
     record = visit.record()
     assert (record["caption"], record["corrected"]) == (said, 'A "cup" <on> a plate.')
+    tab.locator(".strip button[title='cut.jpg']").click()
+    tab.fill(".text", "A\vrocket.")  # a line break of PowerPoint, which convert refuses
     tab.locator(".strip button[title='=cat.jpg']").click()
     tab.check(".decorative")
     assert tab.input_value(".text") == "" and visit.strip()[2] == "Decorative"
@@ -86,9 +88,10 @@ def test_what_is_corrected_is_copied_kept_and_in_every_download(
     cup, cut, cat = map(json.loads, visit.taken_home("jsonl").splitlines())
     assert (cup["caption"], cup["corrected"]) == (said, 'A "cup" <on> a plate.')
     assert cut["image"] == "cut.jpg" and cut["error"]["type"] == "image-truncated"
+    assert (cut["corrected"], cut["reviewed"], cut["caption_by"]) == ("A rocket.", True, "person")
     assert cat["corrected"] == "" and cat["words"] and "preview" not in cat
     rows = list(csv.DictReader(visit.taken_home("csv").lstrip("\ufeff").splitlines()))
-    assert [row["alt"] for row in rows] == ['A "cup" <on> a plate.', "", ""]
+    assert [row["alt"] for row in rows] == ['A "cup" <on> a plate.', "A rocket.", ""]
     assert [row["image"] for row in rows] == ["coffee.jpg", "cut.jpg", "'=cat.jpg"]
     assert "cut off" in rows[1]["error"]
     tab.click(".undo")

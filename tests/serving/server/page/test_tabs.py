@@ -134,6 +134,39 @@ def test_words_that_are_typed_while_another_tab_empties_the_list_stay(
     tab.wait_for_function("document.querySelector('.text').value === 'Words of a person.'")
 
 
+def test_a_photo_is_captioned_in_one_tab_and_a_failure_hides_no_caption(
+    answered: Visit, other: Any
+) -> None:
+    tab, held = answered.tab, []
+    answered.context.unroute("**/api/caption")
+    answered.context.route("**/api/caption", lambda route: held.append(route))
+    tab.set_input_files(".intake .file", SAMPLES / "rocket.jpg")
+    wait_for_items(other, 1)
+    while not held:
+        tab.wait_for_timeout(10)
+    while other.evaluate("navigator.locks.query().then(({ pending }) => pending.length)") != 1:
+        tab.wait_for_timeout(10)
+    held[0].fulfill(body=json.dumps({"records": [RECORD]}))
+    for window in (tab, other):
+        window.wait_for_selector(".strip [data-state=done]")
+    while other.evaluate("navigator.locks.query().then(({ held }) => held.length)"):
+        tab.wait_for_timeout(10)
+    assert len(held) == 1
+    # Browsers have no locks over http: a failure meets the caption that another tab has stored.
+    for window in (tab, other):
+        window.evaluate("Object.defineProperty(navigator, 'locks', { value: undefined })")
+    tab.set_input_files(".intake .file", SAMPLES / "coffee.jpg")
+    while len(held) < 3:
+        tab.wait_for_timeout(10)
+    held[1].fulfill(body=json.dumps({"records": [RECORD]}))
+    tab.wait_for_selector(".strip li:nth-child(2)[data-state=done]")
+    held[2].fulfill(status=400, body=json.dumps({"type": "x", "title": "x", "detail": "y"}))
+    for window in (tab, other):
+        window.wait_for_function(STORED)
+        window.reload()
+        window.wait_for_selector(".strip li:nth-child(2)[data-state=done]")
+
+
 def test_115_photos_and_their_texts_survive_reloads_and_come_back_from_downloads(
     answered: Visit, tmp_path: Path
 ) -> None:
@@ -167,6 +200,7 @@ def test_115_photos_and_their_texts_survive_reloads_and_come_back_from_downloads
         tab.wait_for_selector('.viewer[data-state="empty"]')
         renamed = paths[8].rename(tmp_path / f"renamed-{name}.png")  # its content is known
         paths[8] = renamed
+        Image.new("RGB", (9, 9)).save(paths[7])  # its name is known
         tab.set_input_files(".intake .file", paths[1:3])
         wait_for_items(tab, 2)
         tab.wait_for_function(STORED)

@@ -211,8 +211,11 @@ def test_an_alternative_has_words_heat_and_numbers_of_its_own(visit: Visit) -> N
     tab, before, heat = visit.tab, visit.words(), visit.heat()
     second, asked = tab.locator(".sentences li button:first-child").nth(1), len(visit.requests)
     said = second.inner_text()
+    tab.press(".text", "Enter")
+    assert tab.locator(".strip [data-reviewed]").count() == 1
     second.click()
     visit.settled()
+    assert not tab.locator(".strip [data-reviewed]").count()  # a person has accepted another
     assert sentence(" ".join(visit.words())) == said != sentence(" ".join(before))
     assert not any("/api/" in url for url in visit.requests[asked:])  # the record has it
     assert second.get_attribute("aria-pressed") == "true"
