@@ -15,7 +15,9 @@ from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.inputs.tables import table_names
 from captioner_serving.batch.outputs.formats import read_record_table, write_records
 from captioner_serving.batch.wording import Wording, sentence
+from tests.conftest import ROOT
 from tests.launcher import Run
+from tests.node import run_module
 from tests.serving.batch.conftest import draw, record_of, write_lines, write_run
 
 
@@ -83,6 +85,28 @@ def test_any_text_comes_back_from_a_table_that_no_program_runs(tmp_path: Path, p
     # A table of another program is read as it is.
     (tmp_path / "t.csv").write_text("image,caption\n'=1.jpg,a dog\n")
     assert list(table_names(str(tmp_path / "t.csv"), "image")) == ["'=1.jpg"]
+
+
+TABLE = """
+import { readFileSync } from "node:fs";
+const { FORMATS } = await import(process.argv.at(-1));
+const record = { caption: "a dog", score: -1, words: [], alternatives: [] };
+const photos = JSON.parse(readFileSync(process.argv.at(-2))).map((text) =>
+  ({ name: text, text, record, sentence: 0, reviewed: true }));
+process.stdout.write(FORMATS.csv.make(photos));
+"""
+
+
+@pytest.mark.needs("node")
+def test_any_text_comes_back_from_a_table_of_the_page(tmp_path: Path) -> None:
+    texts = [*map("".join, product("',-+＋ a\x85\ufeff", repeat=4))]
+    (tmp_path / "texts.json").write_text(json.dumps(texts))
+    module = (ROOT / "serving/captioner_serving/server/static/record.js").as_uri()
+    table = run_module(TABLE, tmp_path, str(tmp_path / "texts.json"), module)
+    (tmp_path / "page.csv").write_text(table, encoding="utf-8", newline="")
+    found = [*read_record_table(tmp_path / "page.csv")]
+    assert [record["corrected"] for record in found if record] == texts
+    assert [record["image"] for record in found if record] == texts
 
 
 def test_a_table_has_all_alternatives_keywords_and_trust(

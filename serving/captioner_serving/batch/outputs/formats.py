@@ -35,7 +35,8 @@ COLUMNS = (
 
 _FORMATS = (".jsonl", ".csv", ".parquet", ".json")
 _ROWS = 10_000  # rows of Parquet that are written together
-_BEGIN = r'((?:^|[,;|\t\r\n])[\s"]*)'  # the beginning of a cell
+_SPACE = r'[^\S\x1c-\x1f\x85]|[\ufeff"]'  # \s of JavaScript, and quotation marks
+_BEGIN = rf"((?:^|[,;|\t\r\n])(?:{_SPACE})*)"  # the beginning of a cell; in record.js too
 _FORMULA = re.compile(rf"{_BEGIN}(?='*[=+@-])")
 _DEFUSED = re.compile(rf"{_BEGIN}'(?='*[=+@-])")
 _NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
