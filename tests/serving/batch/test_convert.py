@@ -93,14 +93,16 @@ PAGE = """\ufeffimage,alt,caption,score,trust,marks,reviewed,caption_by,error
 "h.jpg","A sea.","a sea",-0.5,0.9,"unfamiliar","false","model",""
 "i.jpg","A sea.","a sea",-0.5,0.9,"unfamiliar","TRUE","model",""
 "j.jpg","一只狗.","一只狗",-0.5,0.9,"","true","model",""
+"k.jpg","Mine",,,,"","true","person","k.jpg is empty"
 """
 """The table of the page: corrected, decorative, accepted, edited later, untrusted, failed, with a
-control character, unfamiliar, unfamiliar and accepted, and in a script without capitals."""
+control character, unfamiliar, unfamiliar and accepted, in a script without capitals, and
+failed with a text."""
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 def test_the_texts_of_a_person_reach_the_sidecars(folder: Path, run_main: Run, kind: str) -> None:
-    for name in "abcdeghij":
+    for name in "abcdeghijk":
         (folder / f"{name}.jpg").write_bytes(b"a photo")
     (folder / "page.csv").write_text(PAGE)
     write_lines(
@@ -115,17 +117,18 @@ def test_the_texts_of_a_person_reach_the_sidecars(folder: Path, run_main: Run, k
         record_of("h.jpg", "a sea", unfamiliar=True, reviewed=False, caption_by="model"),
         record_of("i.jpg", "a sea", unfamiliar=True, reviewed=True, caption_by="model"),
         record_of("j.jpg", "一只狗", reviewed=True, caption_by="model"),
+        {"image": "k.jpg", "error": {}, "corrected": "Mine", "caption_by": "person"},
     )
     options = ("--root", ".", "--sidecar", "xmp", "--replace", "dog=cat")
     result = run_main("convert", f"page.{kind}", *options)
     assert result.returncode == 0, result.stderr
     texts = {
         "a": "Two friends, and a dog", "c": "A cow.", "d": "A cow in a spreadsheet",
-        "g": "eBay logo", "i": "A sea.", "j": "一只狗",
+        "g": "eBay logo", "i": "A sea.", "j": "一只狗", "k": "Mine",
     }  # fmt: skip
 
     def check(summary: str) -> None:
-        assert "3 by a person" in summary and "1 decorative skipped" in summary
+        assert "4 by a person" in summary and "1 decorative skipped" in summary
         assert "2 to review skipped" in summary
         found = {path.stem: path.read_text() for path in folder.glob("*.xmp")}
         assert sorted(found) == sorted(texts)

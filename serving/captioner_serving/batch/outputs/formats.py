@@ -175,7 +175,9 @@ def read_record_table(path: Path) -> Iterator[Record | None]:
     has_keywords = any(row.get("keywords") for _, row in rows)
     for number, row in rows:
         if row.get("error"):
-            yield None
+            name, text = _DEFUSED.sub(r"\1", row["image"] or ""), _text(row, "alt")
+            is_by_person = _is_name(name) and bool(name) and row.get("caption_by") == "person"
+            yield _without_caption({"image": name}, text) if is_by_person else None
             continue
         record = _record_of_row(row, f"{path}, line {number}")
         if has_keywords:
@@ -278,7 +280,8 @@ def _record(line: bytes, place: str) -> Record | None:
     if not isinstance(record, dict) or not _is_name(record.get("image")):
         raise DataError(f"{place} is not a caption record: image is missing or invalid")
     if "error" in record and "caption" not in record:
-        return None
+        text = record.get("corrected")
+        return _without_caption(record, text) if _is_text(text) else None
     others, model = record.get("alternatives"), record.get("model")
     if not (isinstance(others, list) and all(map(_is_sentence, (record, *others)))):
         raise DataError(f"{place} is not a caption record: caption, score or alternatives invalid")
@@ -295,6 +298,14 @@ def _record(line: bytes, place: str) -> Record | None:
     elif record.get("unfamiliar") and record.get("reviewed") is False:  # only the page adds it
         record["review"] = True
     return record
+
+
+def _without_caption(record: Record, text: str) -> Record:
+    """Return the record of a failed photo for which a person wrote a text on the page."""
+    text = _printable(text)
+    empty: Record = {"score": 0.0, "words": [], "alternatives": [], "reviewed": True}
+    empty |= {"model": {"name": "", "version": ""}, "caption": text, "corrected": text}
+    return {key: record[key] for key in ("image", "content") if key in record} | empty
 
 
 def keywords_of(record: Record, minimum_trust: float) -> list[str]:
