@@ -277,16 +277,28 @@ def test_a_client_with_a_full_queue_leaves_room_for_others() -> None:
     small.close()
 
 
-def test_a_request_larger_than_the_queue_leaves_no_wait_behind(batcher: Batcher) -> None:
-    def wait() -> str:
-        with batcher.admit(64), pytest.raises(BusyError) as busy, batcher.admit(64):
-            pass
-        return str(busy.value.headers["Retry-After"])
+def retry_after(batcher: Batcher) -> str:
+    with batcher.admit(64), pytest.raises(BusyError) as busy, batcher.admit(64):
+        pass
+    return busy.value.headers["Retry-After"]
 
-    before = wait()
+
+def test_a_request_larger_than_the_queue_leaves_no_wait_behind(batcher: Batcher) -> None:
+    before = retry_after(batcher)
     with batcher.admit(1000):
         pass
-    assert wait() == before
+    assert retry_after(batcher) == before
+
+
+def test_retry_after_follows_the_recent_time_per_cost(paced: Paced) -> None:
+    assert retry_after(paced.batcher) == "6"  # 64 times 0.1 s
+    paced.seconds = 0.6
+    assert paced.ends()
+    assert retry_after(paced.batcher) == "13"  # 64 times 0.8 * 0.1 s + 0.2 * 0.6 s
+    paced.seconds = 0.2
+    paced.send("a", CHECKED)
+    assert paced.begins("a") and paced.ends()
+    assert retry_after(paced.batcher) == "12"  # 64 times 0.8 * 0.2 s + 0.2 * 0.2 s / 2
 
 
 def test_health_depends_on_the_thread_of_the_model(tiny_checkpoint: Checkpoint) -> None:

@@ -202,7 +202,7 @@ def send(url: str, count: int, fields: dict[str, str] | None = None) -> httpx.Re
 
 
 def test_retry_after_follows_the_queue(url: str, model: Model) -> None:
-    """It depends on the admitted images and the recent time per image."""
+    """It depends on the admitted images and their costs."""
 
     @contextmanager
     def full(fields: dict[str, str] | None = None) -> Iterator[int]:
@@ -219,15 +219,15 @@ def test_retry_after_follows_the_queue(url: str, model: Model) -> None:
             assert fields or done.result(60).status_code == 200
 
     with full() as before:  # anything was captioned
-        pass
+        assert before == 6  # 0.1 s per image
     assert send(url, 65).status_code == 413  # more than ever fit
     assert send(url, 64).status_code == send(url, 64).status_code == 200
-    with full() as quick:
-        assert 1 <= quick < before
+    with full() as usual:
+        assert usual >= 1
     assert max(len(levels) for levels, _, _ in model.batches) <= 16  # --max-batch
     model.error = ValueError("enough")  # what is costly need not be done
     with full(COSTLY) as costly:
-        assert costly > 2 * quick
+        assert costly > 2 * usual
 
 
 def test_health_depends_on_the_model_not_on_its_queue(
