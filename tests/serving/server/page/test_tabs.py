@@ -140,11 +140,11 @@ def test_a_photo_is_captioned_in_one_tab_and_a_failure_hides_no_caption(
     tab, held = answered.tab, []
     answered.context.unroute("**/api/caption")
     answered.context.route("**/api/caption", lambda route: held.append(route))
-    tab.set_input_files(".intake .file", SAMPLES / "rocket.jpg")
-    wait_for_items(other, 1)
+    other.set_input_files(".intake .file", SAMPLES / "rocket.jpg")
+    wait_for_items(tab, 1)
     while not held:
         tab.wait_for_timeout(10)
-    while other.evaluate("navigator.locks.query().then(({ pending }) => pending.length)") != 1:
+    while tab.evaluate("navigator.locks.query().then(({ pending }) => pending.length)") != 1:
         tab.wait_for_timeout(10)
     held[0].fulfill(body=json.dumps({"records": [RECORD]}))
     for window in (tab, other):
@@ -158,9 +158,12 @@ def test_a_photo_is_captioned_in_one_tab_and_a_failure_hides_no_caption(
     tab.set_input_files(".intake .file", SAMPLES / "coffee.jpg")
     while len(held) < 3:
         tab.wait_for_timeout(10)
-    held[1].fulfill(body=json.dumps({"records": [RECORD]}))
+    mine, theirs = sorted(held[1:], key=lambda route: bool(route.request.frame.page == other))
+    theirs.fulfill(body=json.dumps({"records": [RECORD]}))
     tab.wait_for_selector(".strip li:nth-child(2)[data-state=done]")
-    held[2].fulfill(status=400, body=json.dumps({"type": "x", "title": "x", "detail": "y"}))
+    with answered.context.expect_event("requestfinished"):
+        mine.fulfill(status=400, body=json.dumps({"type": "x", "title": "x", "detail": "y"}))
+    tab.wait_for_timeout(100)
     for window in (tab, other):
         window.wait_for_function(STORED)
         window.reload()
