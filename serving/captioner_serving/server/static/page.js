@@ -464,10 +464,14 @@ const allOf = (mine) => Object.fromEntries(FIELDS.map((name) => [name, mine[name
 
 // Run work while no other tab runs it. Browsers have locks only over https and on this machine.
 async function alone(name, signal, work) {
+  let begun = false;
+  const begin = () => { begun = true; return work(); };
   try {
-    await (navigator.locks ? navigator.locks.request(name, { signal }, work) : work());
+    await (navigator.locks ? navigator.locks.request(name, { signal }, begin) : begin());
   } catch (error) {
-    if (!signal.aborted) throw error;
+    if (signal.aborted) return;
+    if (begun) throw error;
+    await work();  // a frame without storage has no locks
   }
 }
 

@@ -32,7 +32,7 @@ PIXELS = """() => {
 def test_the_overlay_is_the_library_s(visit: Visit, tmp_path: Path) -> None:
     """Pixel by pixel, where the page shows a photo in its own size and the box is a part of it."""
     tab, path = visit.tab, tmp_path / "coffee.png"
-    photo = Image.open(SAMPLES / "coffee.jpg").resize((610, 460))
+    photo = Image.open(SAMPLES / "coffee.jpg").resize((660, 500))
     photo.save(path)
     record = record_of(Captioner(make_spot_checkpoint("crop")), path)
     weights = np.geomspace(1, 100, 15) / np.geomspace(1, 100, 15).sum()  # all degrees of heat
