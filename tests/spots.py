@@ -158,6 +158,7 @@ def lit_place(picture: Image.Image, photo: bytes | Image.Image) -> Place:
     drawn = np.asarray(ImageChops.difference(picture.convert("RGB"), plain).convert("L"), float)
     # On the dark ground alone: how the bright disc looks below the colours is no matter.
     drawn[(drawn < 24) | (np.asarray(plain.convert("L")) > 64)] = 0
+    drawn[[0, 1, -2, -1]] = drawn[:, [0, 1, -2, -1]] = 0  # a screenshot has the frame's line
     if not drawn.any():
         raise AssertionError("nothing is drawn on the photo")
     x, y = ((drawn.sum(axis) @ np.arange(0.5, drawn.shape[1 - axis])) for axis in (0, 1))
