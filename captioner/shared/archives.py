@@ -6,6 +6,7 @@ and raise an exception at damage.
 
 from __future__ import annotations
 
+import os
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -66,7 +67,12 @@ def tar_members(path: str | Path) -> Iterator[tuple[tarfile.TarFile, tarfile.Tar
             raise tarfile.ReadError(f"damaged or cut off at byte {end:,}")
 
 
-@lru_cache(maxsize=4)
 def open_zip(path: str) -> zipfile.ZipFile:
     """Open a zip file and keep it open, because reading its list of members is slow."""
+    status = Path(path).stat()
+    return _keep_open(os.path.abspath(path), status.st_mtime_ns, status.st_size)  # noqa: PTH100
+
+
+@lru_cache(maxsize=4)
+def _keep_open(path: str, *_changes: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)

@@ -226,7 +226,7 @@ def test_a_file_of_lines_that_is_cut_anywhere(run: Run, watch: Watch, output: st
     assert killed[0] != killed[1]
     for state, synced in (killed, (wanted, wanted)):
         for name in (name for name in state if "/" not in name):
-            for end in range(0, len(state[name]), 47):
+            for end in range(0, len(state[name]), 97):
                 torn = {**state, name: state[name][:end]}
                 try:
                     check_gone_on(run, disk.root, output, torn, wanted)
