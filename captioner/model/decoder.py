@@ -174,7 +174,7 @@ class WordDecoder(Decoder):
 
 
 class Recurrence(NamedTuple):
-    """What a recurrent decoder computes for a word of K hypotheses of B images.
+    """The result of reading a word of K hypotheses of B images.
 
     hidden: (B, K, n), the hidden state that scores the next word.
     weights: (B, K, H, L), the attention.

@@ -8,7 +8,9 @@ used only for images without XMP and EXIF.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 from PIL import ExifTags, Image
 
@@ -25,11 +27,27 @@ _TURNS = {
 }
 
 
-def exif_orientation(block: bytes) -> int:
-    """Return the orientation, 1 to 8, of an EXIF block; 1 if the block has none or is damaged.
+class ExifEntry(NamedTuple):
+    """An entry of an EXIF directory.
 
-    Only the entries of the first directory are read, not the values they point to, because a small
-    file can have entries with gigabytes of values.
+    kind, number: the type of the values, and how many there are.
+    value: four bytes, the values or their offset in `block`.
+    order: the byte order, "<" or ">".
+    """
+
+    tag: int
+    kind: int
+    number: int
+    value: bytes
+    order: str
+    block: bytes
+
+
+def exif_entries(block: bytes) -> Iterator[ExifEntry]:
+    """Return the entries of the first directory of an EXIF block, until it is damaged.
+
+    The values that entries point to are not read, because a small file can have entries with
+    gigabytes of values.
     """
     with suppress(struct.error):
         block = block[:_LONGEST].removeprefix(b"Exif\0\0")
@@ -37,10 +55,16 @@ def exif_orientation(block: bytes) -> int:
         (place,) = struct.unpack_from(order + "I", block, 4)
         (count,) = struct.unpack_from(order + "H", block, place)
         for at in range(place + 2, place + 2 + 12 * count, 12):
-            tag, kind, values = struct.unpack_from(order + "HHI", block, at)
-            if tag == ExifTags.Base.Orientation and values == 1 and kind in (3, 4):
-                (value,) = struct.unpack_from(order + " HI"[kind - 2], block, at + 8)
-                return int(value) if 1 <= value <= 8 else 1
+            tag, kind, number, value = struct.unpack_from(order + "HHI4s", block, at)
+            yield ExifEntry(tag, kind, number, value, order, block)
+
+
+def exif_orientation(block: bytes) -> int:
+    """Return the orientation, 1 to 8, of an EXIF block; 1 if the block has none or is damaged."""
+    for entry in exif_entries(block):
+        if entry.tag == ExifTags.Base.Orientation and entry.number == 1 and entry.kind in (3, 4):
+            (value,) = struct.unpack_from(entry.order + " HI"[entry.kind - 2], entry.value)
+            return int(value) if 1 <= value <= 8 else 1
     return 1
 
 

@@ -34,8 +34,8 @@ _DIRECTIONS = 64
 def multiply(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
     """Return the matrix product in single precision or better, computed by PyTorch.
 
-    NumPy's BLAS has threads of its own. They wait actively after a product and slow down the
-    encoding of the next photo.
+    NumPy's BLAS starts threads that keep spinning after a product. They slow down the encoding of
+    the next photo.
     """
     import torch
 

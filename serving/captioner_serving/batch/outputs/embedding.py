@@ -14,6 +14,7 @@ from itertools import zip_longest
 from PIL import ExifTags, Image
 
 from captioner.errors import CaptionerError, OutputError
+from captioner.photos.orientation import exif_entries
 from captioner.shared.files import IS_WINDOWS
 from captioner.shared.text import counted
 from captioner_serving.batch.outputs.written import read_existing
@@ -22,7 +23,6 @@ from captioner_serving.batch.outputs.xmp import ALT_TEXT, DESCRIPTION, texts_in
 _SECONDS = 120.0  # for one call, and 10 more for each photo
 _OLDEST = 12.39  # the first version with AltTextAccessibility
 _REMEDY = "install it (Debian: libimage-exiftool-perl; macOS: brew install exiftool; exiftool.org)"
-_LONGEST = 1 << 16  # bytes of an EXIF block; one JPEG segment holds as many
 _TAGS = {DESCRIPTION: "-XMP-dc:Description*", ALT_TEXT: "-XMP-iptcCore:AltTextAccessibility*"}
 _END = "{end}"  # printed by exiftool after the messages about a photo
 _JPEG = b"\xff\xd8\xff"
@@ -115,7 +115,7 @@ class Embedder:
             copies.append(("-wm", mode, "-tagsFromFile", pattern, *tags, path, "-echo4", _END))
         lines = "\n-execute\n".join(map("\n".join, copies)) + "\n"
         pipe = subprocess.PIPE
-        with subprocess.Popen(  # in a session of its own, because Ctrl-C must not reach it
+        with subprocess.Popen(  # in another session, because Ctrl-C must not end it
             command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         ) as process:
             try:
@@ -192,17 +192,14 @@ def _iptc_caption(block: bytes) -> str:
 
 def _exif_description(block: bytes) -> str:
     """Return ImageDescription of an EXIF block; "" if it is missing, or the name of a camera."""
-    with suppress(struct.error):
-        block = block[:_LONGEST].removeprefix(b"Exif\0\0")
-        order = "<" if block[:2] == b"II" else ">"
-        (place,) = struct.unpack_from(order + "I", block, 4)
-        (count,) = struct.unpack_from(order + "H", block, place)
-        for at in range(place + 2, place + 2 + 12 * count, 12):
-            tag, _, size, start = struct.unpack_from(order + "HHII", block, at)
-            if tag == ExifTags.Base.ImageDescription:
-                start = at + 8 if size <= 4 else start
-                text = _decoded(block[start : start + size].partition(b"\0")[0])
-                return "" if _CAMERA.fullmatch(text) else text
+    for entry in exif_entries(block):
+        if entry.tag == ExifTags.Base.ImageDescription:
+            data = entry.value
+            if entry.number > len(data):  # the value is the place of the text
+                (start,) = struct.unpack(entry.order + "I", data)
+                data = entry.block[start:]
+            text = _decoded(data[: entry.number].partition(b"\0")[0])
+            return "" if _CAMERA.fullmatch(text) else text
     return ""
 
 
