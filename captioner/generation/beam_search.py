@@ -152,8 +152,11 @@ def beam_search(
     step, state, tokens = BeamStep(decoder), decoder.start(features), starts.unsqueeze(1)
     totals = torch.zeros(len(features), 1, device=features.device)
     room = (*tokens.shape, longest + 1)
-    unfinished = {"tokens": tokens.new_zeros(room), "log_probabilities": totals.new_zeros(room)}
+    # "rows": which of the K hypotheses of each step belongs to the sentence.
+    unfinished = {"tokens": tokens.new_zeros(room), "rows": tokens.new_zeros(room)}
+    unfinished["log_probabilities"] = totals.new_zeros(room)
     best: Sentences = {}
+    parts: dict[str, list[Tensor]] = {name: [] for name in OPTIONAL}  # of each step, (B, K, ...)
     for length in range(longest + 1):
         forbidden = constraints.forbidden(unfinished["tokens"][..., :length])
         new = step(tokens, totals, forbidden, state, beam=config.beam_size)
@@ -161,9 +164,8 @@ def beam_search(
             new = new.end_all(totals)
         for name in OPTIONAL:  # belong to the next word of every hypothesis
             if (part := getattr(new.output, name)) is not None:
-                if length == 0:
-                    unfinished[name] = part.new_zeros(*room, *part.shape[2:])
-                unfinished[name][:, :, length] = part
+                parts[name].append(part)
+        unfinished["rows"][..., length] = torch.arange(totals.shape[1], device=totals.device)
         finished = _select(unfinished, new.ended)
         finished["log_probabilities"][..., length] = new.end_logs.gather(1, new.ended)
         finished["length"] = torch.full_like(new.ended, length)
@@ -181,6 +183,13 @@ def beam_search(
         is_check = checks and is_full and (length + 1) % interval == 0
         if is_check and bool((bound <= best["score"][:, -1]).all()):
             break
+    taken = best.pop("rows").unbind(2)
+    for name, steps in parts.items():
+        if steps:
+            chosen = [
+                _select({name: part}, rows)[name] for part, rows in zip(steps, taken, strict=False)
+            ]
+            best[name] = torch.stack(chosen, 2)
     return best
 
 
