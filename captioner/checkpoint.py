@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -182,22 +181,6 @@ def current_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Rename settings of generation of older versions, and drop those that are gone."""
     renamed = {"different_around": "no_repeat_around"}
     return {renamed.get(name, name): value for name, value in settings.items() if name != "exact"}
-
-
-def copy_checkpoint(source: Path, target: Path, **entries: Any) -> None:
-    """Copy a checkpoint and replace entries of its header; tensors are copied unchanged.
-
-    Raises OutputError: the copy cannot be written.
-    """
-    with source.open("rb") as file:
-        document = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        header = json.loads(document["__metadata__"][HEADER_KEY])
-        document["__metadata__"][HEADER_KEY] = json.dumps(header | entries)
-        text = json.dumps(document).encode()
-        text += b" " * (-len(text) % 8)  # safetensors aligns to 8 bytes
-        with replace_file(target) as copy:
-            copy.write(len(text).to_bytes(8, "little") + text)
-            shutil.copyfileobj(file, copy)
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ captioner train bundled --data.root "$data" --weights "$out/first/epochs/3.4.saf
     --out "$out/second" "$@" --stages "[{epochs: 2, batch_size: 64, learning_rate: 1.0e-4, \
 warmup: 20, self_critical: {samples: 5, cross_entropy: 0.2, maximum_length: 16}}]"
 captioner average "$out/first/last.safetensors" "$out/second/last.safetensors" \
-    --out "$out/mean.safetensors"
-captioner trust "$out/mean.safetensors" "$data/coco" "$data/flickr8k" --dtype float32
-captioner evaluate "$data/flickr8k" --checkpoint "$out/mean.safetensors" --dtype float32 \
-    --save "$out/captioner.safetensors"
+    --out "$out/captioner.safetensors"
+captioner trust "$out/captioner.safetensors" "$data/coco" "$data/flickr8k" --dtype float32
+captioner evaluate "$data/flickr8k" --checkpoint "$out/captioner.safetensors" --dtype float32

@@ -164,12 +164,6 @@ def test_a_run_from_scratch_reports_its_score_and_fits_trust(
     page.goto((out / "report.html").as_uri())
     assert page.locator("img.plot").count() == 4
     assert page.locator(".photo").count() == 10
-    first, best = (
-        page.locator(".photo").first.locator(".caption").nth(at).inner_text() for at in (0, 1)
-    )
-    assert first.startswith("after the first epoch") and best.startswith("best epoch")
-    (told_first,) = [one["photos"] for one in records(out) if one.get("photos")]
-    assert " ".join(told_first[0]["words"]) in first.replace("\n", " ")
     assert page.evaluate("[...document.images].every(one => one.complete && one.naturalWidth > 0)")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert problems == []

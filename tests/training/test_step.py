@@ -372,7 +372,7 @@ def test_a_validation_leaves_the_model_in_its_mode(
 
     def validate(checkpoint: Checkpoint, *_: object, **__: object) -> Any:
         checkpoint.model.eval()
-        return {"cross_entropy": 1.0}, []
+        return {"cross_entropy": 1.0}
 
     monkeypatch.setattr(train_module, "validate", validate)
     model = tiny_checkpoint.model.train(training)

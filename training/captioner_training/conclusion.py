@@ -31,7 +31,6 @@ from captioner_training.evaluation.fit_trust import MIN_PHOTOS, write_trust
 from captioner_training.evaluation.scores import score_tables
 from captioner_training.evaluation.words import FUNCTION_WORDS
 from captioner_training.initialization import load_initial
-from captioner_training.log import report_photos
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import Recipe
 from captioner_training.report.page import write_run
@@ -39,6 +38,7 @@ from captioner_training.run_folder import read_json, write_json
 
 T = TypeVar("T")
 
+_SHOWN = 10  # validation photos in a report, at most
 _MAX_PHOTOS = 20_000  # largest number of training photos to fit trust on
 _ENGLISH = 0.15  # English captions have at least this share of function words
 
@@ -112,10 +112,11 @@ class _Conclusion:
     ) -> None:
         validation = self.corpus.validation
         captioner = Captioner.from_pretrained(self.best, device=self.device)
+        shown = validation[:: -(-len(validation) // _SHOWN)]  # evenly spread over the split
         write_run(
             self.out / "report.html",
             self.recipe,
-            caption_images(captioner, report_photos(validation), self.recipe.generation),
+            caption_images(captioner, shown, self.recipe.generation),
             gain=gain,
             notes=notes,
             best_at=None if best_at is None else (best_at[0], best_at[1]),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -24,15 +24,11 @@ from captioner.inference.device import best_dtype
 from captioner.shared.files import writing
 from captioner.shared.text import counted
 from captioner_training.data.corpus import OTHER_LANGUAGE, Corpus, unknown_share
-from captioner_training.data.images import Captioned
 from captioner_training.distributed import Processes, exit_silently
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress, StageState, TrainState, diverged
 
-T = TypeVar("T")
-
-_REPORTED = 10  # validation photos in a run's report, at most
 _LINES = 20  # log lines about steps per stage, at least
 _INTERVAL = 10.0  # seconds between two messages about steps if no bar is shown
 
@@ -115,22 +111,6 @@ def scalars(record: Mapping[str, Any], *, prefix: str = "") -> dict[str, float]:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             values[f"{prefix}{name}"] = float(value)
     return values
-
-
-def report_photos(images: Sequence[T]) -> list[T]:
-    """Return the photos that a run's report shows, evenly spread over the split."""
-    return list(images[:: max(1, -(-len(images) // _REPORTED))])
-
-
-def _caption_record(captioned: Captioned) -> dict[str, Any]:
-    """Return a caption as the log stores it, with its attention in thousandths."""
-    attention, gate = captioned.attention, captioned.hypothesis.gate
-    return {
-        "image": captioned.image.name,
-        "words": captioned.words,
-        "attention": None if attention is None else (1000 * attention).round().int().tolist(),
-        "gate": None if gate is None else [round(value, 3) for value in gate.tolist()],
-    }
 
 
 class Log(Closing):
@@ -302,9 +282,8 @@ class Log(Closing):
         self.print(f"before training: {self._scores(scores)}")
 
     def epoch(
-        self, means: Mapping[str, float], scores: Mapping[str, float],
-        captioned: Sequence[Captioned], *, stage: StageState,
-    ) -> None:  # fmt: skip
+        self, means: Mapping[str, float], scores: Mapping[str, float], *, stage: StageState
+    ) -> None:
         """Log the epoch that just ended and print its scores.
 
         means: the mean of each training value over the epoch's steps.
@@ -312,8 +291,6 @@ class Log(Closing):
         timing, progress = self._timing(self._seconds), self.progress
         place = self._place(progress.epoch)
         record = {"event": "epoch", **place, **means, "validation": scores, "timing": timing}
-        if (progress.stage, progress.epoch) == (0, 1):  # for report.html
-            record["photos"] = [_caption_record(caption) for caption in report_photos(captioned)]
         self._write(record)
         training = f"cross-entropy {means['cross_entropy']:.3f},"
         if "reward" in means:

@@ -34,7 +34,7 @@ from captioner_training.data.batches import StageBatches, StageImages, stage_sam
 from captioner_training.data.captions import CaptionTable
 from captioner_training.data.corpus import Corpus, new_word_nats
 from captioner_training.data.grids import CachedGrids
-from captioner_training.data.images import Captioned, CaptionedImage
+from captioner_training.data.images import CaptionedImage
 from captioner_training.data.pixels import SIGNALS, Augmentation, ImageDataset
 from captioner_training.data.reading import read_corpus
 from captioner_training.distributed import Processes, memory_errors
@@ -273,13 +273,13 @@ class Run:
         means = {name: value / max(1, progress.step) for name, value in sums.items()}
         self.log.check_finite(means)
         with stage.average.applied():
-            scores, captioned = self._validate(grids)
+            scores = self._validate(grids)
             best = stage.count_epoch(
                 Score(scores["CIDEr"], scores["cross_entropy"]),
                 has_cider=len(self.corpus.validation) >= MIN_IMAGES,
             )
             self._keep_checkpoint(scores, best=best)
-        self.log.epoch(means, scores, captioned, stage=stage)
+        self.log.epoch(means, scores, stage=stage)
         if not stage.is_over:
             self._stop_if_requested()
             self._save()
@@ -320,7 +320,7 @@ class Run:
             workers=self.recipe.data.workers,
         )
 
-    def _validate(self, grids: CachedGrids | None) -> tuple[dict[str, float], list[Captioned]]:
+    def _validate(self, grids: CachedGrids | None) -> dict[str, float]:
         """Score the model in training on the validation split; its training mode is restored.
 
         Raises GenerationError: the weights or the cross-entropy are not finite.
@@ -329,7 +329,7 @@ class Run:
         boxes = self.folder.out / "scenes" / "boxes_val.json"
         training = model.training
         try:
-            scores, captioned = validate(
+            scores = validate(
                 self._checkpoint(),
                 self.corpus.validation,
                 self.recipe.data,
@@ -345,7 +345,7 @@ class Run:
             model.train(training)
         if not math.isfinite(scores["cross_entropy"]):
             raise diverged(step)
-        return scores, captioned
+        return scores
 
     def _score_initial(self, initial: Checkpoint) -> None:
         """Score the initial checkpoint, and keep it as the best until an epoch is better.
@@ -354,7 +354,7 @@ class Run:
         new_word_nats.
         """
         initial.model.to(self.processes.device)
-        scores, _ = validate(
+        scores = validate(
             replace(initial, generation=self.recipe.generation),
             self.corpus.validation,
             self.recipe.data,

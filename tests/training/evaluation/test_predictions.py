@@ -235,18 +235,10 @@ REFUSED: Refusals = {
     f"{PHOTOS} --compare nowhere.safetensors": (1, "nowhere.safetensors"),
     f"{PHOTOS} --compare hf:/nowhere": (1, "neither a local file or folder nor a model"),
     "--captions split.json --score s.json --compare bundled": (2, "takes report.json files"),
-    f"{PHOTOS} --checkpoint hf:a/b --save 4.st": (2, "--save needs a Captioner checkpoint"),
     "--captions split.json --score none.json": (1, "none.json"),
     f"{PHOTOS} --predictions no/p.json": (1, "there is no folder no"),
     f"{PHOTOS} --checkpoint split.json": (1, "split.json is cut off, damaged or not"),
     "--captions broken.json --images photos --checkpoint tiny.safetensors": (1, "is not JSON"),
-    f"{PHOTOS} --save no/4.safetensors": (1, "there is no folder no"),
-    f"{PHOTOS} --save tiny.safetensors": (1, "tiny.safetensors exists: choose"),
-    f"{PHOTOS} --save known.safetensors": (1, "known.trust.safetensors exists"),
-    f"{PHOTOS} --save p.jsonl --predictions p.jsonl": (2, "are the same file p.jsonl"),
-    f"{PHOTOS} --save 4.safetensors --beam-size 2": (2, "--save cannot be used with --beam"),
-    f"{PHOTOS} --save 4.safetensors --style long": (2, "--save cannot be used with --beam"),
-    f"{PHOTOS} --version 4": (2, "--version requires --save FILE"),
     # Nothing is written over but predictions and reports.
     f"{PHOTOS} --predictions photos/1.jpg": (1, "photos/1.jpg exists and is not"),
     f"{PHOTOS} --predictions batch.jsonl": (1, "batch.jsonl exists and is not"),
@@ -257,7 +249,7 @@ REFUSED: Refusals = {
         f"--captions split.json --score s.json {option}": (2, f"{option.split()[0]} needs a che")
         for option in (
             "--deletion", "--calibration", "--checkpoint c", "--beam-size 2", "--style s",
-            "--predictions p", "--save 4.safetensors",
+            "--predictions p",
         )
     },
     "": (2, "name either a folder DIR, or --captions FILE"),
@@ -278,7 +270,7 @@ def test_refusals_change_no_file(
     for name, text in {
         "broken.json": "{", "note.json": '{"a": 1}', "photos/1.jpg": "a photo", "photos/2.jpg": "",
         "batch.jsonl": '{"image": "1.jpg", "caption": "a", "words": []}\n',
-        "mine/report.html": "notes", "other/report.json": "{}", "known.trust.safetensors": "",
+        "mine/report.html": "notes", "other/report.json": "{}",
     }.items():  # fmt: skip
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import re
@@ -18,7 +17,6 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from captioner.checkpoint import load_checkpoint, read_header
 from captioner.generation.beam_search import Hypothesis
 from captioner.photos.transform import Transform, TransformConfig
 from captioner.trust.trust import digest_weights, trust_file
@@ -141,33 +139,6 @@ def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated, run_main: Ru
             low, high = scores["intervals"][name]
             assert re.search(rf"^{title} +{scores[name]:.1f} \[{low:.1f}, {high:.1f}\]", part, re.M)
     assert re.search(rf"^CIDEr-D .* \{difference['CIDEr']:+.1f} \[", compared, re.M)
-
-
-def test_a_checkpoint_is_saved_with_its_scores(
-    evaluated: Evaluated, run_main: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = tmp_path / "4.safetensors"
-    done = run_main(*evaluated.command(evaluated.captions), "--save", saved, "--version", "4")
-    report, header = json.loads(done.stdout), read_header(saved)
-    assert (done.returncode, report["saved"], header["version"]) == (0, str(saved), "4")
-    for name in ("BLEU-4", "CIDEr", "different"):
-        assert header["metrics"][name] == pytest.approx(report["nltk"][name])
-    ours, theirs = load_checkpoint(saved), load_checkpoint(evaluated.checkpoint)
-    assert ours.fingerprint() == theirs.fingerprint() and ours.generation == theirs.generation
-    photo = evaluated.folder / "val" / "0.png"
-    first, second = (
-        json.loads(run_main("caption", photo, "--json", "--checkpoint", path).stdout)
-        for path in (evaluated.checkpoint, saved)
-    )
-    assert first["trust"] == second["trust"] and second["model"]["version"] == "4"
-
-    def fill(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("shutil.copyfile", fill)  # copies the trust
-    done = run_main(*evaluated.command(evaluated.captions), "--save", tmp_path / "5.safetensors")
-    assert done.returncode == 1 and json.loads(done.stdout)["saved"]["error"]
-    assert "5.trust.safetensors cannot be written: No space left on device" in done.stderr
 
 
 def test_markup_and_control_characters_in_names_and_captions_are_escaped(tmp_path: Path) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import webbrowser
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from captioner.errors import ConfigError
 from captioner.inference.device import add_machine_arguments
-from captioner.shared.paths import HUGGING_FACE, checkpoint_file, expanded
+from captioner.shared.paths import checkpoint_file, expanded
 
 HELP = "Score a checkpoint on a captioned split, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -29,7 +26,7 @@ Treebank tokens without punctuation and cannot be compared with published scores
 scores on COCO's tokens, and METEOR."""
 
 _OF_A_CHECKPOINT = (
-    "calibration", "deletion", "checkpoint", "beam_size", "style", "predictions", "save",
+    "calibration", "deletion", "checkpoint", "beam_size", "style", "predictions",
 )  # fmt: skip
 
 
@@ -62,8 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print all numbers as JSON")
     file("--predictions",
          help="write the captions to this file, as COCO results if it ends in .json")
-    file("--save", help="write a copy of the checkpoint with these scores and its trust")
-    add("--version", metavar="TEXT", help="version of the copy; default: unchanged")
     file("--report", metavar="DIR", help="write report.html, report.md and report.json here")
     add("--compare", nargs="+", default=[], metavar="MODEL",
         help="other checkpoints or report.json files, to add their measures and the differences")
@@ -78,14 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.checkpoint is not None:
         arguments.checkpoint = checkpoint_file(arguments.checkpoint)
 
-    from captioner_training.evaluation.evaluate import add_measure, as_json, evaluate
+    from captioner_training.evaluation.evaluate import as_json, evaluate
     from captioner_training.report.measures import draw_table
     from captioner_training.report.page import write_report
 
     evaluation = evaluate(arguments)
     report = evaluation.report
-    if arguments.save is not None:
-        add_measure(report, "saved", partial(_save, arguments, report["nltk"]))
     print(json.dumps(as_json(report), indent=2) if arguments.json else draw_table(report))
     if arguments.report is not None:
         write_report(arguments.report, evaluation)
@@ -97,42 +90,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_use(arguments: argparse.Namespace) -> None:
-    from captioner.vocabulary import is_printable
-
     if (arguments.data is None) == (arguments.captions is None):
         raise ConfigError("name either a folder DIR, or --captions FILE with --images PATH")
     if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions requires --images (and vice versa)")
-    if arguments.save is not None and (arguments.beam_size or arguments.style):
-        raise ConfigError("--save cannot be used with --beam-size or --style")
-    if arguments.save is not None and str(arguments.checkpoint).startswith(HUGGING_FACE):
-        raise ConfigError(f"--save needs a Captioner checkpoint, not {arguments.checkpoint}")
-    version = arguments.version
-    if version is not None and arguments.save is None:
-        raise ConfigError("--version requires --save FILE")
-    if version is not None and not (version and is_printable(version)):
-        raise ConfigError(f"--version {version!a} is empty or not plain text: use a number like 2")
     if arguments.open and arguments.report is None:
         raise ConfigError("--open requires --report DIR")
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
             raise ConfigError(f"{option} needs a checkpoint and cannot be used with --score")
-
-
-def _save(arguments: argparse.Namespace, scores: Mapping[str, Any]) -> str:
-    """Write a copy of the checkpoint with its scores, and copy its trust; return its path."""
-    from captioner.checkpoint import copy_checkpoint, read_header
-    from captioner.shared.files import writing
-    from captioner.shared.paths import bundled_checkpoint
-    from captioner.trust.trust import trust_file
-
-    source, target = arguments.checkpoint or bundled_checkpoint(), arguments.save
-    metrics = {name: value for name, value in scores.items() if isinstance(value, float)}
-    version = arguments.version or read_header(source)["version"]
-    copy_checkpoint(source, target, version=version, metrics=metrics)
-    if trust_file(source).is_file():
-        with writing(trust_file(target)):
-            shutil.copyfile(trust_file(source), trust_file(target))
-    print(f"captioner: {target} is the checkpoint with these scores", file=sys.stderr)
-    return str(target)

@@ -93,8 +93,8 @@ def validate(
     boxes: Path | None = None,
     grids: CachedGrids | None = None,
     on_batch: Callable[[], None] | None = None,
-) -> tuple[dict[str, float], list[Captioned]]:
-    """Caption a split in all processes, and return the scores and all captions.
+) -> dict[str, float]:
+    """Caption a split in all processes, and return its scores.
 
     The scores are those of score_split, `cross_entropy` of the references in nats per token, and
     `pointing` if there are boxes. Every process returns the same scores.
@@ -140,9 +140,9 @@ def validate(
             bar.update(len(batch))
             if on_batch is not None and number <= full:
                 on_batch()
-    whole = _gather(images, captioned, processes)
     all_losses = [batch for part in processes.gather_to_main(losses) for batch in part]
     scores = None
+    whole = _gather(images, captioned, processes)
     if processes.main:
         scores = score_split(whole)
         total = sum(nats for nats, _ in all_losses)
@@ -150,7 +150,7 @@ def validate(
         if boxes is not None:
             transform = Transform(checkpoint.transform)
             scores["pointing"] = scene_pointing(whole, boxes=boxes, transform=transform)
-    return processes.broadcast(scores), whole
+    return processes.broadcast(scores)
 
 
 def _encoded(

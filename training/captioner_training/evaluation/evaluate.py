@@ -33,7 +33,6 @@ from captioner.shared.tables import read_json
 from captioner.shared.text import printable
 from captioner.trust.consensus import n_grams
 from captioner.trust.familiarity import pool
-from captioner.trust.trust import trust_file
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
 from captioner_training.data.images import Captioned, CaptionedImage
 from captioner_training.data.reading import read_coco, read_dataset
@@ -472,15 +471,13 @@ def _read_boxes(
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Refuse outputs that cannot be written or would overwrite other files."""
-    predictions, report, save = arguments.predictions, arguments.report, arguments.save
+    predictions, report = arguments.predictions, arguments.report
     compared = [expanded(name) for name in arguments.compare if _is_report(name)]
     inputs = [arguments.captions, arguments.boxes, arguments.score, *compared, arguments.checkpoint]
     outputs: list[tuple[str, Path]] = []
     if predictions is not None:
         outputs.append(("--predictions", predictions))
         refuse_input("--predictions", predictions, [arguments.data])  # allowed for a report
-    if save is not None:
-        outputs += [("--save", save), ("--save", trust_file(save))]
     if report is not None:
         with writing(f"--report {report}"):
             report.mkdir(parents=True, exist_ok=True)
@@ -495,8 +492,6 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
                     "another --report"
                 ) from error
     for option, file in outputs:
-        if option == "--save" and os.path.lexists(file):
-            raise OutputError(f"{file} exists: choose another --save, or remove it")
         refuse_input(option, file, inputs)
         if not file.parent.is_dir():
             raise OutputError(f"{file} cannot be written: there is no folder {file.parent}")

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
 from captioner.drawing.overlay import overlay
 from captioner.errors import DataError, ImageError
-from captioner.generation.beam_search import Hypothesis
 from captioner.photos.open import open_image
 from captioner.photos.transform import Transform
 from captioner.shared.files import replace_file
@@ -340,9 +338,9 @@ def write_run(
     steps = counted(epochs[-1]["step"], "step")
     section = Section(
         "Captions",
-        "Validation photos with their references, and the captions after the first epoch and of "
-        "the best epoch, with the attention of content words.",
-        list(_run_photos(recipe, captioned, epochs[0].get("photos", ()), best_at)),
+        "Captions of validation photos by best.safetensors, with the attention of content words, "
+        "and references.",
+        [_run_photo(recipe, caption) for caption in captioned],
     )
     Page(
         heading=f"Run {recipe.name}",
@@ -354,41 +352,13 @@ def write_run(
     ).write(path)
 
 
-def _run_photos(
-    recipe: Recipe,
-    captioned: Sequence[Captioned],
-    first: Sequence[Record],
-    best_at: tuple[int, int] | None,
-) -> Iterator[Photo]:
-    """Yield photos with the captions of the first epoch, from the log, and of the best one."""
-    transform = Transform(recipe.transform)
-    best = "original model (no epoch is better)" if best_at is None else "best epoch"
-    if [record["image"] for record in first] != [caption.image.name for caption in captioned]:
-        first = ()  # of other photos
-    for at, caption in enumerate(captioned):
-        made = {best: caption}
-        if first:
-            made = {"after the first epoch": _from_record(caption.image, first[at]), **made}
-        yield Photo(
-            name=caption.image.name,
-            picture=picture_of(caption.image),
-            captions=[
-                Caption(title, join(said.words, recipe.data.tokenizer), maps_of(said, transform))
-                for title, said in made.items()
-            ],
-            references=caption.image.captions[:5],
-        )
-
-
-def _from_record(image: CaptionedImage, record: Record) -> Captioned:
-    attention, gate = record["attention"], record["gate"]
-    return Captioned(
-        image=image,
-        hypothesis=Hypothesis(
-            [], 0.0, torch.zeros(0), gate=None if gate is None else torch.tensor(gate)
-        ),
-        words=record["words"],
-        attention=None if attention is None else torch.tensor(attention) / 1000,
+def _run_photo(recipe: Recipe, caption: Captioned) -> Photo:
+    text = join(caption.words, recipe.data.tokenizer)
+    return Photo(
+        name=caption.image.name,
+        picture=picture_of(caption.image),
+        captions=[Caption("", text, maps_of(caption, Transform(recipe.transform)))],
+        references=caption.image.captions[:5],
     )
 
 
