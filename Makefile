@@ -5,15 +5,11 @@
 # make check   ruff, mypy, and the slow tests: kills, signals, overload, the page
 # make docs    build the site: build/docs/index.html
 # make mutations   break the code on purpose, one change at a time: a test must fail for each
-# make mutate MODULE=captioner/model   change a module by mutmut's rules and count the changes that
-#              tests detect (SAMPLE=40 changes per module; tests/mutate.py)
 # make clean   remove the environment, the site and the demo's output
 
 PYTHON ?= python3
 SERVE ?= 1
 PORT ?= 7860
-MODULE ?=
-SAMPLE ?= 40
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -22,7 +18,7 @@ install = $(BIN)/python -m pip install --quiet --editable $(1) || { \
   echo "CUDA libraries (README: the CPU-only build). Free here, and for what is downloaded:"; \
   df -h . "$${TMPDIR:-/tmp}"; exit 1; }
 
-.PHONY: demo test check slow lint docs mutations mutate clean
+.PHONY: demo test check slow lint docs mutations clean
 
 # In a terminal, the page has its own process group, so that Ctrl-C ends the page and not make.
 demo: $(VENV)/.installed
@@ -58,10 +54,6 @@ docs: $(VENV)/.installed-dev
 
 mutations: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutations.py
-
-mutate: $(VENV)/.installed-dev
-	$(BIN)/python -c 'import mutmut' 2>/dev/null || $(call install,'.[mutation]')
-	OMP_NUM_THREADS=1 $(BIN)/python tests/mutate.py $(MODULE) --sample $(SAMPLE)
 
 # The stamps let a second `make demo` install nothing, unless pyproject.toml is newer.
 $(VENV)/.created:

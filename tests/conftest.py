@@ -89,7 +89,6 @@ SLOWEST = (
     "test_another_decoder_with_heads_and_styles",
     "test_an_actor_that_always_ends_ends_the_run_with_a_sentence",
     "test_a_gpu",
-    "test_coco",
     "test_finetune_on_another_language_prints_a_note_and_gains",
     "test_two_machines_learn_what_one_process_learns",
     "test_serve_calls_nothing_that_windows_lacks",

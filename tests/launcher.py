@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import encodings.cp437  # noqa: F401  # see Twin
 import gc
+import inspect
 import io
 import json
 import os
@@ -33,13 +34,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.mutants import mutate_this_process
-
 ROOT = Path(__file__).resolve().parent.parent
 PATH = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving", "tests/processor"))
 _FORKED = {"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"}
 # An interpreter reads these once, when it starts.
 _FIXED = ("LANG", "LC_ALL", "LC_CTYPE", "LD_PRELOAD", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
+# The arguments of a private method, by name.
+_GIVEN = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[2:]  # type: ignore[attr-defined]
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _ADDRESS = "CAPTIONER_TESTS_NURSERY"  # environment variable: the address of the nursery's socket
 _PRELOADED = (
     "captioner.captioner",
@@ -125,18 +127,17 @@ class _Forked(subprocess.Popen[str]):
         super().__init__(command, **options)
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        (_, _, _, _, cwd, env, _, _, _, *pipes, _, _, _, _, _, new_session, _) = rest
-        stdin, _, _, stdout, _, stderr = pipes
+        given = dict(zip(_GIVEN, rest, strict=True))
+        pipes = [given[name] for name in _PIPES]
         request = {
             "arguments": [os.fsdecode(word) for word in args[3:]],
-            "env": {os.fsdecode(k): os.fsdecode(v) for k, v in env.items()},
-            "cwd": os.fspath(cwd or Path.cwd()),
-            "session": bool(new_session),
+            "env": {os.fsdecode(k): os.fsdecode(v) for k, v in given["env"].items()},
+            "cwd": os.fspath(given["cwd"] or Path.cwd()),
+            "session": bool(given["start_new_session"]),
             "file_size": self._file_size,
         }
-        ours = [
-            number if pipe == -1 else pipe for number, pipe in enumerate((stdin, stdout, stderr))
-        ]
+        theirs_of = (given["p2cread"], given["c2pwrite"], given["errwrite"])
+        ours = [number if pipe == -1 else pipe for number, pipe in enumerate(theirs_of)]
         # With packets, the process ID and the status arrive separately.
         self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -173,17 +174,18 @@ class Twin(subprocess.Popen[bytes]):
     """
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        (_, _, _, kept, _, env, _, _, _, *pipes, _, _, _, _, _, _, _) = rest
+        given = dict(zip(_GIVEN, rest, strict=True))
+        pipes = [given[name] for name in _PIPES]
         self.pid = os.fork()
         if self.pid == 0:
             status = 1
             try:
                 os.environ.clear()
-                os.environ.update(env)
+                os.environ.update(given["env"])
                 os.dup2(pipes[0], 0)
                 os.dup2(pipes[-1], 2)
                 first = 3
-                for number in sorted(kept):
+                for number in sorted(given["pass_fds"]):
                     os.closerange(first, number)
                     first = number + 1
                 os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -390,8 +392,6 @@ def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     tempfile.tempdir = None  # read TMPDIR again
-    if mutant := request["env"].get("CAPTIONER_MUTANT"):  # tests/mutate.py
-        mutate_this_process(*mutant.split("="))
     if not any("://" in word for word in request["arguments"]):
         decoding.subprocess = TWINS
     if "PYTHONWARNINGS" not in request["env"]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from captioner_training.data import grids
-from tests import launcher
-from tests.benchmarks import coco_scale, gpu, simulated_coco
+from tests.benchmarks import gpu, simulated_coco
 
 pytestmark = pytest.mark.slow
 
@@ -56,20 +53,3 @@ def test_repeated_grids_take_the_memory_of_all_images(
     monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda size, _: size < 7 * 8)
     assert simulated_coco.grow(few, 7) is None
     assert "do not fit" in capsys.readouterr().out
-
-
-def test_coco(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", launcher.PATH)
-    monkeypatch.setattr(coco_scale, "SPLITS", {"train": 24, "val": 2})
-    monkeypatch.setattr(coco_scale, "STEPS", 1)
-    monkeypatch.setattr("sys.argv", ["coco_scale", "--scratch", str(tmp_path)])
-    assert coco_scale.main() == 0
-    said = capsys.readouterr().out
-    assert [line.split(":")[0] for line in said.split("\n\n")[1:]] == [
-        "prepare", "frozen", "fine-tuning",
-    ]  # fmt: skip
-    assert said.count("of 24 photos (measured): encoding") == 2
-    assert said.count("grids 0.003 GB") == 1  # of 24 and 2 photos, and when frozen alone
-    assert not any(tmp_path.iterdir())

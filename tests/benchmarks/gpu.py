@@ -207,14 +207,16 @@ def build_model(name: str) -> CaptionModel:
     )
 
 
-def steps(bench: Bench, name: str, size: int, *, compiled: bool) -> None:
+def steps(
+    bench: Bench, name: str, size: int, *, kinds: Sequence[tuple[str, int]], compiled: bool
+) -> None:
     """Time steps of each kind."""
     table = Table(
         f"Training steps: {name}, {size} px, five captions a photo, "
         f"{'compiled, tuned' if compiled else 'eager'}",
         "", "ms a step", "photos/s", "first step, s", "GB at most",
     )  # fmt: skip
-    for kind, images in STEPS[::2] if bench.small else STEPS:
+    for kind, images in kinds:
         images = 4 if bench.small else images
         batch, references = make_up(bench, name, size, images, squares=kind == "fine-tuning")
         objectives: dict[str, Objective] = {"cross_entropy": CrossEntropy()}
@@ -343,7 +345,8 @@ def main() -> int:
         use_tf32(bench)
         torch.backends.cudnn.benchmark = arguments.compile
         size = 64 if bench.small else ENCODERS[arguments.encoder]
-        steps(bench, arguments.encoder, size, compiled=arguments.compile)
+        kinds = STEPS[::2] if bench.small else STEPS
+        steps(bench, arguments.encoder, size, kinds=kinds, compiled=arguments.compile)
     print(f"\n{time.perf_counter() - started:.0f} s in all")
     return 0
 

@@ -11,6 +11,7 @@ Weights that a recipe would download are random here.
 from __future__ import annotations
 
 import gc
+import io
 import random
 import tempfile
 import time
@@ -20,6 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from captioner.model.encoder import Encoder
@@ -36,12 +38,13 @@ from captioner_training.losses.table import stage_objectives
 from captioner_training.recipe import LONG_STAGE, Recipe, load_recipe
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep, dtype_of
-from tests.benchmarks.coco_scale import SPLITS, WORDS, draw
 from tests.benchmarks.measuring import Table
 
 __all__ = ["RECIPES", "peak", "release", "simulate"]
 
 RECIPES = ("coco-fast", "coco")
+PHOTOS = 113_287  # in Karpathy's training split
+WORDS = [f"word{number}" for number in range(9_486)]  # as many as COCO has five times
 KINDS = ("frozen", "fine-tuning", "self-critical")  # the stages of both
 DISTINCT = 4096  # photos
 CALIBRATED = 16  # photos for the statistics of a random encoder
@@ -67,7 +70,7 @@ def simulate(name: str, device: torch.device, *, small: bool) -> None:
         settings |= {"transform.size": "64", "data.workers": "0"}
         settings |= {f"stages.{number}.batch_size": "4" for number in (1, 2, 3)}
     recipe = load_recipe(name, settings)
-    distinct, count = (4, 8) if small else (DISTINCT, SPLITS["train"])
+    distinct, count = (4, 8) if small else (DISTINCT, PHOTOS)
     table = Table(
         f"An epoch of each stage of {name}: {count:,} photos, {recipe.encoder.name}, "
         f"{recipe.transform.size} px.\n"
@@ -89,6 +92,17 @@ def simulate(name: str, device: torch.device, *, small: bool) -> None:
             row = run_epoch(alone, corpus, distinct, device=device, cache=Path(folder, kind))
             table.row(f"{kind}, {'compiled' if alone.compile else 'eager'}", *row)
             release(compiled=bool(alone.compile))
+
+
+def draw(chance: random.Random, size: tuple[int, int] = (341, 256)) -> bytes:
+    """Draw clouds of all sizes, which make a JPEG as large as a photo of COCO: 32 kB."""
+    photo = Image.new("RGB", size)
+    for cells, strength in ((4, 0.5), (16, 0.4), (64, 0.35), (256, 0.1)):
+        noise = Image.frombytes("RGB", (cells, cells), chance.randbytes(3 * cells**2))
+        photo = Image.blend(photo, noise.resize(photo.size, Image.Resampling.BICUBIC), strength)
+    file = io.BytesIO()
+    photo.save(file, "JPEG", quality=90)
+    return file.getvalue()
 
 
 def make_up(folder: Path, count: int) -> list[CaptionedImage]:

@@ -32,14 +32,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.attacks import TOKEN, Client, honest_photos, hostile_photos, make_attacks
-from tests.benchmarks.measuring import Memory
 from tests.process_tree import children
 from tests.serving.server.conftest import Server, serve
 from tests.serving.server.proxy import nginx
@@ -248,7 +247,12 @@ def memory(server: Server) -> float:
 
 def memory_of_each(server: Server) -> list[float]:
     """Megabytes of the server, and of each of its decoding processes."""
-    return [Memory(pid).all / 1e6 for pid in (server.process.pid, *sorted(processes(server)))]
+    sizes = []
+    for pid in (server.process.pid, *sorted(processes(server))):
+        with suppress(OSError):  # it has just ended
+            parts = Path(f"/proc/{pid}/smaps_rollup").read_text().partition("\nPss:")
+            sizes.append(int(parts[2].split()[0]) / 1e3)
+    return sizes
 
 
 def processes(server: Server) -> set[int]:

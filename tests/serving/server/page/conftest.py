@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -121,9 +120,6 @@ class Visit:
         self.context = context
         context.set_default_timeout(30_000)
         self.tab = context.new_page()
-        if mutant := os.environ.get("CAPTIONER_PAGE_SCRIPT"):  # tests/mutate.py
-            name, _, path = mutant.partition("=")
-            self.tab.route(f"**/page/static/{name}", lambda route: route.fulfill(path=path))
         kept = {
             "origin": url.removesuffix(GRADIO),
             "storageTypes": "cookies,indexeddb,local_storage",
