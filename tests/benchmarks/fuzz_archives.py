@@ -11,11 +11,8 @@ that reads few. What is found is printed and kept, and the exit status is 1 if a
 from __future__ import annotations
 
 import argparse
-import bz2
-import gzip
 import io
 import json
-import lzma
 import os
 import random
 import shutil
@@ -26,7 +23,6 @@ import tempfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,11 +35,6 @@ SECONDS = 5.0  # that an archive may take, on an otherwise idle machine in a sma
 GROWTH = 96 << 20  # bytes; batches of several sizes leave that much between two runs
 SIZES = (b"00000000000\0", b"77777777777\0", b"00000000777\0", b"\x80" + b"\xff" * 11, b"-1 \0")
 TYPES = b"0123456789xgXLKSDVMN\0\xff"
-COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
-    ".tar.gz": lambda data: gzip.compress(data, 1),
-    ".tar.bz2": lambda data: bz2.compress(data, 1),
-    ".tar.xz": lambda data: lzma.compress(data, preset=0),
-}
 
 
 def main() -> int:
@@ -155,29 +146,19 @@ def sound(folder: Path) -> Path:
     with zipfile.ZipFile(made / "a.zip", "w") as archive:
         for number in range(100):
             archive.writestr(f"{number}.jpg", photo(number))
-    for suffix, compress in COMPRESSIONS.items():
-        (made / f"a{suffix}").write_bytes(compress(tar(tarfile.PAX_FORMAT)))
+    (made / "a.tar").write_bytes(tar(tarfile.PAX_FORMAT))
     return made
 
 
 def mutation(chance: random.Random) -> tuple[str, bytes]:
     """Make one archive with a few changes, and its suffix."""
-    suffix = chance.choice((".tar", ".tar", ".zip", *COMPRESSIONS))
-    if suffix == ".zip":
+    if chance.random() < 0.4:
         method = chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
-        return suffix, mutated(zipped(method), chance, at_ends=True)
+        return ".zip", mutated(zipped(method), chance, at_ends=True)
     data = tar(chance.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT)))
-    inside = suffix == ".tar" or chance.random() < 0.8
-    if inside:
-        data = (
-            changed_headers(data, chance)
-            if chance.random() < 0.6
-            else mutated(data, chance, at_ends=True)
-        )
-    if suffix == ".tar":
-        return suffix, data
-    data = COMPRESSIONS[suffix](data)
-    return suffix, data if inside else mutated(data, chance, at_ends=True)
+    if chance.random() < 0.6:
+        return ".tar", changed_headers(data, chance)
+    return ".tar", mutated(data, chance, at_ends=True)
 
 
 def changed_headers(data: bytes, chance: random.Random) -> bytes:

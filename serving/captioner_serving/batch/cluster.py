@@ -22,11 +22,10 @@ from captioner.generation.config import GenerationConfig
 from captioner.trust.trust import Trust
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import LocalEngine, Outcome
-from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
+from captioner_serving.batch.inputs.photos import Photo
 
 _LOG_LEVEL = "RAY_BACKEND_LOG_LEVEL"
 _WINDOW = 64  # batches per actor that are submitted together; actors wait between two windows
-_CARRIED = 1 << 29  # bytes of photos from compressed archives that are submitted together
 _BATCH = 32
 _TOGETHER = 4  # batches per call of an actor, which decodes one while it captions another
 _RESTARTS = 4  # restarts of an actor, and retries of its photos
@@ -135,7 +134,7 @@ class RayEngine:
 
     def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:
         """See LocalEngine.run."""
-        while window := _window(photos, most=_WINDOW * self._actors * self._batch):
+        while window := list(islice(photos, _WINDOW * self._actors * self._batch)):
             waiting = iter(window)
             for part in self._outcomes(window):
                 pairs = list(zip(islice(waiting, len(part)), part, strict=True))
@@ -197,18 +196,6 @@ def _reason(error: BaseException) -> str:
                 "finished photos are kept, and the same command resumes"
             )
     return f"the Ray cluster cannot continue ({type(causes[-1]).__name__}: {causes[-1]})"
-
-
-def _window(photos: Iterator[Photo], most: int) -> list[Photo]:
-    """Take up to `most` photos; fewer if they carry many bytes."""
-    window: list[Photo] = []
-    carried = 0
-    for photo in photos:
-        window.append(photo)
-        carried += len(photo.data) if isinstance(photo, MemoryPhoto) else 0
-        if len(window) == most or carried >= _CARRIED:
-            break
-    return window
 
 
 def _absolute(photo: Photo) -> Photo:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from captioner.inference.device import cores
 from captioner.photos.transform import Box
 from captioner.shared.text import counted
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
+from captioner_serving.batch.inputs.photos import LostPhoto, Photo
 from captioner_serving.batch.inputs.urls import url_environment
 from captioner_serving.decoding.photo import Decoded
 from captioner_serving.decoding.pool import Reader
@@ -159,8 +159,6 @@ class LocalEngine(Closing):
         sound = 0
         try:
             for photo, decoded in self._reader.stream(photos, ahead=2 * self.batch_size):
-                if isinstance(photo, MemoryPhoto):  # its bytes are not needed any more
-                    photo = replace(photo, data=b"")
                 batch.append(_Entry(photo, decoded))
                 sound += decoded.error is None
                 if sound >= self.batch_size or len(batch) >= _FAILING * self.batch_size:

@@ -42,8 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--root", metavar="DIR", help="base of relative paths in lists and tables")
     add("--allow-private", action="store_true",
         help="allow URLs of private addresses")  # fmt: skip
-    add("--no-recursive", action="store_false", dest="recursive",
-        help="skip subfolders")  # fmt: skip
     add("--exclude", action="append", default=[], metavar="PATTERN",
         help="skip photos or folders of this name: '*_small.jpg'")  # fmt: skip
     add("--shard", metavar="I/N", help="caption the I-th of N parts")

@@ -248,15 +248,12 @@ def test_an_actor_looks_for_a_device_where_it_is_unless_one_is_named(
     assert "RAY_BACKEND_LOG_LEVEL" not in os.environ
 
 
-def test_photos_that_carry_many_bytes_are_submitted_in_several_windows(
-    photos: Photos, tiny: Captioner, cluster: Cluster, tmp_path: Path, monkeypatch: Any
+def test_photos_are_submitted_in_windows(
+    photos: Photos, tiny: Captioner, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = make_tar(tmp_path / "a.tar.gz", photos(3), "w:gz")
-    monkeypatch.setattr("captioner_serving.batch.cluster._CARRIED", 1)
-    run_on(cluster, tiny, archive)
     monkeypatch.setattr("captioner_serving.batch.cluster._WINDOW", 2)
-    run_on(cluster, tiny, tmp_path / "photos", batch_size=1)
-    assert [len(window) for window in cluster.windows] == [1, 1, 1, 2, 1]
+    run_on(cluster, tiny, photos(3), batch_size=1)
+    assert [len(window) for window in cluster.windows] == [2, 1]
 
 
 def test_settings_trust_and_archives_reach_the_actors(

@@ -46,7 +46,6 @@ def test_folders(tree: Path) -> None:
     assert names(tree) == [f"{tree}/{name}" for name in inside]
     assert names(".") == [f"./{name}" for name in inside]
     assert names("./sub/") == ["./sub/c.jpeg", "./sub/deep/d.webp"]
-    assert names(".", recursive=False) == [f"./{n}" for n in inside if "/" not in n]
     assert names("sub/up") == [f"sub/up/{name}" for name in inside]  # named, so followed
     (tree / "more").mkdir()
     suffixes = ("jpe", "jfif", "avif", "HEIC", "heif", "hif", "bmp", "gif", "tif")
@@ -74,7 +73,6 @@ def test_globs(tree: Path) -> None:
     assert names("**/*.jp*g") == ["b.jpg", "photo[1].jpg", "sub/c.jpeg"]
     assert names("s*/*") == ["sub/c.jpeg", "sub/deep/d.webp"]
     assert names("su?") == ["sub/c.jpeg", "sub/deep/d.webp"]
-    assert names("su?", recursive=False) == ["sub/c.jpeg"]
     assert names(f"{tree}/**/d.webp") == [f"{tree}/sub/deep/d.webp"]
     assert names("photo[1].jpg") == ["photo[1].jpg"]  # a name before a pattern
     assert names("?.jpg", "notes.txt") == ["b.jpg", "notes.txt"]  # named, so tried
@@ -158,8 +156,8 @@ def test_what_is_no_list_or_table_is_a_sentence(tmp_path: Path) -> None:
         names(table, column="path")
 
 
-def make_tar(path: Path, folder: Path, mode: str = "w") -> Path:
-    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+def make_tar(path: Path, folder: Path) -> Path:
+    with tarfile.open(path, "w") as tar:
         for photo in sorted(folder.iterdir()):
             tar.add(photo, f"./{photo.stem}/{photo.name}")
             for name in (f"{photo.stem}.json", f"._{photo.name}"):
@@ -170,17 +168,16 @@ def make_tar(path: Path, folder: Path, mode: str = "w") -> Path:
 def test_archives_are_read_in_place(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
     folder = photos(3)
     wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
-    archives = [tmp_path / f"photos{kind}" for kind in (".tar", ".tar.xz", ".zip")]
+    archives = [tmp_path / "photos.tar", tmp_path / "photos.zip"]
     make_tar(archives[0], folder)
-    make_tar(archives[1], folder, "w:xz")
-    with zipfile.ZipFile(archives[2], "w", zipfile.ZIP_DEFLATED) as file:
+    with zipfile.ZipFile(archives[1], "w", zipfile.ZIP_DEFLATED) as file:
         for photo in sorted(folder.iterdir()):
             file.write(photo, f"{photo.stem}/{photo.name}")
         file.writestr("__MACOSX/p000.jpg", b"")
     before, output = set(tmp_path.iterdir()), tmp_path / "c.jsonl"
     records = list(caption_batch(archives, output=output, captioner=tiny))
-    assert [record["caption"] for record in records] == 3 * wanted
-    tops = (f"{archives[0]}/.", f"{archives[1]}/.", archives[2])
+    assert [record["caption"] for record in records] == 2 * wanted
+    tops = (f"{archives[0]}/.", archives[1])
     assert [record["image"] for record in records] == [
         f"{top}/p{n:03}/p{n:03}.jpg" for top in tops for n in range(3)
     ]
@@ -218,9 +215,7 @@ def test_a_list_that_ends_the_run_keeps_what_was_done(
     assert images == sorted(map(str, folder.iterdir()))
 
 
-@pytest.mark.parametrize(
-    "name", ["-", "HTTPS://a.org/a.jpg", "s3://b/c", "a.tar.gz", "A.TXZ", "pipe"]
-)
+@pytest.mark.parametrize("name", ["-", "HTTPS://a.org/a.jpg", "s3://b/c", "pipe"])
 def test_what_can_be_read_only_once_is_not_counted(tree: Path, name: str) -> None:
     """A second reader would take names from a pipe."""
     os.mkfifo("pipe")

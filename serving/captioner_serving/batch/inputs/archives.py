@@ -1,4 +1,4 @@
-"""Photos inside tar and zip files, in the order of the archive.
+"""Photos inside tar and zip files, read in place, in the order of the archive.
 
 WebDataset shards are tar files; their other members (.json, .txt, .cls) are skipped.
 """
@@ -6,39 +6,27 @@ WebDataset shards are tar files; their other members (.json, .txt, .cls) are ski
 from __future__ import annotations
 
 import os
-import tarfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from typing import IO, TYPE_CHECKING, Any
 
 from captioner.errors import ImageError, ImageNotFoundError
 from captioner.photos.header import IMAGE_SUFFIXES
-from captioner.shared.archives import BoundedTarInfo, open_zip, tar_members, walk_tar
+from captioner.shared.archives import open_zip, tar_members
 from captioner.shared.files import digest
 from captioner_serving.batch.inputs.photos import (
     LostPhoto,
-    MemoryPhoto,
     Photo,
     check_size,
     unreadable,
 )
-from captioner_serving.batch.inputs.urls import file_system
 
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
+ARCHIVES = (".tar", ".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
-COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
-ARCHIVES = (".tar", ".zip", *COMPRESSED)
-
-_LARGEST_IN_MEMORY = 1 << 28  # bytes of a photo in a compressed archive
-_LARGEST_SPARSE = 1 << 24  # bytes; a sparse file of a kilobyte can claim gigabytes
-# An archive may unpack to _MOST_TIMES its size, or to these numbers of bytes if they are larger.
-# Photos hardly compress, so an archive that unpacks to more is an attack (zip bomb).
+_LARGEST_DEFLATED = 1 << 28  # bytes of a photo, or of all photos in a small archive
+# A larger zip file may unpack to this many times its size. Photos hardly compress, so an archive
+# that unpacks to more is an attack (zip bomb).
 _MOST_TIMES = 100
-_MOST_UNPACKED = 1 << 32  # bytes of a tar file, including members that are not photos
-_MOST_ZIPPED = _LARGEST_IN_MEMORY  # bytes of the photos in a zip file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,35 +82,12 @@ def archive_photos(path: str) -> Iterator[Photo]:
         elif path.lower().endswith(".tar"):
             yield from _numbered(_tar_photos(path))
         else:
-            with open(path, "rb") as file:
-                yield from _numbered(_streamed_photos(file, path))
+            yield LostPhoto(name=path, reason=f"{path} is a compressed tar file: unpack it first")
     except Exception as error:  # damaged headers raise almost any exception
         reason = getattr(error, "strerror", None) or error or type(error).__name__
         yield LostPhoto(
             name=path, reason=f"{path} cannot be read to its end ({reason}): copy it again"
         )
-
-
-def remote_members(url: str) -> Iterator[Photo]:
-    """Yield the images of an archive at a URL, with their bytes, in the order of the archive.
-
-    url: a chain of fsspec with a pattern, such as tar://*::https://host/shots.tar.
-
-    Exceptions of the file system are not converted.
-    """
-    system, pattern = file_system(url)
-    yield from _numbered(_matching(system, pattern.strip("/"), url.partition("::")[2]))
-
-
-def _matching(system: AbstractFileSystem, pattern: str, archive: str) -> Iterator[Photo]:
-    for member, details in system.find("", detail=True).items():
-        if not (_is_image(member) and fnmatchcase(member, pattern or "*")):
-            continue
-        name = f"{archive}/{member}"
-        if reason := _too_large(name, details["size"], _LARGEST_IN_MEMORY):
-            yield LostPhoto(name=name, reason=reason)
-        else:
-            yield MemoryPhoto(name=name, data=system.cat_file(member))
 
 
 def _numbered(photos: Iterator[Photo]) -> Iterator[Photo]:
@@ -138,45 +103,20 @@ def _numbered(photos: Iterator[Photo]) -> Iterator[Photo]:
 
 
 def _tar_photos(path: str) -> Iterator[Photo]:
-    for tar, member in tar_members(path):
+    for _, member in tar_members(path):
         name, offset, size = f"{path}/{member.name}", member.offset_data, member.size
-        if not _is_photo(member):
+        if not (member.isfile() and _is_image(member.name)):
             continue
-        if member.issparse():
-            yield _in_memory(tar, member, name)
+        if member.issparse():  # a kilobyte can claim gigabytes
+            yield LostPhoto(name=name, reason=f"{name} is a sparse file: unpack the archive first")
         else:
             yield TarMember(name=name, archive=path, offset=offset, size=size)
-
-
-def _streamed_photos(file: IO[bytes], name: str) -> Iterator[Photo]:
-    with tarfile.open(fileobj=file, mode="r|*", tarinfo=BoundedTarInfo) as tar:
-        stream: Any = tar.fileobj
-        for member in walk_tar(tar):
-            if _is_photo(member):
-                yield _in_memory(tar, member, f"{name}/{member.name}")
-            # Skip the rest of the member here, because tarfile would not notice a truncated file.
-            while True:
-                if stream.tell() > max(_MOST_UNPACKED, _MOST_TIMES * file.tell()):
-                    raise tarfile.ReadError(f"it unpacks to more than {stream.tell():,} bytes")
-                if (left := tar.offset - 1 - stream.tell()) <= 0:
-                    break
-                if not stream.read(min(left, 1 << 20)):
-                    raise tarfile.ReadError(f"truncated at byte {stream.tell():,}")
-
-
-def _in_memory(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> Photo:
-    """Read a member now that cannot be read later in place; a LostPhoto if it is too large."""
-    most = _LARGEST_SPARSE if member.issparse() else _LARGEST_IN_MEMORY
-    if reason := _too_large(name, member.size, most):
-        return LostPhoto(name=name, reason=reason)
-    stream = tar.extractfile(member)
-    return MemoryPhoto(name=name, data=stream.read() if stream else b"")
 
 
 def _zip_photos(path: str) -> Iterator[Photo]:
     with zipfile.ZipFile(path) as archive:
         unpacked = 0
-        most = max(_MOST_ZIPPED, _MOST_TIMES * os.path.getsize(path))
+        most = max(_LARGEST_DEFLATED, _MOST_TIMES * os.path.getsize(path))
         for number, member in enumerate(archive.infolist()):
             if not _is_image(member.filename):
                 continue
@@ -198,17 +138,10 @@ def _too_packed(member: zipfile.ZipInfo, name: str) -> str | None:
     # zipfile does not limit the output of other methods.
     if member.compress_type != zipfile.ZIP_DEFLATED:
         return f"{name} has compression method {member.compress_type}, not deflate: unpack it first"
-    return _too_large(name, member.file_size, _LARGEST_IN_MEMORY)
-
-
-def _too_large(name: str, size: int, most: int) -> str | None:
-    if size <= most:
-        return None
-    return f"{name} has {size:,} bytes; the limit in an archive is {most:,}: unpack it first"
-
-
-def _is_photo(member: tarfile.TarInfo) -> bool:
-    return member.isfile() and _is_image(member.name)
+    if member.file_size > _LARGEST_DEFLATED:
+        limit = f"the limit in an archive is {_LARGEST_DEFLATED:,}"
+        return f"{name} has {member.file_size:,} bytes; {limit}: unpack it first"
+    return None
 
 
 def _is_image(name: str) -> bool:

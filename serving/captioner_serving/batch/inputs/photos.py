@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from captioner.errors import ImageNotFoundError, ImageTooLargeError
 from captioner.photos.open import LARGEST_FILE
@@ -55,17 +55,6 @@ class PhotoFile(Photo):
             raise ImageNotFoundError(f"{self.name} is a folder: check the path") from error
         except (OSError, ValueError) as error:
             raise unreadable(self.name, error) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryPhoto(Photo):
-    """A photo with its bytes, from a compressed tar file, which is read only once."""
-
-    data: bytes = field(repr=False)
-
-    def read(self) -> bytes:
-        """See Photo."""
-        return self.data
 
 
 @dataclass(frozen=True, kw_only=True)

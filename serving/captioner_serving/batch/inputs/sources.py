@@ -16,12 +16,7 @@ from captioner.photos.header import IMAGE_SUFFIXES
 from captioner.shared.paths import is_system_folder, is_web_address, there_is_no
 from captioner.shared.tables import TABLES
 from captioner.shared.text import in_a_line
-from captioner_serving.batch.inputs.archives import (
-    ARCHIVES,
-    COMPRESSED,
-    archive_photos,
-    remote_members,
-)
+from captioner_serving.batch.inputs.archives import ARCHIVES, archive_photos
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.tables import list_names, table_names
 from captioner_serving.batch.inputs.urls import (
@@ -57,7 +52,6 @@ class Inputs:
     lists: files with one path or URL per line.
     column: the column with paths or URLs in tables (CSV, JSONL and Parquet) among the sources.
     root: the base folder of relative paths in lists and tables; None: the current one.
-    recursive: search subfolders.
     exclude: patterns of photos to skip, such as "*_small.jpg"; each is compared with the whole
         name, with the file name, and with the name of each folder in it.
     allow_private: allow URLs of private addresses. Otherwise only `sources` may contain such a URL,
@@ -68,7 +62,6 @@ class Inputs:
     lists: tuple[str, ...] = ()
     column: str | None = None
     root: str | None = None
-    recursive: bool = True
     exclude: tuple[str, ...] = ()
     allow_private: bool = False
 
@@ -83,10 +76,9 @@ class Inputs:
 
     @property
     def countable(self) -> bool:
-        """Whether the photos can be counted without reading streams, URLs or packed archives."""
+        """Whether the photos can be counted without reading streams or URLs."""
         return not any(
-            name == "-" or is_url(name) or name.lower().endswith(COMPRESSED) or _is_pipe(name)
-            for name in (*self.sources, *self.lists)
+            name == "-" or is_url(name) or _is_pipe(name) for name in (*self.sources, *self.lists)
         )
 
     def check(self) -> None:
@@ -194,7 +186,7 @@ class Inputs:
             else:
                 yield PhotoFile(name=path, file=path)
             return
-        for folder, names, problem in _walk(path, skipped, recursive=self.recursive):
+        for folder, names, problem in _walk(path, skipped):
             if problem is not None:
                 reason = f"{folder} cannot be listed ({problem})"
                 yield LostPhoto(name=folder, reason=reason)
@@ -225,29 +217,23 @@ class Inputs:
     def _remote_photo(self, url: str) -> Photo:
         """Return the photo at a URL from a list or table; check the scheme, which is untrusted."""
         scheme = url.split("://")[0].lower()
-        if "::" in url:  # fsspec would chain file systems
-            reason = "URLs with :: are not allowed; write an IPv6 address in full"
-        elif scheme in _SCHEMES:
+        if "::" in url:
+            return _chain(url)
+        if scheme in _SCHEMES:
             return RemotePhoto(name=url, url=url, policy="any" if self.allow_private else "public")
-        else:
-            schemes = ", ".join(_SCHEMES)
-            reason = f"{scheme}:// URLs are not allowed in lists and tables; use {schemes}"
+        schemes = ", ".join(_SCHEMES)
+        reason = f"{scheme}:// URLs are not allowed in lists and tables; use {schemes}"
         return LostPhoto(name=url, reason=f"{url}: {reason}")
 
     def _at_url(self, url: str) -> Iterator[Photo]:
-        """Yield the photos at a URL of the command line: a photo, archive, glob or bucket."""
+        """Yield the photos at a URL of the command line: a photo, glob or bucket."""
         policy: AddressPolicy = "any" if self.allow_private else "same-host"
         is_web = is_web_address(url)
-        is_chain = "::" in url and not is_web
         is_glob = not is_web and any(sign in url for sign in "*[")
         bare = re.split(r"[?#]", url)[0].lower() if is_web else url.lower()
         try:
-            if is_chain and not self.allow_private and any(map(is_web_address, url.split("::"))):
-                # fsspec follows redirects without checking their addresses.
-                remedy = "download the archive, or add --allow-private"
-                yield LostPhoto(name=url, reason=f"{url} may redirect to any address: {remedy}")
-            elif is_chain:
-                yield from remote_members(url)
+            if "::" in url and not is_web:
+                yield _chain(url)
             elif not is_glob and bare.endswith(ARCHIVES):
                 yield _packed(url)
             elif not is_glob and (is_web or bare.endswith(IMAGE_SUFFIXES)):
@@ -264,8 +250,7 @@ class Inputs:
         """Yield the photos that match a glob, or below a prefix."""
         system, path = file_system(url)
         base = path.rstrip("/")
-        pattern = path if is_glob else f"{base}/**" if self.recursive else f"{base}/*"
-        names: list[str] = sorted(system.glob(pattern))
+        names: list[str] = sorted(system.glob(path if is_glob else f"{base}/**"))
         if not names:
             if not system.exists(path):
                 raise FileNotFoundError(url)
@@ -280,18 +265,20 @@ class Inputs:
 
 
 def _packed(url: str) -> LostPhoto:
-    kind = "zip" if re.split(r"[?#]", url)[0].lower().endswith(".zip") else "tar"
-    more = ", with --allow-private" if is_web_address(url) else ""
-    return LostPhoto(name=url, reason=f"{url} is an archive: write '{kind}://*::{url}'{more}")
+    return LostPhoto(name=url, reason=f"{url} is an archive: download it first")
+
+
+def _chain(url: str) -> LostPhoto:
+    """Refuse a URL that fsspec would read as a chain of file systems."""
+    reason = f"{url}: URLs with :: are not allowed; write an IPv6 address in full"
+    return LostPhoto(name=url, reason=reason)
 
 
 def _count_link(folder: str, skipped: Counter[str]) -> None:
     skipped[f"link to a folder ({os.path.normpath(folder)})"] = 1
 
 
-def _walk(
-    folder: str, skipped: Counter[str], *, recursive: bool
-) -> Iterator[tuple[str, list[str], str | None]]:
+def _walk(folder: str, skipped: Counter[str]) -> Iterator[tuple[str, list[str], str | None]]:
     """Yield each folder with its sorted files, or with the reason why it cannot be listed.
 
     Hidden files and folders, and system folders, are skipped. Symbolic links to folders are not
@@ -302,7 +289,7 @@ def _walk(
         while problems:
             problem = problems.pop(0)
             yield str(problem.filename), [], problem.strerror
-        folders[:] = sorted(folders) if recursive else []
+        folders.sort()
         for name in filter(is_system_folder, folders):
             skipped[f"in {name}"] += sum(
                 file.lower().endswith(IMAGE_SUFFIXES)
@@ -338,7 +325,7 @@ def _matches_of(pattern: str, skipped: Counter[str]) -> Iterator[str]:
         yield from sorted(glob.glob(pattern))
         return
     for top in sorted(glob.glob(before)) if before else [""]:
-        for folder, _, _ in _walk(top or ".", skipped, recursive=True):
+        for folder, _, _ in _walk(top or ".", skipped):
             prefix = glob.escape(folder if top else folder[2:])  # without ./
             yield from _matches_of(os.path.join(prefix, after[0] or "*"), skipped)
 

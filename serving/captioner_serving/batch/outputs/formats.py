@@ -186,17 +186,6 @@ def read_record_table(path: Path) -> Iterator[Record | None]:
         yield record
 
 
-def own_cells(path: Path, column: str) -> list[str] | None:
-    """Return a column of a .csv that this package wrote; None if another program wrote it."""
-    with _reading(path) as table:
-        names = table.fieldnames or ()
-        if not set(COLUMNS[:5]) <= set(names):
-            return None
-        if column not in names:
-            raise DataError(f"{path} has no column {column!r}; it has {', '.join(names)}")
-        return [_DEFUSED.sub(r"\1", row[column] or "") for row in table]
-
-
 @contextmanager
 def _reading(path: Path) -> Iterator[csv.DictReader[str]]:
     """Open a table of this package or a spreadsheet. Bytes that are not UTF-8 become surrogates."""
