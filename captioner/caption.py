@@ -330,8 +330,7 @@ class Caption:
             except (TypeError, IndexError):
                 pass
         raise ConfigError(
-            f"there is no word {word!r} in {self.text!r}: use one of its words, or an index "
-            f"below {len(texts)}"
+            f"there is no word {word!r} in {self.text!r}: use one of its {len(texts)} words"
         )
 
     def overlay(

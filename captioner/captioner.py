@@ -10,7 +10,6 @@ from functools import cached_property
 from importlib import import_module
 from math import exp
 from numbers import Integral
-from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
 from weakref import WeakValueDictionary
@@ -34,7 +33,7 @@ from captioner.errors import (
 from captioner.generation.beam_search import Hypothesis
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
-from captioner.hub import push_files, repository_name, with_revision
+from captioner.hub import with_revision
 from captioner.images import (
     ImageSource,
     as_source,
@@ -47,12 +46,11 @@ from captioner.inference.cuda_graphs import CudaGraphs
 from captioner.inference.device import find_device, find_dtype
 from captioner.inference.prepare import prepare_model
 from captioner.model.encoder import Grid
-from captioner.model_card import ModelCard
 from captioner.photos.open import MAX_PIXELS, open_image, source_name
 from captioner.photos.transform import Box, Transform
 from captioner.shared.paths import HUGGING_FACE, bundled_checkpoint, checkpoint_file
 from captioner.trust.familiarity import pool
-from captioner.trust.trust import Judgement, Trust, digest_weights
+from captioner.trust.trust import Judgement, Trust
 
 _CPU_BATCH, _GPU_BATCH = 16, 128
 # A lock for each PIL image and open file that is being read.
@@ -148,8 +146,6 @@ class Captioner:
 
     source: str | None = None
     """The name from which a worker process loads the same model; None: pickle `checkpoint`."""
-    file: Path | None = None
-    """The checkpoint's file, if it was loaded from one."""
     graphs: CudaGraphs
     """The CUDA graphs of the encoder and the beam search."""
 
@@ -215,55 +211,7 @@ class Captioner:
             loaded: Captioner = module.HuggingFaceCaptioner.load(os.fspath(path), **options)
             return loaded
         path = bundled_checkpoint() if path is None else checkpoint_file(path)
-        captioner = cls(load_checkpoint(path), trust=Trust.for_checkpoint(path), **options)
-        captioner.file = path
-        return captioner
-
-    def push_to_hub(
-        self,
-        repository: str,
-        *,
-        license: str | None = None,
-        data: str | None = None,
-        private: bool = False,
-        revision: str | None = None,
-        replace_card: bool = False,
-    ) -> str:
-        """Upload the checkpoint's file, the trust in use and a model card to the Hugging Face Hub.
-
-        `captioner push` also writes the scores of a run into the card.
-
-        Args:
-            repository: "user/model"; created if it does not exist.
-            license: the model's license, by its identifier on the Hub, such as "cc-by-4.0".
-            data: names of the training data.
-            private: create a private repository.
-            revision: the branch to upload to.
-            replace_card: replace an existing model card.
-
-        Returns the address of the model.
-
-        Raises:
-            ConfigError: the checkpoint was not loaded from a file, the trust in use belongs to
-                other weights, or `repository` is not a valid name.
-            OutputError: there is no token, the token may not write to the repository, or the Hub
-                cannot be reached.
-        """
-        if self.file is None:
-            raise ConfigError(
-                f"{self.name} was not loaded from a checkpoint file: save it, and load it with "
-                "Captioner.from_pretrained"
-            )
-        if self.trust is not None and self.trust.weights != digest_weights(self.file):
-            raise ConfigError(
-                f"the trust in use belongs to other weights than {self.file}: fit it with "
-                "`captioner trust`, or remove it with use_trust(None)"
-            )
-        trust = None if self.trust is None else self.trust.to_bytes()
-        card = ModelCard(repository=repository, license=license, data=data)
-        files = card.files(self.file, self.checkpoint, trust=trust)
-        name = repository_name(repository, revision)
-        return push_files(name, files, private=private, replace_card=replace_card)[0]
+        return cls(load_checkpoint(path), trust=Trust.for_checkpoint(path), **options)
 
     def use_trust(self, trust: Trust | None) -> None:
         """Replace the statistics of the trust file; None: captions get no trust.
@@ -555,12 +503,6 @@ class Captioner:
             words=tuple(words),
             trust=judgement.caption,
         )
-
-    def check_head(self, head: int | None) -> None:
-        """Raise ConfigError if the model does not have this head, counted from 1."""
-        if head is not None and not 1 <= head <= self.heads:
-            has = "one head" if self.heads == 1 else f"the heads 1 to {self.heads}"
-            raise ConfigError(f"head {head}: the model {self.name} has {has}")
 
     def check_trust(self, minimum_trust: float | None, *, setting: str = "minimum_trust") -> None:
         """Raise ConfigError if the minimum is not in 0 to 1, or there is no trust file."""

@@ -1,29 +1,5 @@
 """All exceptions that Captioner raises on purpose.
 
-CaptionerError
-├── ImageError                  one image cannot be captioned; others can
-│   ├── ImageNotFoundError        the file does not exist or cannot be read
-│   ├── ImageEmptyError           zero bytes or zero pixels
-│   ├── ImageFormatError          not an image, or in an unsupported format
-│   ├── ImageTypeError            an object that is not an image
-│   ├── ImageTruncatedError       truncated or damaged
-│   ├── ImageTooLargeError        more pixels or bytes than the limit
-│   ├── ImageTimeoutError         decoding takes too long
-│   ├── NoWordsError              the model made no words for it
-│   └── UntrustedError            its caption has less trust than required
-├── CheckpointError             a model file cannot be used
-│   ├── CheckpointNotFoundError   the file does not exist
-│   ├── CheckpointFormatError     not a Captioner checkpoint, or damaged
-│   ├── CheckpointVersionError    written by an incompatible version of Captioner
-│   └── CheckpointMismatchError   its tensors do not fit its own configuration
-├── ConfigError                 an invalid setting
-├── DataError                   a data set cannot be read
-├── DownloadError               a file cannot be downloaded, or has the wrong content
-├── DeviceError                 this machine does not have the device
-├── GenerationError             the model's scores are not finite
-├── OutputError                 a file cannot be written
-└── MissingExtraError           an optional dependency is not installed
-
 Each has `type` (a stable identifier for programs), `title` (the kind of problem) and `detail` (the
 file or value, and the remedy). str(error) is the detail.
 """

@@ -6,14 +6,11 @@ huggingface_hub is imported when a name is used, not before.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partialmethod
 from pathlib import Path
-from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -92,55 +89,26 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
         reached and the model is not in the cache.
     """
     from huggingface_hub import HfApi, errors, snapshot_download
+    from huggingface_hub.utils.tqdm import tqdm
 
     repository, _, revision = name.partition("@")
+    bar = type("Bar", (tqdm,), {"__init__": partialmethod(tqdm.__init__, disable=None)})
     options: dict[str, Any] = {"revision": revision or None}
     refused = (
         errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError,
     )  # fmt: skip
-    with _quiet():
-        try:
-            # snapshot_download falls back to the cache too, but has no timeout.
-            HfApi().model_info(repository, timeout=_TIMEOUT, **options)
-        except Exception as error:  # from httpx, hf_xet or huggingface_hub: no common base class
-            if isinstance(error, refused) or _status([error]) == 401:
-                raise _explain_download(name, error) from error
-            options["local_files_only"] = True
-        try:
-            return Path(snapshot_download(repository, allow_patterns=[*patterns], **options))
-        except Exception as error:
-            raise _explain_download(name, error) from error
-
-
-_QUIET_LOCK = Lock()
-_quiet_before: list[tuple[int, bool]] = []  # an entry for each thread inside; the first counts
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings of huggingface_hub, and its progress bars unless on a terminal."""
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
-
-    logger = logging.getLogger("huggingface_hub")
-    with _QUIET_LOCK:
-        _quiet_before.append((logger.level, are_progress_bars_disabled()))
-        logger.setLevel(logging.ERROR)
-        if not sys.stderr.isatty():
-            disable_progress_bars()
     try:
-        yield
-    finally:
-        with _QUIET_LOCK:
-            level, is_disabled = _quiet_before[0]
-            _quiet_before.pop()
-            if not _quiet_before:  # other threads may still download
-                logger.setLevel(level)
-                if not is_disabled:
-                    enable_progress_bars()
+        # snapshot_download falls back to the cache too, but has no timeout.
+        HfApi().model_info(repository, timeout=_TIMEOUT, **options)
+    except Exception as error:  # from httpx, hf_xet or huggingface_hub: no common base class
+        if isinstance(error, refused) or _status([error]) == 401:
+            raise _explain_download(name, error) from error
+        options["local_files_only"] = True
+    options["tqdm_class"] = bar  # on a terminal only
+    try:
+        return Path(snapshot_download(repository, allow_patterns=[*patterns], **options))
+    except Exception as error:
+        raise _explain_download(name, error) from error
 
 
 def _explain_download(name: str, error: Exception) -> CheckpointNotFoundError:
@@ -199,28 +167,27 @@ def push_files(
             f"{repository} cannot be written without a token: run `hf auth login`, or set HF_TOKEN."
         )
     api, revision, address = HfApi(), branch or None, f"{constants.ENDPOINT}/{repository}"
-    with _quiet():
-        try:
-            api.create_repo(repository, private=private, exist_ok=True)
-            if private and not api.model_info(repository).private:
-                raise OutputError(
-                    f"{repository} is public: make it private in its settings at "
-                    f"{address}/settings, or choose another name."
-                )
-            if branch:
-                api.create_branch(repository, branch=branch, exist_ok=True)
-            kept = not replace_card and api.file_exists(repository, CARD, revision=revision)
-            operations = [
-                CommitOperationAdd(path_in_repo=file, path_or_fileobj=content)
-                for file, content in files.items()
-                if not (kept and file == CARD)
-            ]
-            message = "Upload a Captioner checkpoint"
-            api.create_commit(repository, operations, commit_message=message, revision=revision)
-        except OutputError:
-            raise
-        except Exception as error:  # from httpx, hf_xet or huggingface_hub: no common base class
-            raise _explain_upload(repository, error) from error
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        if private and not api.model_info(repository).private:
+            raise OutputError(
+                f"{repository} is public: make it private in its settings at "
+                f"{address}/settings, or choose another name."
+            )
+        if branch:
+            api.create_branch(repository, branch=branch, exist_ok=True)
+        kept = not replace_card and api.file_exists(repository, CARD, revision=revision)
+        operations = [
+            CommitOperationAdd(path_in_repo=file, path_or_fileobj=content)
+            for file, content in files.items()
+            if not (kept and file == CARD)
+        ]
+        message = "Upload a Captioner checkpoint"
+        api.create_commit(repository, operations, commit_message=message, revision=revision)
+    except OutputError:
+        raise
+    except Exception as error:  # from httpx, hf_xet or huggingface_hub: no common base class
+        raise _explain_upload(repository, error) from error
     return address + (f"/tree/{branch}" if branch else ""), kept
 
 

@@ -105,7 +105,7 @@ class ModelCard:
     scores: Sequence[Scores] = ()
 
     def files(
-        self, file: Path, checkpoint: Checkpoint, *, trust: Path | bytes | None
+        self, file: Path, checkpoint: Checkpoint, *, trust: Path | None
     ) -> dict[str, Path | bytes]:
         """Return the files of a repository by their names: checkpoint, trust (if any) and card."""
         card = self.write(checkpoint, has_trust=trust is not None)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from captioner import Captioner
+from captioner.model.transformer import TransformerDecoder
 
 try:
     from matplotlib.figure import Figure
@@ -33,11 +34,10 @@ def look_back(captioner: Captioner, photo: str) -> tuple[list[str], torch.Tensor
     tokens = [captioner.vocabulary.start(), *captioner.vocabulary.encode(words)][:-1]
     pixels = captioner.prepare(photo).pixels
     grid = captioner.encode(pixels[np.newaxis])
-    maps = captioner.model.decoder.word_attention(
-        grid.features, torch.tensor([[tokens]], device=captioner.device)
-    )
-    if maps is None:
+    decoder = captioner.model.decoder
+    if not isinstance(decoder, TransformerDecoder):
         raise SystemExit(f"{captioner.name} has no self-attention: use a transformer's checkpoint")
+    maps = decoder.word_attention(grid.features, torch.tensor([[tokens]], device=captioner.device))
     return words, maps[0, 0].float().cpu()
 
 

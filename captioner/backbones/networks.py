@@ -3,7 +3,7 @@
 A backbone is a network without its pooling and classifier. Its name is one of
 
     efficientnet_v2_b0        defined here, in NETWORKS
-    resnet50, vit_b_16, ...   a torchvision classification model of a class in FAMILIES
+    resnet50, swin_t, ...     a torchvision classification model of a class in FAMILIES
     timm/NAME                 a timm model with `features_only=True`
 
 torchvision and timm are imported only for their own networks, because importing torchvision takes
@@ -16,8 +16,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple, cast, get_type_hints
 
@@ -38,22 +36,6 @@ class Stages(NamedTuple):
 
     modules: nn.Sequential
     channels: int
-
-
-@dataclass(frozen=True)
-class Family:
-    """How networks of one class become stages.
-
-    cut: returns the stages of a network; the last one gives maps (B, D, rows, columns).
-    dilates: whether the last halving of the resolution is a strided convolution, which dilation can
-        undo.
-    size: the side, in pixels, of a square that the networks accept; many transformers accept only
-        one size.
-    """
-
-    cut: Callable[[Any], nn.Sequential]
-    dilates: bool = False
-    size: int = 256
 
 
 NETWORKS: dict[str, Callable[[], nn.Sequential]] = {"efficientnet_v2_b0": efficientnet_v2_b0}
@@ -108,16 +90,14 @@ def build_stages(
                 f"{name} has no pretrained weights to download: start from the encoder of a "
                 "checkpoint, or from a safetensors file of the network"
             )
-        family, stages = _OWN, NETWORKS[name]()
-        measure = _measure_chain
+        stages, dilates, measure = NETWORKS[name](), True, _measure_chain
     else:
         from torchvision import models
 
         with _downloads(name) if pretrained else nullcontext():
             network = models.get_model(name, weights="DEFAULT" if pretrained else None)
-        family = FAMILIES[type(network).__name__]
-        stages = family.cut(network)
-        measure = partial(_measure, size=family.size)
+        kind = type(network).__name__
+        stages, dilates, measure = FAMILIES[kind](network), kind not in _NOT_DILATED, _measure
     if last_stage is not None:
         if last_stage >= len(stages):
             raise no_stage(name, last_stage, len(stages))
@@ -125,10 +105,10 @@ def build_stages(
     if (name, last_stage) not in _MEASURED:
         _MEASURED[name, last_stage] = measure(stages)
     own_stride, channels = _MEASURED[name, last_stage]
-    if family.dilates and 2 * stride == own_stride:
+    if dilates and 2 * stride == own_stride:
         halve_stride(stages)
     elif stride != own_stride:
-        also = f", or {own_stride // 2} with dilation" if family.dilates else ""
+        also = f", or {own_stride // 2} with dilation" if dilates else ""
         raise ConfigError(
             f"encoder stride {stride} is impossible: {name} up to stage {len(stages) - 1} has a "
             f"stride of {own_stride}{also}"
@@ -150,8 +130,9 @@ def _measure_chain(stages: nn.Sequential) -> tuple[int, int]:
     return math.prod(conv.stride[0] for conv in layers), layers[-1].out_channels
 
 
-def _measure(stages: nn.Sequential, size: int) -> tuple[int, int]:
+def _measure(stages: nn.Sequential) -> tuple[int, int]:
     """Return the stride, in pixels, and D, from a forward pass on the meta device."""
+    size = 256  # pixels
     parts = chain(stages.named_parameters(), stages.named_buffers())
     weights = {name: part.to("meta") for name, part in parts}
     with torch.no_grad():
@@ -175,23 +156,6 @@ def _downloads(name: str) -> Iterator[None]:
 # --- torchvision ----------------------------------------------------------------------------------
 
 
-class _VisionTransformer(nn.Module):
-    """A vision transformer that returns the patches as maps, without the class token."""
-
-    def __init__(self, network: Any) -> None:
-        super().__init__()
-        self.conv_proj, self.class_token = network.conv_proj, network.class_token
-        self.encoder = network.encoder
-
-    def forward(self, images: Tensor) -> Tensor:
-        patches = self.conv_proj(images)
-        first = self.class_token.expand(images.shape[0], -1, -1)
-        tokens = torch.cat([first, patches.flatten(2).transpose(1, 2)], dim=1)
-        torch._assert(tokens.shape[1] == self.encoder.pos_embedding.shape[1], "patches differ")
-        read: Tensor = self.encoder(tokens)[:, 1:]
-        return read.transpose(1, 2).reshape(patches.shape)
-
-
 def _features(network: Any) -> nn.Sequential:
     return nn.Sequential(*network.features)
 
@@ -205,23 +169,19 @@ def _swin(network: Any) -> nn.Sequential:
     return nn.Sequential(nn.Sequential(network.features, network.norm, network.permute))
 
 
-_OWN = Family(lambda stages: stages, dilates=True)
-FAMILIES: dict[str, Family] = {
-    "ConvNeXt": Family(_features, dilates=True),
-    "EfficientNet": Family(_features, dilates=True),
-    "MobileNetV2": Family(_features, dilates=True),
-    "MobileNetV3": Family(_features, dilates=True),
-    "RegNet": Family(
-        lambda network: nn.Sequential(network.stem, *network.trunk_output), dilates=True
-    ),
-    "ResNet": Family(_resnet, dilates=True),
-    "SwinTransformer": Family(_swin),
-    "VGG": Family(_features),
-    "VisionTransformer": Family(
-        lambda network: nn.Sequential(_VisionTransformer(network)), size=224
-    ),
+FAMILIES: dict[str, Callable[[Any], nn.Sequential]] = {
+    "ConvNeXt": _features,
+    "EfficientNet": _features,
+    "MobileNetV2": _features,
+    "MobileNetV3": _features,
+    "RegNet": lambda network: nn.Sequential(network.stem, *network.trunk_output),
+    "ResNet": _resnet,
+    "SwinTransformer": _swin,
+    "VGG": _features,
 }
-"""How torchvision's networks are cut into stages, by the name of their class."""
+"""How torchvision's networks are cut into stages, by the name of their class. The last stage gives
+maps (B, D, rows, columns)."""
+_NOT_DILATED = {"SwinTransformer", "VGG"}  # their last halving is not a strided convolution
 
 
 # --- timm -----------------------------------------------------------------------------------------

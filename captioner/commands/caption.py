@@ -5,14 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import shutil
 import sys
-import tempfile
-import time
 import webbrowser
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +20,6 @@ from captioner.errors import (
     ConfigError,
     ImageError,
     ImageNotFoundError,
-    MissingExtraError,
     OutputError,
 )
 from captioner.generation.config import MAX_BEAM_SIZE
@@ -36,8 +30,6 @@ from captioner.shared.paths import bundled_checkpoint, checkpoint_file, is_web_a
 from captioner.shared.text import add_keywords, in_a_line, json_line, probability
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from captioner.caption import Caption
 
 HELP = "Caption photos, and show where the model looked for every word."
@@ -52,9 +44,7 @@ One photo: the caption is printed. Several: one line each, path, tab, caption.
 Folders: captioner batch."""
 
 _UNFAMILIAR = "looks unlike the training photos; check its caption"
-_VIEWER_FOLDER, _DAY = "captioner-sheets-", 86_400
 _PICTURES = ("--sheet", "--overlay", "--animation")
-_DRAWING = (*(option[2:] for option in _PICTURES), "open", "show")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,29 +63,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = pictures.add_argument
     add("--sheet", metavar="FILE", help="the attention of every word on one sheet")
     add("--overlay", metavar="FILE", help="the attention of one word, at the photo's size")
-    add("--word", metavar="WORD", help="word to draw with --overlay or --show, or its "
-        "position from 1; default: the word that depends most on the photo")  # fmt: skip
+    add("--word", metavar="WORD", help="word to draw with --overlay, or its position "
+        "from 1; default: the word that depends most on the photo")  # fmt: skip
     add("--animation", metavar="FILE", help="the attention of the words in turn: .gif or .webp")
     add("--open", action="store_true", help="open the sheet in the default viewer")
-    add("--show", action="store_true", help="draw one word's attention in the terminal")
-    add("--head", type=int, metavar="N",
-        help="attention head, from 1; default: the mean of all")  # fmt: skip
-    add(
-        "--colors",
-        choices=COLORS,
-        metavar="NAME",
-        help=f"{', '.join(COLORS)}; default: {DEFAULT_COLORS}",
-    )
+    add("--colors", choices=COLORS, metavar="NAME",
+        help=f"{', '.join(COLORS)}; default: {DEFAULT_COLORS}")  # fmt: skip
     model = parser.add_argument_group("model")
     add = model.add_argument
     add("--beam-size", type=int, metavar="N",
         help=f"1 to {MAX_BEAM_SIZE}; default: the checkpoint's, 5 in the bundled one")  # fmt: skip
     add("--captions", type=int, default=1, metavar="N", help="the N best captions")
-    add(
-        "--style",
-        metavar="NAME",
-        help="caption style, for models with several; default: the checkpoint's",
-    )
+    add("--style", metavar="NAME",
+        help="caption style, for models with several; default: the checkpoint's")  # fmt: skip
     add("--checkpoint", metavar="MODEL",
         help="file, run folder or USER/MODEL (Hub); default: bundled")  # fmt: skip
     add("--max-pixels", type=int, default=MAX_PIXELS, metavar="N",
@@ -109,13 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command; return 1 if a photo was not captioned or a picture not written."""
     _check(arguments)
     checkpoint = checkpoint_file(arguments.checkpoint or bundled_checkpoint())
-    if arguments.open and not arguments.sheet:
-        arguments.sheet = f"{_viewer_folder()}/{{number}}-{{name}}.png"
     patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
-    results = _captions(checkpoint, arguments)
+    sources = [_source(photo, is_drawn=bool(patterns)) for photo in arguments.photos]
+    results = _captions(checkpoint, sources, arguments)
     status = 0
-    for photo, files, (source, result) in zip(arguments.photos, plan, results, strict=True):
+    for photo, source, files, result in zip(arguments.photos, sources, plan, results, strict=True):
         try:
             if isinstance(result, CaptionerError):
                 if arguments.json:
@@ -133,15 +112,6 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _viewer_folder() -> str:
-    """Make a folder for a viewer, which needs it after the command; remove those of other days."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_VIEWER_FOLDER}*"):
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > _DAY:
-                shutil.rmtree(folder)
-    return tempfile.mkdtemp(prefix=_VIEWER_FOLDER)
-
-
 def _say(text: str) -> None:
     print(f"captioner: {text}", file=sys.stderr)
 
@@ -150,14 +120,12 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("attention", "check_attention", "keywords"):
         if getattr(arguments, name) not in (None, False) and not arguments.json:
             raise ConfigError(f"--{name.replace('_', '-')} needs --json")
-    if arguments.word is not None and not (arguments.overlay or arguments.show):
-        raise ConfigError("--word needs --overlay or --show")
-    if arguments.show and not sys.stdout.isatty():
-        raise ConfigError("--show needs a terminal as standard output: use --overlay")
-    drawn = any(getattr(arguments, name) for name in _DRAWING)
-    for name in ("colors", "head"):
-        if getattr(arguments, name) is not None and not drawn:
-            raise ConfigError(f"--{name} needs one of {', '.join(_PICTURES)}")
+    if arguments.word is not None and not arguments.overlay:
+        raise ConfigError("--word needs --overlay")
+    if arguments.open and not arguments.sheet:
+        raise ConfigError("--open needs --sheet")
+    if arguments.colors and not any(getattr(arguments, option[2:]) for option in _PICTURES):
+        raise ConfigError(f"--colors needs one of {', '.join(_PICTURES)}")
 
 
 def plan_pictures(
@@ -223,9 +191,9 @@ class _Download:
 
 
 def _captions(
-    checkpoint: Path, arguments: argparse.Namespace
-) -> Iterator[tuple[Any, Caption | CaptionerError]]:
-    """Yield the source of each photo, and its caption or error."""
+    checkpoint: Path, sources: Sequence[Any], arguments: argparse.Namespace
+) -> Iterator[Caption | CaptionerError]:
+    """Yield the caption or the error of each photo."""
     from captioner.captioner import Captioner
 
     captioner = Captioner.from_pretrained(
@@ -237,17 +205,9 @@ def _captions(
     config = captioner.generation.for_request(
         beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
     )
-    captioner.check_head(arguments.head)
     captioner.check_trust(arguments.keywords, setting="keywords")
-    sources: deque[Any] = deque()  # of photos that are decoded, and not yet captioned
-
-    def read_ahead() -> Iterator[Any]:
-        for photo in arguments.photos:
-            sources.append(_source(photo))
-            yield sources[-1]
-
     results = captioner.caption_iter(
-        read_ahead(),
+        sources,
         config,
         errors="return",
         check_attention=arguments.check_attention,
@@ -255,21 +215,20 @@ def _captions(
     )
     for photo, result in zip(arguments.photos, results, strict=True):
         if isinstance(result, ImageError) and Path(photo).is_dir():
-            folder = shlex.quote(photo)
-            remedy = f"use captioner batch {folder} --output captions.jsonl"
-            yield sources.popleft(), ImageNotFoundError(f"{photo} is a folder: {remedy}")
+            remedy = f"use captioner batch {shlex.quote(photo)} --output captions.jsonl"
+            yield ImageNotFoundError(f"{photo} is a folder: {remedy}")
         else:
-            yield sources.popleft(), result
+            yield result
 
 
-def _source(photo: str) -> Any:
+def _source(photo: str, *, is_drawn: bool) -> Any:
     from captioner.images import NamedBytes
 
     if photo == "-":
         data = NamedBytes(sys.stdin.buffer.read())
         data.name = "-"
         return data
-    return _Download(photo) if is_web_address(photo) else photo
+    return _Download(photo) if is_drawn and is_web_address(photo) else photo
 
 
 def _print_record(record: dict[str, Any]) -> None:
@@ -292,7 +251,7 @@ def _draw(
     caption: Caption, source: Any, files: Mapping[str, str], arguments: argparse.Namespace
 ) -> None:
     """Draw the pictures of one photo."""
-    if not files and not arguments.show:
+    if not files:
         return
     from captioner.images import as_source
     from captioner.photos.open import open_image
@@ -301,36 +260,20 @@ def _draw(
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
     photo = open_image(as_source(source), max_pixels=arguments.max_pixels)
-    colors, head = arguments.colors or DEFAULT_COLORS, arguments.head
+    colors = arguments.colors or DEFAULT_COLORS
     if file := files.get("--sheet"):
-        save_image(caption.contact_sheet(photo=photo, colors=colors, head=head), file)
+        save_image(caption.contact_sheet(photo=photo, colors=colors), file)
         if arguments.open and not webbrowser.open(Path(file).resolve().as_uri()):
             raise OutputError(f"no program was found that opens {file}")
     if file := files.get("--animation"):
-        save_animation(caption.animation(photo=photo, colors=colors, head=head), file)
-    file = files.get("--overlay")
-    if file or arguments.show:
+        save_animation(caption.animation(photo=photo, colors=colors), file)
+    if file := files.get("--overlay"):
         index = _find_word(caption, arguments.word)
-        picture = caption.overlay(index, photo=photo, colors=colors, head=head, labelled=True)
-        if arguments.show:
-            _show(picture)
-        if file:
-            save_image(picture, file)
+        save_image(caption.overlay(index, photo=photo, colors=colors, labelled=True), file)
         word, count = caption.words[index], len(caption.words)
         doubtful = ", doubtful" if word.doubtful else ""
-        label = f", {word.head_label(head)}" if word.heads is not None else ""
-        description = f"{word.text!r}, word {index + 1} of {count}{label}{doubtful}"
-        print(f"{in_a_line(file or 'the picture')} shows {description}", file=sys.stderr)
-
-
-def _show(picture: Image.Image) -> None:
-    """Draw a picture in the terminal: as an image if supported, else in coloured blocks."""
-    try:
-        from rich.console import Console
-        from textual_image.renderable import Image as Picture  # queries the terminal
-    except ImportError as error:
-        raise MissingExtraError("--show", "terminal") from error
-    Console().print(Picture(picture, width="auto", height="auto"))
+        shown = f"{word.text!r}, word {index + 1} of {count}{doubtful}"
+        print(f"{in_a_line(file)} shows {shown}", file=sys.stderr)
 
 
 def _find_word(caption: Caption, word: str | None) -> int:
@@ -338,15 +281,7 @@ def _find_word(caption: Caption, word: str | None) -> int:
 
     Raises ConfigError: there is no such word.
     """
-    count = len(caption.words)
-    try:
-        return caption.find_word(word)
-    except ConfigError as error:
-        with suppress(TypeError, ValueError):
-            position = int(word or "")
-            if 1 <= abs(position) <= count:
-                return position - 1 if position > 0 else position + count
-        raise ConfigError(
-            f"{caption.image}: --word {word}: there is no such word in {caption.text!r}; "
-            f"use one of its words, or a position from 1 to {count}"
-        ) from error
+    words = [candidate.text for candidate in caption.words]
+    if word not in words and word is not None and word.isdigit() and int(word) > 0:
+        return caption.find_word(int(word) - 1)
+    return caption.find_word(word)

@@ -1,13 +1,11 @@
-"""Stand-ins for decoders: the same numbers up to rounding, in less time.
+"""`FastLSTM` stands in for the LSTM decoder: the same numbers up to rounding, in less time.
 
-    tables      The product of every word's embedding with the next layer is computed once. A step
-                looks it up (float32, one photo, CPU: 62.7 instead of 77.7 ms a caption).
-    folding     A matrix after the context is linear. It is multiplied with the values of the grid,
-                once per image, instead of with the context of every step.
-    packing     oneDNN reorders a matrix at every call. It is reordered once (62.7 instead of
-                84.8 ms).
-
-`fast_decoder` makes the stand-in of a decoder.
+- Tables: the product of every word's embedding with the next layer is computed once. A step looks
+  it up (float32, one photo, CPU: 62.7 instead of 77.7 ms a caption).
+- Folding: a matrix after the context is linear. It is multiplied with the values of the grid, once
+  per image, instead of with the context of every step.
+- Packing: oneDNN reorders a matrix at every call. It is reordered once (62.7 instead of 84.8 ms).
+  The layers of all decoders are packed.
 """
 
 from __future__ import annotations
@@ -19,35 +17,43 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioner.model.attention import maps
-from captioner.model.decoder import (
-    Decoder,
-    DecoderOutput,
-    State,
-    StepOutput,
-    WordDecoder,
-    advance,
-)
+from captioner.model.decoder import Decoder, DecoderOutput, State, StepOutput, advance
 from captioner.model.lstm import LSTMDecoder
-from captioner.model.top_down import TopDownDecoder
-from captioner.model.transformer import TransformerDecoder
 
 _PACK, _MULTIPLY = "_reorder_linear_weight", "_linear_pointwise"  # operations of oneDNN
 _ROWS = 5  # rows that the packed layout is optimised for; other numbers work too
 
 
-class FastDecoder(Decoder):
-    """Base class of stand-ins. A decoder's weights must not change after it got one.
+def fast_decoder(decoder: Decoder, *, tables: bool = True) -> Decoder:
+    """Return the stand-in of a decoder; the decoder itself if there is none.
 
-    Args:
-        plain: the decoder, which also runs teacher forcing.
-        tables: precompute the products of all words.
+    The decoder's weights must not change afterwards.
+
+    tables: precompute the products of all words, which takes three times the memory.
     """
+    return FastLSTM(decoder, tables=tables) if type(decoder) is LSTMDecoder else decoder
 
-    def __init__(self, plain: WordDecoder, *, tables: bool = True) -> None:
+
+class FastLSTM(Decoder):
+    """An LSTMDecoder with folded values and a table of the words' gates."""
+
+    matrix: Tensor
+
+    def __init__(self, plain: LSTMDecoder, *, tables: bool = True) -> None:
         super().__init__()
-        self.plain, self.tables = plain, tables
+        self.plain = plain  # also runs teacher forcing
         # A second name of the matrix would double it in an exported model.
         self.output = _linear(plain.embedding.weight, plain.output_bias) if tables else None
+        self.word_gates: nn.Module = nn.Sequential(plain.embedding, plain.word_gates)
+        if tables:
+            with torch.no_grad():
+                products = plain.word_gates(plain.embedding.weight)
+            rows, columns = products.shape
+            self.word_gates = nn.Embedding(rows, columns, _weight=products, _freeze=True)
+        matrices = [plain.deep_context.weight]
+        if plain.config.query == "previous":
+            matrices.insert(0, plain.context_gates.weight)
+        self.register_buffer("matrix", torch.cat(matrices).detach())
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         """Run teacher forcing; see `Decoder.forward`."""
@@ -57,50 +63,11 @@ class FastDecoder(Decoder):
         """Return logits (..., words) of the deep output (..., m)."""
         return self.plain.logits(deep) if self.output is None else cast(Tensor, self.output(deep))
 
-    def word_attention(self, features: Tensor, tokens: Tensor) -> Tensor | None:
-        """Return the self-attention of tokens; see `Decoder.word_attention`."""
-        return self.plain.word_attention(features, tokens)
-
     def start(self, features: Tensor) -> State:
-        """Return the first state, with folded values if there is a matrix to fold."""
-        state, matrix = self.plain.start(features), self.after_context()
-        if matrix is None:
-            return state
-        values = fold(state.image["values"], matrix, heads=self.plain.config.heads)
+        """Return the first state, with folded values."""
+        state = self.plain.start(features)
+        values = fold(state.image["values"], self.matrix, heads=self.plain.config.heads)
         return state._replace(image=state.image | {"values": values})
-
-    def after_context(self) -> Tensor | None:
-        """Return the matrix (F, V) that multiplies the context; None if it is not folded."""
-        return None
-
-    @torch.no_grad()
-    def _first_layer(self, layer: nn.Linear) -> nn.Module:
-        """Return the layer after the embedding, of tokens instead of words."""
-        words = self.plain.embedding
-        if not self.tables:
-            return nn.Sequential(words, layer)
-        products = layer(words.weight)
-        rows, columns = products.shape
-        return nn.Embedding(rows, columns, _weight=products, _freeze=True)
-
-
-class FastLSTM(FastDecoder):
-    """An LSTMDecoder with folded values and a table of the words' gates."""
-
-    plain: LSTMDecoder
-    matrix: Tensor
-
-    def __init__(self, plain: LSTMDecoder, *, tables: bool = True) -> None:
-        super().__init__(plain, tables=tables)
-        self.word_gates = self._first_layer(plain.word_gates)
-        matrices = [plain.deep_context.weight]
-        if plain.config.query == "previous":
-            matrices.insert(0, plain.context_gates.weight)
-        self.register_buffer("matrix", torch.cat(matrices).detach())
-
-    def after_context(self) -> Tensor:
-        """Return the matrix that multiplies the context."""
-        return self.matrix
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""
@@ -124,63 +91,6 @@ class FastLSTM(FastDecoder):
         following = State(grid, {"hidden": hidden, "cell": cell})
         attention, heads = maps(weights)
         return StepOutput(self.logits(deep), following, attention, beta, heads)
-
-
-class FastTopDown(FastDecoder):
-    """A TopDownDecoder with folded values and a table of the words' gates."""
-
-    plain: TopDownDecoder
-
-    def __init__(self, plain: TopDownDecoder, *, tables: bool = True) -> None:
-        super().__init__(plain, tables=tables)
-        self.word_gates = self._first_layer(plain.attention_lstm_word)
-
-    def after_context(self) -> Tensor:
-        """Return the matrix that multiplies the context."""
-        return self.plain.language_lstm_context.weight
-
-    def step(self, tokens: Tensor, state: State) -> StepOutput:
-        """Read the tokens (B, K) and score their successors."""
-        hidden, cell = self.plain.attention_step(self.word_gates(tokens), state)
-        weights = self.plain.attention.weigh(hidden, state.image["keys"])
-        context_gates = average_folded(weights, state.image["values"])
-        state = self.plain.language_step(context_gates, hidden, cell, state)
-        attention, heads = maps(weights)
-        logits = self.logits(self.plain.deep_hidden(state.hypothesis["language_hidden"]))
-        return StepOutput(logits, state, attention, None, heads)
-
-
-class FastTransformer(FastDecoder):
-    """A TransformerDecoder with a table of the words' projections."""
-
-    plain: TransformerDecoder
-
-    def __init__(self, plain: TransformerDecoder, *, tables: bool = True) -> None:
-        super().__init__(plain, tables=tables)
-        self.projected_words = self._first_layer(plain.word_projection)
-
-    def step(self, tokens: Tensor, state: State) -> StepOutput:
-        """Read the tokens (B, K) and score their successors."""
-        words, weights, state = self.plain.read(self.projected_words(tokens), state)
-        attention, heads = maps(weights)
-        logits = self.logits(self.plain.deep_hidden(words))
-        return StepOutput(logits, state, attention, None, heads)
-
-
-_STAND_INS: dict[type[Decoder], type[FastDecoder]] = {
-    LSTMDecoder: FastLSTM,
-    TopDownDecoder: FastTopDown,
-    TransformerDecoder: FastTransformer,
-}
-
-
-def fast_decoder(decoder: Decoder, *, tables: bool = True) -> Decoder:
-    """Return the stand-in of a decoder; the decoder itself if there is none.
-
-    tables: precompute the products of all words, which takes three times the memory.
-    """
-    stand_in = _STAND_INS.get(type(decoder))
-    return decoder if stand_in is None else stand_in(cast(Any, decoder), tables=tables)
 
 
 def fold(values: Tensor, matrix: Tensor, *, heads: int) -> Tensor:

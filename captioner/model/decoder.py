@@ -143,14 +143,6 @@ class Decoder(nn.Module, ABC):
     def logits(self, deep: Tensor) -> Tensor:
         """Return logits (..., words) of the deep output (..., m)."""
 
-    def word_attention(self, features: Tensor, tokens: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return the self-attention (B, K, H, T, T) of tokens (B, K, T).
-
-        Rows are queries, columns are keys. Decoders without self-attention return None. Arguments
-        as for `forward`.
-        """
-        return None
-
 
 class WordDecoder(Decoder):
     """A decoder whose output layer shares the matrix of the word embeddings (tied weights)."""

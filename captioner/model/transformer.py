@@ -58,17 +58,7 @@ class TransformerDecoder(WordDecoder):
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""
-        words, weights, state = self.read(self.word_projection(self.embed(tokens)), state)
-        attention, heads = maps(weights)
-        logits = self.logits(self.dropout(self.deep_hidden(words)))
-        return StepOutput(logits, state, attention, None, heads)
-
-    def read(self, words: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
-        """Apply all layers to the newest words (B, K, n), before their positions are encoded.
-
-        Returns the normalised words (B, K, n), the weights (B, K, H, L) of the last layer over the
-        grid, and the new state.
-        """
+        words = self.word_projection(self.embed(tokens))
         before = state.words["layer0"]
         path = _extend(state.hypothesis["path"], length=before.shape[1])
         mask = _path_mask(path, length=before.shape[1] + words.shape[1], like=before)
@@ -80,7 +70,10 @@ class TransformerDecoder(WordDecoder):
             words, caches[name] = layer.attend_newest(words, state.words[name], mask)
             grid = ProjectedGrid(state.image[f"keys{number}"], state.image[f"values{number}"])
             words, weights = layer.attend_grid(words, grid, need_weights=self._is_last(number))
-        return self.final_norm(words), weights, State(state.image, {"path": path}, caches)
+        attention, heads = maps(weights)
+        logits = self.logits(self.dropout(self.deep_hidden(self.final_norm(words))))
+        following = State(state.image, {"path": path}, caches)
+        return StepOutput(logits, following, attention, None, heads)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         """Read whole captions, all words at once; see `Decoder.forward`."""

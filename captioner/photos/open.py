@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import BinaryIO
 
 from PIL import Image, ImageFile
@@ -24,7 +23,7 @@ from captioner.photos.colour import to_srgb
 from captioner.photos.header import check_size, read_header
 from captioner.photos.jpeg import with_end
 from captioner.photos.orientation import orientation, turned
-from captioner.photos.tiff import TiffReader, optional_codec, unsupported
+from captioner.photos.tiff import TiffReader
 from captioner.shared.paths import is_web_address
 
 FileSource = str | os.PathLike[str] | bytes
@@ -88,9 +87,7 @@ def _loaded(image: ImageFile.ImageFile, name: str, at_least: int | None) -> Imag
         if at_least is not None:
             image.draft(None, (at_least, at_least))
         image.load()
-    except OSError as error:
-        if isinstance(image, TiffReader) and (compression := optional_codec(image)):
-            raise unsupported(name, compression) from error
+    except OSError:
         if not isinstance(image, JpegImageFile) or (whole := with_end(data)) is None:
             raise
         complete = JpegImageFile(io.BytesIO(whole))
@@ -135,17 +132,9 @@ def _file(source: str | os.PathLike[str], name: str) -> BinaryIO:
             return io.BytesIO(file.read(LARGEST_FILE + 1))
     except (OSError, ValueError) as error:  # ValueError: a path with NUL
         reason = getattr(error, "strerror", None) or error
-        remedy = "download it from iCloud first" if _is_in_icloud(source) else "check the path"
-        raise errors.ImageNotFoundError(f"{name} cannot be read ({reason}): {remedy}") from error
-
-
-def _is_in_icloud(source: str | os.PathLike[str]) -> bool:
-    """Whether macOS has replaced a photo by a placeholder, `.photo.jpg.icloud`."""
-    path = Path(os.fsdecode(source))
-    try:
-        return path.with_name(f".{path.name}.icloud").exists()
-    except (OSError, ValueError):  # no name, a name with NUL, too long
-        return False
+        raise errors.ImageNotFoundError(
+            f"{name} cannot be read ({reason}): check the path"
+        ) from error
 
 
 @contextmanager

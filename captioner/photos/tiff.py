@@ -19,7 +19,6 @@ _OLD_JPEG = 6  # a value of _COMPRESSION; raw photos have it for previews
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4,
           16: 8, 17: 8, 18: 8}  # fmt: skip
 _USUAL_TILE = 1 << 20  # pixels; a tile may be larger than the picture
-_OPTIONAL = (34925, 50000, 50001)  # LZMA, Zstandard and WebP: libtiff may lack these
 
 
 class TiffReader(TiffImageFile):
@@ -75,7 +74,10 @@ def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
             "export it again"
         )
     if compression not in COMPRESSION_INFO:
-        raise unsupported(name, compression)
+        raise errors.ImageFormatError(
+            f"{name} is a TIFF with compression {compression} inside, which is not supported: "
+            "convert it to JPEG or PNG"
+        )
     across, down = _number(entries, order, _TILE_WIDTH), _number(entries, order, _TILE_LENGTH)
     if across * down > max(max_pixels, _USUAL_TILE):
         raise errors.ImageTooLargeError(
@@ -84,20 +86,6 @@ def open_tiff(stream: BinaryIO, name: str, max_pixels: int) -> TiffReader:
         )
     stream.seek(0)
     return TiffReader(stream)
-
-
-def unsupported(name: str, compression: int) -> errors.ImageFormatError:
-    """Return the error for a compression that is not supported."""
-    return errors.ImageFormatError(
-        f"{name} is a TIFF with compression {compression} inside, which is not supported: "
-        "convert it to JPEG or PNG"
-    )
-
-
-def optional_codec(image: TiffImageFile) -> int | None:
-    """Return the compression of a TIFF if libtiff may be built without it, else None."""
-    compression: int = image.tag_v2.get(_COMPRESSION, 1)
-    return compression if compression in _OPTIONAL else None
 
 
 def _directory(

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shlex
 import signal
 import subprocess
 import sys
-import tempfile
-import termios
 import threading
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from safetensors.numpy import save
 
 from captioner import Captioner, __version__
 from captioner.checkpoint import FORMAT_VERSION
 from captioner.cli import VERBS, main
-from captioner.commands import caption as caption_command
 from captioner.shared.files import HEADER_KEY
-from tests.launcher import Run, environment, start
+from tests.launcher import Run, environment
 from tests.refusals import Refusals, check_refusals
 from tests.write_help import FILE, list_options, read_help
 
@@ -82,7 +78,7 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} --word dog": (2, "--word needs --overlay"),
         f"caption {name} b.jpg --sheet s.png": (2, "use {number}, which is different"),
         f"caption {name} --colors viridis": (2, "--colors needs one of --sheet"),
-        f"caption {name} --show": (2, "--show needs a terminal"),
+        f"caption {name} --open": (2, "--open needs --sheet"),
         f"caption {name} --sheet s.tiff": (2, ".png"),
         f"caption {name} --animation a.mp4": (2, ".gif"),
         f"caption {name} --sheet {{x}}.png": (2, "use the fields {name} and {number}"),
@@ -99,7 +95,6 @@ def test_wrong_usage_is_a_sentence(
             1,
             "limit of 9,599: make it smaller, or raise the limit with --max-pixels",
         ),
-        f"caption {name} {tiny} --sheet s.png --head 2": (2, "head 2: the model tiny has one"),
         f"caption {name} {tiny} --dtype float8": (2, "dtype 'float8' is not one of auto, float"),
         f"caption {name} {tiny} --device quantum": (1, "device 'quantum' cannot be used here"),
         f"caption {tiny} missing.jpg": (1, "missing.jpg cannot be read"),
@@ -122,59 +117,19 @@ def test_wrong_usage_is_a_sentence(
 def test_the_sheet_is_opened(
     run_main: Run, tiny_file: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system's viewer is replaced by a program that records the file.
-
-    Folders that earlier calls made for a viewer are removed after a day.
-    """
-    old, new = (tmp_path / f"captioner-sheets-{name}" for name in ("old", "new"))
-    for folder in (old, new):
-        folder.mkdir()
-        (folder / "1-photo.png").touch()
-    os.utime(old, (0, 0))
+    """The system's viewer is replaced by a program that records the file."""
     (opener := tmp_path / "opener").write_text('#!/bin/sh\nprintf %s "$1" > "$0.txt"\n')
     opener.chmod(0o755)
-    for name, given in (("BROWSER", str(opener)), ("TMPDIR", str(tmp_path))):
-        monkeypatch.setenv(name, given)
-    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("BROWSER", str(opener))
     for name in ("_tryorder", "_browsers"):  # what was found for an earlier test
         monkeypatch.setattr(webbrowser, name, None if name == "_tryorder" else {})
-    sheet = tmp_path / "sheet.png"
-    for options in ((), ("--sheet", str(sheet))):
-        result = run_main("caption", photo, "--checkpoint", tiny_file, "--open", *options)
-        assert (result.returncode, result.stderr) == (0, "")
-        opened = Path(opener.with_suffix(".txt").read_text().removeprefix("file://"))
-        with Image.open(opened) as drawn:
-            assert drawn.format == "PNG" and drawn.width > 100
-        assert (opened == sheet) == bool(options) and opened.stem in ("sheet", f"1-{photo.stem}")
-    assert not old.exists() and list(new.iterdir())
+    command = ("caption", photo, "--checkpoint", tiny_file, "--open", "--sheet")
+    result = run_main(*command, sheet := tmp_path / "sheet.png")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert opener.with_suffix(".txt").read_text() == sheet.as_uri()
     opener.write_text("#!/bin/sh\nexit 1\n")
-    result = run_main("caption", photo, "--checkpoint", tiny_file, "--open", "--sheet", sheet)
+    result = run_main(*command, sheet)
     assert result.returncode == 1 and f"that opens {sheet}" in result.stderr
-
-
-def test_a_word_is_drawn_in_the_terminal(tiny_file: Path, photo: Path) -> None:
-    """In one that draws no pictures: in halves of cells, as wide as it is."""
-    ours, its = pty.openpty()
-    termios.tcsetwinsize(its, (24, 60))
-    variables = {**environment(), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    del variables["PYTHONWARNINGS"]  # the library calls what Pillow gives up in 2027
-    for name in ("COLUMNS", "LINES"):  # of the terminal that the tests run in
-        variables.pop(name, None)
-    line = ("caption", photo, "--show", "--word", 1, "--checkpoint", tiny_file)
-    process = start(*line, stdin=its, stdout=its, env=variables)
-    os.close(its)
-    drawn = b""
-    try:
-        while piece := os.read(ours, 65536):
-            drawn += piece
-    except OSError:  # what a terminal gives at the end
-        pass
-    _, said = process.communicate()
-    os.close(ours)
-    assert process.returncode == 0 and "the picture shows" in said, said
-    rows = [line for line in drawn.decode().splitlines() if "▀" in line]
-    assert len(rows) > 5 and max(row.count("▀") for row in rows) <= 60
-    assert "\x1b[38;2;" in rows[0]
 
 
 def test_many_photos_and_one_bad_one(
@@ -200,12 +155,16 @@ def test_photos_are_decoded_while_the_model_works(
     last, waited = photo.with_name("last.jpg"), []
     is_named, is_open = threading.Event(), threading.Event()
     last.write_bytes(photo.read_bytes())
-    load, generate, source = Captioner._load, Captioner.caption_prepared, caption_command._source
+    load, generate, iterate = Captioner._load, Captioner.caption_prepared, Captioner.caption_iter
 
-    def named(name: str) -> Any:
-        if name == str(last):
-            is_named.set()
-        return source(name)
+    def naming(self: Captioner, photos: list[str], *settings: Any, **options: Any) -> Any:
+        def named() -> Iterator[str]:
+            for name in photos:
+                if name == str(last):
+                    is_named.set()
+                yield name
+
+        return iterate(self, named(), *settings, **options)
 
     def noted(self: Captioner, image: object, **options: Any) -> Any:
         assert is_named.wait(10)  # decoding takes longer than naming two batches
@@ -219,7 +178,7 @@ def test_photos_are_decoded_while_the_model_works(
 
     monkeypatch.setattr(Captioner, "batch_size", 2)
     monkeypatch.setattr(Captioner, "_load", noted)
-    monkeypatch.setattr(caption_command, "_source", named)
+    monkeypatch.setattr(Captioner, "caption_iter", naming)
     monkeypatch.setattr(Captioner, "caption_prepared", waiting)
     photos = [str(photo)] * 3 + [str(last)]
     assert main(["caption", *photos, "--checkpoint", str(tiny_file)]) == 0

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from captioner.errors import ImageError, ImageFormatError, ImageNotFoundError, ImageTruncatedError
+from captioner.errors import ImageFormatError, ImageTruncatedError
 from captioner.images import as_source
 from captioner.photos.open import open_image
 from tests.captioner.pictures import draw, encode, png, tiff, turned
@@ -187,9 +187,8 @@ def test_an_entry_of_an_unknown_type_is_skipped() -> None:
     assert odd != data and (pixels(odd) == array).all()
 
 
-@pytest.mark.parametrize("compression", [34712, 34887, 50002, 34925, 50000, 50001])
+@pytest.mark.parametrize("compression", [34712, 34887, 50002])
 def test_formats_inside_tiff_that_are_not_read(compression: int) -> None:
-    """The last three need a codec; such files may be intact, so they are not called damaged."""
     data = tiff(np.asarray(draw()), order="<", compression=compression)
     with pytest.raises(ImageFormatError, match="not supported: convert it to JPEG or PNG"):
         open_image(data)
@@ -264,11 +263,3 @@ def test_files_that_stand_in_for_a_photo_are_named(
     path.write_bytes(data)
     with pytest.raises(ImageFormatError, match=rf"photo\.jpg .*{sentence}"):
         open_image(path)
-
-
-def test_a_photo_that_is_still_in_icloud(tmp_path: Path) -> None:
-    (tmp_path / ".photo.jpg.icloud").write_bytes(b"bplist00")
-    with pytest.raises(ImageNotFoundError, match=r"photo\.jpg.*download it from iCloud first"):
-        open_image(tmp_path / "photo.jpg")
-    with pytest.raises(ImageError, match="check the path"):
-        open_image(tmp_path / "other.jpg")

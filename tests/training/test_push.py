@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from captioner import Captioner, ConfigError, OutputError
+from captioner import Captioner
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.cli import main
 from captioner.model_card import ModelCard, Scores
@@ -277,24 +277,3 @@ def test_trust_of_other_weights_is_left_out(
     assert hub.repositories["user/model"].files("main").keys() == {
         ".gitattributes", "README.md", "captioner.safetensors",
     }  # fmt: skip
-
-
-def test_python_uploads_the_file_that_was_loaded(hub: Hub, token: None, saved_tiny: Path) -> None:
-    captioner = Captioner.from_pretrained(saved_tiny)
-    assert captioner.push_to_hub("user/model", license="mit") == f"{hub.url}/user/model"
-    uploaded = hub.repositories["user/model"].files("main")
-    assert uploaded["captioner.safetensors"] == saved_tiny.read_bytes()
-    for replace_card, license in ((False, "mit"), (True, "cc0-1.0")):
-        captioner.push_to_hub("user/model", license="cc0-1.0", replace_card=replace_card)
-        card = hub.repositories["user/model"].files("main")["README.md"]
-        assert read_card(card).data.license == license
-    more = {"data": "Scenes |\n2026", "private": True, "revision": "v2"}
-    assert captioner.push_to_hub("user/secret", **more) == f"{hub.url}/user/secret/tree/v2"
-    secret = hub.repositories["user/secret"]
-    assert (
-        secret.private and r"| data | Scenes \|\n2026 |" in secret.files("v2")["README.md"].decode()
-    )
-    with pytest.raises(OutputError, match="other/model cannot be written"):
-        captioner.push_to_hub("other/model")
-    with pytest.raises(ConfigError, match="was not loaded from a checkpoint file"):
-        Captioner(load_checkpoint(saved_tiny)).push_to_hub("user/model")
