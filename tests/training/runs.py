@@ -47,7 +47,6 @@ data: {scenes: {train: 36, validation: 6}, minimum_count: 1, workers: 2}
 generation: {beam_size: 2, maximum_length: 6}
 log_every: 1
 save_every_minutes: 1.0e-9
-keep_files: true
 stages:
   - {epochs: 2, batch_size: 6, learning_rate: 1.0e-2, warmup: 2, scheduled_sampling: 0.3}
   - {epochs: 1, batch_size: 6, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2, accumulate: 2}
@@ -85,6 +84,7 @@ def train_here(
     *,
     shared: Path | None = None,
     tracker: Tracker | None = None,
+    keep_states: bool = False,
     **fields: object,
 ) -> None:
     """Run a recipe, or go on with it, in this process; dots in fields' names are "__".
@@ -96,9 +96,23 @@ def train_here(
         out.mkdir(parents=True, exist_ok=True)
         if not (out / name).exists():
             (out / name).symlink_to(shared / name)
+    if keep_states:
+        link_states(out)
     named = {name.replace("__", "."): str(value) for name, value in fields.items()}
     processes = Processes(device=torch.device("cpu"))
     train(load_recipe(str(recipe), named), out=out, processes=processes, tracker=tracker)
+
+
+def link_states(out: Path) -> Path:
+    """Keep the states of a run beside it: its end leaves what a link leads to."""
+    states, beside = out / "state", out.with_name(f"{out.name}-states")
+    if not states.is_symlink():
+        out.mkdir(parents=True, exist_ok=True)
+        if states.exists():
+            states.rename(beside)
+        beside.mkdir(exist_ok=True)
+        states.symlink_to(beside)
+    return out
 
 
 def pair(*arguments: object, **variables: str) -> list[subprocess.Popen[str]]:

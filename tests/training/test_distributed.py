@@ -27,6 +27,7 @@ from tests.training.runs import (
     MODEL,
     assert_same,
     free_port,
+    link_states,
     newest_state,
     pair,
     records,
@@ -45,7 +46,6 @@ generation: {beam_size: 2, maximum_length: 6}
 precision: float32
 log_every: 1
 save_every_minutes: 1.0e-9
-keep_files: true
 stages:
   - {epochs: 1, batch_size: 11, learning_rate: 1.0e-2, warmup: 2}
   - {epochs: 1, batch_size: 11, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2, accumulate: 2}
@@ -95,13 +95,13 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(recipe: Path) -> Path:
     out = recipe.parent / "alone"
-    train_here(recipe, out, data__workers=0)
+    train_here(recipe, out, keep_states=True, data__workers=0)
     return out
 
 
 @pytest.fixture(scope="module")
 def together(recipe: Path) -> Path:
-    out = recipe.parent / "together"
+    out = link_states(recipe.parent / "together")
     said = "".join(map(finish, pair("train", recipe, "--out", out, "--data.workers", 0)))
     # One of the two speaks: the result stands once on standard output.
     assert said.splitlines().count(str(out / "best.safetensors")) == 1
@@ -141,7 +141,7 @@ def test_two_machines_learn_what_one_process_learns(
     port = free_port()
     machines = [
         torchrun(
-            "train", recipe, "--out", tmp_path / "run",
+            "train", recipe, "--out", link_states(tmp_path / "run"),
             where=(
                 "--nnodes", 2, "--node-rank", rank, "--master-addr", "127.0.0.1",
                 "--master-port", port, "--nproc-per-node", 1,
@@ -156,7 +156,7 @@ def test_two_machines_learn_what_one_process_learns(
 
 def test_a_batch_in_parts_is_the_same_batch(recipe: Path, alone: Path, tmp_path: Path) -> None:
     parts = {"stages__1__accumulate": 2, "stages__2__accumulate": 3}
-    train_here(recipe, tmp_path / "run", data__workers=0, **parts)
+    train_here(recipe, tmp_path / "run", keep_states=True, data__workers=0, **parts)
     assert furthest(alone, tmp_path / "run") < 1e-5
     losses = [
         [record["loss"] for record in records(out) if record["event"] == "step"]
@@ -168,7 +168,7 @@ def test_a_batch_in_parts_is_the_same_batch(recipe: Path, alone: Path, tmp_path:
 def test_two_processes_and_their_workers_stop_on_a_signal(
     recipe: Path, together: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
+    out = link_states(tmp_path / "run")
     command = ("train", recipe, "--out", out, "--data.workers", 2)
     two = pair(*command)
     wait_for_lines(two[0], out, grown=3)
@@ -187,7 +187,7 @@ def test_two_processes_and_their_workers_stop_on_a_signal(
 def test_a_run_of_torchrun_is_killed_stopped_and_resumed(
     recipe: Path, together: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
+    out = link_states(tmp_path / "run")
     for number in (signal.SIGKILL, signal.SIGTERM):
         process = torchrun("train", recipe, "--out", out)
         wait_for_lines(process, out, grown=2)
@@ -205,7 +205,7 @@ def test_a_run_of_torchrun_is_killed_stopped_and_resumed(
 # What follows `captioner train`, and the message; RECIPE is the recipe of this module.
 ERRORS = {
     "smoek": "there is no recipe 'smoek', did you mean smoke?",
-    "RECIPE --keep_files false": "another `captioner train` is running in",
+    "RECIPE --seed 2": "another `captioner train` is running in",
     "RECIPE --stages.1.batch_size 1": "a batch has 1 of the 31 images",
     "RECIPE --log wandb": "--log wandb failed (no API key configured): run `wandb login`",
 }
@@ -220,7 +220,7 @@ def test_errors_are_printed_by_one_process_of_two(recipe: Path, tmp_path: Path) 
     with ExitStack() as locks:
         for number, line in enumerate(ERRORS):
             out = tmp_path / str(number)
-            if "--keep_files" in line:
+            if "--seed" in line:
                 locks.enter_context(lock_folder(out / "lock", command="train", folder=out))
             words = line.replace("RECIPE", str(recipe)).split()
             path = f"{tmp_path}{os.pathsep}{PATH}" if "wandb" in line else PATH

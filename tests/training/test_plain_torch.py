@@ -28,7 +28,7 @@ from captioner_training.distributed import Processes
 from captioner_training.losses import objective
 from captioner_training.recipe import DataConfig, Recipe, Stage
 from captioner_training.train import train
-from tests.training.runs import records, write_photos
+from tests.training.runs import link_states, records, write_photos
 
 PAD, START, END = 0, 1, 2
 WORDS = ("a", "dog", "cat", "runs", "sits", "red")  # number 4 and on
@@ -113,14 +113,13 @@ def recipe(place: Path) -> Recipe:
         label_smoothing=SMOOTHING,
         ema=EMA,
         log_every=1,
-        keep_files=True,
     )
 
 
 def test_a_run_is_its_steps_in_plain_torch(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objective, "_CHUNK", 5)  # of 22 targets
     out, begin = place / "run", load_checkpoint(place / "begin.safetensors").model.double()
-    train(recipe(place), out=out, processes=CPU)
+    train(recipe(place), out=link_states(out), processes=CPU)
     wanted = in_plain_torch(begin, *(read_split(place / "data", name) for name in CAPTIONS))
     log = records(out)
     steps = [one for one in log if one["event"] == "step"]

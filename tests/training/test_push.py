@@ -117,10 +117,6 @@ def test_the_card_describes_the_model_and_its_scores(styled: Checkpoint) -> None
             "checkpoint bundled with Captioner",
         ),
         (
-            {"data.train": "[{captions: /home/me/notes.json, images: /home/me/photos}]"},
-            "notes", "checkpoint bundled with Captioner",
-        ),
-        (
             {"weights": "null", "encoder_weights": "torchvision"}, "mine",
             "encoder: torchvision (ImageNet)",
         ),

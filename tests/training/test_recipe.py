@@ -180,20 +180,8 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ({"stages.1.attention_entropy": "nan"}, "stages.1.attention_entropy: "),
         ({"data": "{scenes: {}, styles: true}"}, "data.styles has no effect on scenes"),
         (
-            {"data": "{train: [{captions: a, images: b}], validation: [v], styles: true}"},
-            "needs a style",
-        ),
-        (
             {"data": "{train: [a/set, b/set], validation: [v], styles: true}"},
             "training folders with different names: rename one",
-        ),
-        (
-            {"data": "{train: [{captions: a, images: b, style: c}], validation: [v]}"},
-            "needs data.styles: true",
-        ),
-        (
-            {"data": "{train: [t], validation: [{captions: a, images: b, style: c}]}"},
-            "needs data.styles: true",
         ),
         ({"data": "{train: [a], validation: [v], any_style: 0.5}"}, "any_style needs data.styles"),
         (

@@ -25,6 +25,7 @@ from tests.process_tree import children
 from tests.training.runs import (
     RECIPE,
     assert_same,
+    link_states,
     newest_state,
     records,
     train_here,
@@ -50,7 +51,7 @@ def acting(acts: Mapping[int, Callable[[], object]]) -> Iterator[None]:
 
 def go(recipe: Path, out: Path, *, workers: int = 0) -> None:
     """Run, or go on, in this process. Grids and scenes are shared by all such runs."""
-    train_here(recipe, out, shared=recipe.parent / "all", data__workers=workers)
+    train_here(recipe, out, shared=recipe.parent / "all", keep_states=True, data__workers=workers)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def test_resume_after_a_kill_and_a_signal_to_the_group(
     recipe: Path, unbroken: Path, tmp_path: Path
 ) -> None:
     """As processes of their own; the workers of one that was killed end too."""
-    out = tmp_path / "run"
+    out = link_states(tmp_path / "run")
     killed = start("train", recipe, "--out", out, start_new_session=True)
     wait_for_lines(killed, out, grown=2)
     orphans = children(killed.pid)

@@ -38,7 +38,7 @@ from captioner_training.state import AveragedWeights
 from tests.conftest import read_tree
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
-from tests.training.runs import newest_state, records, train_here, write_own
+from tests.training.runs import link_states, newest_state, records, train_here, write_own
 
 
 class Weighed(Objective):
@@ -79,7 +79,7 @@ def test_a_finished_run_keeps_its_checkpoints_and_says_so(
     assert before[epochs[0]] != before[epochs[1]] == before["last.safetensors"]
     assert (finished / "best.safetensors").stat().st_mode & 0o044 == 0o044  # a service can read it
     free = (
-        "--data.workers", 1, "--keep_epochs", "false", "--keep_files", "true",
+        "--data.workers", 1, "--keep_epochs", "false",
         "--save_every_minutes", 5, "--compile", "false", "--log_every", 2,
     )  # fmt: skip
     result = run_main(*command(place, finished, *free))
@@ -144,7 +144,7 @@ def test_a_finished_run_of_version_0_2_is_read(place: Path, finished: Path, tmp_
     """Its recipe has fields that are gone or renamed."""
     out = Path(shutil.copytree(finished, tmp_path / "run"))
     recipe = json.loads((out / "recipe.json").read_text())
-    recipe |= {"save_every_steps": None, "keep_states": 2}
+    recipe |= {"save_every_steps": None, "keep_states": 2, "keep_files": False}
     recipe["generation"]["different_around"] = recipe["generation"].pop("no_repeat_around")
     write_json(out / "recipe.json", recipe)
     train_here(place / "own.yaml", out, data__root=place)
@@ -485,7 +485,7 @@ def test_a_resumed_run_keeps_its_precision_and_prints_differences(
     fast = best_dtype(torch.device("cpu"))[0] is torch.bfloat16
     first, other = ("float32", "bfloat16") if fast else ("bfloat16", "float32")
     out = tmp_path / "run"
-    train = command(place, out, "--max-steps", 1, "--keep-files", "true")
+    train = command(place, link_states(out), "--max-steps", 1)
     begun = run_main(*train, "--precision", first)
     assert begun.returncode == 0, begun.stderr
     assert f"precision: {first}, as set for this run (the CPU has " in begun.stderr

@@ -255,8 +255,7 @@ class Log(Closing):
         if not sys.stderr.isatty() and now - self._printed_at > _INTERVAL:
             self._printed_at = now
             steps = f"step {self.progress.stage_step:,} of {stage.steps:,}"
-            left = self._left(stage, now - self._began)
-            self.print(f"{self._epoch(stage, epoch)}: {steps}, loss {loss}, {left}")
+            self.print(f"{self._epoch(stage, epoch)}: {steps}, loss {loss}")
         if self._bar is not None:
             self._bar.set_postfix(loss=loss, refresh=False)
 
@@ -290,28 +289,18 @@ class Log(Closing):
         """
         timing, progress = self._timing(self._seconds), self.progress
         place = self._place(progress.epoch)
-        record = {"event": "epoch", **place, **means, "validation": scores, "timing": timing}
-        self._write(record)
+        self._write({"event": "epoch", **place, **means, "validation": scores, "timing": timing})
         training = f"cross-entropy {means['cross_entropy']:.3f},"
         if "reward" in means:
             training = f"reward {means['reward']:.3f}, cross-entropy"
         exact = f"exact {scores['exact']:.1f} %, " if "pointing" in scores else ""
         self.print(
             f"{self._epoch(stage, progress.epoch)}: {training} {scores['cross_entropy']:.3f} on "
-            f"validation, {self._scores(scores)}, {exact}{timing['images_per_second']:.0f} "
-            f"images/s, {self._left(stage, self._seconds)}"
+            f"validation, {self._scores(scores)}, {exact}{timing['images_per_second']:.0f} images/s"
         )
         if stage.is_out_of_patience and progress.stage_step < stage.steps:
             epochs = counted(progress.epochs_without_improvement, "epoch")
             self.print(f"no better score for {epochs}: the stage ends")
-
-    def _left(self, stage: StageState, seconds: float) -> str:
-        """Estimate the time of the remaining steps of a stage."""
-        progress = self.progress
-        each = seconds / max(1, progress.stage_step - self._first)
-        seconds = each * (stage.steps - progress.stage_step)
-        left = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-        return f"{left} left in this stage"
 
     def finish(self) -> None:
         """Log the end of the run."""

@@ -48,19 +48,6 @@ def _refuse(problems: Iterator[str]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
-class Source:
-    """A split in COCO's captions format, given by its files; paths are below DataConfig.root."""
-
-    captions: str
-    """The JSON file."""
-    images: str
-    """A folder, a tar file, or a glob of them."""
-    style: str = ""
-    """Name of the style of these captions; needs `data.styles: true`, which requires a style for
-    each training set given by its files."""
-
-
-@dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class ScenesConfig:
     """The number of synthetic scenes to use instead of a data set."""
 
@@ -74,11 +61,10 @@ class DataConfig:
 
     root: str = "."
     """Folder that contains the data sets; their paths are relative to it."""
-    train: tuple[str | Source, ...] = ()
-    """Training sets. Each one is a folder, whose split `train` is read, or the files of a split:
-    {captions: FILE, images: PATH, style: NAME}."""
-    validation: tuple[str | Source, ...] = ()
-    """Validation sets, in the same form; the split `val` of a folder is read."""
+    train: tuple[str, ...] = ()
+    """Folders of training sets; their split `train` is read."""
+    validation: tuple[str, ...] = ()
+    """Folders of validation sets; their split `val` is read."""
     scenes: ScenesConfig | None = None
     """Number of synthetic scenes to draw. They replace train and validation."""
     styles: bool = False
@@ -109,20 +95,14 @@ class DataConfig:
     def _contradictions(self) -> Iterator[str]:
         if (self.scenes is None) == (not self.train or not self.validation):
             yield "data needs either scenes, or both train and validation"
-        entries = (*self.train, *self.validation)
         if not self.styles:
             if self.any_style > 0:
                 yield "data.any_style needs data.styles: true"
-            if any(entry.style for entry in entries if isinstance(entry, Source)):
-                yield "the style of a data set needs data.styles: true"
             return
         if self.scenes is not None:
             yield "data.styles has no effect on scenes: leave it out"
-        names = [self.style_of(entry) for entry in self.train]
-        if "" in names:
-            yield "data.styles: true needs a style for each training set that is given by its files"
-        folders = [self.style_of(entry) for entry in self.train if isinstance(entry, str)]
-        if len(set(folders)) < len(folders):
+        names = [self.style_of(folder) for folder in self.train]
+        if len(set(names)) < len(names):
             yield "data.styles needs training folders with different names: rename one"
         if self.any_style > 0 and ANY_STYLE in names:
             yield f"data.any_style adds the style {ANY_STYLE}: rename the training set {ANY_STYLE}"
@@ -131,11 +111,9 @@ class DataConfig:
         """Split a caption into words."""
         return tokenize(caption, self.tokenizer, lowercase=self.lowercase)
 
-    def style_of(self, entry: str | Source) -> str:
-        """Return the style of a data set: as given, or the name of its folder."""
-        if isinstance(entry, Source):
-            return entry.style
-        return resolve(self.root, entry).absolute().name
+    def style_of(self, folder: str) -> str:
+        """Return the name of a folder, which is the style of its captions."""
+        return resolve(self.root, folder).absolute().name
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
@@ -280,8 +258,6 @@ class Recipe:
     """Minutes between two saved states. A state is also saved after each epoch."""
     keep_epochs: bool = False
     """Keep the checkpoint of every epoch as epochs/STAGE.EPOCH.safetensors, for averaging."""
-    keep_files: bool = False
-    """Keep states and cached grids after the run has finished."""
     max_steps: Positive | None = None
     """Dry run: take only this many steps in each stage, and read only as much data as they need."""
 

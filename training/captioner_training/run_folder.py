@@ -27,12 +27,12 @@ _FORMAT = 6
 _SHOWN = 5  # differences named in a message
 # A resumed run may change these fields: they do not affect the results.
 _FREE = (
-    "data.root", "data.workers", "save_every_minutes", "keep_epochs", "keep_files", "compile",
-    "log_every",
+    "data.root", "data.workers", "save_every_minutes", "keep_epochs", "compile", "log_every",
 )  # fmt: skip
 _KEPT = 2  # states
 # Files and folders that may exist when a run begins.
 _BEFORE_A_RUN = {"lock", "cache", "scenes", "tensorboard", "wandb", "wandb-run"}
+_GONE = {"save_every_steps", "keep_states", "keep_files"}  # fields of earlier versions
 # Folders and files that a finished run does not need.
 _REMOVED = {"state": "step-*.pt", "cache": GRIDS_FILES}
 
@@ -185,8 +185,6 @@ class RunFolder:
         note = {"recipe": plain(self.recipe), "data": digest, "progress": asdict(progress)}
         write_json(self._finished_file, note)
         self.finished = True
-        if self.recipe.keep_files:
-            return
         for name, pattern in _REMOVED.items():
             folder = self.out / name
             if not folder.is_symlink():  # other runs may share it
@@ -204,9 +202,7 @@ def read_recipe(values: Any) -> Recipe | None:
     try:
         for stage in values["stages"]:
             (stage.get("self_critical") or {}).pop("baseline", None)
-        current = {
-            name: values[name] for name in values.keys() - {"save_every_steps", "keep_states"}
-        }
+        current = {name: values[name] for name in values.keys() - _GONE}
         current["generation"] = current_settings(values["generation"])
         return TypeAdapter(Recipe).validate_python(current)
     except (ValidationError, ConfigError, AttributeError, KeyError, TypeError):

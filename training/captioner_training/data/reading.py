@@ -25,7 +25,7 @@ from captioner_training.data.manifest import (
 )
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import show_progress
-from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, resolve
+from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, resolve
 
 Words = Callable[[str], list[str]]
 
@@ -222,9 +222,8 @@ def read_test(recipe: Recipe, vocabulary: Vocabulary) -> list[CaptionedImage]:
             return "test" in Manifest.load(folder).splits
         return (folder / "captions_test.json").is_file()
 
-    folders = (entry for entry in data.validation if isinstance(entry, str))
-    entries = [entry for entry in folders if has_test(resolve(data.root, entry))]
-    images = list(chain(*_read(data, entries, "test")))
+    folders = [name for name in data.validation if has_test(resolve(data.root, name))]
+    images = list(chain(*_read(data, folders, "test")))
     return _with_style(images, vocabulary, default=recipe.generation.style)
 
 
@@ -242,17 +241,10 @@ def _take(sets: Sequence[Sequence[CaptionedImage]], most: int) -> list[Captioned
     return list(islice(filter(None, chain.from_iterable(zip_longest(*sets))), most))
 
 
-def _read(
-    data: DataConfig, entries: Sequence[str | Source], split: str
-) -> list[list[CaptionedImage]]:
+def _read(data: DataConfig, folders: Sequence[str], split: str) -> list[list[CaptionedImage]]:
     sets: list[list[CaptionedImage]] = []
-    for entry in entries:
-        if isinstance(entry, str):
-            folder = resolve(data.root, entry)
-            images = read_dataset(folder, split=split, words=data.tokenize)
-        else:
-            captions, files = resolve(data.root, entry.captions), resolve(data.root, entry.images)
-            images = read_coco(captions, files, words=data.tokenize)
-        style = data.style_of(entry) if data.styles else ""
+    for name in folders:
+        images = read_dataset(resolve(data.root, name), split=split, words=data.tokenize)
+        style = data.style_of(name) if data.styles else ""
         sets.append([replace(image, style=style) for image in images])
     return sets

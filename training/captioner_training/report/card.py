@@ -11,7 +11,7 @@ from captioner.errors import DataError
 from captioner.hub import is_hub_name
 from captioner.model_card import ModelCard, Scores
 from captioner_training.evaluation.evaluate import read_report
-from captioner_training.recipe import Recipe, Source
+from captioner_training.recipe import Recipe
 from captioner_training.report.measures import SCORES, has_number, main_scores
 from captioner_training.run_folder import read_json, read_recipe
 
@@ -57,13 +57,7 @@ def _data_name(recipe: Recipe) -> str:
     """Name the training data by their folders, without the paths of this machine."""
     if recipe.data.scenes is not None:
         return "synthetic scenes"
-    names = (
-        entry.style or Path(entry.captions).stem
-        if isinstance(entry, Source)
-        else recipe.data.style_of(entry)
-        for entry in recipe.data.train
-    )
-    return ", ".join(dict.fromkeys(names))
+    return ", ".join(dict.fromkeys(map(recipe.data.style_of, recipe.data.train)))
 
 
 def _origin(recipe: Recipe) -> str:
