@@ -18,16 +18,14 @@ from captioner.shared.files import digest
 FORMAT = 4
 """The version of the settings file."""
 
+AUXILIARY = (".errors.jsonl", ".run.json", ".written.jsonl")
+"""The ends of the names of a run's files without captions."""
+
 _REMEDY = "Finished photos are kept: fix the cause, then run the same command to resume"
 
 
 class RunFiles:
-    """The files that a run writes, except sidecars; see docs/batch.md.
-
-    Attributes:
-        auxiliary: the files without captions.
-        folder: the absolute folder of the output.
-    """
+    """The files that a run writes, except sidecars; see docs/batch.md."""
 
     def __init__(self, output: Path) -> None:
         def with_suffix(suffix: str) -> Path:
@@ -35,10 +33,8 @@ class RunFiles:
 
         self.output = output
         self.records = output if output.suffix == ".jsonl" else with_suffix(".journal.jsonl")
-        self.errors, self.state = with_suffix(".errors.jsonl"), with_suffix(".run.json")
-        self.written = with_suffix(".written.jsonl")
-        self.auxiliary = (self.errors, self.state, self.written)
-        self.all = [output, self.records, *self.auxiliary]
+        self.errors, self.state, self.written = map(with_suffix, AUXILIARY)
+        self.all = [output, self.records, self.errors, self.state, self.written]
         self.folder = Path(os.path.realpath(output.absolute().parent))
 
     def part(self, kind: str = "") -> str:

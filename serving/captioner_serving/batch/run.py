@@ -178,7 +178,7 @@ class BatchRun(Closing):
             f"{counted(captioned, 'caption')} in total": captioned,
             f"{self._unsure:,} new ones to review": self._unsure,
             f"{self._skipped:,} done before": self._skipped,
-            **(self._sidecars.counts() if self._sidecars else {}),
+            **(self._sidecars.summary() if self._sidecars else {}),
             **(self._embedder.counts() if self._embedder else {}),
             f"{self.failed:,} failed{where}": self.failed,
         }

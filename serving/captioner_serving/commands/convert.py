@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,9 +32,9 @@ EXAMPLES = """examples:
   captioner convert captions.csv --sidecar xmp --existing overwrite
 
 A .csv may be edited: its columns image, caption, score, keywords and review are used. Captions to
-review get no sidecar. In downloads of the page, a person's text replaces the caption, and
+review get no sidecar. In the JSONL of the page, a person's text replaces the caption, and
 decorative photos get no sidecar. Records are not changed; photos are changed only with --embed. See
-docs/batch.md."""
+docs/sidecars.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,88 +55,66 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.shared.files import replace_file
     from captioner.shared.text import counted, printable
     from captioner_serving.batch.config import BatchConfig
-    from captioner_serving.batch.files import RunFiles
     from captioner_serving.batch.outputs.formats import (
         keywords_of,
         read_captions,
         read_record_table,
         write_records,
     )
-    from captioner_serving.batch.outputs.written import page_files
 
     config = BatchConfig(**given_fields(BatchConfig, arguments), wording=read_wording(arguments))
-    matched = [Path(name) for name in arguments.records]
-    # A pattern such as captions-*.jsonl also matches the runs' other files, without captions.
-    outputs = {str(path).removesuffix(".journal.jsonl") for path in matched}
-    auxiliary = {path for output in outputs for path in RunFiles(Path(output)).auxiliary}
-    auxiliary |= {page_files(path).written for path in matched}
-    _check(arguments, matched, auxiliary)
-    paths = [path for path in matched if path not in auxiliary]
+    paths = _check(arguments)
 
-    def read(path: Path) -> Iterator[dict[str, Any] | None]:
-        return (read_record_table if path.suffix == ".csv" else read_captions)(path)
-
-    def captions(path: Path) -> Iterator[dict[str, Any]]:
-        for record in filter(None, read(path)):
-            if "corrected" in record:  # the text of a person is not worded
-                record["caption"] = record["corrected"]
-            if config.keywords is not None:
-                record["keywords"] = keywords_of(record, config.keywords)
-            is_model = "corrected" not in record and is_worded(arguments)
-            yield config.wording.apply(record) if is_model else record
+    def captions(path: Path) -> Iterator[dict[str, Any] | None]:
+        """Yield the worded records of a file; None for a failed photo."""
+        for record in (read_record_table if path.suffix == ".csv" else read_captions)(path):
+            if record is not None:
+                if config.keywords is not None:
+                    record["keywords"] = keywords_of(record, config.keywords)
+                if is_worded(arguments) and "corrected" not in record:
+                    record = config.wording.apply(record)
+            yield record
 
     # Read every line once before writing anything.
-    counts: Counter[bool | str] = Counter()
-    for record in chain.from_iterable(map(read, paths)):
-        counts[record is not None] += 1
-        counts["page"] += record is not None and "reviewed" in record
-        if record is not None and "corrected" in record:
-            counts["corrected"] += 1
-            counts["person"] += (
-                bool(record["corrected"]) and record.get("caption_by", "person") == "person"
-            )
-    if config.keywords is not None:
-        _check_trust(chain.from_iterable(map(captions, paths)))
-    count = counts[True]
-    if (arguments.to or "").endswith(".json"):  # COCO results have one caption for each name
-        count = len({record["image"] for path in paths for record in filter(None, read(path))})
-    summary = [counted(count, "caption")]
-    if counts["person"]:
-        summary.append(f"{counts['person']:,} by a person")
-    if failed := counts[False]:
-        summary.append(f"{counted(failed, 'failed photo')} skipped")
-    if arguments.to is not None:
-        with replace_file(arguments.to) as file:
-            rows = chain.from_iterable(map(captions, paths))
-            plain = arguments.template is not None
-            suffix, by_person = Path(arguments.to).suffix, counts["corrected"] > 0
-            note = write_records(file, suffix, rows, plain=plain, by_person=by_person)
-        summary += [f"written to {arguments.to}", *filter(None, [note])]
-    problems = 0
-    if config.sidecar is not None:
-        is_page = counts["page"] > 0
-        written, problems = _write_sidecars(paths, captions, config, arguments.root, is_page)
-        summary += [part for part, number in written.items() if number]
-    print(printable("; ".join(summary)), file=sys.stderr)
-    return int(problems > 0)
-
-
-def _check_trust(records: Iterable[dict[str, Any]]) -> None:
-    """Refuse --keywords for the records of a model without trust."""
-    record = None
-    for record in records:
-        if any("trust" in word for word in record["words"]):
-            return
-    if record is not None:
+    counts: Counter[str] = Counter()
+    for record in chain.from_iterable(map(captions, paths)):
+        if record is None:
+            counts["failed"] += 1
+            continue
+        by_person = bool(record.get("corrected")) and record.get("caption_by", "person") == "person"
+        with_trust = config.keywords is not None and any("trust" in w for w in record["words"])
+        counts.update(captions=1, person=by_person, page="reviewed" in record, trust=with_trust)
+    if config.keywords is not None and counts["captions"] and not counts["trust"]:
         raise ConfigError(
             "--keywords needs words with trust, and these records have none: caption with a "
             "checkpoint for which you ran `captioner trust`"
         )
+    summary = {
+        counted(counts["captions"], "caption"): 1,
+        f"{counts['person']:,} by a person": counts["person"],
+        f"{counted(counts['failed'], 'failed photo')} skipped": counts["failed"],
+    }
+    if arguments.to is not None:
+        with replace_file(arguments.to) as file:
+            rows = filter(None, chain.from_iterable(map(captions, paths)))
+            plain = arguments.template is not None
+            note = write_records(file, Path(arguments.to).suffix, rows, plain=plain)
+        summary |= {f"written to {arguments.to}": 1, note: len(note)}
+    problems = 0
+    if config.sidecar is not None:
+        written, problems = _write_sidecars(
+            paths, captions, config, arguments.root, is_page=counts["page"] > 0
+        )
+        summary |= written
+    text = "; ".join(part for part, count in summary.items() if count)
+    print(printable(text), file=sys.stderr)
+    return int(problems > 0)
 
 
-def _check(arguments: argparse.Namespace, paths: Sequence[Path], auxiliary: Iterable[Path]) -> None:
-    """Refuse invalid arguments before the work starts."""
+def _check(arguments: argparse.Namespace) -> list[Path]:
+    """Refuse invalid arguments before the work starts; return the files with records."""
     from captioner.shared.files import refuse_input
+    from captioner_serving.batch.files import AUXILIARY
     from captioner_serving.batch.outputs.embedding import check_exiftool
     from captioner_serving.batch.outputs.formats import check_output
 
@@ -144,34 +122,35 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path], auxiliary: Iter
         raise ConfigError("no output: add --to FILE or --sidecar KIND")
     if arguments.embed:
         check_exiftool()
-    for path in paths:
-        if path.suffix not in (".jsonl", ".csv") and path not in auxiliary:
+    # A pattern such as captions-*.jsonl also matches a run's files without captions.
+    names = [name for name in arguments.records if not name.endswith(AUXILIARY)]
+    paths = list(map(Path, names))
+    for path in paths or map(Path, arguments.records):
+        if path not in paths or path.suffix not in (".jsonl", ".csv"):
             raise ConfigError(
                 f"{path} has no records: use the .jsonl or .csv that captioner batch wrote"
-            )
-        if path.suffix == ".csv" and arguments.keywords is not None:
-            raise ConfigError(
-                f"{path} has no trust, which --keywords needs: leave out --keywords "
-                "to use the keywords in the file"
             )
         if path.suffix == ".csv" and (arguments.to is not None or arguments.sidecar == "json"):
             raise ConfigError(
                 f"{path} does not have the complete records: --to and --sidecar json need the "
                 ".jsonl beside it"
             )
-    if arguments.to is None:
-        return
-    check_output(arguments.to)
-    refuse_input("--to", arguments.to, (*paths, *auxiliary))
-    if os.path.lexists(arguments.to) and not arguments.overwrite:
-        raise OutputError(f"{arguments.to} exists: choose another file, or add --overwrite")
+    if arguments.to is not None:
+        check_output(arguments.to)
+        if arguments.to.endswith(AUXILIARY):
+            raise ConfigError(f"--to {arguments.to} is a file of a run: choose another name")
+        refuse_input("--to", arguments.to, paths)
+        if os.path.lexists(arguments.to) and not arguments.overwrite:
+            raise OutputError(f"{arguments.to} exists: choose another file, or add --overwrite")
+    return paths
 
 
 def _write_sidecars(
     paths: Sequence[Path],
-    captions: Callable[[Path], Iterator[dict[str, Any]]],
+    captions: Callable[[Path], Iterator[dict[str, Any] | None]],
     config: BatchConfig,
     root: str | None,
+    *,
     is_page: bool,
 ) -> tuple[dict[str, int], int]:
     """Write sidecars, and embed them; return the counts of the summary, and of failed photos."""
@@ -181,7 +160,7 @@ def _write_sidecars(
     from captioner_serving.batch.outputs.written import EarlierFiles, lock_and_log
 
     folders = {Path(), Path(root or ""), *(path.parent for path in paths)}
-    earlier = EarlierFiles({folder.resolve() for folder in folders})
+    writer = SidecarWriter(config, earlier=EarlierFiles({folder.resolve() for folder in folders}))
     embedder, counts = Embedder(), Counter[str]()
 
     def fail(error: OutputError) -> None:
@@ -189,36 +168,31 @@ def _write_sidecars(
         counts["failed"] += 1
 
     for path in paths:
-        with lock_and_log(path, is_page=is_page) as log:
-            writer, sidecars = SidecarWriter(config, log, earlier), {}
-            for record in captions(path):
+        with lock_and_log(path, is_page=is_page) as writer.log:
+            sidecars = {}
+            for record in filter(None, captions(path)):
                 if not record["caption"].strip():
                     counts["decorative" if "corrected" in record else "blank"] += 1
                     continue
-                if "review" in record and "corrected" not in record:
-                    counts["unsure"] += 1
+                if "review" in record:
+                    counts["review"] += 1
                     continue
                 try:
                     photo = find_photo(record["image"], root)
                     if (sidecar := writer.write(photo, record)) is not None:
                         sidecars[photo.file] = sidecar
-                        counts["written"] += 1
                 except OutputError as error:
                     if is_fatal(error):
                         raise
                     fail(error)
-            counts.update(kept=writer.kept, described=writer.described, withheld=writer.withheld)
             if config.embed:
                 for failure in embedder.embed(sidecars, writer.before).values():
                     fail(failure)
     return {
-        f"{counted(counts['written'] - counts['kept'], 'sidecar')} written": 1,
-        f"{counts['kept']:,} unchanged": counts["kept"],
-        f"{counts['withheld']:,} by a person not written, because the photos have other texts "
-        "(--existing overwrite replaces them)": counts["withheld"],
-        f"{counted(counts['described'], 'photo')} with their own description": counts["described"],
+        f"{counted(writer.counts['written'], 'sidecar')} written": 1,
+        **writer.summary(),
         **embedder.counts(),
-        f"{counts['unsure']:,} to review skipped": counts["unsure"],
+        f"{counts['review']:,} to review skipped": counts["review"],
         f"{counts['decorative']:,} decorative skipped": counts["decorative"],
         f"{counts['blank']:,} without a caption skipped": counts["blank"],
         f"{counts['failed']:,} not written": counts["failed"],

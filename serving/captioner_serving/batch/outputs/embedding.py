@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import zip_longest
 
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, IptcImagePlugin, TiffImagePlugin
 
 from captioner.errors import CaptionerError, OutputError
 from captioner.photos.orientation import exif_entries
 from captioner.shared.files import IS_WINDOWS
 from captioner.shared.text import counted
-from captioner_serving.batch.outputs.written import read_existing
+from captioner_serving.batch.inputs.photos import open_quietly
 from captioner_serving.batch.outputs.xmp import ALT_TEXT, DESCRIPTION, texts_in
 
 _SECONDS = 120.0  # for one call, and 10 more for each photo
@@ -55,13 +55,11 @@ def _read_texts(path: str) -> tuple[str, dict[str, str]]:
     """
     try:
         with Image.open(path) as image:
-            exif, xmp = image.info.get("exif", b""), image.info.get("xmp", b"")
-            exif = image.getexif().tobytes() if image.format == "TIFF" else exif
-            resources = image.info.get("photoshop", {})
+            iptc = (IptcImagePlugin.getiptcinfo(image) or {}).get((2, 120), b"")
+            caption = _decoded(iptc if isinstance(iptc, bytes) else iptc[0])
+            return caption or _exif_description(image), texts_in(image.info.get("xmp", b""))
     except Exception:  # damaged metadata can raise almost anything
         return "", {}
-    iptc = resources.get(0x0404, b"") if isinstance(resources, dict) else b""
-    return _iptc_caption(iptc) or _exif_description(exif), texts_in(xmp)
 
 
 class Embedder:
@@ -164,8 +162,9 @@ def _may_change(photo: str) -> bool:
     """Return whether a photo is a writable JPEG file with one name and no older description."""
     try:
         status = os.lstat(photo)
-        head = read_existing(photo, kind="a photo", largest=1 << 62, head=3)
-    except (OSError, OutputError):
+        with open(photo, "rb", opener=open_quietly) as file:
+            head = file.read(len(_JPEG))
+    except OSError:
         return False
     return (
         head == _JPEG
@@ -181,26 +180,20 @@ def _failure(photo: str, reason: str) -> OutputError:
     return OutputError(f"exiftool cannot write {photo} ({reason}): its sidecar has the texts")
 
 
-def _iptc_caption(block: bytes) -> str:
-    """Return the caption in an IPTC block: record 2, dataset 120."""
-    place = block.find(b"\x1c\x02\x78")
-    if place < 0:
-        return ""
-    size = int.from_bytes(block[place + 3 : place + 5], "big")
-    return _decoded(block[place + 5 : place + 5 + size])
-
-
-def _exif_description(block: bytes) -> str:
-    """Return ImageDescription of an EXIF block; "" if it is missing, or the name of a camera."""
-    for entry in exif_entries(block):
-        if entry.tag == ExifTags.Base.ImageDescription:
+def _exif_description(image: Image.Image) -> str:
+    """Return ImageDescription; "" if it is missing, or the name of a camera."""
+    tag, data = ExifTags.Base.ImageDescription, b""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        data = str(image.tag_v2.get(tag, "")).encode("latin-1")
+    for entry in exif_entries(image.info.get("exif", b"")):
+        if entry.tag == tag:
             data = entry.value
             if entry.number > len(data):  # the value is the place of the text
                 (start,) = struct.unpack(entry.order + "I", data)
                 data = entry.block[start:]
-            text = _decoded(data[: entry.number].partition(b"\0")[0])
-            return "" if _CAMERA.fullmatch(text) else text
-    return ""
+            data = data[: entry.number]
+    text = _decoded(data.partition(b"\0")[0])
+    return "" if _CAMERA.fullmatch(text) else text
 
 
 def _decoded(data: bytes) -> str:

@@ -11,8 +11,7 @@ import io
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import islice
@@ -56,25 +55,17 @@ def check_output(output: str) -> None:
 
 
 def write_records(
-    file: BinaryIO,
-    suffix: str,
-    records: Iterator[Record],
-    *,
-    plain: bool = False,
-    by_person: bool = False,
+    file: BinaryIO, suffix: str, records: Iterator[Record], *, plain: bool = False
 ) -> str:
     """Write records to the path of a file; return a line about the ids in COCO results, or "".
 
-    Args:
-        plain: add no capital letter and no full stop in .csv. Other formats never get them.
-        by_person: add the column `caption_by` in .csv.
+    plain: add no capital letter and no full stop in .csv. Other formats never get them.
     """
     path = Path(file.name)
     if suffix == ".json":
         return _write_coco(path, records)
     if suffix == ".csv":
-        columns = (*COLUMNS, "caption_by") if by_person else COLUMNS
-        _write_csv(path, records if plain else map(_as_sentences, records), columns)
+        _write_csv(path, records, spell=str if plain else sentence)
     elif suffix == ".parquet":
         _write_parquet(path, records)
     else:
@@ -83,36 +74,26 @@ def write_records(
     return ""
 
 
-def _row(record: Record) -> Record:
+def _row(record: Record, spell: Callable[[str], str] = str) -> Record:
     return {
         **{name: record.get(name) for name in COLUMNS},
-        "alternatives": [alternative["caption"] for alternative in record["alternatives"]],
+        "caption": record["caption"] if "corrected" in record else spell(record["caption"]),
+        "alternatives": [spell(alternative["caption"]) for alternative in record["alternatives"]],
         "model": f"{record['model']['name']} {record['model']['version']}",
     }
 
 
-def _write_csv(path: Path, records: Iterator[Record], columns: Sequence[str]) -> None:
+def _write_csv(path: Path, records: Iterator[Record], spell: Callable[[str], str]) -> None:
     """Write one row per photo; bytes of a name that are not UTF-8 are written unchanged."""
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         for record in records:
-            row = _row(record)
-            if "corrected" in record:
-                row |= {"review": None, "caption_by": record.get("caption_by", "person")}
+            row = _row(record, spell)
             row["alternatives"] = "\n".join(row["alternatives"])
             row["keywords"] = ", ".join(row["keywords"] or ())
             texts = {k: _FORMULA.sub(r"\1'", v) for k, v in row.items() if isinstance(v, str)}
             writer.writerow(row | texts)
-
-
-def _as_sentences(record: Record) -> Record:
-    alternatives = [
-        {**alternative, "caption": sentence(alternative["caption"])}
-        for alternative in record["alternatives"]
-    ]
-    caption = record["caption"] if "corrected" in record else sentence(record["caption"])
-    return {**record, "caption": caption, "alternatives": alternatives}
 
 
 def _write_parquet(path: Path, records: Iterator[Record]) -> None:
@@ -136,36 +117,31 @@ def _write_parquet(path: Path, records: Iterator[Record]) -> None:
 def _write_coco(path: Path, records: Iterator[Record]) -> str:
     """Write COCO results. The id is the number that ends the stem, otherwise the stem.
 
-    Photos that share a stem have their whole names as ids. If photos share a number, all ids are
-    positions in the run.
+    If photos share an id, all ids are positions in the run.
     """
     captions = {record["image"]: record["caption"] for record in records}
-    stems = {name: Path(name).stem for name in captions}
-    counts = Counter(stems.values())
-    ids: dict[str, int | str] = {
-        name: name if counts[stem] > 1 or stem in captions else stem for name, stem in stems.items()
-    }
-    matches = {name: _NUMBER.search(stem) for name, stem in stems.items()}
-    numbers = {name: int(match[1]) for name, match in matches.items() if match}
+    stems = [Path(name).stem for name in captions]
+    ids = [int(match[1]) if (match := _NUMBER.search(stem)) else stem for stem in stems]
     note = ""
-    if len(set(numbers.values())) < len(numbers):
-        numbers = {name: position for position, name in enumerate(captions, 1)}
+    if len({*ids}) < len(ids):
+        ids = [*range(1, len(ids) + 1)]
         note = "photos share a number: each image_id is a position in the run"
-    ids |= numbers
-    results = [{"image_id": ids[name], "caption": text} for name, text in captions.items()]
-    with path.open("w", encoding="utf-8") as file:
-        file.write("[" + ",".join("\n" + json_line(result) for result in results) + "\n]\n")
+    pairs = zip(ids, captions.values(), strict=True)
+    lines = (json_line({"image_id": number, "caption": text}) for number, text in pairs)
+    path.write_text("[" + ",".join("\n" + line for line in lines) + "\n]\n", encoding="utf-8")
     return note
 
 
-def read_record_table(path: Path) -> Iterator[Record | None]:
+def read_record_table(path: Path) -> Iterator[Record]:
     """Yield a record for each row of a .csv, which a spreadsheet may have edited and saved.
 
-    The .csv of the page also has texts of a person (`corrected`), and failed photos (None). If any
-    row has keywords, all records have `keywords`.
+    If any row has keywords, all records have `keywords`.
     """
     with _reading(path) as table:
-        if missing := {"image", "caption", "score"} - set(table.fieldnames or ()):
+        names = table.fieldnames or ()
+        if "alt" in names:
+            raise DataError(f"{path} is a table of the page: convert the page's JSONL instead")
+        if missing := {"image", "caption", "score"} - set(names):
             raise DataError(
                 f"{path} has no column {', '.join(sorted(missing))}: use a .csv that captioner "
                 "batch wrote, with its header"
@@ -174,11 +150,6 @@ def read_record_table(path: Path) -> Iterator[Record | None]:
         rows = [(table.line_num, row) for row in table if any(row.values())]
     has_keywords = any(row.get("keywords") for _, row in rows)
     for number, row in rows:
-        if row.get("error"):
-            name, text = _DEFUSED.sub(r"\1", row["image"] or ""), _text(row, "alt")
-            is_by_person = _is_name(name) and bool(name) and row.get("caption_by") == "person"
-            yield _without_caption({"image": name}, text) if is_by_person else None
-            continue
         record = _record_of_row(row, f"{path}, line {number}")
         if has_keywords:
             keywords = map(str.strip, _text(row, "keywords").split(","))
@@ -211,32 +182,9 @@ def _record_of_row(row: dict[str, str | None], place: str) -> Record:
     record = {"image": image, "caption": caption, "score": score, "alternatives": []}
     if (row.get("review") or "").strip().lower() not in ("", "false", "no", "0"):
         record["review"] = True
-    if row.get("reviewed") is not None:
-        record["reviewed"] = _text(row, "reviewed").strip().lower() == "true"
-    if row.get("alt") is not None:
-        _read_alt(record, _printable(_text(row, "alt")), row)
-    elif row.get("caption_by") == "person":
-        record["caption"] = record["corrected"] = _printable(caption)
     if not _is_sentence(record):
         raise DataError(f"{place} needs a caption, and a number as score: correct the line")
     return record
-
-
-def _read_alt(record: Record, alt: str, row: dict[str, str | None]) -> None:
-    """Read the alt text of the page. It is a person's if the page or its difference says so."""
-    caption: str = record["caption"]
-    # The page always adds a full stop, also to scripts without capitals.
-    models = {sentence(caption), f"{caption[:1].upper()}{caption[1:]}.", ""}
-    marks = row.get("marks") or ""
-    if row.get("caption_by") == "person" or alt not in models:
-        record["corrected"] = alt
-    elif not alt or "untrusted" in marks or ("unfamiliar" in marks and not record.get("reviewed")):
-        record["review"] = True
-
-
-def _printable(text: str) -> str:
-    """Replace control characters, which people paste from other programs, by spaces."""
-    return CONTROL.sub(" ", text.replace("\r\n", "\n"))
 
 
 def _text(row: dict[str, str | None], column: str) -> str:
@@ -248,6 +196,8 @@ def _text(row: dict[str, str | None], column: str) -> str:
 
 def read_captions(path: Path) -> Iterator[Record | None]:
     """Yield the records in a .jsonl file; None for a photo that failed.
+
+    A person's text on the page (`corrected`) becomes the caption.
 
     Raises DataError: the file cannot be read, or a line is not a record.
     """
@@ -272,21 +222,28 @@ def _record(line: bytes, place: str) -> Record | None:
         text = record.get("corrected")
         return _without_caption(record, text) if _is_text(text) else None
     others, model = record.get("alternatives"), record.get("model")
-    if not (isinstance(others, list) and all(map(_is_sentence, (record, *others)))):
-        raise DataError(f"{place} is not a caption record: caption, score or alternatives invalid")
-    if not (isinstance(model, dict) and all(_is_text(model.get(k)) for k in ("name", "version"))):
-        raise DataError(f"{place} is not a caption record: model is missing or invalid")
-    keywords = record.get("keywords", [])
-    text = record.get("corrected", "")
-    if not _is_text(text):
-        raise DataError(f"{place} is not a caption record: corrected is invalid")
-    if not (isinstance(keywords, list) and all(map(_is_keyword, keywords))):
-        raise DataError(f"{place} is not a caption record: keywords are invalid")
+    keywords, text = record.get("keywords", []), record.get("corrected", "")
+    valid = {
+        "caption, score or alternatives": isinstance(others, list)
+        and all(map(_is_sentence, (record, *others))),
+        "model": isinstance(model, dict)
+        and all(_is_text(model.get(key)) for key in ("name", "version")),
+        "corrected": _is_text(text),
+        "keywords": isinstance(keywords, list) and all(map(_is_keyword, keywords)),
+    }
+    if invalid := [name for name, is_valid in valid.items() if not is_valid]:
+        raise DataError(f"{place} is not a caption record: {invalid[0]} missing or invalid")
     if "corrected" in record:
-        record["corrected"] = _printable(text)
+        # The text of a person; people paste control characters from other programs.
+        record["corrected"] = record["caption"] = _printable(text)
+        record.pop("review", None)
     elif record.get("unfamiliar") and record.get("reviewed") is False:  # only the page adds it
         record["review"] = True
     return record
+
+
+def _printable(text: str) -> str:
+    return CONTROL.sub(" ", text.replace("\r\n", "\n"))
 
 
 def _without_caption(record: Record, text: str) -> Record:

@@ -9,13 +9,13 @@ import errno
 import os
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from captioner.errors import DataError, OutputError
 from captioner.photos.header import IMAGE_SUFFIXES
-from captioner.photos.open import LARGEST_FILE
 from captioner.shared.files import is_inside, replace_file
 from captioner.shared.tables import decode_text
 from captioner.shared.text import counted, json_line
@@ -27,18 +27,12 @@ from captioner_serving.batch.outputs.xmp import DESCRIPTION, merge_xmp, texts_in
 from captioner_serving.batch.wording import Existing, combine, combine_keywords, sentence
 
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
-_LARGEST = 1 << 26  # bytes; a sidecar is read into memory
 _CONTENT = re.compile(r"[0-9]{1,15}-[0-9a-f]{1,8}")  # size and CRC-32, as the page writes them
-_SIDECARS = (".txt", ".caption", ".json", ".xmp")
 # Suffixes of raw photos, whose settings are in photo.xmp.
 _RAW = (
     *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".iiq", ".kdc"),
     *(".mef", ".mos", ".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl"),
     *(".sr2", ".srf", ".srw", ".x3f"),
-)
-# The first bytes of JPEG, PNG, WebP, GIF, BMP, AVIF and HEIF, but not of raw formats.
-_PHOTO = re.compile(
-    rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|GIF8|BM|....ftyp(avi|hei|hev|mif1|msf1)", re.DOTALL
 )
 
 
@@ -46,27 +40,23 @@ class SidecarWriter:
     """Writes the sidecars of photos; docs/sidecars.md describes their names and contents.
 
     Args:
-        written: logs the files, if the records have a run.
+        log: logs the files, if the records have a run; it may be replaced between two photos.
         earlier: tells which sidecars are ours; a person's text replaces the text in these.
 
     Attributes:
-        kept: the number of existing sidecars that were not changed.
-        replaced: the number of sidecars that `existing="overwrite"` replaced.
-        described: the number of photos without a sidecar whose own description is kept or extended.
-        renamed: the number of sidecars with a longer name, because photos share a stem.
-        withheld: the number of a person's texts that were not written, because of other texts.
+        counts: what was done, for `summary`.
         before: by photo, the texts of the XMP sidecar that a person's text replaced.
     """
 
     def __init__(
         self,
         config: BatchConfig,
-        written: WrittenFiles | None,
+        log: WrittenFiles | None = None,
         earlier: EarlierFiles | None = None,
     ) -> None:
-        self._config, self._written, self._earlier = config, written, earlier
-        self._folder = _Folder("")
-        self.kept = self.replaced = self.renamed = self.described = self.withheld = 0
+        self._config, self.log, self._earlier = config, log, earlier or EarlierFiles(())
+        self._folder: tuple[str | None, dict[str, list[str]]] = None, {}
+        self.counts: Counter[str] = Counter()
         self.before: dict[str, dict[str, str]] = {}
 
     def write(self, photo: Photo, record: dict[str, Any]) -> str | None:
@@ -81,79 +71,97 @@ class SidecarWriter:
         if _is_same(path, photo.path):
             raise OutputError(f"{photo.name} would be its own sidecar: rename the photo")
         content = record.get("content")
-        if isinstance(content, str) and _CONTENT.fullmatch(content):
-            self._check_content(photo, path, content)
-        else:
-            content = None
-        old = read_existing(path, kind="a sidecar", largest=_LARGEST)
-        existing = self._config.existing
+        content = content if isinstance(content, str) and _CONTENT.fullmatch(content) else None
+        if content is not None:
+            self._check_content(photo.path, path, content)
+        old = read_existing(path)
+        is_xmp, existing = self._config.sidecar == "xmp", self._config.existing
         is_by_person = existing == "skip" and "corrected" in record
-        if is_by_person and old and self._earlier is not None and self._earlier.is_ours(path, old):
-            existing = "overwrite"
         own: dict[str, str] = {}
-        if self._config.sidecar == "xmp" and self._config.existing != "overwrite":
+        if is_xmp and existing != "overwrite":
             own = read_own_texts(photo.path)
-            self.described += old is None and DESCRIPTION in own
+            self.counts["described"] += old is None and DESCRIPTION in own
+        if is_by_person and old and self._earlier.is_ours(path, old):
+            existing = "overwrite"
         new = self._content(path, old, record, own, existing)
-        if is_by_person:
-            self._count_withheld(path, old if new is None else new, record)
+        if is_by_person and record.get("caption_by", "person") == "person":
+            data = old if new is None else new
+            whole = data and self._content(path, data, record, {}, "overwrite")
+            self.counts["withheld"] += data is None or whole not in (None, data)
         if new is None or new == old:
-            self.kept += new is None and old is not None
+            self.counts["kept"] += new is None and old is not None
+            self.counts["written"] += new is not None
             return place if old is not None else None
         if not is_inside(path, os.path.dirname(place)):
             raise OutputError(
                 f"{place} is a symbolic link to {path}, outside its folder: replace it with a file"
             )
-        if self._written is not None:
-            self._written.write(path, new, old=old, content=content)
+        if self.log is not None:
+            self.log.write(path, new, old=old, content=content)
         else:
             with replace_file(path) as file:
                 file.write(new)
-        self.replaced += self._config.existing == "overwrite" and bool((old or b"").strip())
-        if is_by_person and self._config.sidecar == "xmp" and old:
+        self.counts["written"] += 1
+        self.counts["replaced"] += self._config.existing == "overwrite" and bool(
+            (old or b"").strip()
+        )
+        if is_by_person and is_xmp and old:
             self.before[photo.path] = texts_in(old)
         return place
 
-    def counts(self) -> dict[str, int]:
+    def summary(self) -> dict[str, int]:
         """Return the counts of the summary."""
-        longer = f"{counted(self.renamed, 'sidecar')} named photo.jpg.* (photos share a stem)"
+        counts = self.counts
+        longer = f"{counted(counts['renamed'], 'sidecar')} named photo.jpg.* (photos share a stem)"
         return {
-            f"{counted(self.kept, 'sidecar')} unchanged": self.kept,
-            f"{counted(self.replaced, 'sidecar')} overwritten": self.replaced,
-            longer: self.renamed,
-            f"{counted(self.described, 'photo')} with their own description": self.described,
+            f"{counted(counts['kept'], 'sidecar')} unchanged": counts["kept"],
+            f"{counted(counts['replaced'], 'sidecar')} overwritten": counts["replaced"],
+            longer: counts["renamed"],
+            f"{counts['withheld']:,} by a person not written, because the photos have other texts "
+            "(--existing overwrite replaces them)": counts["withheld"],
+            f"{counted(counts['described'], 'photo')} with their own description": counts[
+                "described"
+            ],
         }
 
-    def _check_content(self, photo: Photo, sidecar: str, content: str) -> None:
+    def _check_content(self, path: str, sidecar: str, content: str) -> None:
         """Refuse another photo of the same name; exiftool and --embed may have changed this one."""
-        path = str(photo.path)
-        if any(_has_content(name, content) for name in (path, f"{path}_original")):
-            return
-        if self._earlier is None or not self._earlier.has_content(sidecar, content):
+        if not (
+            any(_has_content(name, content) for name in (path, f"{path}_original"))
+            or self._earlier.has_content(sidecar, content)
+        ):
             raise OutputError(
                 f"{path} is not the photo that was captioned (its size or checksum differs from "
                 f"{content}): check --root, or caption the photo again"
             )
-
-    def _count_withheld(self, path: str, data: bytes | None, record: dict[str, Any]) -> None:
-        """Count a person's text if the sidecar does not have it."""
-        if record.get("caption_by", "person") == "person":
-            whole = data and self._content(path, data, record, {}, "overwrite")
-            self.withheld += data is None or whole not in (None, data)
 
     def _path(self, photo: str) -> str:
         """Return the sidecar's path, with the photo's stem, or its name if photos share a stem."""
         kind = self._config.sidecar
         if kind == "xmp" and os.path.lexists(f"{photo}.xmp"):  # the name that darktable uses
             return f"{photo}.xmp"
-        folder, name = os.path.split(photo)
-        if self._folder.path != folder:
-            self._folder = _Folder(folder)
         stem, suffix = os.path.splitext(photo)
-        if suffix and self._folder.has_sibling(name, raw=kind == "xmp"):
-            self.renamed += 1
-            return f"{photo}.{kind}"
-        return f"{stem}.{kind}"
+        siblings = [stem] if suffix and os.path.isfile(stem) else []
+        siblings += self._siblings(stem, (*IMAGE_SUFFIXES, *(_RAW if kind == "xmp" else ())))
+        if any(not _is_same(sibling, photo) for sibling in siblings):
+            self.counts["renamed"] += 1
+        elif suffix.lower() in IMAGE_SUFFIXES:
+            return f"{stem}.{kind}"
+        return f"{photo}.{kind}"
+
+    def _siblings(self, stem: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+        """Yield the photos with a stem, if there are several. A folder is listed once."""
+        folder, base = os.path.split(stem)
+        if self._folder[0] != folder:
+            names = defaultdict(list)
+            with suppress(OSError):
+                for name in os.listdir(folder or "."):
+                    if name.lower().endswith((*IMAGE_SUFFIXES, *_RAW)):
+                        names[os.path.splitext(name)[0]].append(name)
+            self._folder = folder, {key: group for key, group in names.items() if len(group) > 1}
+        for name in self._folder[1].get(base, ()):
+            if name.lower().endswith(suffixes):
+                yield os.path.join(folder, name)
 
     def _content(
         self,
@@ -206,43 +214,6 @@ def find_photo(name: str, root: str | None) -> PhotoFile:
             f"there is no photo {file} for a sidecar: set the base folder of names with --root"
         )
     return PhotoFile(name=name, file=file)
-
-
-class _Folder:
-    """The names in a folder, grouped by stem. The folder is listed once."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._names: set[str] = set()
-        self._by_stem: dict[str, list[str]] = defaultdict(list)
-        with suppress(OSError):
-            self._names.update(os.listdir(path or "."))
-        for name in self._names:
-            stem, suffix = os.path.splitext(name)
-            if suffix.lower() not in _SIDECARS:
-                self._by_stem[stem].append(name)
-        self._by_stem = {stem: names for stem, names in self._by_stem.items() if len(names) > 1}
-
-    def has_sibling(self, name: str, *, raw: bool) -> bool:
-        """Return whether another photo, or with `raw` a raw photo, would have the same sidecar."""
-        stem = os.path.splitext(name)[0]
-        siblings = {*self._by_stem.get(stem, ()), *self._names.intersection((stem,))}
-        siblings.discard(f"{name}_original")  # a backup of exiftool
-        photo = os.path.join(self.path, name)
-        return any(
-            ((raw and path.lower().endswith(_RAW)) or _is_photo(path)) and not _is_same(path, photo)
-            for path in (os.path.join(self.path, sibling) for sibling in siblings - {name})
-        )
-
-
-def _is_photo(path: str) -> bool:
-    if path.lower().endswith(IMAGE_SUFFIXES):
-        return True
-    try:
-        head = read_existing(path, kind="a photo", largest=LARGEST_FILE, head=32)
-    except OutputError:
-        return False
-    return _PHOTO.match(head or b"") is not None
 
 
 def _is_same(path: str, other: str) -> bool:

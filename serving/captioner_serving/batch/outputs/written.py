@@ -17,6 +17,8 @@ from captioner.shared.files import file_digest, replace_file, sync_folder, writi
 from captioner_serving.batch.files import RunFiles, RunLock, write_all
 from captioner_serving.batch.inputs.photos import open_quietly
 
+_LARGEST = 1 << 26  # bytes; a sidecar is read into memory
+
 
 class WrittenFiles:
     """Writes and logs sidecars.
@@ -158,21 +160,19 @@ class EarlierFiles:
         return {(line["path"], line["content"]) for line in self._lines if "content" in line}
 
 
-def read_existing(
-    path: str | os.PathLike[str], *, kind: str, largest: int, head: int = -1
-) -> bytes | None:
-    """Read a file, or its first `head` bytes; return None if it does not exist.
+def read_existing(path: str | os.PathLike[str]) -> bytes | None:
+    """Read a sidecar; return None if it does not exist.
 
-    Raises OutputError: it is not a readable regular file, or has more than `largest` bytes.
+    Raises OutputError: it is not a readable regular file, or too large for a sidecar.
     """
     try:
         with open(path, "rb", opener=open_quietly) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise OutputError(f"{path} cannot be read: it is not a regular file")
-            if status.st_size > largest:
-                raise OutputError(f"{path} has {status.st_size:,} bytes, too many for {kind}")
-            return file.read(head)
+            if status.st_size > _LARGEST:
+                raise OutputError(f"{path} has {status.st_size:,} bytes, too many for a sidecar")
+            return file.read()
     except FileNotFoundError:
         return None
     except OSError as error:
