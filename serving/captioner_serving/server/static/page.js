@@ -33,6 +33,7 @@ export function start(element, props) {
   //   text, aside             the visitor's text, and a text that Decorative or Undo has replaced
   //   reviewed                whether a person has accepted or written the text
   //   unsaved, stored         fields that the album does not have yet, and whether it has the photo; or `deleted`
+  //   isKeeping               whether its file is not in the album yet
   //   job, phase              while it is captioned: an AbortController, and the progress
   let visits = [];
   let visit = null;     // the open photo; the first sample is not in `visits` until it is changed
@@ -134,6 +135,7 @@ export function start(element, props) {
 
   // Store the files of new photos and what identifies them, and return their earlier texts.
   function identify(added) {
+    for (const mine of added) mine.isKeeping = true;
     identified = identified.then(async () => {
       for (const mine of added.filter((entry) => visits.includes(entry) && !entry.url)) {
         try {
@@ -142,6 +144,7 @@ export function start(element, props) {
           await keep(mine);
         } catch { /* it cannot be read, which its request reports */ }
       }
+      for (const mine of added) mine.isKeeping = false;
       returnTexts(added);
     });
   }
@@ -425,7 +428,7 @@ export function start(element, props) {
   });
   setInterval(() => album.sweep().then(refresh, () => {}), 3600 * 1000);
   addEventListener("popstate", restore);
-  const isUnsaved = ({ unsaved }) => Object.keys(unsaved ?? {}).length > 0;
+  const isUnsaved = ({ unsaved, isKeeping }) => isKeeping || Object.keys(unsaved ?? {}).length > 0;
   addEventListener("beforeunload", (event) => { if (storedPhotos().some(isUnsaved)) event.preventDefault(); });
   document.addEventListener("visibilitychange", () => storedPhotos().filter(isUnsaved).forEach(flush));
   const keys = element.querySelector(".keys"), walk = (step) => {

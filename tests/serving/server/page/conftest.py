@@ -169,6 +169,12 @@ class Visit:
             "document.querySelector('.heat').dataset.word = -1"
         )
 
+    def reload(self) -> None:
+        """Reload the page once everything is stored, and wait for a caption."""
+        self.tab.wait_for_function(STORED)
+        self.tab.reload()
+        self.settled()
+
     def choose(self, *paths: Path, state: str = "shown") -> None:
         self.forget()
         self.tab.set_input_files(".intake .file", paths)

@@ -45,8 +45,7 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
         assert visit.words() == [word.text for word in wanted.words]
         assert tab.locator("img.photo").get_attribute("src").startswith("data:image/jpeg")
         assert not [asked for asked in visit.requests if asked.startswith(web)]
-        tab.reload()
-        visit.settled()
+        visit.reload()
         assert visit.posts() == 1 and tab.locator(".frame").is_visible()
         with tab.expect_download() as saved:
             tab.click("[data-picture=overlay]")

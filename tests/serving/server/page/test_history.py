@@ -101,8 +101,7 @@ def test_reload_back_and_the_link_to_the_api_keep_photo_and_caption(whole: Visit
     first = visit.words()
     visit.choose(SAMPLES / "rocket.jpg")
     words, asked = visit.words(), visit.posts()
-    tab.reload()
-    visit.settled()
+    visit.reload()
     assert visit.words() == words != first
     assert tab.locator("img.photo").evaluate("image => image.naturalWidth") > 100
     assert tab.locator("text=HTTP API").get_attribute("target") == "_blank"
@@ -125,6 +124,7 @@ def test_reload_and_back_keep_a_photo_that_still_waits(visit: Visit) -> None:
     first = visit.words()
     tab.click("text=Search settings")
     for _ in range(2):  # one sentence is asked for
+        visit.forget()
         tab.locator("input[name=captions]").press("ArrowLeft")
         visit.settled()
     tab.route("**/api/caption", lambda route: held.append(route))
@@ -138,8 +138,7 @@ def test_reload_and_back_keep_a_photo_that_still_waits(visit: Visit) -> None:
     tab.go_forward()
     tab.wait_for_selector('.viewer[data-state="waiting"]')
     tab.unroute("**/api/caption")
-    tab.reload()
-    visit.settled()
+    visit.reload()
     assert visit.record()["image"] == "rocket.jpg"
     assert not tab.locator(".others").is_visible()  # one sentence was asked for
 
@@ -149,6 +148,7 @@ def test_settings_of_another_model_are_not_asked_of_this_one(visit: Visit) -> No
     tab = visit.tab
     usual = visit.record()["style"]
     visit.choose(SAMPLES / "rocket.jpg")
+    tab.wait_for_function(STORED)
     tab.evaluate(UNDO, {"captions": 2, "unknown": 0.3, "style": "of another model"})
     tab.reload()
     tab.wait_for_selector('.viewer:is([data-state="shown"], [data-state="failed"])')
@@ -185,8 +185,7 @@ def test_what_is_old_or_too_much_is_deleted(visit: Visit) -> None:
     (worded,) = tab.evaluate(LEAVE, [1000])
     tab.evaluate(SET, [worded, {"text": "A person's words."}])
     tab.evaluate(SET, [removed, {"removed": removed}])
-    tab.reload()
-    visit.settled()
+    visit.reload()
     assert tab.evaluate(KEYS) == [worded, fresh]  # a person's words stay
     assert "until" in tab.inner_text(".kept")
     tab.route("**/api/caption", lambda route: None)

@@ -53,8 +53,7 @@ def test_both_models_show_a_sentence_and_one_its_words(
             heats.append(visit.heat())
         assert heats[0] != heats[1]
         models.nth(1).click()
-        tab.reload()  # the one that was open is open again
-        visit.settled()
+        visit.reload()  # the one that was open is open again
         assert " ".join(visit.words()) == said[1] and models.count() == 2
         # The sentence of one stays if the other fails.
         requests: list[Any] = []

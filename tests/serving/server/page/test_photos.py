@@ -50,8 +50,7 @@ def test_what_browsers_do_not_show_comes_with_the_caption(visit: Visit, tmp_path
         assert visit.tab.locator("img.photo").get_attribute("src").startswith("data:image/jpeg")
         assert "preview" not in visit.record()
     words = visit.words()
-    visit.tab.reload()
-    visit.settled()
+    visit.reload()
     assert visit.words() == words and visit.tab.locator(".frame").is_visible()
 
 
@@ -185,8 +184,7 @@ def test_beam_sentences_and_style_change_the_caption(visit: Visit) -> None:
     tab.click("[data-sample=chelsea]")
     visit.settled()
     assert visit.record()["style"] == other
-    tab.reload()
-    visit.settled()
+    visit.reload()
     tab.click("text=Search settings")
     assert tab.get_by_label("Style").input_value() == other == visit.record()["style"]
 

@@ -55,9 +55,7 @@ def test_decorative_and_undo_set_a_correction_aside(visit: Visit) -> None:
     tab.click("text=Redo the correction")
     assert tab.input_value(".text") == "My own words."
     tab.check(".decorative")
-    tab.wait_for_function(STORED)
-    tab.reload()
-    visit.settled()
+    visit.reload()
     assert tab.is_checked(".decorative")
     tab.uncheck(".decorative")
     assert tab.input_value(".text") == "My own words."
@@ -157,9 +155,7 @@ def test_the_keyboard_is_enough_to_review(visit: Visit, photos: list[Path]) -> N
     tab.click(".removed button")
     assert tab.locator(".strip li").count() == 3 and current(visit) == "notes.jpg"
     tab.keyboard.press("Delete")
-    tab.wait_for_function(STORED)
-    tab.reload()
-    visit.settled()
+    visit.reload()
     assert len(visit.strip()) == 2
     tab.locator(".strip button[title='rocket.jpg']").click()
     assert tab.input_value(".text") == "A rocket on its pad."
@@ -209,8 +205,7 @@ def test_a_photo_that_was_removed_while_it_waited_is_captioned_after_undo(visit:
     tab.wait_for_selector('.viewer[data-state="empty"]')
     held[0].fulfill(body=f"{json.dumps({'records': [ANSWER]})}\n")
     tab.wait_for_timeout(200)
-    tab.reload()
-    visit.settled()
+    visit.reload()
     assert not tab.locator(".strip").is_visible()
 
 

@@ -42,16 +42,14 @@ def test_each_of_several_photos_opens_its_words_and_an_error_stays_with_its_own(
     visit.settled()
     assert " ".join(visit.words()) == last.lower().strip(".")
     visit.choose(SAMPLES / "rocket.jpg")
-    tab.reload()
-    visit.settled()
+    visit.reload()
     assert visit.strip()[:3] == [first, cut, last] and len(visit.strip()) == 4
     assert visit.posts() == asked + 1
     tab.click(".clear")
     assert len(visit.strip()) == 4  # it asks first
     tab.click("text=Delete 4?")
     tab.wait_for_selector('.viewer[data-state="empty"]')
-    tab.reload()
-    visit.settled()  # the sample again
+    visit.reload()  # the sample again
     assert not tab.locator(".strip").is_visible()
 
 
@@ -81,9 +79,7 @@ def test_what_is_corrected_is_copied_kept_and_in_every_download(
     tab.locator(".strip button[title='=cat.jpg']").click()
     tab.check(".decorative")
     assert tab.input_value(".text") == "" and visit.strip()[2] == "Decorative"
-    tab.wait_for_function(STORED)
-    tab.reload()
-    visit.settled()
+    visit.reload()
     assert tab.is_checked(".decorative")
     cup, cut, cat = map(json.loads, visit.taken_home("jsonl").splitlines())
     assert (cup["caption"], cup["corrected"]) == (said, 'A "cup" <on> a plate.')

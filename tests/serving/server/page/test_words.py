@@ -193,8 +193,7 @@ def test_one_word_is_outlined_at_a_time(visit: Visit) -> None:
     for forced in ("none", "active"):
         tab.mouse.move(5, 5)
         tab.emulate_media(forced_colors=forced)
-        tab.reload()
-        visit.settled()
+        visit.reload()
         assert len(tab.evaluate(OUTLINED)) == 1  # the first that is shown
         tab.locator(".word").nth(3).click()
         tab.locator(".word").nth(5).hover()
@@ -225,8 +224,7 @@ def test_an_alternative_has_words_heat_and_numbers_of_its_own(visit: Visit) -> N
     record = visit.record()
     assert sentence(record["caption"]) == said
     assert record["alternatives"][0]["caption"] == " ".join(before)
-    tab.reload()
-    visit.settled()
+    visit.reload()
     assert sentence(" ".join(visit.words())) == said
 
 
@@ -401,8 +399,7 @@ def test_a_head_is_shown_saved_and_kept(visit: Visit, attentive: dict[str, Any])
     tab.locator(".sentences li button:first-child").nth(1).click()
     visit.settled()
     assert visit.words() != words and tab.locator(".head").input_value() == "4"
-    tab.reload()
-    visit.settled()
+    visit.reload()
     assert tab.locator(".head").input_value() == "4"
     tab.locator(".sentences li button:first-child").first.click()
     tab.select_option(".head", "")
