@@ -75,10 +75,7 @@ class PublicTransport(Transport):
 def stream_url(url: str, transport: Transport, *, timeout: float) -> Iterator[Iterator[bytes]]:
     """Request an http or https URL, follow redirects, and yield the body in pieces.
 
-    Args:
-        url: the URL.
-        transport: decides which addresses are allowed.
-        timeout: seconds for each step, such as connecting.
+    `timeout` is in seconds for each step, such as connecting.
 
     Raises httpx.HTTPError, httpx.InvalidURL: the request failed.
     """

@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_certificates() -> None:
-    """Raise ConfigError where importing Gradio, which loads the certificates, would fail."""
+    """Check the certificates, which Gradio loads when it is imported."""
     from captioner.certificates import CertificatesError, tls_context
 
     try:

@@ -42,16 +42,11 @@ _FILE_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a photo.
+    """Limits of a photo."""
 
-    max_pixels: width times height; also limits the memory.
-    seconds: the time to read and decode the photo; waiting for the pixel budget does not count.
-    nice: the priority of the process, 0 to 19.
-    """
-
-    max_pixels: int
-    seconds: float
-    nice: int = 0
+    max_pixels: int  # width times height; also limits the memory
+    seconds: float  # to read and decode it; waiting for the pixel budget does not count
+    nice: int = 0  # the priority of the process, 0 to 19
 
 
 class StoppedError(Exception):

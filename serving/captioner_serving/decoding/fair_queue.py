@@ -28,11 +28,7 @@ _CLIENTS = 1000  # the number of clients whose use is remembered
 
 
 class FairQueue(Generic[T]):
-    """A queue of many clients for a few workers.
-
-    Args:
-        workers: the number of workers.
-    """
+    """A queue of many clients for a few workers."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -118,12 +114,7 @@ class FairQueue(Generic[T]):
 
 
 class FairThreads(Closing, Generic[T]):
-    """A thread pool with a fair queue.
-
-    Args:
-        values: a value for each thread, which is passed to the thread's tasks.
-        name: the name of the threads.
-    """
+    """A thread pool with a fair queue. Each thread passes one of the `values` to its tasks."""
 
     def __init__(self, values: Sequence[T], *, name: str) -> None:
         self.values = values
@@ -168,8 +159,7 @@ class FairThreads(Closing, Generic[T]):
 class Budget:
     """A shared amount, given out first come, first served, so that large requests are not starved.
 
-    Args:
-        total: the whole amount; a request for more gets the whole amount.
+    A request for more than the total gets the total.
     """
 
     def __init__(self, total: int) -> None:

@@ -17,24 +17,15 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from captioner.closing import Closing
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import CaptionerError
 from captioner.photos.open import MAX_PIXELS
 from captioner.photos.transform import TransformConfig
 from captioner_serving.decoding.child import Limits
 from captioner_serving.decoding.fair_queue import Budget, FairThreads
-from captioner_serving.decoding.photo import (
-    Decoded,
-    Output,
-    Readable,
-    Square,
-    is_ordinary,
-)
+from captioner_serving.decoding.photo import Decoded, Output, Readable, Square, is_ordinary
 from captioner_serving.decoding.process import DecodeProcess, closed_error
 
-SECONDS = 120.0
-"""The default time limit of a photo."""
-
-_LONGEST = 86_400  # seconds; a day
+_SECONDS = 120.0  # the default time limit of a photo
 _STREAM_BYTES = 1 << 28  # bytes of files that a stream holds in memory
 _GROUP = 8  # photos of a stream that a process decodes for one request
 _GROUP_BYTES = 1 << 22  # bytes of files in memory that end a group
@@ -60,8 +51,6 @@ class Reader(Closing):
             alone. None: twice `max_pixels`.
         nice: the priority of the workers, 0 to 19.
         environment: variables that the `fetching` processes need; others inherit almost none.
-
-    Raises ConfigError: `max_pixels` is below 1, or `seconds` not above 0.
     """
 
     def __init__(
@@ -72,15 +61,11 @@ class Reader(Closing):
         quick: int = 0,
         fetching: int = 0,
         max_pixels: int = MAX_PIXELS,
-        seconds: float = SECONDS,
+        seconds: float = _SECONDS,
         budget: int | None = None,
         nice: int = 0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        if max_pixels < 1:
-            raise ConfigError(f"max_pixels is {max_pixels}; it must be at least 1")
-        if not 0 < seconds <= _LONGEST:
-            raise ConfigError(f"seconds is {seconds:g}; it must be above 0 and at most {_LONGEST}")
         self._transform, self._max_pixels, self._seconds = transform, max_pixels, seconds
         self._workers, self._quick, self._fetching, self._nice = workers, quick, fetching, nice
         self._budget = 2 * max_pixels if budget is None else budget
@@ -128,17 +113,12 @@ class Reader(Closing):
         client: str = "",
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Future[list[Decoded]]:
-        """Read a photo once and make the outputs in a child process.
+        """Read a photo of a client once and make the outputs in a child process.
 
         A photo that cannot be decoded gives results with an `error`. The future raises
         CaptionerError if no process can be started, memory is short, or the reader is closed. If it
-        is cancelled before its turn, the photo is not read.
-
-        Args:
-            photo: the photo to decode.
-            outputs: the outputs to make.
-            client: the client that sent the photo; clients take turns (see `FairQueue`).
-            is_stopped: polled; the process is killed when it returns True.
+        is cancelled before its turn, the photo is not read. The process is killed when
+        `is_stopped` returns True.
 
         Raises CaptionerError: the reader is closed.
         """
@@ -167,11 +147,7 @@ class Reader(Closing):
         """Decode photos and yield them in their order.
 
         If `photos` raises an exception, the earlier photos are yielded before it is raised again.
-
-        Args:
-            photos: the photos to decode.
-            ahead: the number of photos that are decoded in advance; fewer if their files take much
-                memory.
+        `ahead` photos are decoded in advance, or fewer if their files take much memory.
         """
         ahead = max(ahead, 2 * self._workers)
         groups = _groups(photos, min(_GROUP, ahead // (2 * self._workers)))

@@ -57,10 +57,7 @@ class ProcessesKilledError(CaptionerError):
 class DecodeProcess:
     """Decodes photos one by one in a process, which is replaced when a photo crashes it.
 
-    Args:
-        limits: the limits of each photo.
-        budget: the pixels that may be decoded at once, shared by several processes.
-        environment: further environment variables of the process.
+    Several processes share the `budget` of pixels that may be decoded at once.
     """
 
     def __init__(self, limits: Limits, *, budget: Budget, environment: Mapping[str, str]) -> None:
@@ -177,9 +174,7 @@ class DecodeProcess:
 
         If the request fails, the photos are decoded one by one, so that only the faulty photo
         fails. The time limit is that of one photo, so a photo that exceeds it fails in any group.
-
-        Returns:
-            A result for each photo. The last one may be a CaptionerError that `decode` raised.
+        The last of the results may be a CaptionerError that `decode` raised.
         """
         if len(photos) > 1 and not self._closed:
             self.start()
@@ -311,13 +306,10 @@ def closed_error() -> CaptionerError:
 
 
 def _too_slow(photo: Readable, seconds: float) -> ImageError:
-    if hasattr(photo, "url"):  # the process also downloads it
-        return ImageNotFoundError(
-            f"{photo.name} takes more than {seconds:g} s to download and decode: try again later, "
-            "or download it first"
-        )
-    reason = f"{photo.name} takes more than {seconds:g} s to decode: export it again, smaller"
-    return ImageTimeoutError(reason)
+    late = f"{photo.name} takes more than {seconds:g} s to"
+    if hasattr(photo, "url"):
+        return ImageNotFoundError(f"{late} download and decode: try again later")
+    return ImageTimeoutError(f"{late} decode: export it again, smaller")
 
 
 def _forget() -> None:

@@ -14,10 +14,10 @@ from pydantic_core import to_json
 from captioner import __version__
 from captioner.caption import Caption
 from captioner.captioner import Captioner
-from captioner.errors import ConfigError, ImageError
+from captioner.errors import ImageError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner_serving.server.bodies import Upload, read_form
-from captioner_serving.server.errors import NO_URLS, PROBLEM_TYPE, RefusedError, problem
+from captioner_serving.server.errors import PROBLEM_TYPE, RefusedError, problem
 from captioner_serving.server.records import (
     Health,
     Problem,
@@ -27,7 +27,6 @@ from captioner_serving.server.records import (
 )
 from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService, Photo
-from captioner_serving.server.urls import WebPhoto
 
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -35,18 +34,32 @@ Fields = TypeVar("Fields", bound=BaseModel)
 router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartition("/")[2])
 
 
-def _service(request: Request) -> CaptionService:
-    service: CaptionService = next(iter(services_of(request).values()))
-    return service
-
-
 def services_of(request: Request) -> dict[str, CaptionService]:
-    """Return the services by the names of their models."""
+    """Return the services by the names of their models; the first is the default."""
     services: dict[str, CaptionService] = request.app.state.services
     return services
 
 
-Service = Annotated[CaptionService, Depends(_service)]
+def first_service(request: Request) -> CaptionService:
+    """Return the service of the default model."""
+    return next(iter(services_of(request).values()))
+
+
+def named_service(request: Request, name: str | None) -> CaptionService:
+    """Return the service of a model; None: the default model.
+
+    Raises RefusedError: there is no such model.
+    """
+    services = services_of(request)
+    if name is None:
+        return first_service(request)
+    if name not in services:
+        detail = f"model {name[:40]!r} not found: use {', '.join(services)}"
+        raise RefusedError("no-such-model", detail)
+    return services[name]
+
+
+Service = Annotated[CaptionService, Depends(first_service)]
 
 
 # Description
@@ -62,7 +75,7 @@ PHOTOS = {
 def form(
     fields: type[BaseModel], image: dict[str, Any] = PHOTO, *, is_required: bool = True
 ) -> dict[str, Any]:
-    """Return the description of a form with an image."""
+    """Return the OpenAPI description of a form with an image."""
     properties = {"image": image, **fields.model_json_schema()["properties"]}
     posted = {
         "type": "object",
@@ -90,6 +103,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text}
     for status, text in {
         400: "the request is invalid",
+        404: "no model of this name",
         408: "the body arrived too slowly",
         413: "more bytes or images than the server accepts",
         415: "not an image in a known format, or not multipart/form-data",
@@ -98,11 +112,6 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         503: "busy, short of memory or shutting down; retry after Retry-After seconds",
     }.items()
 }
-
-
-def picture(kind: str) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI answers of a route that draws a picture."""
-    return {200: {"description": "the picture", "content": {kind: {"schema": PHOTO}}}, **PROBLEMS}
 
 
 # Requests
@@ -138,10 +147,7 @@ class CaptionFields(SearchFields):
     preview: bool = False
 
     def settings(self, captioner: Captioner) -> GenerationConfig:
-        """See SearchFields.
-
-        Raises ConfigError: the captioner has no such style, or no trust.
-        """
+        """See SearchFields."""
         captioner.check_trust(self.minimum_trust)
         return super().settings(captioner)
 
@@ -158,18 +164,6 @@ async def read_photos(
     service.check_capacity(client_of(request.scope))
     max_bytes = service.config.max_upload
     return await read_form(request, fields, max_bytes=max_bytes, max_files=max_files)
-
-
-# Answers
-
-
-class _Records(Response):
-    """An answer with records as JSON; the records are not validated."""
-
-    media_type = "application/json"
-
-    def __init__(self, records: list[dict[str, Any]]) -> None:
-        super().__init__(to_json({"records": records}))
 
 
 # Captions
@@ -191,12 +185,13 @@ async def caption(request: Request, service: Service) -> Response:
     """
     count = service.config.queue
     files, fields = await read_photos(request, service, CaptionFields, max_files=count)
-    if fields.image_url is not None:
-        if not service.config.allow_urls:
-            raise RefusedError("forbidden", NO_URLS)
-        files.append(Upload(fields.image_url, url=fields.image_url))
     service = named_service(request, fields.model)
-    photos = [_photo(file, fields, service) for file in files]
+    photos = [
+        Photo(service.readable(data), name, has_preview=fields.preview and needs_preview(data))
+        for name, data in files
+    ]
+    if (url := fields.image_url) is not None:
+        photos.append(Photo(service.readable(url), url, has_preview=fields.preview))
     work = service.caption(
         photos,
         fields.settings(service.captioner),
@@ -205,43 +200,21 @@ async def caption(request: Request, service: Service) -> Response:
     )
     results = await while_connected(request, work)
     records = [
-        _record(file, photo, result, fields)
-        for file, photo, result in zip(files, photos, results, strict=True)
+        _record(photo, result, fields) for photo, result in zip(photos, results, strict=True)
     ]
     errors = [result for result in results if isinstance(result, ImageError)]
     if len(errors) == len(results):
         return problem(errors[0], records=records)
-    return _Records(records)
+    # Not validated, which would take longer than making them.
+    return Response(to_json({"records": records}), media_type="application/json")
 
 
-def named_service(request: Request, name: str | None) -> CaptionService:
-    """Return the service of a model; None: the first.
-
-    Raises ConfigError: there is no such model.
-    """
-    services = services_of(request)
-    if name is None:
-        return _service(request)
-    if name not in services:
-        raise ConfigError(f"there is no model {name[:40]!r}: use {', '.join(services)}")
-    return services[name]
-
-
-def _photo(file: Upload, fields: CaptionFields, service: CaptionService) -> Photo:
-    if file.url is None:
-        has_preview = fields.preview and needs_preview(file.data)
-        return Photo.of_bytes(file.data, has_preview=has_preview)
-    return Photo(WebPhoto(file.url, service.config.max_upload), has_preview=fields.preview)
-
-
-def _record(
-    file: Upload, photo: Photo, result: Caption | ImageError, fields: CaptionFields
-) -> dict[str, Any]:
+def _record(photo: Photo, result: Caption | ImageError, fields: CaptionFields) -> dict[str, Any]:
     if not isinstance(result, Caption):
-        return {"image": file.name, "error": result.record()}
+        return {"image": photo.name, "error": result.record()}
     return served_record(
         result,
-        name=file.name,
+        name=photo.name,
         attention=fields.attention,
         minimum_trust=fields.minimum_trust,
         preview=photo.preview,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -28,14 +28,13 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from captioner import __version__
-from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner.errors import CaptionerError
 from captioner_serving.server import api as captions
 from captioner_serving.server import gradio_page, ollama, openai, pictures
 from captioner_serving.server.bodies import BodyLimits
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.errors import failure, http_problem, problem
+from captioner_serving.server.errors import problem
 from captioner_serving.server.gradio_calls import GradioCalls
 from captioner_serving.server.mcp import McpServer
 from captioner_serving.server.metrics import Metrics
@@ -53,14 +52,9 @@ Errors are `application/problem+json` (RFC 9457): `type`, `title`, `status`, `de
 class Application:
     """The application of a server. `asgi` is the ASGI application.
 
-    Args:
-        captioners: the models, with different names; the first is the default.
-        config: addresses and limits.
-        threads: the number of threads that torch uses for the models.
-        tokens: tokens by name; none: everyone has access.
-        samples: sample photos of the page by name; the first is shown at the start.
-        log: the access log; None: no log.
-        say: called with messages for the terminal.
+    The models have different names; the first is the default. `threads` is the number of threads
+    that torch uses for them. Without `tokens`, by name, everyone has access. The page shows the
+    first of the `samples` at the start. `say` is called with messages for the terminal.
     """
 
     def __init__(
@@ -85,9 +79,8 @@ class Application:
         self._mcp = McpServer(services[0]) if config.mcp else None
         self._calls = GradioCalls(services[0])
         api = self._api(samples or {})
-        for kind in (CaptionerError, HTTPException):
+        for kind in (CaptionerError, HTTPException, Exception):
             api.add_exception_handler(kind, self._answer)
-        api.add_exception_handler(Exception, lambda _, error: failure(error))
         bounded = BodyLimits(api, config, self.metrics)
         access = Access(bounded, tokens, config.allowed_origins)
         trusted = TrustedHosts(self._with_cors(access), config.accepted_hosts)
@@ -99,8 +92,13 @@ class Application:
             frame_ancestors=config.frame_ancestors,
         )
 
-    def _page(self, samples: Mapping[str, Path], first: Sequence[Caption]) -> ASGIApp:
+    def _page(self, samples: Mapping[str, Path]) -> ASGIApp:
         """Return the application with the Gradio page."""
+        first = [
+            service.sample(name, samples[name], captions=gradio_page.SENTENCES)
+            for name in list(samples)[:1]
+            for service in self.services.values()
+        ]
         captioner = next(iter(self.services.values())).captioner
         blocks = gradio_page.build(
             captioner,
@@ -113,11 +111,6 @@ class Application:
 
     def _api(self, samples: Mapping[str, Path]) -> FastAPI:
         """Return the application of the API and the page."""
-        first = [
-            service.sample(name, samples[name], captions=gradio_page.SENTENCES)
-            for name in list(samples)[:1]
-            for service in self.services.values()
-        ]
         api = FastAPIOffline(
             title="Captioner",
             version=__version__,
@@ -133,16 +126,11 @@ class Application:
             api.router.routes += routes.router.routes
         for name, path in samples.items():
             api.add_route(f"/page/samples/{name}", _file(path))
-        if first:
-            preview = gradio_page.draw_preview(first[0], next(iter(samples.values())))
-            api.add_route(
-                f"/{gradio_page.PREVIEW}", lambda _: Response(preview, media_type="image/jpeg")
-            )
         api.mount("/page/static", StaticFiles(directory=STATIC))
         if self._mcp is not None:
             for route in ("/gradio_api/mcp", "/gradio_api/mcp/"):
                 api.router.routes.append(Route(route, self._mcp, methods=["POST"]))
-        page = self._page(samples, first)
+        page = self._page(samples)
         api.router.routes += [Route(path, page, methods=["GET"]) for path in gradio_page.FILES]
         return api
 
@@ -184,11 +172,7 @@ class Application:
 
     def _answer(self, request: Request, error: Exception) -> Response:
         """Return the problem document of an error."""
-        if isinstance(error, HTTPException):
-            return http_problem(error)
-        if not isinstance(error, CaptionerError):
-            raise error
-        if not request_info(request.scope).is_reported:
+        if isinstance(error, CaptionerError) and not request_info(request.scope).is_reported:
             self.metrics.errors.labels(error.record()["type"]).inc()
         return problem(error)
 

@@ -29,14 +29,10 @@ _GATHER, _IDLE, _LONGEST = 1 / 3, 1 / 16, 1.5
 
 
 class JobSettings(NamedTuple):
-    """The settings of an image; images with equal settings can share a batch.
-
-    generation: beam size, number of captions, style.
-    check_attention: measure the effect of each word.
-    """
+    """The settings of an image; images with equal settings can share a batch."""
 
     generation: GenerationConfig
-    check_attention: bool = False
+    check_attention: bool = False  # measure the effect of each word
 
     @property
     def cost(self) -> int:
@@ -66,14 +62,11 @@ class _Finished(NamedTuple):
 
 
 class Batcher:
-    """Runs a model on batches of waiting images, in one thread.
+    """Runs a model on batches of waiting images with equal settings, in one thread.
 
-    Args:
-        caption_batch: captions images that have the same settings.
-        max_batch: the largest total cost of a batch, see `JobSettings.cost`.
-        capacity: the largest total cost of admitted images. One client may use all of it.
-            Clients with few images may exceed it by half. A request that costs more than the
-            capacity is admitted only if no other request is.
+    `max_batch` is the largest total cost of a batch, `capacity` that of all admitted images. One
+    client may use all of the capacity; clients with few images may exceed it by half. A request
+    that costs more than the capacity is admitted only if no other request is.
     """
 
     def __init__(self, caption_batch: CaptionBatch, *, max_batch: int, capacity: int) -> None:
@@ -84,9 +77,9 @@ class Batcher:
         self._reserved: Counter[str] = Counter()  # capacity in use, by client
         self._pending_cost = 0  # the cost of all admitted images, for Retry-After
         self._small_share = max(1, capacity // 16)
-        self._closed = self._stopping = False
+        self.closed = self._stopping = False  # closed: new images are refused
         self._seconds_per_cost = 0.1  # a running mean, for Retry-After
-        self._batch_started: float | None = None
+        self.busy_since: float | None = None  # when the running batch began (time.monotonic)
         self._last: _Finished | None = None
         self._decoding = 0  # images in `decoding`
         self._last_change = 0.0  # when the last request was admitted or ended (time.monotonic())
@@ -94,19 +87,9 @@ class Batcher:
         self._thread.start()
 
     @property
-    def closed(self) -> bool:
-        """Whether new images are refused."""
-        return self._closed
-
-    @property
     def is_alive(self) -> bool:
         """Whether the thread is running."""
         return self._thread.is_alive()
-
-    @property
-    def busy_since(self) -> float | None:
-        """When the running batch began (time.monotonic); None if there is none."""
-        return self._batch_started
 
     @contextmanager
     def admit(self, cost: int, client: str = "") -> Iterator[None]:
@@ -116,7 +99,7 @@ class Batcher:
         """
         places = min(cost, self._capacity)
         with self._changed:
-            if self._closed:
+            if self.closed:
                 raise ClosedError
             is_small = self._reserved[client] + places <= self._small_share
             if self._reserved.total() + places > self._capacity + is_small * (self._capacity // 2):
@@ -163,12 +146,12 @@ class Batcher:
 
     def refuse(self) -> None:
         """Refuse new images; admitted ones are finished."""
-        self._closed = True
+        self.closed = True
 
     def close(self) -> None:
         """Refuse new images, finish the waiting ones, and stop the thread."""
         with self._changed:
-            self._closed = self._stopping = True
+            self.closed = self._stopping = True
             self._changed.notify()
         self._thread.join()
 
@@ -179,7 +162,7 @@ class Batcher:
             end, settings = time.monotonic(), batch[0].settings
             seconds = (end - start) / (len(batch) * settings.cost)
             with self._changed:
-                self._batch_started = None
+                self.busy_since = None
                 present = len(batch) + self._waiting_with(settings)
                 self._last = _Finished(settings, present, end, end - start)
                 for job in batch:
@@ -194,7 +177,7 @@ class Batcher:
                     self._changed.wait(delay)
                 if (batch := self._take()) or self._stopping:
                     break
-            self._batch_started = time.monotonic()
+            self.busy_since = time.monotonic()
             return batch
 
     def _delay(self) -> float | None:
@@ -203,7 +186,7 @@ class Batcher:
         if not waiting:
             return 0 if self._stopping else None
         settings = waiting[0].settings
-        if self._closed or last is None or settings != last.settings:
+        if self.closed or last is None or settings != last.settings:
             return 0
         if self._waiting_with(settings) >= min(last.present, self._most(settings)):
             return 0

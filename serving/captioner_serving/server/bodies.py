@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner_serving.memory import release_memory
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.errors import BusyError, RefusedError, bad_fields, problem
+from captioner_serving.server.errors import BusyError, RefusedError, bad_fields, problem, too_large
 from captioner_serving.server.metrics import Metrics
 
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -76,9 +76,7 @@ class BodyLimits:
         """Pass the request on, or refuse it."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        try:
-            self._check_head(scope)
-        except RefusedError as refusal:
+        if (refusal := self._refusal(Headers(scope=scope))) is not None:
             return await problem(refusal)(scope, receive, send)
         body = _Body(started=asyncio.get_running_loop().time())
 
@@ -95,21 +93,18 @@ class BodyLimits:
                 self._freed = 0
                 asyncio.get_running_loop().run_in_executor(_PARSERS, release_memory)
 
-    def _check_head(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
+    def _refusal(self, headers: Headers) -> RefusedError | None:
         length = headers.get("content-length", "")
         if length and "transfer-encoding" in headers:
             # A proxy may have used the other header (request smuggling).
             detail = "Content-Length and Transfer-Encoding are both set: send only one"
-            raise RefusedError("bad-request", detail, {"Connection": "close"})
+            return RefusedError("bad-request", detail, {"Connection": "close"})
         if length.isdecimal() and int(length) > self._config.max_upload + _SLACK:
-            raise too_large(self._config.max_upload)
+            return too_large(self._config.max_upload)
+        return None
 
     async def _next(self, body: _Body, receive: Receive) -> Message:
-        """Receive the next part of a body.
-
-        Raises RefusedError: it is too slow or too large, or all bodies together are too large.
-        """
+        """Receive the next part of a body, unless it is too slow or too large."""
         try:
             async with asyncio.timeout_at(body.started + _SECONDS + body.size / _SLOWEST):
                 message = await receive()
@@ -134,11 +129,10 @@ class BodyLimits:
 
 
 class Upload(NamedTuple):
-    """A photo of a request."""
+    """A file of a request, with the name that the client gave it."""
 
-    name: str | None  # of the client, copied to the record; no file of this name is opened
-    data: bytes = b""
-    url: str | None = None  # if there is no data
+    name: str | None
+    data: bytes
 
 
 async def read_form(
@@ -148,12 +142,9 @@ async def read_form(
 
     Raises ConfigError: a field is out of range. See `read_parts` for RefusedError.
     """
+    names = tuple(fields.model_fields)
     files, values = await read_parts(
-        request,
-        key="image",
-        names=tuple(fields.model_fields),
-        max_bytes=max_bytes,
-        max_files=max_files,
+        request, key="image", names=names, max_bytes=max_bytes, max_files=max_files
     )
     if not files and "image_url" not in values:
         raise RefusedError(
@@ -175,14 +166,15 @@ async def read_parts(
     """
     kind = request.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
-        raise RefusedError(
-            "media-type",
-            f"the body is {kind.split(';')[0] or 'without a type'}: send multipart/form-data with "
-            f"a part {key!r} for each image",
-        )
-    plain = f'multipart/form-data; boundary="{_boundary(kind)}"'
+        given = kind.split(";")[0] or "without a type"
+        raise RefusedError("media-type", f"the body is {given}: send multipart/form-data")
+    # Only the boundary is used: with a charset chosen by the client, decoding could take hours.
+    _, options = parse_options_header(kind) if len(kind) <= _LONGEST_TYPE else ("", {})
+    boundary = options.get(b"boundary", b"").decode("latin-1")
+    if not _BOUNDARY.fullmatch(boundary):
+        raise RefusedError("bad-request", "the type of the multipart body has no valid boundary")
     headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
-    headers.append((b"content-type", plain.encode("latin-1")))
+    headers.append((b"content-type", f'multipart/form-data; boundary="{boundary}"'.encode()))
     request = Request({**request.scope, "headers": headers}, request.receive)
     try:
         async with request.form(
@@ -191,25 +183,66 @@ async def read_parts(
             files, values = await _sort(form.multi_items(), key, names)
     except (HTTPException, LookupError, ValueError) as error:
         reason = str(getattr(error, "detail", "it does not match its boundary"))
-        kind, detail = "bad-request", f"the multipart body is invalid: {reason}"
-        if "Too many files" in reason:
-            detail = f"send at most {max_files} images in a request, and other fields as text"
-            kind = "upload-too-large"
-        elif "Part exceeded" in reason:
-            detail = f"a field other than an image can have at most {_LONGEST_FIELD:,} bytes"
-            kind = "upload-too-large"
-        raise RefusedError(kind, detail) from error
+        is_large = "Too many files" in reason or "Part exceeded" in reason
+        kind = "upload-too-large" if is_large else "bad-request"
+        raise RefusedError(kind, f"the multipart body is invalid: {reason}") from error
     if sum(len(file.data) for file in files) > max_bytes:
         raise too_large(max_bytes)
     return files, values
+
+
+async def _sort(
+    items: list[tuple[str, UploadFile | str]], key: str, names: Sequence[str]
+) -> tuple[list[Upload], dict[str, str]]:
+    files: list[Upload] = []
+    values: dict[str, str] = {}
+    for name, value in items:
+        if isinstance(value, UploadFile) and name == key:
+            files.append(Upload(value.filename or None, await value.read()))
+            await value.close()  # frees its copy
+        elif isinstance(value, str) and name in names and name not in values:
+            values[name] = value
+        elif name in names or name == key:
+            raise RefusedError(
+                "bad-request",
+                f"{name!r} must be given once, an image as file and other fields as text: "
+                "use curl -F image=@photo.jpg -F captions=3",
+            )
+        else:
+            fields = ", ".join((key, *names))
+            raise RefusedError("bad-request", f"{name[:40]!r} is not a field: use {fields}")
+    return files, values
+
+
+async def read_json(
+    request: Request, fields: type[Fields], *, max_bytes: int | None = None
+) -> Fields:
+    """Read a JSON body with any Content-Type; null members of objects count as absent.
+
+    Raises RefusedError: a field is invalid, or see `parse_body`.
+    """
+
+    def parse(body: bytearray) -> Fields:
+        values = parse_object(body)
+        body.clear()  # frees its memory as early as possible
+        return fields.model_validate(_without_nulls(values))
+
+    try:
+        return await parse_body(request, parse, max_bytes=max_bytes)
+    except ValidationError as error:
+        raise RefusedError("bad-request", bad_fields(error.errors()).detail) from None
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(member) for key, member in value.items() if member is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 async def parse_body(
     request: Request, parse: Callable[[bytearray], Parsed], *, max_bytes: int | None = None
 ) -> Parsed:
     """Read a body and parse it in a thread, which keeps the event loop free.
-
-    `parse` may clear the body, to free its memory as early as possible.
 
     Raises RefusedError: the body has more than `max_bytes`.
     """
@@ -253,50 +286,3 @@ def decode_photo(image: object) -> bytes:
         return binascii.a2b_base64(coded + b"=" * (-len(coded) % 4), strict_mode=True)
     except ValueError as error:
         raise RefusedError("bad-request", "a photo must be base64 or a data URL") from error
-
-
-def _boundary(kind: str) -> str:
-    """Return the boundary in a multipart Content-Type.
-
-    Only the boundary is used: with a charset chosen by the client, decoding could take hours.
-
-    Raises RefusedError: there is no valid boundary.
-    """
-    _, options = parse_options_header(kind) if len(kind) <= _LONGEST_TYPE else ("", {})
-    boundary = options.get(b"boundary", b"").decode("latin-1")
-    if not _BOUNDARY.fullmatch(boundary):
-        raise RefusedError(
-            "bad-request", "the multipart body is invalid: its type has no valid boundary"
-        )
-    return boundary
-
-
-async def _sort(
-    items: list[tuple[str, UploadFile | str]], key: str, names: Sequence[str]
-) -> tuple[list[Upload], dict[str, str]]:
-    files: list[Upload] = []
-    values: dict[str, str] = {}
-    for name, value in items:
-        if isinstance(value, UploadFile) and name == key:
-            files.append(Upload(value.filename or None, await value.read()))
-            await value.close()  # frees its copy
-        elif isinstance(value, str) and name in names and name not in values:
-            values[name] = value
-        elif name in names or name == key:
-            raise RefusedError(
-                "bad-request",
-                f"{name!r} must be given once, an image as file and other fields as text: "
-                "use curl -F image=@photo.jpg -F captions=3",
-            )
-        else:
-            fields = ", ".join((key, *names))
-            raise RefusedError("bad-request", f"{name[:40]!r} is not a field: use {fields}")
-    return files, values
-
-
-def too_large(max_bytes: int) -> RefusedError:
-    """Return the error for a request with more bytes than `max_bytes`."""
-    return RefusedError(
-        "upload-too-large",
-        f"the limit of a request is {max_bytes / 1e6:g} MB: send a smaller photo, or fewer photos",
-    )

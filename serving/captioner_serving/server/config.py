@@ -81,10 +81,7 @@ class ServerConfig:
 
     def _contradictions(self) -> Iterator[str]:
         if not re.fullmatch(r"(/[\w.~-]+)*", self.root_path):
-            yield (
-                f"root_path is {self.root_path}; use a path such as /captioner, without a slash at "
-                "the end"
-            )
+            yield f"root_path is {self.root_path}; use a path such as /captioner"
         if self.mcp_folder is not None and not (self.mcp and self.is_local):
             yield "--mcp-folder requires --mcp, and a --host of this machine (the default)"
         if self.mcp_folder is not None and not self.mcp_folder.is_dir():
@@ -100,19 +97,14 @@ class ServerConfig:
                 ip_network(name)
             except ValueError as error:
                 yield f"--trusted-proxy: {error}; use an address such as 127.0.0.1 or 10.0.0.0/8"
-        for name in self.frame_ancestors:
-            if not _ORIGIN.fullmatch(name):
-                yield f"--frame-ancestor is {name!r}; use an origin such as https://example.org"
-        for name in self.allowed_origins:
-            if not _ORIGIN.fullmatch(name) or "*" in name:
-                yield f"--allow-origin is {name!r}; use an origin such as https://example.org"
+        origins = [("--frame-ancestor", name) for name in self.frame_ancestors]
+        for option, name in origins + [("--allow-origin", name) for name in self.allowed_origins]:
+            if not _ORIGIN.fullmatch(name) or (option == "--allow-origin" and "*" in name):
+                yield f"{option} is {name!r}; use an origin such as https://example.org"
 
 
 def parse_size(text: str) -> int:
-    """Convert "20MB", "512 kB" or "1000000" to bytes (units of 1000).
-
-    Raises ConfigError: it is not a size.
-    """
+    """Convert "20MB", "512 kB" or "1000000" to bytes (units of 1000), or raise ConfigError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in _UNITS:
         raise ConfigError(f"{text!r} is not a size: write a number with B, kB, MB or GB, like 20MB")
@@ -128,7 +120,10 @@ def read_tokens(path: str | None) -> dict[str, str]:
         raise ConfigError("CAPTIONER_AUTH is set, but no longer read: use --token-file")
     if path is None:
         return {}
-    lines = _read(path).split("\n")
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--token-file {path} cannot be read: {error}") from error
     if os.name == "posix" and Path(path).stat().st_mode & 0o044:
         raise ConfigError(
             f"others on this machine can read --token-file {path}: run chmod 600 {path}"
@@ -148,11 +143,3 @@ def read_tokens(path: str | None) -> dict[str, str]:
     if not tokens:
         raise ConfigError(f"--token-file {path} has no line NAME:TOKEN")
     return tokens
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise ConfigError(f"--token-file {path} cannot be read: {reason}") from error

@@ -40,17 +40,13 @@ class Preview:
         return buffer.getvalue(), small.size, _WHOLE
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Drawing:
-    """A picture of a caption: a PNG of one word or all words, or an animated WebP.
-
-    panels: the words with their weights as nested lists; one word for an overlay.
-    options: further arguments of `overlay`, `contact_sheet` or `animation`.
-    """
+    """A picture of a caption: a PNG of one word or all words, or an animated WebP."""
 
     kind: Literal["overlay", "sheet", "animation"]
-    panels: Sequence[Panel]
-    options: Mapping[str, Any]
+    panels: Sequence[Panel]  # with weights as nested lists; one word for an overlay
+    options: Mapping[str, Any]  # further arguments of overlay, contact_sheet or animation
     at_least = None
 
     def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:

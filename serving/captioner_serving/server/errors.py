@@ -15,8 +15,6 @@ from captioner_serving.server.request import current_request
 PROBLEM_TYPE = "application/problem+json"
 """The media type of errors."""
 
-NO_URLS = "this server does not download photos: send the photo"
-
 PROBLEMS = {
     "bad-request": (400, "The request is invalid"),
     "unauthorized": (401, "Authentication required"),
@@ -88,15 +86,6 @@ class MemoryShortError(ImageError, type="out-of-memory", title="The server is sh
         super().__init__(detail)
 
 
-_ROUTES = {
-    None: "the page is at /, the API at /api/caption, its documentation at /docs",
-    "ollama": "of Ollama's routes this server has /api/generate, /api/chat, /api/show, /api/tags, "
-    "/api/ps and /api/version",
-    "openai": "of OpenAI's routes this server has /v1/chat/completions, /v1/responses and "
-    "/v1/models",
-}
-"""Details of 404 by protocol."""
-
 _MOST_REASONS = 5
 _EXPECTED = {
     "model_type": "it should be an object",
@@ -116,17 +105,30 @@ _STATUS: tuple[tuple[type[CaptionerError], int], ...] = (
 )
 
 
-def failure(error: Exception) -> JSONResponse:
-    """Return the answer after an unexpected exception."""
-    return problem(unexpected(error))
-
-
-def unexpected(error: Exception) -> CaptionerError:
-    """Return the error that a client gets for an unexpected exception."""
+def error_of(error: Exception) -> CaptionerError:
+    """Return the error that a client gets for an exception."""
+    if isinstance(error, CaptionerError):
+        return error
+    if isinstance(error, HTTPException) and error.status_code < 500:
+        headers = error.headers or {}
+        if error.status_code == 404:
+            return RefusedError("no-such-route", "the documentation of all routes is at /docs")
+        if error.status_code == 405:
+            detail = f"send a {headers.get('Allow', 'GET')} request; the documentation is at /docs"
+            return RefusedError("wrong-method", detail, headers)
+        return RefusedError("bad-request", str(error.detail), headers)
     if is_out_of_memory(error):
         return MemoryShortError()
     detail = "the server failed on this request; its log has the reason: try again"
     return RefusedError("internal-error", detail)
+
+
+def too_large(max_bytes: int) -> RefusedError:
+    """Return the error for a request with more bytes than `max_bytes`."""
+    return RefusedError(
+        "upload-too-large",
+        f"the limit of a request is {max_bytes / 1e6:g} MB: send a smaller photo, or fewer photos",
+    )
 
 
 def bad_fields(errors: Iterable[Mapping[str, Any]]) -> ConfigError:
@@ -153,54 +155,32 @@ def _shown(value: object) -> str:
     return names.get(type(value)) or repr(str(value)[:40])
 
 
-def http_problem(error: HTTPException) -> JSONResponse:
-    """Return the problem document for an HTTPException that a library raised."""
-    request, headers = current_request.get(), error.headers or {}
-    if error.status_code == 404:
-        refusal = RefusedError("no-such-route", _ROUTES[request.protocol if request else None])
-    elif error.status_code == 405:
-        detail = f"send a {headers.get('Allow', 'GET')} request; /docs has the documentation"
-        refusal = RefusedError("wrong-method", detail, headers)
-    elif error.status_code >= 500:
-        return failure(error)
-    else:
-        refusal = RefusedError("bad-request", str(error.detail), headers)
-    return problem(refusal)
-
-
 def status_of(kind: type[CaptionerError]) -> int:
     """Return the status of an error that is not a RefusedError."""
     return next(status for base, status in _STATUS if issubclass(kind, base))
 
 
-def problem(error: CaptionerError, **members: Any) -> JSONResponse:
-    """Return the answer for an error, in the protocol of the client."""
-    headers: dict[str, str] = {}
+def problem(exception: Exception, **members: Any) -> JSONResponse:
+    """Return the answer for an exception, in the protocol of the client."""
+    error, request, headers = error_of(exception), current_request.get(), dict[str, str]()
     if isinstance(error, RefusedError):
         status, headers = PROBLEMS[error.kind][0], dict(error.headers)
     else:
         status = status_of(type(error))
     if status == 503:
         headers.setdefault("Retry-After", "5")
-    record, request = error.record(), current_request.get()
-    if request is not None and request.protocol is not None:
-        form = _openai_form if request.protocol == "openai" else _ollama_form
-        return JSONResponse(form(record, status), status_code=status, headers=headers)
-    members |= {} if request is None else {"request": request.id}
-    return JSONResponse(
-        {**record, "status": status, **members},
-        status_code=status,
-        headers=headers,
-        media_type=PROBLEM_TYPE,
-    )
-
-
-def _ollama_form(record: Mapping[str, str], _: int) -> dict[str, Any]:
-    return {"error": record["detail"]}
-
-
-def _openai_form(record: Mapping[str, str], status: int) -> dict[str, Any]:
-    codes = {"unauthorized": "invalid_api_key", "no-such-model": "model_not_found"}
-    code = codes.get(record["type"], record["type"].replace("-", "_"))
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": record["detail"], "type": kind, "param": None, "code": code}}
+    record, media_type = error.record(), "application/json"
+    body: dict[str, Any]
+    if request is not None and request.protocol == "ollama":
+        body = {"error": record["detail"]}
+    elif request is not None and request.protocol == "openai":
+        codes = {"unauthorized": "invalid_api_key", "no-such-model": "model_not_found"}
+        body = {"error": {
+            "message": record["detail"], "param": None,
+            "type": "invalid_request_error" if status < 500 else "server_error",
+            "code": codes.get(record["type"], record["type"].replace("-", "_")),
+        }}  # fmt: skip
+    else:
+        body, media_type = {**record, "status": status, **members}, PROBLEM_TYPE
+        body |= {} if request is None else {"request": request.id}
+    return JSONResponse(body, status_code=status, headers=headers, media_type=media_type)

@@ -16,17 +16,18 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from captioner.errors import CaptionerError
 from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.api import CaptionFields
-from captioner_serving.server.bodies import Upload, parse_body, parse_object, read_parts
-from captioner_serving.server.errors import BusyError, RefusedError, bad_fields, unexpected
+from captioner_serving.server.bodies import read_json, read_parts
+from captioner_serving.server.errors import BusyError, RefusedError, bad_fields, error_of
 from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
 
@@ -37,19 +38,40 @@ _KEPT = 60.0  # seconds that uploads, and results without a reader, are kept
 _SMALLEST = 16_384  # bytes; smaller uploads count as much, which limits their number
 _HEARTBEATS = 16  # open streams of a client
 _LONGEST_CALL = 16_000  # bytes
-_LONGEST_SESSION, _LONGEST_NAME = 64, 255  # characters
 _LOGGER = logging.getLogger("captioner.server")
 
 
-@dataclass(frozen=True)
-class _Photo:
-    upload: Upload
+class _Photo(NamedTuple):
+    data: bytes
     client: str
     stored: float  # time.monotonic()
 
     @property
     def size(self) -> int:
-        return max(len(self.upload.data), _SMALLEST)
+        return max(len(self.data), _SMALLEST)
+
+
+class _Image(BaseModel):
+    path: str
+    orig_name: Annotated[str, Field(max_length=255)] | None = None
+
+
+def _check_image(value: object) -> object:
+    if isinstance(value, dict) and "path" in value:
+        return value
+    raise PydanticCustomError("image", "it should be handle_file('photo.jpg')")
+
+
+class _Call(BaseModel):
+    session_hash: Annotated[str, Field(max_length=64)]
+    data: tuple[  # the image, and the values of FIELDS
+        Annotated[_Image, BeforeValidator(_check_image)], Any, Any, Any, Any, Any, Any
+    ]
+
+
+class _Cancel(BaseModel):
+    session_hash: str
+    event_id: str
 
 
 @dataclass(eq=False)
@@ -103,7 +125,7 @@ class GradioCalls:
         self._expire()
         paths = []
         for file in files:
-            photo = _Photo(file, client_of(request.scope), time.monotonic())
+            photo = _Photo(file.data, client_of(request.scope), time.monotonic())
             sizes = Counter[str]()
             for stored in (photo, *self._photos.values()):
                 sizes[stored.client] += stored.size
@@ -116,38 +138,20 @@ class GradioCalls:
 
     async def _join(self, request: Request) -> dict[str, str]:
         """Begin a call of the endpoint."""
-        call = await parse_body(request, parse_object, max_bytes=_LONGEST_CALL)
+        call = await read_json(request, _Call, max_bytes=_LONGEST_CALL)
         self._expire()
-        name, values = call.get("session_hash"), call.get("data")
-        if not isinstance(name, str) or len(name) > _LONGEST_SESSION:
-            raise RefusedError(
-                "bad-request",
-                f"session_hash must be a text of at most {_LONGEST_SESSION} characters: use "
-                "gradio_client",
-            )
-        if not isinstance(values, list) or len(values) != 1 + len(FIELDS):
-            count = 1 + len(FIELDS)
-            raise RefusedError("bad-request", f"/caption takes {count} values: use gradio_client")
-        image = values[0]
-        if not isinstance(image, dict) or "path" not in image:
-            raise RefusedError("bad-request", "there is no image: pass handle_file('photo.jpg')")
-        photo = self._photos.get(str(image["path"]))
+        image, *values = call.data
+        photo = self._photos.get(image.path)
         if photo is None:
             raise RefusedError(
                 "forbidden",
                 f"the call names a file that was not uploaded, or more than {_KEPT:.0f} s ago: use "
                 "handle_file('photo.jpg')",
             )
-        file_name = image.get("orig_name")
-        if not isinstance(file_name, str | None) or len(file_name or "") > _LONGEST_NAME:
-            raise RefusedError(
-                "bad-request",
-                f"orig_name must be a text of at most {_LONGEST_NAME} characters: rename the photo",
-            )
         client, event = client_of(request.scope), secrets.token_hex(16)
-        session = self._session(name, client)
-        fields = dict(zip(FIELDS, values[1:], strict=True))
-        work = self._output(photo.upload.data, fields, file_name, client)
+        session = self._session(call.session_hash, client)
+        fields = dict(zip(FIELDS, values, strict=True))
+        work = self._output(photo.data, fields, image.orig_name, client)
         session.calls[event] = task = asyncio.create_task(work)
         task.add_done_callback(lambda _: session.done.put_nowait(event))
         return {"event_id": event}
@@ -171,19 +175,18 @@ class GradioCalls:
         try:
             fields = CaptionFields(**{**values, "style": values["style"] or None})
             config, check = fields.settings(self._service.captioner), fields.check_attention
+            readable = self._service.readable(photo)
             caption = await self._service.caption_one(
-                photo, config, client=client, check_attention=check
+                readable, config, client=client, check_attention=check
             )
             record = caption.record(attention=fields.attention, minimum_trust=fields.minimum_trust)
             return {"data": [{**record, "image": name}]}
         except ValidationError as error:
             return {"error": bad_fields(error.errors()).detail}
-        except CaptionerError as error:
-            return {"error": str(error)}
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not (isinstance(error, CaptionerError) or is_out_of_memory(error)):
                 _LOGGER.exception("a call of gradio_client failed")
-            return {"error": str(unexpected(error))}
+            return {"error": str(error_of(error))}
 
     async def _data(self, session_hash: str = "") -> Response:
         """Stream the results of a session, until all its calls are answered."""
@@ -217,9 +220,9 @@ class GradioCalls:
                 self._drop(name, session)
 
     async def _cancel(self, request: Request) -> dict[str, bool]:
-        call = await parse_body(request, parse_object, max_bytes=_LONGEST_CALL)
-        session = self._sessions.get(str(call.get("session_hash")))
-        task = session and session.calls.get(str(call.get("event_id")))
+        call = await read_json(request, _Cancel, max_bytes=_LONGEST_CALL)
+        session = self._sessions.get(call.session_hash)
+        task = session and session.calls.get(call.event_id)
         return {"success": bool(task and task.cancel())}
 
     async def _heartbeat(self, request: Request) -> Response:

@@ -10,27 +10,22 @@ from __future__ import annotations
 import base64
 import io
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import gradio as gr
 from fastapi import FastAPI
 from gradio import utils
-from jinja2 import BaseLoader, ChoiceLoader, DictLoader
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner.drawing.overlay import drawing_constants
-from captioner.errors import ConfigError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.photos.open import open_image
 from captioner_serving.server.config import ServerConfig
@@ -39,21 +34,7 @@ from captioner_serving.server.parts import limits_of, read_static, with_parts
 SENTENCES = 3
 """The number of sentences that the page shows for the sample."""
 
-PREVIEW = "page/preview.jpg"
-"""The path of the picture in previews of links to the page."""
-
 _ID = "captioner"
-_SUMMARY = "A photo in, a sentence out, and for every word the place where the model looked."
-_PREVIEW_TAGS = f"""
-<meta name="description" content="{_SUMMARY}" />
-<meta property="og:type" content="website" />
-<meta property="og:title" content="Captioner" />
-<meta property="og:description" content="{_SUMMARY}" />
-{{% for part in config['components'] if part.props.elem_id == '{_ID}' and part.props.value %}}
-<meta property="og:image" content="{{{{ config['root'] }}}}/{PREVIEW}" />
-<meta name="twitter:card" content="summary_large_image" />
-{{% endfor %}}
-"""
 
 # Relative to the page, because a proxy may add a path.
 _START = """import(new URL("page/static/page.js", document.baseURI).href)
@@ -100,16 +81,6 @@ def build(
         )
         _add_endpoint()
     return blocks
-
-
-def draw_preview(caption: Caption, path: Path) -> bytes:
-    """Draw the picture in previews of links: the overlay of a sample, as a JPEG."""
-    try:
-        picture = caption.overlay(photo=path)
-    except ConfigError:  # a model without attention
-        picture = open_image(path)
-    picture.save(buffer := io.BytesIO(), "JPEG", quality=90)
-    return buffer.getvalue()
 
 
 def _thumbnail(path: Path) -> str:
@@ -198,7 +169,6 @@ class GradioFiles:
 
 
 def _mounted(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
-    put_preview_tags()
     app = FastAPI(openapi_url=None)
     gr.mount_gradio_app(
         app,
@@ -222,22 +192,6 @@ def _mounted(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
         head=f"<style>{read_static('page.css')}{read_static('viewer.css')}</style>",
     )
     return app
-
-
-@cache
-def put_preview_tags() -> None:
-    """Replace the preview tags in Gradio's HTML document by those of this page.
-
-    This changes all Gradio pages of the process. The preview has a picture only if the page opens
-    with a sample photo.
-    """
-    environment = gr.routes.templates.env
-    loader = cast(BaseLoader, environment.loader)
-    name = "frontend/index.html"
-    source, _, _ = loader.get_source(environment, name)
-    source = re.sub(r'<meta\s+(?:property="og:|name="twitter:)[^>]*>', "", source)
-    changed = {name: source.replace("</head>", f"{_PREVIEW_TAGS}</head>", 1)}
-    environment.loader = ChoiceLoader([DictLoader(changed), loader])
 
 
 def launch_config(config: ServerConfig, host: str, *, share: bool | None) -> ServerConfig:

@@ -12,20 +12,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from captioner import __version__
 from captioner.caption import Caption, Word
-from captioner.errors import (
-    CaptionerError,
-    ImageNotFoundError,
-    ImageTooLargeError,
-    MissingExtraError,
-)
+from captioner.errors import CaptionerError, ImageNotFoundError, MissingExtraError
 from captioner.photos.transform import Box
-from captioner_serving.decoding.photo import Readable
 from captioner_serving.server.bodies import decode_photo, parse_body, parse_object
-from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.errors import NO_URLS, RefusedError
+from captioner_serving.server.errors import RefusedError
 from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
-from captioner_serving.server.urls import WebPhoto
 
 _TOOL = "describe_image"
 _INPUTS = ("image", "image_url", "image_path")
@@ -50,8 +42,12 @@ class McpServer:
         from mcp.server.lowlevel import Server
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-        config, inputs = service.config, _inputs(service.config)
-        server: Server[Any, Request] = Server("captioner", version=__version__)
+        config = service.config
+        inputs = {"image": "The photo's file in base64, or as a data URL"}
+        if config.allow_urls:
+            inputs["image_url"] = "The photo's http or https URL, on a public host"
+        if config.mcp_folder is not None:
+            inputs["image_path"] = f"The photo's file in the server's folder {config.mcp_folder}"
         schema = {
             "type": "object",
             "properties": {
@@ -59,12 +55,12 @@ class McpServer:
             },
             **({"required": [*inputs]} if len(inputs) == 1 else {}),
         }
-        ways = "; ".join(f"`{name}`, {text[0].lower()}{text[1:]}" for name, text in inputs.items())
         description = (
             "Describe a photo in one sentence, with the probability that it is right and where in "
-            f"the photo each thing is. Give one of {ways}."
+            f"the photo each thing is. Give exactly one of {', '.join(inputs)}."
         )
         tool = types.Tool(name=_TOOL, description=description, inputSchema=schema)
+        server: Server[Any, Request] = Server("captioner", version=__version__)
 
         async def list_tools(_: types.ListToolsRequest) -> types.ServerResult:
             return types.ServerResult(types.ListToolsResult(tools=[tool]))
@@ -110,44 +106,19 @@ class McpServer:
 async def _call(service: CaptionService, tool: str, arguments: dict[str, Any], client: str) -> str:
     if tool != _TOOL:
         raise RefusedError("bad-request", f"Unknown tool {tool[:40]!r}: use {_TOOL}")
-    values = [arguments.get(name) or "" for name in _INPUTS]
-    if not all(isinstance(value, str) for value in values):
-        raise RefusedError("bad-request", f"{', '.join(_INPUTS)} must be texts")
-    photo = await _photo(service.config, *values)
+    given = {name: value for name in _INPUTS if (value := arguments.get(name))}
+    if len(given) != 1 or not isinstance(value := next(iter(given.values())), str):
+        raise RefusedError("bad-request", f"give exactly one of {', '.join(_INPUTS)}, as a text")
+    photo: bytes | str = value
+    if "image" in given:
+        photo = await run_in_threadpool(decode_photo, value)
+    elif "image_path" in given:
+        folder, most = service.config.mcp_folder, service.config.max_upload
+        if folder is None:
+            raise RefusedError("forbidden", "this server does not open files: send the photo")
+        photo = await run_in_threadpool(_read, value, folder, most)
     generation = service.captioner.generation.for_request(captions=2)
-    return describe(await service.caption_one(photo, generation, client=client))
-
-
-def _inputs(config: ServerConfig) -> dict[str, str]:
-    """Return the arguments that this server allows, with their descriptions."""
-    inputs = {"image": "The photo's file in base64, or as a data URL"}
-    if config.allow_urls:
-        inputs["image_url"] = "The photo's http or https URL, on a public host"
-    if config.mcp_folder is not None:
-        inputs["image_path"] = f"The photo's file in the folder {config.mcp_folder} of this server"
-    return inputs
-
-
-async def _photo(
-    config: ServerConfig, image: str, image_url: str, image_path: str
-) -> bytes | Readable:
-    """Return the photo from the only argument that is given."""
-    if sum(map(bool, (image, image_url, image_path))) != 1:
-        raise RefusedError("bad-request", "give exactly one of image, image_url and image_path")
-    if image_url:
-        if not config.allow_urls:
-            raise RefusedError("forbidden", NO_URLS)
-        return WebPhoto(image_url, config.max_upload)
-    if image:
-        data = await run_in_threadpool(decode_photo, image)
-    elif config.mcp_folder is not None:
-        data = await run_in_threadpool(_read, image_path, config.mcp_folder, config.max_upload)
-    else:
-        raise RefusedError("forbidden", "this server does not open files: send the photo")
-    if len(data) > config.max_upload:
-        limit = config.max_upload / 1e6
-        raise ImageTooLargeError(f"the photo is larger than the limit of {limit:g} MB")
-    return data
+    return describe(await service.caption_one(service.readable(photo), generation, client=client))
 
 
 def _read(name: str, folder: Path, max_bytes: int) -> bytes:

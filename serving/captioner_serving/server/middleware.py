@@ -33,7 +33,6 @@ from captioner_serving.server.errors import (
     PROBLEMS,
     ClosedError,
     RefusedError,
-    failure,
     problem,
 )
 from captioner_serving.server.metrics import Metrics
@@ -166,11 +165,8 @@ class _Rest:
 
 
 def _is_trusted(name: bytes) -> bool:
-    """Return whether a header is passed on.
-
-    Forwarding headers are dropped because Gradio trusts them from every client. Cookies are not
-    needed, and parsing one with many backslashes takes minutes (CVE-2024-7592).
-    """
+    # Gradio trusts forwarding headers from every client. Cookies are not needed, and parsing one
+    # with many backslashes takes minutes (CVE-2024-7592).
     return name not in (b"cookie", b"forwarded") and not name.startswith(b"x-forwarded-")
 
 
@@ -202,9 +198,9 @@ class AccessLog:
             raise
         except Exception as error:
             if not is_out_of_memory(error):
-                _LOGGER.exception("%s failed", _one_line(request_info(scope).shown_path))
+                _LOGGER.exception("%s failed", in_a_line(request_info(scope).shown_path[:200]))
             if not answer.started:
-                await failure(error)(scope, receive, answer)
+                await problem(error)(scope, receive, answer)
         return self._record(scope, answer, time.perf_counter() - start)
 
     def _record(self, scope: Scope, answer: _Answer, seconds: float) -> None:
@@ -214,7 +210,7 @@ class AccessLog:
         self._metrics.latency.labels(name).observe(seconds)
         client = (scope.get("client") or ("",))[0]
         if answer.status >= 400 and not info.is_reported:
-            path = _one_line(info.shown_path)
+            path = in_a_line(info.shown_path[:200])
             self._say(f"{client} {scope['method'][:10]} {path}: {answer.status}")
         if self._stream is None:
             return
@@ -231,11 +227,6 @@ class AccessLog:
         }
         with suppress(OSError):  # a full disk must not fail requests
             print(json.dumps(line), file=self._stream, flush=True)
-
-
-def _one_line(path: str) -> str:
-    """Return a path from a client, escaped and shortened for a log."""
-    return in_a_line(path[:200])
 
 
 class _Answer:
@@ -263,18 +254,16 @@ class TrustedHosts:
         """Pass the request on, or answer 400."""
         if scope["type"] == "http" and "*" not in self._names:
             host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
-            if not any(host == name or _is_below(host, name) for name in self._names):
+            if not any(
+                host == name or (name.startswith("*.") and host.endswith(name[1:]))
+                for name in self._names
+            ):
                 detail = (
                     f"the host name {host[:100]!r} is not one of this server's: start it with "
                     "--allowed-host NAME to accept it"
                 )
                 return await problem(RefusedError("bad-request", detail))(scope, receive, send)
         return await self.app(scope, receive, send)
-
-
-def _is_below(host: str, pattern: str) -> bool:
-    """Return whether a host matches a pattern such as *.example.org."""
-    return pattern.startswith("*.") and host.endswith(pattern[1:])
 
 
 class Access:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel
 from pydantic_core import PydanticCustomError
 
@@ -25,13 +24,11 @@ from captioner_serving.server.chat import (
     answer,
     current_turn,
     model_names,
-    named_service,
+    model_of,
     read_fields,
 )
 
 router = APIRouter(include_in_schema=False)
-
-_LINES = "application/x-ndjson"
 
 
 def _now() -> str:
@@ -55,99 +52,80 @@ def _check_format(value: object) -> object:
     raise PydanticCustomError("format", "it should be 'json' or a JSON schema")
 
 
-class Fields(BaseModel):
-    """The fields that /api/generate and /api/chat share."""
-
+class _Fields(BaseModel):
     model: str | None = None
-    stream: bool | None = True
+    stream: bool = True
     format: Annotated[Any, AfterValidator(_check_format)] = None
 
 
-class GenerateFields(Fields):
-    """The fields of POST /api/generate."""
-
+class _GenerateFields(_Fields):
     prompt: Text = ""
     images: Photos = ()
 
 
-class ChatMessage(BaseModel):
-    """A message of POST /api/chat."""
-
+class _Message(BaseModel):
     role: str = "user"
     content: Text = ""
     images: Photos = ()
 
 
-class ChatFields(Fields):
-    """The fields of POST /api/chat."""
-
-    messages: tuple[ChatMessage, ...] = ()
+class _ChatFields(_Fields):
+    messages: tuple[_Message, ...] = ()
 
 
-class ShowFields(BaseModel):
-    """The fields of POST /api/show; older clients send `name`."""
-
+class _ShowFields(BaseModel):
     model: str | None = None
-    name: str | None = None
+    name: str | None = None  # of older clients
 
 
 @router.post("/api/generate")
 async def generate(request: Request) -> Response:
     """Answer a prompt. Without prompt and image, answer only that the model is loaded."""
-    fields = await read_fields(request, GenerateFields)
+    fields = await read_fields(request, _GenerateFields)
     if not fields.prompt and not fields.images:
         return _loaded(request, fields, {"response": ""})
     reply = await answer(request, fields.model, fields.images, fields.format)
-    return _respond(reply, fields, lambda text: {"response": text})
+    return _respond(reply, fields, {"response": reply.text}, {"response": ""})
 
 
 @router.post("/api/chat")
 async def chat(request: Request) -> Response:
     """Answer the last turn of a chat. Without messages, answer only that the model is loaded."""
-    fields = await read_fields(request, ChatFields)
+    fields = await read_fields(request, _ChatFields)
     if not fields.messages:
         return _loaded(request, fields, _message(""))
     images = current_turn([(message.role, message.images) for message in fields.messages])
     reply = await answer(request, fields.model, images, fields.format)
-    return _respond(reply, fields, _message)
+    return _respond(reply, fields, _message(reply.text), _message(""))
 
 
 def _message(text: str) -> dict[str, Any]:
     return {"message": {"role": "assistant", "content": text}}
 
 
-def _loaded(request: Request, fields: Fields, content: dict[str, Any]) -> Response:
-    name, _ = named_service(request, fields.model)
-    return JSONResponse({**_head(name), **content, "done": True, "done_reason": "load"})
+def _loaded(request: Request, fields: _Fields, empty: dict[str, Any]) -> Response:
+    head = _head(model_of(request, fields.model)[0])
+    return JSONResponse({**head, **empty, "done": True, "done_reason": "load"})
 
 
-def _respond(reply: Reply, fields: Fields, content: Callable[[str], dict[str, Any]]) -> Response:
+def _respond(
+    reply: Reply, fields: _Fields, content: dict[str, Any], empty: dict[str, Any]
+) -> Response:
     head, nanoseconds = _head(reply.model), round(reply.seconds * 1e9)
     end = {
-        "done": True,
-        "done_reason": "stop",
-        "total_duration": nanoseconds,
-        "load_duration": 0,
-        "prompt_eval_count": 0,
-        "prompt_eval_duration": 0,
-        "eval_count": reply.tokens,
+        "done": True, "done_reason": "stop", "total_duration": nanoseconds, "load_duration": 0,
+        "prompt_eval_count": 0, "prompt_eval_duration": 0, "eval_count": reply.tokens,
         "eval_duration": nanoseconds,
-    }
-    if fields.stream is False:
-        return JSONResponse({**head, **content(reply.text), **end})
-
-    async def lines() -> AsyncIterator[str]:
-        yield json.dumps({**head, **content(reply.text), "done": False}) + "\n"
-        yield json.dumps({**head, **content(""), **end}) + "\n"
-
-    return StreamingResponse(lines(), media_type=_LINES)
+    }  # fmt: skip
+    if not fields.stream:
+        return JSONResponse({**head, **content, **end})
+    lines = ({**head, **content, "done": False}, {**head, **empty, **end})
+    body = "".join(f"{json.dumps(line)}\n" for line in lines)
+    return Response(body, media_type="application/x-ndjson")
 
 
 def _head(model: str) -> dict[str, str]:
     return {"model": f"{model}:latest", "created_at": _now()}
-
-
-# Models
 
 
 @router.get("/api/tags")
@@ -160,17 +138,13 @@ async def tags(request: Request) -> dict[str, Any]:
 @router.post("/api/show")
 async def show(request: Request) -> dict[str, Any]:
     """Describe a model; clients check for "vision" in its capabilities."""
-    fields = await read_fields(request, ShowFields)
-    named_service(request, fields.model or fields.name)
+    fields = await read_fields(request, _ShowFields)
+    model_of(request, fields.model or fields.name)
     return {
-        "modelfile": "",
-        "parameters": "",
-        "template": "",
-        "details": _DETAILS,
+        "modelfile": "", "parameters": "", "template": "", "details": _DETAILS,
         "model_info": {"general.architecture": "captioner"},
-        "capabilities": ["completion", "vision"],
-        "modified_at": _STARTED,
-    }
+        "capabilities": ["completion", "vision"], "modified_at": _STARTED,
+    }  # fmt: skip
 
 
 @router.get("/api/version")
@@ -180,13 +154,9 @@ async def version() -> dict[str, str]:
 
 
 def _model(request: Request, name: str) -> dict[str, Any]:
-    version = named_service(request, name)[1].captioner.version
-    name = f"{name}:latest"
+    version, name = model_of(request, name)[1].captioner.version, f"{name}:latest"
+    digest = hashlib.sha256(f"{name} {version}".encode()).hexdigest()
     return {
-        "name": name,
-        "model": name,
-        "modified_at": _STARTED,
-        "size": 0,
-        "digest": hashlib.sha256(f"{name} {version}".encode()).hexdigest(),
+        "name": name, "model": name, "modified_at": _STARTED, "size": 0, "digest": digest,
         "details": _DETAILS,
-    }
+    }  # fmt: skip

@@ -14,11 +14,12 @@ from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH
 from captioner.errors import ConfigError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner_serving.server.api import (
+    PHOTO,
+    PROBLEMS,
     SearchFields,
     Service,
     form,
     named_service,
-    picture,
     read_photos,
     while_connected,
 )
@@ -44,10 +45,7 @@ class DrawingFields(SearchFields):
     head: Annotated[int, Field(ge=1)] | None = None
 
     def settings(self, captioner: Captioner) -> GenerationConfig:
-        """See SearchFields.
-
-        Raises ConfigError: also if `sentence` is above `captions`.
-        """
+        """See SearchFields."""
         if self.sentence > self.captions:
             raise ConfigError(
                 f"sentence is {self.sentence}, and captions is {self.captions}: set captions to "
@@ -70,7 +68,7 @@ def _add(kind: Literal["overlay", "sheet", "animation"], fields: type[DrawingFie
         (file,), values = await read_photos(request, service, fields)
         service = named_service(request, values.model)
         work = service.draw(
-            file.data,
+            service.readable(file.data),
             values.settings(service.captioner),
             lambda caption: _drawing(kind, caption.choose(values.sentence - 1), values),
             client=client_of(request.scope),
@@ -84,7 +82,10 @@ def _add(kind: Literal["overlay", "sheet", "animation"], fields: type[DrawingFie
         methods=["POST"],
         description=f"Caption a photo, and draw {_KINDS[kind]}.",
         openapi_extra=form(fields),
-        responses=picture(media_type),
+        responses={
+            200: {"description": "the picture", "content": {media_type: {"schema": PHOTO}}},
+            **PROBLEMS,
+        },
         response_class=Response,
         tags=["pictures"],
     )
@@ -102,13 +103,13 @@ def _drawing(kind: str, caption: Caption, fields: DrawingFields) -> Drawing:
         if fields.word is not None and fields.word > len(panels):
             raise ConfigError(f"word is {fields.word}; the caption has {len(panels)} words")
         index = caption.find_word() if fields.word is None else fields.word - 1
-        return Drawing(kind="overlay", panels=[panels[index]], options=options)
+        return Drawing("overlay", [panels[index]], options)
     label = caption.words[0].head_label(fields.head) if caption.words else ""
     head = f"({label})" if label else ""
     if kind == "animation":
-        return Drawing(kind="animation", panels=panels, options={**options, "note": head})
+        return Drawing("animation", panels, {**options, "note": head})
     options |= {"title": f"{caption.text} {head}".strip(), "note": caption.note}
-    return Drawing(kind="sheet", panels=panels, options={**options, "measure": caption.measure})
+    return Drawing("sheet", panels, {**options, "measure": caption.measure})
 
 
 _add("overlay", OverlayFields)

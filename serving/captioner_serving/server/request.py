@@ -7,7 +7,7 @@ import secrets
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Any, Literal
+from typing import Literal
 
 from starlette.types import Scope
 
@@ -18,19 +18,13 @@ _OLLAMA = re.compile(
 
 @dataclass(eq=False)
 class RequestInfo:
-    """Information about a request, which `middleware.RequestLimits` adds to the scope.
+    """Information about a request, which `middleware.RequestLimits` adds to the scope."""
 
-    path: without the prefix of a proxy.
-    route: the pattern of the route, or None.
-    user: the authenticated user.
-    is_reported: whether an error of a photo was already counted and reported on the terminal.
-    id: a unique text, for the answer's headers, the problem document and the log.
-    """
-
-    path: str
-    route: str | None = None
-    user: str | None = None
-    is_reported: bool = False
+    path: str  # without the prefix of a proxy
+    route: str | None = None  # its pattern
+    user: str | None = None  # the name of the token
+    is_reported: bool = False  # an error of a photo was counted and reported on the terminal
+    # A unique text for the answer's headers, the problem document and the log.
     id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
@@ -60,9 +54,7 @@ current_request: ContextVar[RequestInfo | None] = ContextVar("current_request", 
 
 def request_info(scope: Scope) -> RequestInfo:
     """Return the information that `middleware.RequestLimits` added to the scope."""
-    info: Any = scope["captioner"]
-    if not isinstance(info, RequestInfo):
-        raise TypeError("the request did not pass RequestLimits")
+    info: RequestInfo = scope["captioner"]
     return info
 
 

@@ -30,9 +30,11 @@ from captioner_serving.server.errors import (
     MemoryShortError,
     PhotoFailedError,
     RefusedError,
+    too_large,
 )
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.request import current_request
+from captioner_serving.server.urls import WebPhoto
 
 _LOGGER = logging.getLogger("captioner.server")
 _LONGEST_BATCH = 120.0  # seconds; a longer batch is stuck
@@ -67,31 +69,22 @@ def start_reader(captioner: Captioner, config: ServerConfig) -> Reader:
 class Photo:
     """A photo of a request.
 
-    source: the encoded photo or its URL.
+    name: the client's name for it; no file of this name is opened.
     has_preview: also make a preview.
     preview: width, height and data URL of the preview, once the photo is decoded.
     """
 
     source: Readable
+    name: str | None = None
     has_preview: bool = False
     preview: dict[str, Any] | None = None
-
-    @classmethod
-    def of_bytes(cls, data: bytes, *, has_preview: bool = False) -> Photo:
-        """Return the photo of a client, whose file name is not in error messages."""
-        return cls(EncodedPhoto("the image", data), has_preview)
 
 
 class CaptionService:
     """One model for many clients.
 
-    Args:
-        captioner: the model.
-        config: limits of the queue and batches.
-        metrics: counts images, batches and errors.
-        reader: decodes photos, shared with other models.
-        threads: the number of threads that torch uses for the model.
-        say: called with messages for the terminal.
+    `reader` may be shared with other models, `threads` is the number of threads that torch uses for
+    this model, and `say` is called with messages for the terminal.
     """
 
     def __init__(
@@ -110,6 +103,20 @@ class CaptionService:
         self._batcher = Batcher(
             self._caption_batch, max_batch=config.max_batch, capacity=config.queue
         )
+
+    def readable(self, photo: bytes | str) -> Readable:
+        """Return a photo of a client, given its bytes or its URL.
+
+        Raises RefusedError: the server downloads no photos, or this one is too large.
+        """
+        if isinstance(photo, str):
+            if not self.config.allow_urls:
+                detail = "this server does not download photos: send the photo"
+                raise RefusedError("forbidden", detail)
+            return WebPhoto(photo, self.config.max_upload)
+        if len(photo) > self.config.max_upload:
+            raise too_large(self.config.max_upload)
+        return EncodedPhoto("the image", photo)
 
     def sample(self, name: str, path: Path, *, captions: int) -> Caption:
         """Caption a sample photo, without limits.
@@ -147,41 +154,37 @@ class CaptionService:
 
     async def caption_one(
         self,
-        photo: bytes | Readable,
+        photo: Readable,
         config: GenerationConfig,
         *,
         client: str,
         check_attention: bool = False,
     ) -> Caption:
-        """Caption one photo; arguments and exceptions as for `caption`.
+        """Caption one photo; see `caption`.
 
-        Raises ImageError: it cannot be decoded.
+        Raises ImageError: it cannot be captioned.
         """
-        photos = [Photo.of_bytes(photo) if isinstance(photo, bytes) else Photo(photo)]
-        return _only(
-            await self.caption(photos, config, client=client, check_attention=check_attention)
-        )
+        work = self.caption([Photo(photo)], config, client=client, check_attention=check_attention)
+        return _only(await work)
 
     async def draw(
         self,
-        image: bytes,
+        photo: Readable,
         config: GenerationConfig,
         make: Callable[[Caption], Output],
         *,
-        client: str = "",
+        client: str,
     ) -> bytes:
-        """Caption a photo, and draw its caption; arguments and exceptions as for `caption`.
-
-        `make` returns the drawing of a caption. Cancelling the caller stops both.
+        """Caption a photo, and draw `make(caption)`; see `caption`.
 
         Raises:
-            ImageError: the photo cannot be decoded or captioned, or drawing takes too long.
+            ImageError: the photo cannot be captioned, or drawing takes too long.
             ConfigError: an option of the drawing is out of range.
         """
-        settings, photo = self._settings(config), Photo.of_bytes(image)
+        settings = self._settings(config)
         with self._batcher.admit(1 + settings.cost, client):
-            caption = _only(await self._run([photo], settings, client))
-            (drawn,) = await self.reader.decode(photo.source, [make(caption)], client=client)
+            caption = _only(await self._run([Photo(photo)], settings, client))
+            (drawn,) = await self.reader.decode(photo, [make(caption)], client=client)
         drawn.check()
         return bytes(drawn.pixels)
 
@@ -219,7 +222,6 @@ class CaptionService:
     async def _run(
         self, photos: Sequence[Photo], settings: JobSettings, client: str
     ) -> list[Caption | ImageError]:
-        """Caption admitted photos, in order; count and report the results."""
         start = time.monotonic()
         self.metrics.queue.inc(len(photos))
         try:
@@ -261,7 +263,6 @@ class CaptionService:
             return PhotoFailedError(f"the server failed on the image ({reason}): try again")
 
     async def _decode(self, photo: Photo, client: str) -> Decoded:
-        """Return the pixels for the model, and make the preview."""
         outputs: list[Output] = [Square(self.captioner.transform.config)]
         outputs += [Preview(_LONGEST_PREVIEW)] if photo.has_preview else []
         square, *previews = await self.reader.decode(photo.source, outputs, client=client)
@@ -273,7 +274,6 @@ class CaptionService:
         return square
 
     def _checked(self, caption: Caption) -> Caption | ImageError:
-        """Return the caption, or an error if its trust is below the server's minimum."""
         minimum = self.config.minimum_trust
         if minimum is None or not caption.is_below(minimum):
             return caption

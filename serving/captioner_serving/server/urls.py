@@ -5,7 +5,6 @@ URLs are untrusted, so only public addresses are allowed, for redirects too.
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 
 import httpx
@@ -13,11 +12,7 @@ import httpx
 from captioner.certificates import CertificatesError
 from captioner.errors import ImageNotFoundError, ImageTooLargeError
 from captioner.shared.paths import is_web_address
-from captioner_serving.networks import (
-    PrivateAddressError,
-    PublicTransport,
-    stream_url,
-)
+from captioner_serving.networks import PrivateAddressError, PublicTransport, stream_url
 
 _SECONDS = 15.0  # for a step, such as connecting; the decoding pool limits the total time
 _LARGEST_PORT = 65_535
@@ -25,16 +20,11 @@ _LARGEST_PORT = 65_535
 
 @dataclass(frozen=True)
 class WebPhoto:
-    """A photo at an http or https URL.
-
-    url: the URL.
-    most: the largest size of the photo, in bytes.
-    trusted_host: a host whose addresses may be private; for tests.
-    """
+    """A photo at an http or https URL."""
 
     url: str
-    most: int
-    trusted_host: str | None = None
+    most: int  # bytes
+    trusted_host: str | None = None  # its addresses may be private; for tests
 
     @property
     def name(self) -> str:
@@ -48,28 +38,19 @@ class WebPhoto:
         """
         if not is_web_address(self.url):
             raise ImageNotFoundError(f"{self.name!r} is not an http or https URL")
+        data, transport = bytearray(), PublicTransport(self.trusted_host)
         try:
-            data = self._fetch()
+            if (httpx.URL(self.url).port or 0) > _LARGEST_PORT:
+                raise httpx.InvalidURL("the port is too large")
+            with stream_url(self.url, transport, timeout=_SECONDS) as pieces:
+                for piece in pieces:
+                    data += piece
+                    if len(data) > self.most:
+                        detail = f"{self.name} is larger than the limit of {self.most / 1e6:g} MB"
+                        raise ImageTooLargeError(detail)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OverflowError) as error:
-            raise ImageNotFoundError(
-                f"{self.name} cannot be downloaded: {_reason(error)}"
-            ) from error
-        if len(data) > self.most:
-            raise ImageTooLargeError(
-                f"{self.name} is larger than the limit of {self.most / 1e6:g} MB"
-            )
-        return data
-
-    def _fetch(self) -> bytes:
-        """Download the bytes; stop after more than `most`."""
-        if (httpx.URL(self.url).port or 0) > _LARGEST_PORT:
-            raise httpx.InvalidURL("the port is too large")
-        data = bytearray()
-        with stream_url(self.url, PublicTransport(self.trusted_host), timeout=_SECONDS) as pieces:
-            for piece in pieces:
-                data += piece
-                if len(data) > self.most:
-                    break
+            reason = _reason(error)
+            raise ImageNotFoundError(f"{self.name} cannot be downloaded: {reason}") from error
         return bytes(data)
 
 
@@ -84,14 +65,10 @@ def _reason(error: Exception) -> str:
         return "this server cannot load the certificates for https"
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return "its certificate is not valid"
-    if isinstance(error, httpx.UnsupportedProtocol):
-        return "it redirects to a URL that is not http or https"
     if isinstance(error.__cause__, PrivateAddressError):
         return "it leads to a private address"
-    if isinstance(error, httpx.InvalidURL | OverflowError) or isinstance(
+    if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL | OverflowError) or isinstance(
         error.__cause__ or error, ValueError
     ):
-        return "the host name or port is invalid"
-    if isinstance(error.__cause__, socket.gaierror):
-        return "the host is unknown"
-    return "the server does not answer"
+        return "the URL, or one to which it redirects, is not valid"
+    return "the host is unknown or does not answer"

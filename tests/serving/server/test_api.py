@@ -119,7 +119,7 @@ def test_a_request_can_name_a_model(saved_tiny: Path) -> None:
         (record,) = ask(model="tiny").json()["records"]
         assert record["caption"] == tiny.caption(SAMPLES / "rocket.jpg").text
         answer = ask(model="no")
-        assert answer.status_code == 422 and "use variant, tiny" in answer.json()["detail"]
+        assert answer.status_code == 404 and "use variant, tiny" in answer.json()["detail"]
         assert client.get("/api/health/ready").status_code == 200
 
 

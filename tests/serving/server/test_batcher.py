@@ -71,7 +71,7 @@ def test_the_model_has_all_cores(tiny_checkpoint: Checkpoint) -> None:
 
     model = Model(tiny_checkpoint, device="cpu")
     with service_of(model, threads=3) as service:
-        run_async(service.caption_one(jpeg(), model.generation, client=""))
+        run_async(service.caption_one(EncodedPhoto("", jpeg()), model.generation, client=""))
     assert seen == [3]
 
 
@@ -327,7 +327,7 @@ def test_a_photo_that_fails_unexpectedly_is_that_photo_s_error(
         config = service.captioner.generation
 
         async def both() -> Any:
-            photos = [Photo.of_bytes(photo) for photo in (jpeg(), b"bad")]
+            photos = [Photo(EncodedPhoto("", data)) for data in (jpeg(), b"bad")]
             return await service.caption(photos, config)
 
         good, bad = run_async(both())
@@ -344,7 +344,7 @@ def test_a_refused_upload_is_released_at_once(tiny_checkpoint: Checkpoint) -> No
         with service_of(Captioner(tiny_checkpoint)) as service:
 
             async def ask() -> Any:
-                photos = [Photo.of_bytes(upload)]
+                photos = [Photo(EncodedPhoto("", upload))]
                 return await service.caption(photos, service.captioner.generation)
 
             (refused,) = run_async(ask())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import re
 import secrets
 import socket
 from collections.abc import Iterator
@@ -13,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
 from captioner import Captioner
 from captioner.checkpoint import Checkpoint
@@ -131,24 +128,8 @@ def test_a_caption_below_the_least_trust_is_marked(trusting: httpx.Client, serve
     assert "a trust file, but the checkpoint tiny has none" in output["error"]
 
 
-def test_a_link_to_the_page_shows_the_product(
-    server: Server, api: httpx.Client, trusting: httpx.Client
-) -> None:
-    tags = re.findall(r"<meta[^>]*(?:og|twitter):[^>]*>", api.get("/").text)
-    said = dict(re.findall(r'"([a-z]+:[a-z]+)" content="([^"]*)"', "".join(tags)))
-    assert len(tags) == len(said) == 5 and "Gradio" not in "".join(tags)
-    assert said["og:title"] == "Captioner" and "A photo in" in said["og:description"]
-    assert said["og:image"] == f"{server.url}/page/preview.jpg"
-    picture = api.get("/page/preview.jpg")
-    with Image.open(io.BytesIO(picture.content)) as drawn, Image.open(PHOTO) as photo:
-        assert drawn.size == photo.size and picture.headers["content-type"] == "image/jpeg"
-    plain = trusting.get("/").text  # without a sample there is no picture
-    assert trusting.get("/page/preview.jpg").status_code == 404
-    assert "og:image" not in plain and "twitter:" not in plain and "og:title" in plain
-
-
 def test_only_uploads_are_captioned(api: httpx.Client, server: Server) -> None:
-    for path in ("/etc/hostname", "http://127.0.0.1:1/x.jpg", "", "\0", str(PHOTO), 7, [1]):
+    for path in ("/etc/hostname", "http://127.0.0.1:1/x.jpg", "", "\0", str(PHOTO)):
         answer = call(api, {"path": path}, *USUAL)
         assert (answer.status_code, answer.json()["type"]) == (403, "forbidden"), path
     assert call(api, file_data(upload(api)), *USUAL).status_code == 200
@@ -159,12 +140,10 @@ def test_only_uploads_are_captioned(api: httpx.Client, server: Server) -> None:
     ("image", "values", "fields", "said"),
     [
         ("/etc/hostname", USUAL, {}, "handle_file"),
-        (None, USUAL, {}, "handle_file"),
         ({"a": 1}, USUAL, {}, "handle_file"),
-        (None, USUAL[1:], {}, "takes 7 values"),
-        (None, USUAL, {"data": 7}, "takes 7 values"),
+        (None, USUAL[1:], {}, "data.6"),
+        (None, USUAL, {"data": 7}, "data is"),
         (None, USUAL, {"session_hash": None}, "session_hash"),
-        (None, USUAL, {"session_hash": ["x"]}, "session_hash"),
         (None, USUAL, {"session_hash": 65 * "x"}, "session_hash"),
     ],
 )

@@ -18,7 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 from captioner import __version__
 from captioner.caption import Caption
 from captioner.captioner import Captioner
-from captioner_serving.server import mcp as mcp_module
+from captioner_serving.server import service
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.mcp import describe
 from captioner_serving.server.urls import WebPhoto
@@ -106,7 +106,7 @@ def test_an_assistant_gets_sentence_doubt_and_places(asked: Callable[..., Any]) 
         ({"image": CODED, "image_path": "cup.jpg"}, "give exactly one of"),
         ({"image": "%"}, "must be base64"),
         ({"image": "bm9uZQ=="}, "the image is not"),
-        ({"image": base64.b64encode(bytes(200_001)).decode()}, "larger than the limit of 0.2 MB"),
+        ({"image": base64.b64encode(bytes(200_001)).decode()}, "limit of a request is 0.2 MB"),
         ({"image_url": "https://example.org/a.jpg"}, "does not download photos"),
         ({"image_path": "../secret.jpg"}, "is not in the folder"),
         ({"image_path": "../mine-private/cup.jpg"}, "is not in the folder"),
@@ -115,7 +115,7 @@ def test_an_assistant_gets_sentence_doubt_and_places(asked: Callable[..., Any]) 
         ({"image_path": "pipe.jpg"}, "there is no file"),
         ({"image_path": "no.jpg"}, "there is no file"),
         ({"image_path": "\0"}, "cannot be read"),
-        ({"image_path": "large.jpg"}, "larger than the limit of 0.2 MB"),
+        ({"image_path": "large.jpg"}, "limit of a request is 0.2 MB"),
         ({"image_path": "http://127.0.0.1:1/a.jpg"}, "there is no file"),
     ],
 )
@@ -129,7 +129,6 @@ def test_what_an_assistant_cannot_have_is_a_sentence(
 def test_nothing_of_gradio_is_offered_beside_the_one_function(asked: Callable[..., Any]) -> None:
     offered = asked(lambda session: session.list_tools()).tools
     assert [each.name for each in offered] == ["describe_image"]
-    assert "folder" in offered[0].description and "public host" not in offered[0].description
     properties = offered[0].inputSchema["properties"]
     assert properties.keys() == {"image", "image_path"}  # what is off is not offered
     for name in ("record", "caption", "/caption"):
@@ -168,7 +167,7 @@ def test_the_schema_has_what_is_on_and_the_version_is_the_product_s(
     saved_tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also, a photo may have several megabytes; the mcp package's own limit is 4 MiB."""
-    monkeypatch.setattr(mcp_module, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
+    monkeypatch.setattr(service, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
     captioner = Captioner.from_pretrained(saved_tiny)
     large = base64.b64encode(PHOTO + bytes(4_000_000)).decode()
     small = len(PHOTO) - 1  # bytes
@@ -177,7 +176,7 @@ def test_the_schema_has_what_is_on_and_the_version_is_the_product_s(
         (ServerConfig(mcp=True, allow_urls=True), {"image", "image_url"}, None, "Caption: ",
          "Caption: "),
         (ServerConfig(mcp=True, allow_urls=True, max_upload=small), {"image", "image_url"}, None,
-         f"larger than the limit of {small / 1e6:g} MB", None),
+         f"limit of {small / 1e6:g} MB", None),
     ):  # fmt: skip
         with serving(captioner, config) as url, hosting(SAMPLES) as web:
 

@@ -12,7 +12,7 @@ from PIL import Image
 from captioner.captioner import Captioner
 from captioner.photos.open import open_image
 from captioner.shared.paths import sample_photos
-from captioner_serving.server import api
+from captioner_serving.server import service
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.urls import WebPhoto
 from tests.serving.server.conftest import SAMPLES
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 def test_a_pasted_address_is_fetched_by_the_server_alone(
     desk: Any, captioner: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
+    monkeypatch.setattr(service, "WebPhoto", partial(WebPhoto, trusted_host="127.0.0.1"))
     with (
         hosting(SAMPLES) as web,
         serving(captioner, ServerConfig(allow_urls=True), samples=sample_photos()) as url,

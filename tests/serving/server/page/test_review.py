@@ -14,7 +14,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from tests.serving.server.conftest import SAMPLES
-from tests.serving.server.page.conftest import STORED, Visit
+from tests.serving.server.page.conftest import Visit
 
 pytestmark = pytest.mark.slow
 

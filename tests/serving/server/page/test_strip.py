@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.server.conftest import SAMPLES
-from tests.serving.server.page.conftest import STORED, Visit
+from tests.serving.server.page.conftest import Visit
 
 pytestmark = pytest.mark.slow
 
