@@ -67,8 +67,7 @@ def _reason(error: Exception) -> str:
         return "its certificate is not valid"
     if isinstance(error.__cause__, PrivateAddressError):
         return "it leads to a private address"
-    if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL | OverflowError) or isinstance(
-        error.__cause__ or error, ValueError
-    ):
+    invalid = (httpx.UnsupportedProtocol, httpx.InvalidURL, OverflowError, ValueError)
+    if isinstance(error, invalid) or isinstance(error.__cause__, ValueError):
         return "the URL, or one to which it redirects, is not valid"
     return "the host is unknown or does not answer"
