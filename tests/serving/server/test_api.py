@@ -17,7 +17,9 @@ from PIL import Image, ImageChops, ImageStat
 from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner.checkpoint import Checkpoint
+from captioner_serving.server.errors import RefusedError
 from captioner_serving.server.records import needs_preview, served_record
+from captioner_serving.server.service import CaptionService
 from tests.conftest import make_heads, make_tiny, make_trust
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.running import serving
@@ -70,11 +72,9 @@ def test_a_failure_is_a_problem_with_status_and_remedy(api: httpx.Client) -> Non
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"beam_size": "0"}, "beam_size is '0': it should be greater than or equal to 1"),
-        ({"beam_size": "21"}, "beam_size is '21': it should be less than or equal to 20"),
-        ({"beam_size": "many"}, "beam_size"),
         ({"beam_size": "0", "captions": "21"},
          "or equal to 1; captions is '21': it should be less than or equal to 20"),
+        ({"beam_size": "many"}, "beam_size"),
         ({"beam_size": "2", "captions": "3"}, "captions"),
         ({"attention": "perhaps"}, "attention"),
     ],
@@ -121,6 +121,14 @@ def test_a_request_can_name_a_model(saved_tiny: Path) -> None:
         answer = ask(model="no")
         assert answer.status_code == 404 and "use variant, tiny" in answer.json()["detail"]
         assert client.get("/api/health/ready").status_code == 200
+        with pytest.MonkeyPatch.context() as patch:
+
+            def check(service: CaptionService) -> None:
+                if service.captioner is tiny:
+                    raise RefusedError("not-ready", "a batch is stuck")
+
+            patch.setattr(CaptionService, "check", check)
+            assert client.get("/api/health/ready").status_code == 503
 
 
 def test_health_names_the_model(api: httpx.Client) -> None:
@@ -242,9 +250,8 @@ def encoded(kind: str, count: int = 1) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "count", "drawn"),
     [
-        ("JPEG", 1, False), ("PNG", 1, False), ("WEBP", 1, False), ("BMP", 1, False),
-        ("AVIF", 1, False), ("TIFF", 1, True), ("GIF", 2, True), ("WEBP", 2, True),
-        ("PNG", 2, True),
+        ("JPEG", 1, False), ("AVIF", 1, False), ("TIFF", 1, True), ("GIF", 2, True),
+        ("WEBP", 2, True), ("PNG", 2, True),
     ],
 )  # fmt: skip
 def test_a_preview_is_of_what_browsers_do_not_show(

@@ -155,17 +155,15 @@ def test_an_invalid_call_is_refused(
     assert said in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("body", [b"{", b"[1]", b"[" * 15_000])
-def test_a_malformed_call_is_refused(api: httpx.Client, body: bytes) -> None:
-    answer = api.post("/gradio_api/queue/join", content=body)
+def test_a_malformed_call_is_refused(api: httpx.Client) -> None:
+    answer = api.post("/gradio_api/queue/join", content=b"[" * 15_000)
     assert answer.status_code == 400
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize("path", ["/gradio_api/queue/join", "/gradio_api/cancel"])
-def test_a_call_has_at_most_16_000_bytes(trusting: httpx.Client, path: str) -> None:
+def test_a_call_has_at_most_16_000_bytes(trusting: httpx.Client) -> None:
     """It is refused before the rest of it is received."""
-    image = file_data(upload(trusting))
+    path, image = "/gradio_api/queue/join", file_data(upload(trusting))
     body = json.dumps({"data": [image, *USUAL], "session_hash": "sized"}).encode()
     assert trusting.post(path, content=body.ljust(16_000)).status_code == 200
     refused = trusting.post(path, content=body.ljust(16_001))
@@ -177,16 +175,14 @@ def test_a_call_has_at_most_16_000_bytes(trusting: httpx.Client, path: str) -> N
         assert peer.recv(12).endswith(b" 413")
 
 
-@pytest.mark.parametrize("name", [256 * "x", ["mine.jpg"], 7])
-def test_the_name_of_a_photo_is_short(trusting: httpx.Client, name: Any) -> None:
-    answer = call(trusting, file_data(upload(trusting)) | {"orig_name": name}, *USUAL)
-    assert (answer.status_code, answer.json()["type"]) == (400, "bad-request")
-
-
-@pytest.mark.parametrize("name", [255 * "ä", None])
-def test_a_record_has_the_name_of_its_photo(trusting: httpx.Client, name: Any) -> None:
-    answer = call(trusting, file_data(upload(trusting)) | {"orig_name": name}, *USUAL)
-    assert result(trusting, answer)["data"][0]["image"] == name
+def test_a_record_has_the_name_of_its_photo(trusting: httpx.Client) -> None:
+    image = file_data(upload(trusting))
+    for name in (255 * "ä", None):
+        answer = call(trusting, image | {"orig_name": name}, *USUAL)
+        assert result(trusting, answer)["data"][0]["image"] == name
+    for name in (256 * "x", ["mine.jpg"]):
+        answer = call(trusting, image | {"orig_name": name}, *USUAL)
+        assert (answer.status_code, answer.json()["type"]) == (400, "bad-request")
 
 
 def test_an_unexpected_error_ends_one_call(

@@ -84,14 +84,6 @@ def test_stalled_uploads_are_counted_bounded_and_given_up(small: str, client: ht
     assert is_answered(client)
 
 
-def test_a_slow_sender_is_given_up(small: str) -> None:
-    with connect(small, head(MEGABYTE)) as peer:
-        started = time.monotonic()
-        answer = peer.recv(4096)
-        assert answer.startswith(b"HTTP/1.1 408 ") and b"application/problem+json" in answer
-        assert time.monotonic() - started > PATIENCE - 0.5
-
-
 def test_a_sender_of_50_kilobytes_a_second_is_not_given_up(small: str) -> None:
     """Of 100 kB: three seconds in all."""
     start, tail = head(0).partition(b"\r\n\r\n")[2] + bytes(100_000), b"\r\n--b--\r\n"

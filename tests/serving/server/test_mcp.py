@@ -105,7 +105,6 @@ def test_an_assistant_gets_sentence_doubt_and_places(asked: Callable[..., Any]) 
         ({}, "give exactly one of"),
         ({"image": CODED, "image_path": "cup.jpg"}, "give exactly one of"),
         ({"image": "%"}, "must be base64"),
-        ({"image": "bm9uZQ=="}, "the image is not"),
         ({"image": base64.b64encode(bytes(200_001)).decode()}, "limit of a request is 0.2 MB"),
         ({"image_url": "https://example.org/a.jpg"}, "does not download photos"),
         ({"image_path": "../secret.jpg"}, "is not in the folder"),
@@ -113,10 +112,8 @@ def test_an_assistant_gets_sentence_doubt_and_places(asked: Callable[..., Any]) 
         ({"image_path": "/etc/hostname"}, "is not in the folder"),
         ({"image_path": "link.jpg"}, "is not in the folder"),
         ({"image_path": "pipe.jpg"}, "there is no file"),
-        ({"image_path": "no.jpg"}, "there is no file"),
         ({"image_path": "\0"}, "cannot be read"),
         ({"image_path": "large.jpg"}, "limit of a request is 0.2 MB"),
-        ({"image_path": "http://127.0.0.1:1/a.jpg"}, "there is no file"),
     ],
 )
 def test_what_an_assistant_cannot_have_is_a_sentence(

@@ -7,9 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,12 +30,11 @@ COSTLY = {"beam_size": "20", "captions": "20", "check_attention": "true"}
 
 
 class Model(Captioner):
-    """A model that waits, fails on demand, and records its batches."""
+    """A model that waits, and records its batches."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         self.going = threading.Event()
-        self.error: Exception | None = None
         self.batches: list[tuple[list[int], GenerationConfig, bool]] = []
 
     def caption_prepared(
@@ -51,8 +48,6 @@ class Model(Captioner):
         # A photo is of one grey, by which it is known.
         self.batches.append(([int(one.pixels.max()) for one in images], config, check_attention))
         assert self.going.wait(60)
-        if self.error is not None:
-            raise self.error
         return super().caption_prepared(images, config, check_attention=check_attention)
 
 
@@ -193,66 +188,6 @@ def test_a_client_that_disconnects_leaves_the_queue(
         model.going.set()
         assert "caption" in last(first)
     assert [levels for levels, _, _ in model.batches] == [[1]]
-
-
-def send(url: str, count: int, fields: dict[str, str] | None = None) -> httpx.Response:
-    with client_at(url) as made:
-        parts = [("image", ("x.png", grey(level))) for level in range(1, count + 1)]
-        return made.post("/api/caption", files=parts, data=fields or {})
-
-
-def test_retry_after_follows_the_queue(url: str, model: Model) -> None:
-    """It depends on the admitted images and their costs."""
-
-    @contextmanager
-    def full(fields: dict[str, str] | None = None) -> Iterator[int]:
-        model.going.clear()
-        with ThreadPoolExecutor(1) as pool, client_at(url) as made:
-            done: Future[httpx.Response] = pool.submit(send, url, 64, fields)
-            assert until(lambda: "captioner_queue_images 64.0" in made.get("/metrics").text)
-            try:
-                answer = send(url, 5)
-                assert answer.status_code == 503 and answer.json()["type"] == "busy"
-                yield int(answer.headers["retry-after"])
-            finally:
-                model.going.set()
-            assert fields or done.result(60).status_code == 200
-
-    with full() as before:  # anything was captioned
-        assert before == 6  # 0.1 s per image
-    assert send(url, 65).status_code == 413  # more than ever fit
-    assert send(url, 64).status_code == send(url, 64).status_code == 200
-    with full() as usual:
-        assert usual >= 1
-    assert max(len(levels) for levels, _, _ in model.batches) <= 16  # --max-batch
-    model.error = ValueError("enough")  # what is costly need not be done
-    with full(COSTLY) as costly:
-        assert costly > 2 * usual
-
-
-def test_health_depends_on_the_model_not_on_its_queue(
-    model: Model, clock: Clock, tiny_checkpoint: Checkpoint, queued: list[object]
-) -> None:
-    """On each of two models: the first works all the time."""
-    first = Model(replace(tiny_checkpoint, name="first"))
-    first.going.set()
-
-    def health() -> tuple[int, str]:
-        with client_at(url) as made:
-            answer = made.get("/api/health")
-            return answer.status_code, answer.json().get("type", "")
-
-    with serving(first, None, model) as url, ExitStack() as stack:
-        fields = {"model": "tiny"}
-        waits = [stack.enter_context(waiting(url, level, fields)) for level in range(1, 10)]
-        assert until(lambda: model.batches and len(queued) == 9)
-        assert health() == (200, "")  # it is at work, on the first batch of all
-        clock.ahead += 130
-        assert health() == (503, "not-ready")  # for minutes
-        model.going.set()
-        for peer in waits:
-            assert "caption" in last(peer)
-        assert health() == (200, "")
 
 
 def test_a_call_of_gradio_that_nobody_reads_is_dropped_while_the_model_works(

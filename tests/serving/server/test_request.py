@@ -74,7 +74,6 @@ def test_ipv6_clients_are_counted_by_their_network() -> None:
     [
         ("/api/caption", "/api/caption", "/api/caption"),
         ("/v1/models/IMG_1", "/v1/models/{name}", "/v1/models/{name}"),
-        ("/gradio_api/file=/tmp/x/IMG_1.jpg", None, "/gradio_api/..."),
         ("/nonsense/IMG_1.jpg", None, "/nonsense/..."),
         ("/photos/wordsmith/api/caption", None, "/photos/..."),
     ],
@@ -90,21 +89,23 @@ def test_routes_are_named_below_any_prefix(
     assert inside.scope["path"] == "/photos/words" + path  # and FastAPI takes it off once
 
 
-NAMES = {
-    # where it listens, and for what: names that it answers for, and names that it does not
-    "127.0.0.1": (["photos.example.org"],
-                  ["localhost", "127.0.0.1:7860", "[::1]:7860", "a.localhost:80",
-                   "photos.example.org:443"],
-                  ["example.org", "evil.example", "192.168.1.5",
-                   "localhost.evil.example", "evillocalhost", ""]),
-    "0.0.0.0": (["captions.example.org", "*.pages.example.org", "192.168.7.7", "fd00::7"],
-                ["Captions.example.org:443", "a.pages.example.org", "192.168.7.7:80",
-                 "[fd00::7]:7860", "localhost"],
-                ["evil.example", "example.org", "evilpages.example.org", "pages.example.org"]),
+# The host to listen on: allowed names, accepted Host headers, refused Host headers.
+NAMES: dict[str, tuple[list[str], list[str], list[str]]] = {
+    "127.0.0.1": (
+        ["photos.example.org"],
+        ["localhost", "[::1]:7860", "a.localhost:80", "photos.example.org:443"],
+        ["example.org", "192.168.1.5", "localhost.evil.example", "evillocalhost", ""],
+    ),
+    "0.0.0.0": (
+        ["*.pages.example.org", "192.168.7.7", "fd00::7"],
+        ["A.pages.example.org:443", "192.168.7.7:80", "[fd00::7]:7860", "localhost"],
+        ["evil.example", "evilpages.example.org", "pages.example.org"],
+    ),
     "::": ([], ["192.168.1.5:7860", "any.name"], []),
-    **dict.fromkeys(("localhost", "::1", "[::1]", "127.0.0.2"),
-                    ([], ["localhost:7860", "127.0.0.1"], ["evil.example", "192.168.1.5"])),
-}  # fmt: skip
+    **dict.fromkeys(
+        ("localhost", "[::1]", "127.0.0.2"), ([], ["localhost:7860"], ["evil.example"])
+    ),
+}
 
 
 @pytest.mark.parametrize("listens", NAMES)
@@ -115,30 +116,22 @@ def test_only_accepted_host_headers_are_answered(listens: str) -> None:
     answers = {name: ask(app, headers={"Host": name}) for name in (*good, *bad)}
     assert {name for name, answer in answers.items() if answer.status_code == 200} == set(good)
     for name in bad:
-        assert (
-            answers[name].status_code == 400 and "--allowed-host" in answers[name].json()["detail"]
-        )
-    chat = ask(app, "/api/tags", headers={"Host": "evil.example:80"})
-    assert listens == "::" or "--allowed-host" in chat.json()["error"]
+        assert answers[name].status_code == 400
+        assert "--allowed-host" in answers[name].json()["detail"]
 
 
 @pytest.mark.parametrize(
     ("site", "origin", "host", "refused"),
     [
-        ("cross-site", None, "localhost:7860", True),
         ("cross-site", "http://localhost:7860", "localhost:7860", True),
         (None, "https://evil.example", "localhost:7860", True),
         (None, "null", "localhost:7860", True),
         (None, "http://[", "localhost:7860", True),
-        ("same-site", "https://evil.localhost", "localhost:7860", True),
         ("same-site", "http://localhost:3000", "localhost:7860", True),  # whoever listens there
-        (None, "http://localhost:3000", "localhost:7860", True),
         (None, "http://localhost", "localhost:7860", True),
         (None, "http://localhost:7860", "localhost", True),
         ("same-origin", "http://localhost:7860", "localhost:7860", False),
-        (None, "http://localhost:7860", "localhost:7860", False),
         (None, "http://[::1]:7860", "[::1]:7860", False),
-        (None, "http://localhost", "localhost:80", False),
         (None, "https://localhost", "localhost:443", False),
         (None, "https://localhost", "localhost", False),  # a proxy has the certificate
         (None, None, "localhost", False),  # curl
@@ -156,21 +149,7 @@ def test_what_another_site_makes_a_browser_send_is_refused(
     assert ask(app, "/metrics", headers=headers).status_code == 200  # a link to the page
 
 
-def test_a_page_is_of_another_site_if_the_request_has_no_host() -> None:
-    """As HTTP/1.0 allows it."""
-    inside, sent = Inside(), []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "scheme": "http", "path": "/api/caption", "method": "POST"}
-    app = RequestLimits(Access(inside))
-    run_async(app({**scope, "headers": [(b"origin", b"http://evil.example")]}, nobody, send))
-    assert sent[0]["status"] == 403 and not inside.scope
-
-
 def test_websockets_are_closed() -> None:
-    """Later middleware does not check passwords of websockets."""
     inside, sent = Inside(), []
 
     async def send(message: Any) -> None:
@@ -196,10 +175,9 @@ def count(metrics: Metrics, status: int) -> bool:
 def test_every_answer_has_the_security_headers(server: Server) -> None:
     for route in ("/", "/api/health", "/metrics", "/docs", "/nonsense", "/gradio_api/info"):
         headers = httpx.get(server.url + route, timeout=300).headers
-        assert "frame-ancestors 'self'" in headers["content-security-policy"]
-        # Nothing is loaded from, sent to or shown by another host.
-        policy = headers["content-security-policy"]
+        policy = headers["content-security-policy"]  # no other host
         assert policy.startswith("default-src 'self'; ") and not set("*.") & set(policy)
+        assert "frame-ancestors 'self'" in policy
         assert headers["cross-origin-resource-policy"] == "same-origin"
         assert headers["referrer-policy"] == "no-referrer"
         assert headers["x-frame-options"] == "SAMEORIGIN"
@@ -231,25 +209,17 @@ def test_gradio_reflects_no_foreign_origin(api: httpx.Client) -> None:
     for path in ("/config", "/gradio_api/info", "/", "/api/health"):
         headers = api.get(path, headers={"Origin": "https://evil.example"}).headers
         assert not [name for name in headers if name.startswith("access-control")]
-    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
-    answer = api.options("/config", headers=asked)
-    assert answer.status_code == 405
-    assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", "/api/caption", 405),
-        ("POST", "/api/health", 405),
-        ("GET", "/api", 404),
         ("POST", "/api/caption/", 404),
-        ("GET", "/page/static/none.js", 404),
         ("GET", "/static/%2e%2e/%2e%2e/x", 404),
         ("GET", "/gradio_api/proxy=http://localhost", 404),
         ("GET", "/gradio_api/file=/etc/passwd", 404),
         ("POST", "/gradio_api/run/caption", 404),
-        ("GET", "/gradio_api/queue/data", 404),
     ],
 )
 def test_what_is_not_there_is_a_problem_too(
@@ -280,24 +250,15 @@ def test_every_failure_is_a_problem_document(
 
 
 async def nobody(*_: Any) -> Any:
-    raise AssertionError("nobody is there to hear or say anything")
+    raise AssertionError("nothing is received")
 
 
 async def unheard(_: Any) -> None:
     """Drop a message, as uvicorn does after the client has left."""
 
 
-class Disappointed(Inside):
-    """Answers an unexpected exception with 500 and raises it again, as Starlette does."""
-
-    async def __call__(self, *call: Any) -> None:
-        await PlainTextResponse("Internal Server Error", 500)(*call)
-        raise ClientDisconnect
-
-
-@pytest.mark.parametrize("inside", [Inside(ClientDisconnect()), Disappointed()])
-def test_a_client_that_left_while_it_sent_is_499(tmp_path: Any, inside: Inside) -> None:
-    metrics = Metrics()
+def test_a_client_that_left_while_it_sent_is_499(tmp_path: Any) -> None:
+    metrics, inside = Metrics(), Inside(ClientDisconnect())
     with (tmp_path / "log").open("w") as stream:
         app = logged(inside, metrics=metrics, stream=stream)
         scope = {"type": "http", "scheme": "http", "path": "/api/caption", "method": "POST"}
