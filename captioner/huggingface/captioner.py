@@ -149,17 +149,6 @@ class HuggingFaceCaptioner(Captioner):
         return GeneratedBatch(hypotheses, effects, grid)
 
     @torch.inference_mode()
-    def force(self, pixels: Tensor | NDArray[np.uint8], texts: Sequence[str]) -> tuple[Tensor, ...]:
-        """Compute teacher-forced logits for every token of given sentences about one image.
-
-        Returns:
-            Logits (N, V), and the tokens (N,). N counts all tokens, including the end tokens.
-        """
-        image = self._encode(pixels).unsqueeze(1)
-        rows = [self._tokens(text) for text in texts]
-        logits = [self.family.read(self.model, image, row[:, :-1])[0][0] for row in rows]
-        return torch.cat(logits).float(), torch.cat([row[0, 1:] for row in rows])
-
     def _tokens(self, text: str) -> Tensor:
         """Encode a sentence with start and end: (1, 1 + T)."""
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]

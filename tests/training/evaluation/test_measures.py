@@ -140,13 +140,12 @@ def test_the_cross_entropy_of_references_is_in_nats_per_token(
     # image's references, "a dog runs" and "the red ball" with their ends, one is "dog".
     total = math.exp(3) + 13
     nats = (8 * math.log(total) - 3) / 8
-    evaluation = measured(captioner, images[:3], calibration=True, beam_size=1)
-    calibration, rows = evaluation.report["calibration"], evaluation.rows
+    calibration = measured(captioner, images[:3], calibration=True, beam_size=1).report[
+        "calibration"
+    ]
     assert calibration["cross_entropy"] == pytest.approx(nats)
     # All are alike. Bootstrap samples overestimate the calibration error, so it has no interval.
     assert calibration["intervals"] == {"cross_entropy": pytest.approx([nats, nats])}
-    assert [row["cross_entropy"] for row in rows] == pytest.approx([nats] * 3)
-    assert [row["reference_tokens"] for row in rows] == [8] * 3
 
 
 def test_a_measure_that_fails_leaves_the_others_complete(

@@ -321,7 +321,7 @@ def test_a_prepared_set_is_trained_on_and_scored(
         "--predictions", tmp_path / "p.jsonl", "--json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["images"] == 20
+    assert json.loads(result.stdout)["split"]["images"] == 20
     lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     assert [line["image"] for line in lines] == [
         image.name for image in read_dataset(prepared, split="val")

@@ -10,7 +10,7 @@ from functools import partial
 
 from captioner.errors import ConfigError
 from captioner.inference.device import add_machine_arguments
-from captioner.shared.paths import checkpoint_file, expanded
+from captioner.shared.paths import HUGGING_FACE, checkpoint_file, expanded
 
 HELP = "Score a checkpoint on a captioned split, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -19,7 +19,7 @@ EXAMPLES = """examples:
       --official --boxes person_boxes_val.json --predictions val.jsonl
   captioner evaluate --captions captions_val.json --score results.json --official
   captioner evaluate ~/coco --report report
-  captioner evaluate ~/coco --compare bundled hf:OWNER/MODEL --deletion --calibration
+  captioner evaluate ~/coco --compare bundled hf:OWNER/MODEL --deletion
 
 Prints a table of scores with 95 % bootstrap intervals over images. The scores use lower-case
 Treebank tokens without punctuation and cannot be compared with published scores; --official adds
@@ -94,6 +94,8 @@ def _check_use(arguments: argparse.Namespace) -> None:
         raise ConfigError("name either a folder DIR, or --captions FILE with --images PATH")
     if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions requires --images (and vice versa)")
+    if arguments.calibration and str(arguments.checkpoint).startswith(HUGGING_FACE):
+        raise ConfigError(f"--calibration needs a Captioner checkpoint, not {arguments.checkpoint}")
     if arguments.open and arguments.report is None:
         raise ConfigError("--open requires --report DIR")
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:

@@ -12,9 +12,8 @@ share of right predictions, averaged over the bins with their sizes as weights.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,13 +24,10 @@ from torch.nn import functional as F
 from captioner.captioner import Captioner
 from captioner.model.decoder import Decoder
 from captioner.model.encoder import Grid
-from captioner.vocabulary import PAD, SPECIAL_TOKENS, Vocabulary
+from captioner.vocabulary import PAD, Vocabulary
 from captioner_training.data.captions import collate, encode_captions, starts_of
 from captioner_training.data.images import Captioned, CaptionedImage
-from captioner_training.evaluation.bootstrap import Floats, mean_table, summary
-
-if TYPE_CHECKING:
-    from captioner.huggingface.captioner import HuggingFaceCaptioner
+from captioner_training.evaluation.bootstrap import mean_table, summary
 
 _BINS = 10
 
@@ -83,7 +79,7 @@ def force_references(
 class Calibration:
     """Measures the calibration of next-token predictions over a split.
 
-    References of more than `maximum_length` words are truncated, except for Hugging Face models.
+    References of more than `maximum_length` words are truncated.
     """
 
     def __init__(self, captioner: Captioner, *, maximum_length: int) -> None:
@@ -92,40 +88,20 @@ class Calibration:
         self._images = 0
 
     @torch.inference_mode()
-    def add(self, pixels: Tensor, grid: Grid, captioned: Sequence[Captioned]) -> None:
-        """Add the references of the next images of the split, given as pixels and as grids."""
-        forced = self._force(pixels, grid, [caption.image for caption in captioned])
+    def add(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
+        """Add the references of the next images of the split, given their grids."""
+        forced = force_references(
+            self._captioner.model.decoder,
+            grid,
+            [caption.image for caption in captioned],
+            vocabulary=self._captioner.vocabulary,
+            maximum_length=self._maximum_length,
+            autocast=torch.autocast(self._captioner.device.type, enabled=False),
+        )
         confidence, token = forced.logits.softmax(dim=-1).max(dim=-1)
         columns = (self._images + forced.image, confidence, token == forced.targets, forced.nats())
         self._parts.append(torch.stack([column.double().cpu() for column in columns], dim=1))
         self._images += len(captioned)
-
-    def _force(self, pixels: Tensor, grid: Grid, images: Sequence[CaptionedImage]) -> ForcedTokens:
-        captioner = self._captioner
-        if captioner.source is None:
-            return force_references(
-                captioner.model.decoder,
-                grid,
-                images,
-                vocabulary=captioner.vocabulary,
-                maximum_length=self._maximum_length,
-                autocast=torch.autocast(captioner.device.type, enabled=False),
-            )
-        model, join = cast("HuggingFaceCaptioner", captioner), captioner.vocabulary.join
-        parts = [
-            model.force(square[None], list(map(join, image.words)))
-            for square, image in zip(pixels, images, strict=True)
-        ]
-        logits, tokens = (torch.cat(part) for part in zip(*parts, strict=True))
-        counts = torch.tensor([len(part) for _, part in parts])
-        at = torch.arange(len(parts)).repeat_interleave(counts)
-        return ForcedTokens(logits, tokens, at.to(tokens.device))
-
-    def _vocabulary(self) -> list[str]:
-        captioner = self._captioner
-        if captioner.source is None:
-            return sorted((*SPECIAL_TOKENS, *captioner.vocabulary.ordinary_words))
-        return sorted(cast("HuggingFaceCaptioner", captioner).tokenizer.get_vocab())
 
     def result(self) -> dict[str, object]:
         """Return the calibration over all images.
@@ -136,27 +112,15 @@ class Calibration:
                 upwards, most of all in bootstrap samples.
             `cross_entropy`: in nats per token; its 95 % interval is in `intervals`.
             `bins`: see reliability.
-            `vocabulary_hash`: cross-entropies are comparable only if it is equal.
         """
-        _, confidence, right, _ = torch.cat(self._parts).numpy().T
+        image, confidence, right, nats = torch.cat(self._parts).numpy().T
         error, bins = reliability(confidence, right)
-        digest = hashlib.sha256("\n".join(self._vocabulary()).encode()).hexdigest()[:16]
-        return {
-            "tokens": len(right),
-            "vocabulary_hash": digest,
-            "error": error,
-            **summary({"cross_entropy": mean_table(*self.cross_entropy())}),
-            "bins": bins,
-        }
-
-    def cross_entropy(self) -> tuple[Floats, Floats]:
-        """Return the sum of cross-entropy in nats and the number of tokens of each image."""
-        image, _, _, nats = torch.cat(self._parts).numpy().T
         sums, counts = (
-            np.bincount(image.astype(int), weights, minlength=self._images).astype(np.float64)
+            np.bincount(image.astype(int), weights, minlength=self._images)
             for weights in (nats, np.ones_like(nats))
         )
-        return sums, counts
+        tables = {"cross_entropy": mean_table(sums, counts)}
+        return {"tokens": len(right), "error": error, **summary(tables), "bins": bins}
 
 
 def reliability(confidence: ArrayLike, right: ArrayLike) -> tuple[float, list[dict[str, float]]]:

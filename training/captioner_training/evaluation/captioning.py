@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from captioner.captioner import Captioner
@@ -39,12 +38,12 @@ def caption_images(
     config: GenerationConfig,
     *,
     check_attention: bool = False,
-    on_batch: Callable[[Tensor, Grid, Sequence[Captioned]], None] | None = None,
+    on_batch: Callable[[Grid, Sequence[Captioned]], object] | None = None,
 ) -> list[Captioned]:
     """Caption every image, in order. Each image is opened and encoded once.
 
-    `check_attention` runs the deletion test on the words. `on_batch` is called with the pixels
-    (B, 3, size, size), grids and captions of each batch.
+    `check_attention` runs the deletion test on the words. `on_batch` is called with the grids and
+    captions of each batch.
     """
     size = captioner.batch_size
     loader = split_loader(images, captioner.transform, workers=2, batch_size=size)
@@ -62,7 +61,7 @@ def caption_images(
             captioned += batch
             bar.update(len(batch))
             if on_batch is not None:
-                on_batch(pixels, grid, batch)
+                on_batch(grid, batch)
     return captioned
 
 

@@ -15,19 +15,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from captioner.captioner import Captioner
 from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
 from captioner.model.encoder import Grid
 from captioner.photos.transform import Transform, TransformConfig
-from captioner.shared.files import identity, refuse_input, writing
+from captioner.shared.files import refuse_input, writing
 from captioner.shared.paths import checkpoint_file, expanded, there_is_no
 from captioner.shared.tables import read_json
 from captioner.shared.text import printable
@@ -71,7 +69,7 @@ _FITTED_HERE = (
     "Trust is fitted on every second validation photo. On photos that fitted it, its measures are "
     "optimistic."
 )
-_NOT_COMPARED = ("per_image", "comparisons", "comparison")  # the last one is from 0.1
+_NOT_COMPARED = ("per_image", "comparisons")
 
 
 @dataclass(kw_only=True)
@@ -125,16 +123,11 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
             print(f"captioner: {printable(problem)}", file=sys.stderr)
     report = _describe_data(arguments, split)
     others = [_load_other(arguments, name, source, report) for name in names]
-    boxes = _read_boxes(arguments, source, split)
-    boxes_of_others = [
-        _read_boxes(arguments, other, split) if isinstance(other, Captioner) else None
-        for other in others
-    ]
+    boxes, *boxes_of_others = (_read_boxes(arguments, model, split) for model in (source, *others))
 
     evaluation = measure(source, images, split, arguments, report=dict(report), boxes=boxes)
     if arguments.predictions is not None:
-        scores = [caption.hypothesis.score for caption in evaluation.captioned]
-        captions = [row["caption"] for row in evaluation.rows]
+        captions, scores = ([row[name] for row in evaluation.rows] for name in ("caption", "score"))
         write = partial(write_predictions, arguments.predictions, split, captions, scores)
         add_measure(evaluation.report, "predictions", write)
 
@@ -230,7 +223,7 @@ def measure(
         name: image_scores(tables[name]) for name in ("CIDEr", "ROUGE-L")
     }
     if isinstance(source, Captioner):
-        columns |= _measure_images(source, said, report)
+        columns |= _measure_trust(source, said, report)
     return Evaluation(
         report=report,
         rows=_rows(scored, said, references, columns),
@@ -261,14 +254,14 @@ def _generate(
     """Caption a split, and add the model and its settings to the report."""
     vocabulary, calibration = source.vocabulary, None
     config = source.generation.for_request(beam_size=options.beam_size, style=options.style)
-    if options.calibration:
+    if options.calibration and source.source is None:
         calibration = Calibration(source, maximum_length=config.maximum_length)
     pooled: list[NDArray[np.float32]] = []
 
-    def on_batch(pixels: Tensor, grid: Grid, batch: Sequence[Captioned]) -> None:
+    def on_batch(grid: Grid, batch: Sequence[Captioned]) -> None:
         pooled.append(pool(grid.features))
         if calibration is not None:
-            calibration.add(pixels, grid, batch)
+            calibration.add(grid, batch)
 
     captioned = caption_images(
         source,
@@ -305,8 +298,8 @@ def _generate(
     )
 
 
-def _measure_images(source: Captioner, said: _Said, report: Report) -> dict[str, Sequence[Any]]:
-    """Return scores, trust and cross-entropy of each image; add the quality of trust."""
+def _measure_trust(source: Captioner, said: _Said, report: Report) -> dict[str, Sequence[Any]]:
+    """Return score, trust and familiarity of each image; add the quality of trust."""
     columns: dict[str, Sequence[Any]] = {
         "score": [float(caption.hypothesis.score) for caption in said.captioned]
     }
@@ -318,10 +311,6 @@ def _measure_images(source: Captioner, said: _Said, report: Report) -> dict[str,
             report["trust"]["note"] = _FITTED_HERE
         columns["familiarity"] = source.trust.familiarity.of(said.pooled)
         columns["trust"] = [judgement.caption for judgement in judged]
-    if said.calibration is not None:
-        nats, counts = said.calibration.cross_entropy()
-        columns["cross_entropy"] = (nats / counts).tolist()
-        columns["reference_tokens"] = counts.astype(int).tolist()
     return columns
 
 
@@ -347,11 +336,7 @@ def describe_captions(captions: Sequence[Words]) -> dict[str, object]:
     grams = [list(n_grams(words, 3)) for words in captions]
     repeats = [len(found) > len(set(found)) for found in grams]
     return {
-        "words": {
-            "mean": float(lengths.mean()),
-            "shortest": int(lengths.min()),
-            "longest": int(lengths.max()),
-        },
+        "words": {"mean": float(lengths.mean())},
         "distinct": 100 * len({tuple(words) for words in captions}) / len(captions),
         "vocabulary": len({word for words in captions for word in words}),
         "empty": int((lengths == 0).sum()),
@@ -453,13 +438,13 @@ def _read_images(
 
 
 def _read_boxes(
-    arguments: argparse.Namespace, source: Captioner | Predictions, split: Sequence[Target]
+    arguments: argparse.Namespace, source: object, split: Sequence[Target]
 ) -> Boxes | None:
     """Read boxes relative to the area that the model sees, or to the whole photo."""
     if arguments.boxes is None:
         return None
     squash = Transform(TransformConfig(mode="squash"))
-    transform = squash if isinstance(source, Predictions) else source.transform
+    transform = source.transform if isinstance(source, Captioner) else squash
     boxes = read_boxes(arguments.boxes, transform)
     if not boxes.keys() & {target.id for target in split}:
         raise DataError(
@@ -492,14 +477,9 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
                     "another --report"
                 ) from error
     for option, file in outputs:
-        refuse_input(option, file, inputs)
-        if not file.parent.is_dir():
-            raise OutputError(f"{file} cannot be written: there is no folder {file.parent}")
+        refuse_input(option, file, inputs if option == "--predictions" else [*inputs, predictions])
         if file.is_dir() or not os.access(file.parent, os.W_OK):
             raise OutputError(f"{file} cannot be written: choose another {option}")
-    for (option, file), (other, path) in combinations(outputs, 2):
-        if identity(file) & identity(path):
-            raise ConfigError(f"{option} and {other} are the same file {file}: change one")
     if predictions is not None:
         check_replaceable(predictions)
 
@@ -509,7 +489,6 @@ def _describe_data(arguments: argparse.Namespace, split: Sequence[Target]) -> Re
     digest = hash_split(split)
     return {
         "data": str(arguments.data or arguments.captions),
-        "images": len(split),
         "split": {
             **({"name": arguments.split} if arguments.data else {}),
             "images": len(split),
@@ -545,9 +524,6 @@ def read_report(path: Path) -> Report:
     report = read_json(path, name=str(path))
     if not isinstance(report, dict) or not {"split", "per_image"} <= report.keys():
         raise DataError(f"{path} is not a report.json of `captioner evaluate --report`")
-    frequencies = report.get("document_frequencies") or report["split"]  # of 0.1
-    if frequencies["hash"] != report["split"]["hash"]:
-        raise DataError(f"{path} has CIDEr with other document frequencies: evaluate again")
     return report
 
 
@@ -575,8 +551,6 @@ def compare(evaluation: Evaluation, other: Evaluation) -> dict[str, object]:
 
     Returns:
         `CIDEr`, `ROUGE-L`: mean difference over images; no CIDEr for fewer than 5 images.
-        `cross_entropy`: difference in nats per token, if both measured it on the same vocabulary
-            and tokens.
         `intervals`: the 95 % intervals of these differences.
         `with`: checkpoint or predictions file of the other evaluation.
         `report`: the other report, without its rows and comparisons.
@@ -591,15 +565,6 @@ def compare(evaluation: Evaluation, other: Evaluation) -> dict[str, object]:
     tables = {
         name: mean_table([row[name] - before[name] for row, before in pairs]) for name in names
     }
-    ours, theirs = (
-        part.report.get("calibration", {}).get("vocabulary_hash") for part in (evaluation, other)
-    )
-    tokens: list[Any] = [row.get("reference_tokens") for row in evaluation.rows]
-    same_tokens = None not in tokens
-    same_tokens &= tokens == [row.get("reference_tokens") for row in other.rows]
-    if ours is not None and ours == theirs and same_tokens:  # a rare word costs more than <unk>
-        change = [row["cross_entropy"] - before["cross_entropy"] for row, before in pairs]
-        tables["cross_entropy"] = mean_table(np.multiply(tokens, change), tokens)
     parts = {name: part for name, part in other.report.items() if name not in _NOT_COMPARED}
     source = other.report.get("checkpoint") or other.report.get("predictions")
     return {"with": source, **summary(tables), "report": parts}

@@ -17,12 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 from tqdm import tqdm
 
 from captioner.captioner import Captioner
 from captioner.errors import DataError
-from captioner.model.encoder import Grid
 from captioner.shared.paths import checkpoint_file
 from captioner.trust.consensus import ORDERS, Consensus, NGram, n_grams
 from captioner.trust.familiarity import Familiarity, pool
@@ -88,11 +86,12 @@ def write_trust(
             f"{len(train):,}."
         )
     parts: list[NDArray[np.float32]] = []
-
-    def on_batch(_: Tensor, grid: Grid, __: Sequence[Captioned]) -> None:
-        parts.append(pool(grid.features))
-
-    captioned = caption_images(captioner, held_out, captioner.generation, on_batch=on_batch)
+    captioned = caption_images(
+        captioner,
+        held_out,
+        captioner.generation,
+        on_batch=lambda grid, _: parts.append(pool(grid.features)),
+    )
     pooled, vocabulary = np.concatenate(parts), captioner.vocabulary
     if not is_ours:  # its vocabulary has only words of captions so far; add those of references
         for image in train:

@@ -15,16 +15,21 @@ from pathlib import Path
 import numpy as np
 
 from captioner.errors import DataError, MissingExtraError
-from captioner_training.evaluation.bootstrap import Floats, Table
+from captioner_training.evaluation.bootstrap import Floats
 
 Words = Sequence[str]
 
 _TOKENIZER = "tokenizer/stanford-corenlp-3.4.1.jar"
 _METEOR = "meteor/meteor-1.5.jar"
-# Columns of METEOR's statistics.
-_TEST_LENGTH, _REFERENCE_LENGTH, _CHUNKS, _TEST_MATCHES, _REFERENCE_MATCHES = 0, 1, 20, 21, 22
 _SECONDS = 1800  # timeout
-# METEOR prints and reads numbers in the format of the locale.
+# Columns of METEOR's statistics, each for the caption and the reference: words, function words; for
+# each stage (exact, stem, synonym, paraphrase) the matched content words and function words; then
+# the chunks and all matched words.
+_LENGTHS, _FUNCTION_WORDS, _STAGES = slice(0, 2), slice(2, 4), slice(4, 20)
+_CHUNKS, _MATCHES = 20, slice(21, 23)
+_ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
+_STAGE_WEIGHTS = (1.0, 0.6, 0.8, 0.6)
+# METEOR prints numbers in the format of the locale.
 _OPTIONS = ("-Dfile.encoding=UTF-8", "-Duser.language=en", "-Duser.country=US")
 
 
@@ -46,43 +51,42 @@ def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:
     return [[word for word in line.split() if word not in PUNCTUATIONS] for line in split]
 
 
-def meteor_table(references: Sequence[Sequence[Words]], captions: Sequence[Words]) -> Table:
-    """Return the table of METEOR 1.5 in percent, from tokens."""
+def meteor_rows(references: Sequence[Sequence[Words]], captions: Sequence[Words]) -> Floats:
+    """Return METEOR's statistics (N, 23) of captions, from tokens."""
     check_java()
     requests = []
     for texts, caption in zip(references, captions, strict=True):
         parts = (" ".join(words).replace("|||", " ") for words in (*texts, caption))
         requests.append(" ||| ".join(["SCORE", *parts]))
-    rows = _numbers(_meteor(requests, count=len(requests)))
-    # When METEOR sums statistics, a caption that equals its reference has no chunk.
-    equal = rows[:, _CHUNKS] == 1
-    equal &= rows[:, _TEST_LENGTH] == rows[:, _REFERENCE_LENGTH]
-    equal &= rows[:, _TEST_MATCHES] == rows[:, _TEST_LENGTH]
-    equal &= rows[:, _REFERENCE_MATCHES] == rows[:, _REFERENCE_LENGTH]
-    rows[equal, _CHUNKS] = 0
-    return Table(rows, _meteor_of_sums)
-
-
-def _meteor_of_sums(sums: Floats) -> Floats:
-    """Return METEOR (...) in percent from sums (..., 23) of its statistics."""
-    flat = sums.reshape(-1, sums.shape[-1])
-    requests = [" ||| ".join(["EVAL", " ".join(map(str, row))]) for row in flat]
-    # METEOR prints the score of the segment and then the same score for the whole.
-    scores = _numbers(_meteor(requests, count=2 * len(requests))[::2])
-    return 100 * scores.reshape(sums.shape[:-1])
-
-
-def _numbers(lines: Sequence[str]) -> Floats:
-    """Return the numbers of lines as rows. Raises DataError."""
+    program = ["-Xmx2G", "-jar", _jar(_METEOR), "-", "-", "-stdio", "-l", "en", "-norm"]
+    lines = _run(program, requests, count=len(requests))
     try:
-        return np.array([[float(number) for number in line.split()] for line in lines])
+        rows = np.array([[float(number) for number in line.split()] for line in lines])
     except ValueError as error:
         raise DataError(f"METEOR returned an invalid line: {error}") from error
+    # When METEOR sums statistics, a caption that equals its reference has no chunk.
+    equal = (rows[:, _CHUNKS] == 1) & (rows[:, _MATCHES] == rows[:, _LENGTHS]).all(axis=1)
+    rows[equal, _CHUNKS] = 0
+    return rows
 
 
-def _meteor(lines: Sequence[str], *, count: int) -> list[str]:
-    options = ["-", "-", "-stdio", "-l", "en", "-norm"]
-    return _run(["-Xmx2G", "-jar", _jar(_METEOR), *options], lines, count=count)
+def meteor(sums: Floats) -> Floats:
+    """Return METEOR 1.5 (...) in percent from sums (..., 23) of statistics.
+
+    These are the formula and the English parameters of Denkowski and Lavie 2014. Two starts of
+    Java, which read the paraphrases again, are saved.
+    """
+    stages = sums[..., _STAGES].reshape(*sums.shape[:-1], 4, 4)
+    matches = np.einsum("s,...sk->...k", _STAGE_WEIGHTS, stages)
+    content = matches[..., :2], sums[..., _LENGTHS] - sums[..., _FUNCTION_WORDS]
+    function = matches[..., 2:], sums[..., _FUNCTION_WORDS]
+    found, total = (_DELTA * a + (1 - _DELTA) * b for a, b in zip(content, function, strict=True))
+    with np.errstate(divide="ignore", invalid="ignore"):  # without matches
+        precision, recall = np.moveaxis(found / total, -1, 0)
+        mean = 1 / ((1 - _ALPHA) / precision + _ALPHA / recall)
+        fragmentation = sums[..., _CHUNKS] / sums[..., _MATCHES].mean(axis=-1)
+        score = mean * (1 - _GAMMA * fragmentation**_BETA)
+    return np.asarray(100 * np.nan_to_num(score), np.float64)
 
 
 def _jar(name: str) -> str:

@@ -84,11 +84,6 @@ MEASURES = (
 # fmt: on
 
 SCORES = tuple(measure for measure in MEASURES if measure.key.startswith("scores."))
-_DIFFERENCES = {
-    "scores.CIDEr": "CIDEr", "scores.ROUGE-L": "ROUGE-L",
-    "calibration.cross_entropy": "cross_entropy",
-}  # fmt: skip
-
 _COLUMNS = 80
 _TITLE, _CELL = 35, 22  # columns of a title and of a cell
 _NAMES = 15  # columns of the names of settings
@@ -139,14 +134,10 @@ def tables(report: Report) -> list[tuple[str, Table]]:
 
 def _difference(part: Report) -> Report:
     """Return a comparison in the form of a report, with signs."""
-    values: dict[str, Any] = {}
-    for key, name in _DIFFERENCES.items():
-        if has_number(part, name):
-            path, _, last = key.partition(".")
-            digits = next(measure.digits for measure in MEASURES if measure.key == key)
-            sign = "+" * (part[name] > 0)
-            values.setdefault(path, {})[last] = f"{sign}{_text(part, name, digits)}"
-    return {**values, "split": part["report"]["split"]}
+    scores = {}
+    for name in filter(part.__contains__, ("CIDEr", "ROUGE-L")):
+        scores[name] = f"{'+' * (part[name] > 0)}{_text(part, name, 1)}"
+    return {"scores": scores, "split": part["report"]["split"]}
 
 
 def cell(report: Report, measure: Measure) -> str:

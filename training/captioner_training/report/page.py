@@ -31,7 +31,6 @@ from captioner_training.report.plots import (
     NO_PLOTS,
     can_plot,
     curves_plot,
-    histogram,
     reliability_plot,
 )
 
@@ -46,10 +45,6 @@ _RELIABILITY = {
     "content words": ("trust", "words"),
     "captions (all content words right)": ("trust", "captions"),
 }
-_COLUMNS = {  # of the table of all images: title and digits
-    "CIDEr": ("CIDEr-D", 0), "ROUGE-L": ("ROUGE-L", 0), "score": ("score", 2),
-    "trust": ("trust", 2), "familiarity": ("familiarity", 2),
-}  # fmt: skip
 
 
 class Caption(NamedTuple):
@@ -91,7 +86,6 @@ class Page:
     """The content of page.html. Text is untrusted: all of it is escaped.
 
     tables: titles and tables of measures.
-    images: heads and rows of the table of all images.
     facts: names and values for the foot of the page.
     """
 
@@ -101,7 +95,6 @@ class Page:
     tables: Sequence[tuple[str, Table]] = ()
     figures: Sequence[Figure] = ()
     sections: Sequence[Section]
-    images: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ())
     facts: Sequence[tuple[str, str]]
 
     def write(self, path: Path) -> None:
@@ -184,9 +177,8 @@ def evaluation_page(evaluation: Evaluation) -> Page:
         "intervals over images.",
         notes=[*notes(report), *failed, *_missing_plots()],
         tables=tables(report),
-        figures=list(_figures(evaluation)) if can_plot() else [],
+        figures=list(_figures(report)) if can_plot() else [],
         sections=[section for section in sections if section.photos],
-        images=_all_images(evaluation),
         facts=list(settings(report)),
     )
 
@@ -195,11 +187,9 @@ def _missing_plots() -> list[str]:
     return [] if can_plot() else [NO_PLOTS]
 
 
-def _figures(evaluation: Evaluation) -> Iterator[Figure]:
-    ciders = [row["CIDEr"] for row in evaluation.rows]
-    yield Figure("CIDEr-D", histogram(ciders, name="CIDEr-D of a caption"), "Single captions.")
+def _figures(report: Record) -> Iterator[Figure]:
     for title, path in _RELIABILITY.items():
-        part: Any = evaluation.report
+        part: Any = report
         for key in path:
             part = part.get(key) or {}
         if "bins" in part:
@@ -241,20 +231,6 @@ def _changed(evaluation: Evaluation) -> Iterator[Section]:
             photos = [_photo(evaluation, at, label=f"{change[at]:+.0f}") for at in places]
             about = f"Change in CIDEr-D from {model_name(other.report)}."
             yield Section(f"Most {word}", about, photos)
-
-
-def _all_images(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of the table of all images."""
-    others = evaluation.others
-    known = [key for key in _COLUMNS if any(key in row for row in evaluation.rows)]
-    heads = ["image", "caption", *(_COLUMNS[key][0] for key in known), "absent objects"]
-    heads += [model_name(other.report) for other in others]
-    rows = []
-    for at, row in enumerate(evaluation.rows):
-        numbers = (f"{row[key]:.{_COLUMNS[key][1]}f}" if key in row else "" for key in known)
-        theirs = (other.rows[at]["caption"] for other in others)
-        rows.append([row["name"], row["caption"], *numbers, ", ".join(row["invented"]), *theirs])
-    return heads, rows
 
 
 # Photos

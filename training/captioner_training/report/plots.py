@@ -39,16 +39,6 @@ def reliability_plot(bins: Sequence[Mapping[str, float]]) -> str:
     return _svg(draw)
 
 
-def histogram(values: Sequence[float], *, name: str) -> str:
-    """Plot how often values occur."""
-
-    def draw(axes: Any) -> None:
-        axes.hist(values, bins=24, color=_MODEL, rwidth=0.88)
-        axes.set(xlabel=name, ylabel="captions")
-
-    return _svg(draw)
-
-
 def curves_plot(
     curves: Mapping[str, Sequence[tuple[float, float]]], *, ends: Sequence[float]
 ) -> str:
