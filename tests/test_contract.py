@@ -235,16 +235,21 @@ def test_every_front_end_draws_the_head_that_is_chosen(
     first, second = (drawings(head, colors="viridis") for head in (1, 2))
     word = mark_doubtful(expected_sentence(rank_sentences(STYLES[0])[0]))["words"][0]
     assert word["doubtful"]
-    for kind, picture in second.items():
-        assert mean_difference(picture, first[kind]) > 0, kind
-    options = ("--checkpoint", table, "--device", "cpu", "--dtype", "float32")
     files = {kind: photo.with_name(f"{kind}.png") for kind in second}
     files["animation"] = photo.with_name("animation.webp")
+    options = ("--checkpoint", table, "--device", "cpu", "--dtype", "float32", "--head")
     drawn = [part for kind, file in files.items() for part in (f"--{kind}", file)]
-    result = run_main("caption", photo, *options, *drawn)
-    assert (result.returncode, result.stderr) == (
-        0, f"{files['overlay']} shows {word['word']!r}, word 1 of 3, doubtful\n"
-    )  # fmt: skip
+    result = run_main("caption", photo, *options, 2, *drawn, "--colors", "viridis")
+    assert result.returncode == 0, result.stderr
+    shown = f"{files['overlay']} shows {word['word']!r}, word 1 of 3, head 2 of 2, doubtful\n"
+    assert result.stderr == shown
+    for kind, file in files.items():
+        with Image.open(file) as image:
+            image.seek(kind == "animation")  # the frame of the first word
+            apart, other = (mean_difference(image, heads[kind]) for heads in (second, first))
+        assert apart < (2 if kind == "animation" else 1e-9) < other
+    result = run_main("caption", photo, *options, 3, *drawn)
+    assert (result.returncode, result.stderr) == (2, "captioner: head 3: table has 2\n")
 
     upload = {"image": (photo.name, photo.read_bytes())}
 

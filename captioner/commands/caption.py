@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+import tempfile
 import webbrowser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -20,6 +21,7 @@ from captioner.errors import (
     ConfigError,
     ImageError,
     ImageNotFoundError,
+    MissingExtraError,
     OutputError,
 )
 from captioner.generation.config import MAX_BEAM_SIZE
@@ -30,6 +32,8 @@ from captioner.shared.paths import bundled_checkpoint, checkpoint_file, is_web_a
 from captioner.shared.text import add_keywords, in_a_line, json_line, probability
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from captioner.caption import Caption
 
 HELP = "Caption photos, and show where the model looked for every word."
@@ -63,10 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = pictures.add_argument
     add("--sheet", metavar="FILE", help="the attention of every word on one sheet")
     add("--overlay", metavar="FILE", help="the attention of one word, at the photo's size")
-    add("--word", metavar="WORD", help="word to draw with --overlay, or its position "
-        "from 1; default: the word that depends most on the photo")  # fmt: skip
+    add("--word", metavar="WORD", help="word to draw with --overlay or --show, or its "
+        "position from 1; default: the word that depends most on the photo")  # fmt: skip
     add("--animation", metavar="FILE", help="the attention of the words in turn: .gif or .webp")
     add("--open", action="store_true", help="open the sheet in the default viewer")
+    add("--show", action="store_true", help="draw one word's attention in the terminal")
+    add("--head", type=int, metavar="N",
+        help="attention head, from 1; default: the mean of all")  # fmt: skip
     add("--colors", choices=COLORS, metavar="NAME",
         help=f"{', '.join(COLORS)}; default: {DEFAULT_COLORS}")  # fmt: skip
     model = parser.add_argument_group("model")
@@ -89,9 +96,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command; return 1 if a photo was not captioned or a picture not written."""
     _check(arguments)
     checkpoint = checkpoint_file(arguments.checkpoint or bundled_checkpoint())
+    if arguments.open and not arguments.sheet:
+        folder = tempfile.mkdtemp(prefix="captioner-")  # a viewer needs it after the command
+        arguments.sheet = f"{folder}/{{number}}-{{name}}.png"
     patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
-    sources = [_source(photo, is_drawn=bool(patterns)) for photo in arguments.photos]
+    sources = [
+        _source(photo, is_drawn=bool(patterns or arguments.show)) for photo in arguments.photos
+    ]
     results = _captions(checkpoint, sources, arguments)
     status = 0
     for photo, source, files, result in zip(arguments.photos, sources, plan, results, strict=True):
@@ -120,12 +132,14 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("attention", "check_attention", "keywords"):
         if getattr(arguments, name) not in (None, False) and not arguments.json:
             raise ConfigError(f"--{name.replace('_', '-')} needs --json")
-    if arguments.word is not None and not arguments.overlay:
-        raise ConfigError("--word needs --overlay")
-    if arguments.open and not arguments.sheet:
-        raise ConfigError("--open needs --sheet")
-    if arguments.colors and not any(getattr(arguments, option[2:]) for option in _PICTURES):
-        raise ConfigError(f"--colors needs one of {', '.join(_PICTURES)}")
+    if arguments.word is not None and not (arguments.overlay or arguments.show):
+        raise ConfigError("--word needs --overlay or --show")
+    if arguments.show and not sys.stdout.isatty():
+        raise ConfigError("--show needs a terminal as standard output: use --overlay")
+    is_drawn = any(getattr(arguments, option[2:]) for option in (*_PICTURES, "--open", "--show"))
+    for name in ("colors", "head"):
+        if getattr(arguments, name) is not None and not is_drawn:
+            raise ConfigError(f"--{name} needs one of {', '.join(_PICTURES)}")
 
 
 def plan_pictures(
@@ -205,6 +219,8 @@ def _captions(
     config = captioner.generation.for_request(
         beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
     )
+    if arguments.head is not None and not 1 <= arguments.head <= captioner.heads:
+        raise ConfigError(f"head {arguments.head}: {captioner.name} has {captioner.heads}")
     captioner.check_trust(arguments.keywords, setting="keywords")
     results = captioner.caption_iter(
         sources,
@@ -251,7 +267,7 @@ def _draw(
     caption: Caption, source: Any, files: Mapping[str, str], arguments: argparse.Namespace
 ) -> None:
     """Draw the pictures of one photo."""
-    if not files:
+    if not files and not arguments.show:
         return
     from captioner.images import as_source
     from captioner.photos.open import open_image
@@ -260,20 +276,36 @@ def _draw(
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
     photo = open_image(as_source(source), max_pixels=arguments.max_pixels)
-    colors = arguments.colors or DEFAULT_COLORS
+    style = {"colors": arguments.colors or DEFAULT_COLORS, "head": arguments.head}
     if file := files.get("--sheet"):
-        save_image(caption.contact_sheet(photo=photo, colors=colors), file)
+        save_image(caption.contact_sheet(photo=photo, **style), file)
         if arguments.open and not webbrowser.open(Path(file).resolve().as_uri()):
             raise OutputError(f"no program was found that opens {file}")
     if file := files.get("--animation"):
-        save_animation(caption.animation(photo=photo, colors=colors), file)
-    if file := files.get("--overlay"):
+        save_animation(caption.animation(photo=photo, **style), file)
+    file = files.get("--overlay")
+    if file or arguments.show:
         index = _find_word(caption, arguments.word)
-        save_image(caption.overlay(index, photo=photo, colors=colors, labelled=True), file)
+        picture = caption.overlay(index, photo=photo, labelled=True, **style)
+        if arguments.show:
+            _show(picture)
+        if file:
+            save_image(picture, file)
         word, count = caption.words[index], len(caption.words)
+        label = f", {word.head_label(arguments.head)}" if word.heads is not None else ""
         doubtful = ", doubtful" if word.doubtful else ""
-        shown = f"{word.text!r}, word {index + 1} of {count}{doubtful}"
-        print(f"{in_a_line(file)} shows {shown}", file=sys.stderr)
+        shown = f"{word.text!r}, word {index + 1} of {count}{label}{doubtful}"
+        print(f"{in_a_line(file or 'the picture')} shows {shown}", file=sys.stderr)
+
+
+def _show(picture: Image.Image) -> None:
+    """Draw a picture in the terminal: as an image if supported, else in coloured blocks."""
+    try:
+        from rich.console import Console
+        from textual_image.renderable import Image as Picture  # queries the terminal
+    except ImportError as error:
+        raise MissingExtraError("--show", "terminal") from error
+    Console().print(Picture(picture, width="auto", height="auto"))
 
 
 def _find_word(caption: Caption, word: str | None) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
+import termios
 import threading
 import webbrowser
 from collections.abc import Iterator
@@ -22,7 +25,7 @@ from captioner import Captioner, __version__
 from captioner.checkpoint import FORMAT_VERSION
 from captioner.cli import VERBS, main
 from captioner.shared.files import HEADER_KEY
-from tests.launcher import Run, environment
+from tests.launcher import Run, environment, start
 from tests.refusals import Refusals, check_refusals
 from tests.write_help import FILE, list_options, read_help
 
@@ -78,7 +81,7 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} --word dog": (2, "--word needs --overlay"),
         f"caption {name} b.jpg --sheet s.png": (2, "use {number}, which is different"),
         f"caption {name} --colors viridis": (2, "--colors needs one of --sheet"),
-        f"caption {name} --open": (2, "--open needs --sheet"),
+        f"caption {name} --show": (2, "--show needs a terminal"),
         f"caption {name} --sheet s.tiff": (2, ".png"),
         f"caption {name} --animation a.mp4": (2, ".gif"),
         f"caption {name} --sheet {{x}}.png": (2, "use the fields {name} and {number}"),
@@ -95,6 +98,7 @@ def test_wrong_usage_is_a_sentence(
             1,
             "limit of 9,599: make it smaller, or raise the limit with --max-pixels",
         ),
+        f"caption {name} {tiny} --sheet s.png --head 2": (2, "head 2: tiny has 1"),
         f"caption {name} {tiny} --dtype float8": (2, "dtype 'float8' is not one of auto, float"),
         f"caption {name} {tiny} --device quantum": (1, "device 'quantum' cannot be used here"),
         f"caption {tiny} missing.jpg": (1, "missing.jpg cannot be read"),
@@ -123,13 +127,43 @@ def test_the_sheet_is_opened(
     monkeypatch.setenv("BROWSER", str(opener))
     for name in ("_tryorder", "_browsers"):  # what was found for an earlier test
         monkeypatch.setattr(webbrowser, name, None if name == "_tryorder" else {})
-    command = ("caption", photo, "--checkpoint", tiny_file, "--open", "--sheet")
-    result = run_main(*command, sheet := tmp_path / "sheet.png")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert opener.with_suffix(".txt").read_text() == sheet.as_uri()
+    command = ("caption", photo, "--checkpoint", tiny_file, "--open")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    for options in ((), ("--sheet", sheet := tmp_path / "sheet.png")):
+        result = run_main(*command, *options)
+        assert (result.returncode, result.stderr) == (0, "")
+        opened = Path(opener.with_suffix(".txt").read_text().removeprefix("file://"))
+        assert opened.stat().st_size > 1000 and tmp_path in opened.parents
+    assert opened == sheet
     opener.write_text("#!/bin/sh\nexit 1\n")
-    result = run_main(*command, sheet)
+    result = run_main(*command, "--sheet", sheet)
     assert result.returncode == 1 and f"that opens {sheet}" in result.stderr
+
+
+def test_a_word_is_drawn_in_the_terminal(tiny_file: Path, photo: Path) -> None:
+    """In one that draws no pictures: in halves of cells, as wide as it is."""
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (24, 60))
+    variables = {**environment(), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    del variables["PYTHONWARNINGS"]  # the library calls what Pillow gives up in 2027
+    for name in ("COLUMNS", "LINES"):  # of the terminal that the tests run in
+        variables.pop(name, None)
+    line = ("caption", photo, "--show", "--word", 1, "--checkpoint", tiny_file)
+    process = start(*line, stdin=its, stdout=its, env=variables)
+    os.close(its)
+    drawn = b""
+    try:
+        while piece := os.read(ours, 65536):
+            drawn += piece
+    except OSError:  # what a terminal gives at the end
+        pass
+    _, said = process.communicate()
+    os.close(ours)
+    assert process.returncode == 0 and "the picture shows" in said, said
+    rows = [line for line in drawn.decode().splitlines() if "▀" in line]
+    assert len(rows) > 5 and max(row.count("▀") for row in rows) <= 60
+    assert "\x1b[38;2;" in rows[0]
 
 
 def test_many_photos_and_one_bad_one(
