@@ -164,12 +164,6 @@ def test_pictures_have_the_numbers_heads_box_and_notes_of_the_caption(
         assert drawn.overlay(head=head, labelled=True, **look) == labelled
 
 
-def test_unknown_options_of_pictures_are_refused(caption: Caption) -> None:
-    for draw in (caption.overlay, caption.contact_sheet, caption.animation):
-        with pytest.raises(TypeError, match="color"):
-            draw(color="viridis")
-
-
 def test_attention_maps_do_not_open_the_photo() -> None:
     assert make_caption(None, size=(40, 20)).attention_map().shape == (20, 40)
     with pytest.raises(ImageNotFoundError):

@@ -14,7 +14,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -268,20 +267,11 @@ def test_two_dtypes_of_one_checkpoint_leave_it_unchanged(
 
 @pytest.mark.parametrize(
     ("cpuinfo", "dtype", "reason"),
-    [  # as they are on Intel's Sapphire Rapids, an ARM of Amazon's, AMD's Zen 5 and Ice Lake
-        ("flags\t\t: fpu avx512_bf16 amx_bf16\n", "bfloat16", "the CPU has amx_bf16"),
-        ("Features\t: fp asimd i8mm bf16 dgh\n", "bfloat16", "the CPU has bf16"),
-        (
-            "vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512_bf16\n",
-            "float32",
-            "the CPU has no fast bfloat16",
-        ),
-        (
-            "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512_bf16\n",
-            "bfloat16",
-            "the CPU has AMD's avx512_bf16",
-        ),
-        ("flags\t: fpu avx512_vnni\nbugs\t\t: bf16\n", "float32", "the CPU has no fast bfloat16"),
+    [  # of Intel's Sapphire Rapids and Ice Lake, an ARM of Amazon's, and AMD's Zen 5
+        ("flags\t\t: fpu avx512_bf16 amx_bf16\n", "bfloat16", "amx_bf16"),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: avx512_bf16\nbugs\t: bf16\n", "float32", "no fast"),
+        ("Features\t: fp asimd i8mm bf16 dgh\n", "bfloat16", "bf16"),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx512_bf16\n", "bfloat16", "AMD's avx512"),
     ],
 )
 def test_bfloat16_where_the_cpu_has_it(
@@ -292,25 +282,16 @@ def test_bfloat16_where_the_cpu_has_it(
     monkeypatch.setattr(device, "_cpu_flags", flags)
     monkeypatch.setattr("captioner.inference.device.Path", lambda _: tmp_path / "cpuinfo")
     monkeypatch.setattr("platform.system", lambda: "Linux")
-    assert best_dtype(torch.device("cpu")) == (getattr(torch, dtype), reason)
+    best, why = best_dtype(torch.device("cpu"))
+    assert best is getattr(torch, dtype) and reason in why
 
 
 def test_settings_are_given_by_name(captioner: Captioner, photo: Path) -> None:
-    assert {
-        field.name for field in fields(GenerationConfig)
-    } < CaptionOptions.__annotations__.keys()
+    names = {field.name for field in fields(GenerationConfig)}
+    assert names < CaptionOptions.__annotations__.keys()
     config = GenerationConfig(beam_size=3, captions=2)
     assert captioner.caption(photo, beam_size=3, captions=2) == captioner.caption(photo, config)
-    of_numpy = {"beam_size": np.int64(3), "captions": np.int32(2), "length_penalty": np.float32(0)}
-    expected = captioner.caption(photo, config, length_penalty=0.0)
-    assert captioner.caption(photo, **of_numpy) == expected
-    assert expected.choose(np.int64(1)).text == expected.alternatives[0].text
     assert len(captioner.caption(photo, config, captions=7).alternatives) == 6
-
-
-def test_repr_names_model_device_and_dtype(captioner: Captioner) -> None:
-    dtype = best_dtype(torch.device("cpu"))[0]  # of this machine
-    assert repr(captioner) == f"Captioner('tiny', version='1', cpu, {dtype})".replace("torch.", "")
 
 
 def test_a_seeded_sample_does_not_depend_on_the_batch(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -141,15 +139,3 @@ def test_a_file_that_is_read_is_not_written(tmp_path: Path) -> None:
             refuse_input("--predictions", tmp_path / name, read)
     for name in ("new.json", "data/new.json", "other/boxes.json"):
         refuse_input("--predictions", tmp_path / name, read)
-
-
-def test_predictions_are_not_written_over_what_evaluate_reads(
-    run_main: Callable[..., Any], tmp_path: Path
-) -> None:
-    kept = tmp_path / "kept"
-    kept.write_text("[]")
-    options = ("--captions", kept, "--images", tmp_path)
-    for option in ("--captions", "--checkpoint", "--boxes"):
-        result = run_main("evaluate", *options, option, kept, "--predictions", kept)
-        assert result.returncode == 2 and "would overwrite" in result.stderr
-    assert kept.read_text() == "[]"

@@ -344,13 +344,6 @@ def test_greedy_search_equals_a_search_with_rules_over_lists(n: int) -> None:
         assert hypothesis.tokens == said
 
 
-@pytest.mark.parametrize("limit", [{"top_k": 1}, {"top_p": 1e-6}])
-def test_draws_from_the_likeliest_word_alone_are_greedy(limit: dict[str, float]) -> None:
-    greedy = generate(Historian(words=9), features(1, 2), GenerationConfig(beam_size=1))
-    drawn = generate(Historian(words=9), features(1, 2), GenerationConfig(sample=True, **limit))
-    assert [h[0].tokens for h in greedy] == [h[0].tokens for h in drawn]
-
-
 AND, RED, BLUE = 4, 5, 6
 """Numbers of the words in COLORS."""
 COLORS = Vocabulary(["and", "red", "blue"])

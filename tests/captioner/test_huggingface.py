@@ -253,16 +253,6 @@ def test_the_deletion_test_replaces_the_patches_that_a_word_looked_at(
     assert generated.effects[0][0][0] == pytest.approx(wanted, abs=1e-4)
 
 
-def test_sampling_of_the_most_likely_token_alone_is_greedy(
-    captioners: dict[str, Any], photo: Path
-) -> None:
-    captioner = captioners["git"]
-    greedy = captioner.caption(photo, beam_size=1, maximum_length=6)
-    for option in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}):
-        sampled = captioner.caption(photo, sample=True, seed=3, maximum_length=6, **option)
-        assert sampled.text == greedy.text, option
-
-
 def test_settings_of_a_published_model_are_kept(folders: dict[str, Path], tmp_path: Path) -> None:
     """`max_length` counts the start token too."""
     shutil.copytree(folders["vit-gpt2"], folder := tmp_path / "published")
@@ -504,10 +494,6 @@ def test_without_a_network_a_filled_cache_is_enough(
     assert (offline.name, offline.version) == (online.name, online.version)
     with pytest.raises(CheckpointNotFoundError, match=r"user/other .* 127\.0\.0\.1:9 cannot be"):
         Captioner.from_pretrained("hf:user/other")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert Captioner.from_pretrained("hf:user/model").version == online.version
-    with pytest.raises(CheckpointNotFoundError, match=r"user/other .*local cache"):
-        Captioner.from_pretrained("hf:user/other")
     assert time.monotonic() - start < 10  # transformers retries for 25 seconds
 
 
@@ -534,25 +520,6 @@ def test_a_model_of_the_hub_is_downloaded_once(
     assert all(word.trust is not None for word in caption.words)
     weights = [request for request in hub.requests if request.endswith("/model.safetensors")]
     assert len([request for request in weights if request.startswith("GET")]) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("user/gated", "user/gated is gated: accept its terms at"),
-        ("user/none", "user/none is neither a local file or folder nor a model"),
-        ("user/model@v9", "user/model has no revision v9"),
-        ("user/model@refs/pr/2", "user/model has no revision refs/pr/2"),
-        ("a b", "a b is neither a local file or folder nor a model"),
-    ],
-)
-def test_errors_of_the_hub_are_explained(name: str, message: str, hub: Hub) -> None:
-    hub.add("user/gated", {"config.json": b"{}"}, gated=True)
-    hub.add("user/model", {"config.json": b"{}"})
-    with pytest.raises(CheckpointNotFoundError, match=message):
-        Captioner.from_pretrained(f"hf:{name}")
-    with pytest.raises(CheckpointNotFoundError, match="user/model has no revision v8"):
-        Captioner.from_pretrained("hf:user/model", revision="v8")
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch: Any) -> None:

@@ -84,7 +84,6 @@ def test_words_of_other_languages_are_cut_by_unicode_s_rules(text: str, words: l
         ("བོད་ཡིག", ["བོ", "ད", "ཡི", "ག"], "བོདཡིག"),
         ("㐂㐂𠮷𠮷﨑﨑々々", ["㐂", "㐂", "𠮷", "𠮷", "﨑", "﨑", "々", "々"], "㐂㐂𠮷𠮷﨑﨑々々"),
         ("ｶﾒﾗ", ["ｶ", "ﾒ", "ﾗ"], "ｶﾒﾗ"),
-        ("...", [], ""),
     ],
 )
 def test_scripts_without_spaces_are_split_by_characters(

@@ -57,7 +57,3 @@ class TestSaving:
         with pytest.raises(OutputError, match=r"wide\.webp"):
             save_image(Image.new("L", (20_000, 1)), path)  # WebP ends at 16,383
         assert path.read_bytes() == b"old"
-
-    def test_an_animation_without_frames_is_refused(self, tmp_path: Path):
-        with pytest.raises(OutputError, match="no frames"):
-            save_animation([], tmp_path / "a.gif")

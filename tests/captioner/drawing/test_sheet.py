@@ -143,13 +143,6 @@ class TestContactSheet:
             left, top, right, bottom = green.getbbox()
             assert (right - left, bottom - top) == expected
 
-    @pytest.mark.parametrize("size", [(300, 100), (200, 200), (1000, 20), (8, 6)])
-    def test_the_sheet_is_well_shaped_for_a_photo_of_any_shape(self, size):
-        words = panels("a", "very", "long", "dog", "in", "a", "red", "hat")
-        sheet = contact_sheet(scene(size), words, title="A very long dog in a red hat")
-        assert 0.6 < sheet.width / sheet.height < 2.6
-        assert 400 < sheet.width < 2000
-
     def test_a_word_too_wide_for_its_panel_stays_inside_it(self):
         photo = Image.new("RGB", (60, 60), self.GREEN)
         sheet = contact_sheet(photo, [Panel("w" * 80, 0.5, UNIFORM)], panel_side=120, columns=2)
@@ -180,10 +173,6 @@ class TestAnimation:
         assert len({frame.size for frame in frames}) == 1
         assert max(frames[0].size) <= 240
         assert min(frames[0].size) >= 50
-
-    def test_frames_with_a_long_caption_have_the_default_side_at_most(self):
-        frames = animation(scene((400, 300)), panels(*["photograph"] * 30))
-        assert max(frames[0].size) <= 640
 
     def test_it_begins_and_ends_with_the_plain_photo_and_shows_each_word_between(self):
         photo = scene((100, 100))
