@@ -80,28 +80,6 @@ class Word:
             raise ConfigError(f"there is no head {head}: choose from 1 to {len(heads)}")
         return heads[head - 1]
 
-    def attention_map(
-        self,
-        size: tuple[int, int],
-        *,
-        box: Box = WHOLE,
-        head: int | None = None,
-        smooth: bool = True,
-    ) -> NDArray[np.float32]:
-        """Return the attention to each pixel of a photo, as `Caption.attention_map` does.
-
-        Args:
-            size: width and height of the photo.
-            box: the box of the caption; the attention outside the box is 0.
-            head, smooth: as for `Caption.attention_map`.
-
-        Raises ConfigError: the model has no attention, or no such head.
-        """
-        weights = self.map(head)
-        if weights is None:
-            raise ConfigError("the model has no attention")
-        return attention_density(weights, size, box=box, smooth=smooth)
-
     def head_label(self, head: int | None = None) -> str:
         """Return a label for the weights of `map(head)`; "" if the model has one head."""
         if self.heads is None:
@@ -377,9 +355,9 @@ class Caption:
             ConfigError: there is no such word or head, or the model has no attention.
             ImageError: `self.size` is None, and the photo is missing or cannot be opened.
         """
-        index = self.find_word(word)
+        weights = self.panels(head)[self.find_word(word)].weights
         size = self.size or self._open_photo(None).size
-        return self.words[index].attention_map(size, box=self.box, head=head, smooth=smooth)
+        return attention_density(weights, size, box=self.box, smooth=smooth)
 
     def contact_sheet(
         self,

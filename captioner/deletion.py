@@ -112,11 +112,11 @@ def _score(
             ).flatten(0, 1)
             for name, part in state.image.items()  # (R, L, ...)
         }
-        hypothesis, cache = (
-            {name: part.repeat(times, *[1] * (part.dim() - 1)) for name, part in parts.items()}
-            for parts in (state.hypothesis, state.words)
-        )
-        output = decoder.step(tokens.repeat(times, 1), State(image, hypothesis, cache))
+        hypothesis = {
+            name: part.repeat(times, *[1] * (part.dim() - 1))
+            for name, part in state.hypothesis.items()
+        }
+        output = decoder.step(tokens.repeat(times, 1), State(image, hypothesis))
         scores.append(_log_probabilities_of(output, words.repeat(times)).view(times, -1))
     return torch.cat(scores)
 

@@ -19,7 +19,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
 from captioner.inference.device import cores
-from captioner.photos.open import FileSource, source_name
+from captioner.photos.open import FileSource
 
 if TYPE_CHECKING:
     import torch
@@ -112,12 +112,11 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
         raise ImageNotFoundError("a data: URI is not a path: decode its base64 and pass the bytes")
     if isinstance(image, str | os.PathLike):
         scheme = re.match(r"([a-zA-Z][\w+.-]+)://", image) if isinstance(image, str) else None
-        return _download(str(image), scheme[1]) if scheme and follow_links else _expanded(image)
+        return _download(str(image), scheme[1]) if scheme and follow_links else image
     if isinstance(image, io.TextIOBase):
         raise ImageTypeError("the image file is open as text: open it with 'rb'")
     try:
         if isinstance(image, Image.Image):
-            _check_open(image)
             if isinstance(image, JpegImageFile) and _is_undecoded(image):
                 return _file_of(image)
             return image
@@ -149,34 +148,6 @@ def _is_tensor(image: object) -> bool:
 def _is_seekable(file: Any) -> bool:
     seekable = getattr(file, "seekable", None)
     return bool(callable(seekable) and seekable())
-
-
-def _expanded(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Expand ~, unless a file has this name."""
-    if not os.fsdecode(path).startswith("~") or os.path.exists(path):  # noqa: PTH110 - any text
-        return path
-    try:
-        return os.path.expanduser(path)  # noqa: PTH111 - unknown users stay
-    except ValueError:  # a null byte; opening the file raises the error
-        return path
-
-
-def _check_open(image: Image.Image) -> None:
-    """Raise ImageNotFoundError if a PIL image has been closed."""
-    file: Any = getattr(image, "fp", None)
-    has_no_file = bool(getattr(file, "closed", file is None))
-    is_closed = has_no_file and bool(getattr(image, "tile", None))
-    try:
-        if not getattr(image, "tile", None):
-            _ = image.im
-    except ValueError:  # "Operation on closed image"
-        is_closed = True
-    except AssertionError:  # not loaded yet, in a format without tiles, such as WebP
-        is_closed = has_no_file
-    if is_closed:
-        raise ImageNotFoundError(
-            f"{source_name(image)} is a closed PIL image: caption it before it is closed"
-        )
 
 
 def _is_undecoded(image: JpegImageFile) -> bool:

@@ -12,9 +12,7 @@ training, the beam size in beam search, and the number of samples in sampling. T
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -33,15 +31,12 @@ class State(NamedTuple):
     image: tensors (B, L, ...) of the images, with a row for each of the L grid cells, so
         cells can be removed or replaced in the same way for every decoder.
     hypothesis: tensors (B, K, ...) of the hypotheses.
-    words: tensors (B, S, ...) of all words of all hypotheses of an image. They are not moved
-        when hypotheses are replaced: `hypothesis` holds the indices of each hypothesis's words.
 
     The names of the tensors are private to the decoder.
     """
 
     image: dict[str, Tensor]
     hypothesis: dict[str, Tensor]
-    words: Mapping[str, Tensor] = MappingProxyType({})
 
     def expand(self, hypotheses: int) -> State:
         """Repeat each image's only hypothesis K times, without a copy."""
@@ -71,7 +66,6 @@ class State(NamedTuple):
         return State(
             {name: part[rows] for name, part in self.image.items()},
             {name: part[rows] for name, part in self.hypothesis.items()},
-            {name: part[rows] for name, part in self.words.items()},
         )
 
 

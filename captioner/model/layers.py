@@ -31,24 +31,17 @@ class SelfAttention(Attention):
             heads=heads,
         )
 
-    def attend_newest(
-        self, words: Tensor, cache: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Attend from the newest words to themselves and to the words before.
+    def attend_newest(self, words: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend from the newest words (B, K, n) to themselves and to the words before.
 
-        Args:
-            words: (B, K, n), the newest word of each hypothesis.
-            cache: (B, S, 2n), keys and values of all earlier words of all hypotheses.
-            mask: (B, K, S + K), 0 for words of the hypothesis, -inf for other words. None: all are
-                words of the hypothesis.
-
-        Returns:
-            The context (B, K, n) and the new cache (B, S + K, 2n).
+        `cache` (B, K, S, 2n) has keys and values of the S words before. Returns the context
+        (B, K, n) and the new cache (B, K, S + 1, 2n).
         """
         queries = self.score.query(words) * cast(ProductScore, self.score).scale
-        cache = torch.cat([cache, torch.cat(self.project(words), dim=-1)], dim=1)
-        keys, values = cache.chunk(2, dim=-1)
-        return attend_fused(queries, keys, values, heads=self.score.heads, mask=mask), cache
+        cache = torch.cat([cache, torch.cat(self.project(words), dim=-1).unsqueeze(2)], dim=2)
+        keys, values = cache.flatten(0, 1).chunk(2, dim=-1)
+        queries = queries.flatten(0, 1).unsqueeze(1)
+        return attend_fused(queries, keys, values, heads=self.score.heads).view_as(words), cache
 
 
 class Layer(nn.Module):

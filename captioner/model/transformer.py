@@ -1,15 +1,13 @@
 """The decoder of a transformer (Vaswani et al. 2017, section 3.1).
 
-During generation the state holds the keys and values of all words so far, so that a step computes
-only the newest word. The hypotheses of an image share this cache. Each one reads the words on its
-path, so nothing is copied when a hypothesis replaces another one.
+During generation the state holds the keys and values of each hypothesis's words, so that a step
+computes only the newest word.
 """
 
 from __future__ import annotations
 
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from captioner.model.attention import Attention, ProjectedGrid, causal, maps
@@ -51,29 +49,24 @@ class TransformerDecoder(WordDecoder):
         image = {}
         for number, grid in enumerate(self._grids(features)):
             image[f"keys{number}"], image[f"values{number}"] = grid
-        empty = features.new_zeros(len(features), 0, 2 * self.config.hidden_dim)
-        path = torch.zeros(len(features), 1, 0, dtype=torch.long, device=features.device)
-        caches = {f"layer{number}": empty for number in range(self.config.layers)}
-        return State(image, {"path": path}, caches)
+        empty = features.new_zeros(len(features), 1, 0, 2 * self.config.hidden_dim)
+        return State(image, {f"layer{number}": empty for number in range(self.config.layers)})
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""
         words = self.word_projection(self.embed(tokens))
-        before = state.words["layer0"]
-        path = _extend(state.hypothesis["path"], length=before.shape[1])
-        mask = _path_mask(path, length=before.shape[1] + words.shape[1], like=before)
-        words = self._add_positions(words.unsqueeze(2), first=path.shape[-1] - 1).squeeze(2)
+        length = state.hypothesis["layer0"].shape[2]
+        words = self._add_positions(words.unsqueeze(2), first=length).squeeze(2)
         caches: dict[str, Tensor] = {}
         weights = words  # replaced by the last layer
         for number, layer in enumerate(self._layers()):
             name = f"layer{number}"
-            words, caches[name] = layer.attend_newest(words, state.words[name], mask)
+            words, caches[name] = layer.attend_newest(words, state.hypothesis[name])
             grid = ProjectedGrid(state.image[f"keys{number}"], state.image[f"values{number}"])
             words, weights = layer.attend_grid(words, grid, need_weights=self._is_last(number))
         attention, heads = maps(weights)
         logits = self.logits(self.dropout(self.deep_hidden(self.final_norm(words))))
-        following = State(state.image, {"path": path}, caches)
-        return StepOutput(logits, following, attention, None, heads)
+        return StepOutput(logits, State(state.image, caches), attention, None, heads)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         """Read whole captions, all words at once; see `Decoder.forward`."""
@@ -146,12 +139,9 @@ class _Layer(Layer):
         if self.pre_norm and config.score == "none":
             self.norms[1] = nn.Identity()  # the score ignores queries
 
-    def attend_newest(
-        self, words: Tensor, cache: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def attend_newest(self, words: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
         """Apply self-attention to the newest words (B, K, n); see SelfAttention.attend_newest."""
-        queries = self.sublayer_input(words, 0)
-        context, cache = self.self_attention.attend_newest(queries, cache, mask)
+        context, cache = self.self_attention.attend_newest(self.sublayer_input(words, 0), cache)
         return self.residual(words, self.self_attention_output(context), 0), cache
 
     def attend_grid(
@@ -175,20 +165,3 @@ class _Layer(Layer):
             context = self.cross_attention.attend(queries, grid)
         words = self.residual(words, self.cross_attention_output(context), 1)
         return self.residual(words, self.feed_forward(self.sublayer_input(words, 2)), 2), weights
-
-
-def _extend(path: Tensor, *, length: int) -> Tensor:
-    """Append the cache index of the newest word, `length` + k, to path k of (B, K, t)."""
-    newest = torch.arange(length, length + path.shape[1], device=path.device)
-    return torch.cat([path, newest[None, :, None].expand(len(path), -1, -1)], dim=-1)
-
-
-def _path_mask(path: Tensor, *, length: int, like: Tensor) -> Tensor | None:
-    """Return an additive mask (B, K, length): 0 on each path (B, K, t), -inf elsewhere.
-
-    Returns None if every path contains all words, as with a single hypothesis.
-    """
-    images, count, on_path = path.shape
-    if on_path == length:
-        return None
-    return like.new_full((images, count, length), -torch.inf).scatter_(-1, path, 0.0)

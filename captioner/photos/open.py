@@ -65,7 +65,12 @@ def open_image(
     if isinstance(source, Image.Image):
         with _as_image_error(name):
             check_size(source.size, name, max_pixels)
-            source.load()
+            try:
+                source.load()
+            except (AssertionError, ValueError) as error:
+                raise errors.ImageNotFoundError(
+                    f"{name} cannot be loaded: caption it before it is closed"
+                ) from error
             return _picture(source, orientation(source), name)
     with _stream(source, name) as stream, _as_image_error(name):
         image = read_header(stream, name, max_pixels)

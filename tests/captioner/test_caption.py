@@ -20,10 +20,6 @@ from PIL import Image
 
 from captioner import Captioner, GenerationConfig
 from captioner.caption import Alternative, Caption, ModelName, Word
-from captioner.drawing.animation import animation
-from captioner.drawing.lettering import label as label_picture
-from captioner.drawing.overlay import Panel, overlay
-from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageNotFoundError
 from captioner.photos.transform import Box
 from captioner.shared.text import json_line
@@ -71,15 +67,10 @@ def test_repr_has_sentence_and_score(photo: Path, caption: Caption) -> None:
 def test_equal_captions_are_equal(caption: Caption) -> None:
     other = make_caption(Path(caption.image or ""))
     assert caption == other and hash(caption) == hash(other)
-    words = list(other.words)
-    words[2] = replace(words[2], attention=np.roll(words[2].attention, 1))
-    assert caption != changed(other, words=tuple(words))
-    assert caption != changed(other, text="a cup")
-    assert caption.words[0] != replace(caption.words[0], attention=np.zeros((7, 7)))
-    assert caption.words[0] != "a"
     word = caption.words[0]
     for name in ("probability", "gate", "effect", "trust"):
         assert word != replace(word, **{name: 0.25}), name
+    assert word != replace(word, attention=np.zeros((7, 7))) and word != "a"
     assert word == replace(word, subject=True)
 
 
@@ -106,7 +97,7 @@ def test_without_a_gate_the_sharpest_attention_is_found(caption: Caption) -> Non
 
 @pytest.mark.parametrize("word", [6, -7, "zebra", "", "2", "1.5", 1.5, [1]])
 def test_unknown_words_and_indices_are_refused(caption: Caption, word: object) -> None:
-    with pytest.raises(ConfigError, match=re.escape(repr(word)) + ".*below 6"):
+    with pytest.raises(ConfigError, match=re.escape(repr(word)) + ".*6 words"):
         caption.overlay(word)  # type: ignore[arg-type]
 
 
@@ -129,39 +120,6 @@ def test_pictures_need_a_photo(caption: Caption) -> None:
         for given in (photo, np.asarray(photo), data, caption.image):
             assert lost.overlay("cup", photo=given) == caption.overlay("cup")
     assert "a Cup of a &lt;b&gt; 3" in lost._repr_html_()
-
-
-@pytest.mark.parametrize(("trust", "shown"), [(0.3, 0.3), (None, 0.5)])
-def test_pictures_have_the_numbers_heads_box_and_notes_of_the_caption(
-    caption: Caption, trust: float | None, shown: float
-) -> None:
-    heads = np.array([[[0.9, 0.1, 0.0]], [[0.0, 0.2, 0.8]]], np.float32)
-    word = Word(text="cup", probability=0.5, trust=trust, attention=heads.mean(0), heads=heads)
-    the = replace(word, text="the", probability=0.25, trust=None)  # makes no claim
-    box = Box(0.25, 0, 0.75, 1)
-    drawn = changed(replace(caption, box=box), text="cup the", words=(word, the), trust=0.001)
-    look: Any = {"smooth": False, "strength": 0.5, "colors": "viridis"}
-    photo = Image.open(caption.image or "").convert("RGB")
-    doubtful = trust is not None
-    note = "Dashes mark doubtful words. This may be wrong: 'cup'" if doubtful else None
-    measure = "likely right" if doubtful else "probability"
-    labels = {None: "(mean of 2 heads)", 1: "(head 1 of 2)", 2: "(head 2 of 2)"}
-    for head, label in labels.items():
-        weights = heads.mean(0) if head is None else heads[head - 1]
-        panels = [
-            Panel("cup", shown, weights, doubtful=doubtful),
-            Panel("the", None if doubtful else 0.25, weights),
-        ]
-        sheet = contact_sheet(
-            photo, panels, title=f"cup the {label}", note=note, measure=measure, box=box, **look
-        )
-        assert drawn.contact_sheet(head=head, **look) == sheet
-        frames = animation(photo, panels, note=label, box=box, **look)
-        assert drawn.animation(head=head, **look) == frames
-        picture = overlay(photo, weights, box=box, **look)
-        assert drawn.overlay(head=head, **look) == picture
-        labelled = label_picture(picture, "cup", doubtful=doubtful)
-        assert drawn.overlay(head=head, labelled=True, **look) == labelled
 
 
 def test_attention_maps_do_not_open_the_photo() -> None:
@@ -195,12 +153,8 @@ def test_attention_is_spread_over_the_pixels_and_sums_to_one(
     assert not right[:, :45].any() and right.sum() == pytest.approx(1, abs=1e-5)
     padded = replace(caption, box=Box(0, -0.5, 1, 1.5)).attention_map(0, smooth=smooth)
     assert padded.sum() == pytest.approx(1, abs=1e-5)  # of what lay on the photo
-    other = caption.words[1].attention_map((30, 20), smooth=smooth)
-    assert other.shape == (20, 30) and other[10:, 10:20].sum() == pytest.approx(seen, abs=0.05)
     with pytest.raises(ConfigError, match="no head 2"):
         caption.attention_map(0, head=2)
-    with pytest.raises(ConfigError, match="has no attention"):
-        Word(text="a", probability=1).attention_map((3, 3))
 
 
 def test_a_notebook_shows_every_word_and_escapes_it(caption: Caption, photo: Path) -> None:

@@ -244,14 +244,6 @@ def test_a_column_of_paths_is_a_list(captioner: Captioner, photo: Path) -> None:
         assert [caption.image for caption in captioner.caption(paths)] == [str(photo)] * 2
 
 
-def test_a_home_folder_is_expanded(
-    captioner: Captioner, photo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(photo.parent))
-    caption = captioner.caption("~/photo.jpg")
-    assert caption.image == "~/photo.jpg" and caption.overlay().size == (120, 80)
-
-
 @pytest.mark.parametrize("name", ["~" + 300 * "a", "~\0x"])
 def test_a_name_that_no_file_can_have_is_not_found(captioner: Captioner, name: str) -> None:
     (error,) = captioner.caption([name], errors="return")
@@ -295,7 +287,10 @@ def test_a_closed_image_says_that_it_is_closed(
     (closed := Image.open(path)).close()
     (loaded := Image.open(path)).load()
     loaded.close()
-    for image in (closed_by_with, file_closed, closed, loaded):
+    # A WebP is read when it is opened.
+    for image in (closed, loaded) if suffix == "webp" else (
+        closed_by_with, file_closed, closed, loaded
+    ):  # fmt: skip
         with pytest.raises(ImageNotFoundError, match="closed"):
             captioner.caption(image)
     with Image.open(path) as open_image:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from captioner import Captioner, ConfigError, GenerationConfig
+from captioner import ConfigError, GenerationConfig
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.deletion import sentence_effects
 from captioner.generation.generate import generate
 from captioner.vocabulary import END, START, UNK, Vocabulary
 
@@ -63,20 +62,6 @@ def test_captions_start_with_the_style_token_and_do_not_contain_it(
     if "sample" not in method:  # each image as if all had its style
         assert mixed[1][0].tokens == found[1][0].tokens
         assert mixed[3][0].tokens == found[3][0].tokens
-
-
-def test_effects_are_those_of_a_sentence_of_its_style(styled: Checkpoint, photo: Path) -> None:
-    captioner = Captioner(styled, dtype="float32")
-    pixels = captioner.prepare(photo).pixels[None]
-    caption = captioner.caption(photo, style="short", check_attention=True)
-    words = [word.text for word in caption.words]
-    features, sentence = captioner.encode(pixels).features, styled.vocabulary.encode(words)
-    short, long = (
-        sentence_effects(captioner.model.decoder, features, [[sentence]], start=start)[0][0]
-        for start in map(styled.vocabulary.start, ("short", "long"))
-    )
-    assert short is not None and short != pytest.approx(long, abs=1e-2)
-    assert [word.effect for word in caption.words] == pytest.approx(short, abs=1e-4)
 
 
 def test_the_command_captions_in_the_style_that_is_asked_for(

@@ -169,12 +169,6 @@ def test_a_wrong_setting_is_named(field, value):
     assert re.match(start, caught.value.detail)
 
 
-@pytest.mark.parametrize("mode", ["pad", "squash"])
-def test_resize_belongs_to_crop(mode):
-    with pytest.raises(ConfigError, match=r"resize 256 with mode .*: only crop has a resize"):
-        TransformConfig(mode=mode, resize=256)
-
-
 def test_numbers_of_numpy_are_settings() -> None:
     config = TransformConfig(size=np.uint8(64), mean=tuple(np.float32([0.5, 0.25, 0])))
     assert config == TransformConfig(size=64, mean=(0.5, 0.25, 0.0))

@@ -124,7 +124,6 @@ def test_steps_with_their_cache_are_teacher_forcing(variant: dict[str, Any], cel
                 torch.testing.assert_close(output.heads.mean(2), output.attention)
             assert all(part.shape[:2] == (2, cells) for part in state.image.values())
             assert all(part.shape[:2] == (2, 3) for part in state.hypothesis.values())
-            assert all(part.shape[:2] == (2, 3 * (t + 1)) for part in state.words.values())
 
 
 @every_variant
@@ -230,8 +229,6 @@ def test_a_saved_checkpoint_gives_the_same_captions(
     heads = variant.get("heads", 1)
     maps = np.stack([caption.words[0].map(head + 1) for head in range(heads)])
     np.testing.assert_allclose(maps.mean(0), caption.words[0].attention, atol=1e-6)
-    names = ["", ""] if heads == 1 else [f"mean of {heads} heads", f"head 2 of {heads}"]
-    assert [caption.words[0].head_label(head) for head in (None, 2)] == names
     for head in (heads + 1, 0, -1):
         with pytest.raises(ConfigError, match=f"no head {head}: choose from 1 to {heads}"):
             caption.contact_sheet(head=head)

@@ -55,7 +55,7 @@ class _Encoder(nn.Module):
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         features = self.model.encode(self.transform.normalize(pixels)).features
-        image, hypothesis, _ = self.model.decoder.start(features)
+        image, hypothesis = self.model.decoder.start(features)
         return (*image.values(), *hypothesis.values(), features)
 
 
@@ -110,7 +110,7 @@ def export_graphs(
     grid = model.encode(Transform(checkpoint.transform).normalize(pixels))
     state = model.decoder.start(grid.features)
     kind = model.config.decoder.kind
-    if state.words:
+    if kind == "transformer":
         raise CheckpointError(
             f"the decoder {kind} cannot be exported, because its state grows with every word: use "
             "lstm or top_down"

@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from captioner import __version__
 from captioner.caption import Caption, Word
+from captioner.drawing.overlay import attention_density
 from captioner.errors import CaptionerError, ImageNotFoundError, MissingExtraError
 from captioner.photos.transform import Box
 from captioner_serving.server.bodies import decode_photo, parse_body, parse_object
@@ -160,7 +161,9 @@ def _place_of(word: Word, box: Box) -> str:
     """Return the name of the part of the photo, out of 3 x 3, with most of a word's attention."""
     if word.attention is None:
         return "unknown"
-    ninths = word.attention_map((90, 90), box=box).reshape(3, 30, 3, 30).sum(axis=(1, 3))
+    ninths = (
+        attention_density(word.attention, (90, 90), box=box).reshape(3, 30, 3, 30).sum(axis=(1, 3))
+    )
     row, column = divmod(int(ninths.argmax()), 3)
     if ninths[row, column] < 2 / 9:  # less than twice an even share
         return "spread over the photo"
