@@ -32,7 +32,7 @@ EXAMPLES = """examples:
   captioner convert captions.csv --sidecar xmp --existing overwrite
 
 A .csv may be edited: its columns image, caption, score, keywords and review are used. Captions to
-review get no sidecar. In the JSONL of the page, a person's text replaces the caption, and
+review get no sidecar. In downloads of the page, a person's text replaces the caption, and
 decorative photos get no sidecar. Records are not changed; photos are changed only with --embed. See
 docs/sidecars.md."""
 

@@ -83,9 +83,26 @@ def test_a_wording_of_two_lines_is_added_once(folder: Path, existing: str) -> No
     assert texts[:2] == texts[2:] and "mine" in texts[0] and "(model)" in texts[0]
 
 
-def test_the_texts_of_a_person_reach_the_sidecars(folder: Path, run_main: Run) -> None:
+PAGE = """\ufeffimage,alt,caption,score,trust,marks,reviewed,caption_by,error
+"a.jpg","Two friends, and a dog","a man and a dog",-0.5,0.5,"","true","person",""
+"b.jpg","","a cat",-0.5,0.5,"","true","person",""
+"c.jpg","A cow.","a cow",-0.5,0.9,"","true","model",""
+"d.jpg","A tree.","a tree",-0.5,0.1,"untrusted","false","model",""
+"e.jpg","","",,,"","","","e.jpg is empty"
+"f.jpg","eBay\vlogo","a logo",-0.5,0.9,"","TRUE","model",""
+"g.jpg","A sea.","a sea",-0.5,0.9,"unfamiliar","false","model",""
+"h.jpg","A sea.","a sea",-0.5,0.9,"unfamiliar","TRUE","model",""
+"i.jpg","Mine",,,,"","true","person","i.jpg is empty"
+"j.jpg","一只狗.","一只狗",-0.5,0.9,"","true","model",""
+"""
+"""The table of the page; f.jpg was edited in a spreadsheet, j.jpg has a script without capitals."""
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_the_texts_of_a_person_reach_the_sidecars(folder: Path, run_main: Run, kind: str) -> None:
     """Corrected, decorative, accepted, to review, failed with and without a text, unfamiliar."""
-    for name in "abcdefghi":
+    (folder / "page.csv").write_text(PAGE)
+    for name in "abcdefghij":
         (folder / f"{name}.jpg").write_bytes(b"a photo")
     write_lines(
         folder / "page.jsonl",
@@ -98,14 +115,15 @@ def test_the_texts_of_a_person_reach_the_sidecars(folder: Path, run_main: Run) -
         record_of("g.jpg", "a sea", unfamiliar=True, reviewed=False, caption_by="model"),
         record_of("h.jpg", "a sea", unfamiliar=True, reviewed=True, caption_by="model"),
         {"image": "i.jpg", "error": {}, "corrected": "Mine", "caption_by": "person"},
+        record_of("j.jpg", "一只狗", reviewed=True, caption_by="model"),
     )
     options = ("--root", ".", "--sidecar", "xmp", "--replace", "dog=cat")
-    result = run_main("convert", "page.jsonl", *options)
+    result = run_main("convert", f"page.{kind}", *options)
     assert result.returncode == 0, result.stderr
     for count in ("3 by a person", "1 decorative skipped", "2 to review skipped"):
         assert count in result.stderr
     texts = {"a": "Two friends, and a dog", "c": "A cow.", "f": "eBay logo", "h": "A sea."}
-    texts["i"] = "Mine"
+    texts |= {"i": "Mine", "j": "一只狗"}
     found = {path.stem: path.read_text() for path in folder.glob("*.xmp")}
     assert sorted(found) == sorted(texts)
     assert all(f">{text}<" in found[name] for name, text in texts.items())
@@ -292,7 +310,6 @@ def damaged(image: str, caption: str = "a dog", **more: Any) -> str:
 
 DAMAGED: dict[str, tuple[str | bytes, str]] = {
     "no column": ("image;caption\n", "has no column score"),
-    "page": ("image,alt,caption,score,error\n", "table of the page: convert the page's JSONL"),
     "empty": ("", "has no column"),
     "no image": ("image,caption,score\n,a dog,-0.5\n", "line 2 has no image"),
     "nan": ("image,caption,score\na.jpg,a dog,nan\n", "line 2 needs a caption"),
@@ -325,7 +342,7 @@ DAMAGED: dict[str, tuple[str | bytes, str]] = {
 def test_what_is_damaged_is_named_and_nothing_is_made(
     folder: Path, run_main: Run, content: str | bytes, message: str
 ) -> None:
-    name = "c.csv" if re.search("column|line 2|table", message) else "r.jsonl"
+    name = "c.csv" if re.search("column|line 2", message) else "r.jsonl"
     with (folder / name).open("ab") as file:
         file.write(content.encode() if isinstance(content, str) else content)
     check_refusals(run_main, {f"convert {name} --sidecar txt": (1, message)}, folder)

@@ -132,16 +132,14 @@ def _write_coco(path: Path, records: Iterator[Record]) -> str:
     return note
 
 
-def read_record_table(path: Path) -> Iterator[Record]:
+def read_record_table(path: Path) -> Iterator[Record | None]:
     """Yield a record for each row of a .csv, which a spreadsheet may have edited and saved.
 
-    If any row has keywords, all records have `keywords`.
+    The .csv of the page also has alt texts (`corrected`), and failed photos (None). If any row has
+    keywords, all records have `keywords`.
     """
     with _reading(path) as table:
-        names = table.fieldnames or ()
-        if "alt" in names:
-            raise DataError(f"{path} is a table of the page: convert the page's JSONL instead")
-        if missing := {"image", "caption", "score"} - set(names):
+        if missing := {"image", "caption", "score"} - set(table.fieldnames or ()):
             raise DataError(
                 f"{path} has no column {', '.join(sorted(missing))}: use a .csv that captioner "
                 "batch wrote, with its header"
@@ -150,7 +148,16 @@ def read_record_table(path: Path) -> Iterator[Record]:
         rows = [(table.line_num, row) for row in table if any(row.values())]
     has_keywords = any(row.get("keywords") for _, row in rows)
     for number, row in rows:
+        if row.get("error"):
+            name, is_by_person = (
+                _DEFUSED.sub(r"\1", row["image"] or ""),
+                row["caption_by"] == "person",
+            )
+            yield _without_caption({"image": name}, _text(row, "alt")) if is_by_person else None
+            continue
         record = _record_of_row(row, f"{path}, line {number}")
+        if row.get("alt") is not None:
+            _read_alt(record, row)
         if has_keywords:
             keywords = map(str.strip, _text(row, "keywords").split(","))
             record["keywords"] = list(filter(None, keywords))
@@ -185,6 +192,18 @@ def _record_of_row(row: dict[str, str | None], place: str) -> Record:
     if not _is_sentence(record):
         raise DataError(f"{place} needs a caption, and a number as score: correct the line")
     return record
+
+
+def _read_alt(record: Record, row: dict[str, str | None]) -> None:
+    """Read the alt text of the page. It is a person's if the page or its difference says so."""
+    alt, caption, marks = _printable(_text(row, "alt")), record["caption"], row.get("marks") or ""
+    record["reviewed"] = (row.get("reviewed") or "").strip().lower() == "true"
+    # The page always adds a full stop, also to scripts without capitals.
+    models = {sentence(caption), f"{caption[:1].upper()}{caption[1:]}.", ""}
+    if row.get("caption_by") == "person" or alt not in models:
+        record["corrected"] = record["caption"] = alt
+    elif not alt or "untrusted" in marks or ("unfamiliar" in marks and not record["reviewed"]):
+        record["review"] = True
 
 
 def _text(row: dict[str, str | None], column: str) -> str:

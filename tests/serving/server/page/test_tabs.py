@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -256,12 +257,14 @@ def test_corrections_of_two_tabs_reach_the_photos(
     wait_for_items(tab, 24)
     assert tab.locator(".strip [data-reviewed]").count() == 7
     expected = [f"Text {number}, by a person" for number in range(6)] + [None] + 17 * ["A dog."]
-    download = tmp_path / "page.jsonl"
-    download.write_text(answered.taken_home("jsonl"))
-    assert tab.inner_text(".answer") == "Saved captions.jsonl: 24 of 24 photos."
-    result = run_main("convert", download, "--root", folder, "--sidecar", "xmp", "--embed")
-    assert result.returncode == 0, result.stderr
-    assert "6 by a person" in result.stderr and "1 decorative skipped" in result.stderr
-    command = ["exiftool", "-j", "-XMP-dc:Description", *sorted(folder.glob("*.jpg"))]
-    read = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    assert [photo.get("Description") for photo in read] == expected
+    for kind in ("jsonl", "csv"):
+        download, photos = tmp_path / f"page.{kind}", tmp_path / kind
+        download.write_text(answered.taken_home(kind))
+        assert tab.inner_text(".answer") == f"Saved captions.{kind}: 24 of 24 photos."
+        shutil.copytree(folder, photos)
+        result = run_main("convert", download, "--root", photos, "--sidecar", "xmp", "--embed")
+        assert result.returncode == 0, result.stderr
+        assert "6 by a person" in result.stderr and "1 decorative skipped" in result.stderr
+        command = ["exiftool", "-j", "-XMP-dc:Description", *sorted(photos.glob("*.jpg"))]
+        read = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        assert [photo.get("Description") for photo in read] == expected
