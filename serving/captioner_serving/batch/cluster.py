@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -24,7 +23,6 @@ from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import LocalEngine, Outcome
 from captioner_serving.batch.inputs.photos import Photo
 
-_LOG_LEVEL = "RAY_BACKEND_LOG_LEVEL"
 _WINDOW = 64  # batches per actor that are submitted together; actors wait between two windows
 _BATCH = 32
 _TOGETHER = 4  # batches per call of an actor, which decodes one while it captions another
@@ -84,14 +82,9 @@ class RayEngine:
         self._config = replace(config, batch_size=self._batch)
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
         # Silence Ray's progress messages; errors are raised. Set the level after the import of
-        # ray.data, which sets it too. `close` restores all settings of the process.
-        self._restore = ExitStack()
-        if _LOG_LEVEL not in os.environ:
-            os.environ[_LOG_LEVEL] = "fatal"
-            self._restore.callback(os.environ.pop, _LOG_LEVEL, None)
-        logger = logging.getLogger("ray.data")
-        self._restore.callback(logger.setLevel, logger.level)
-        logger.setLevel(logging.CRITICAL)
+        # ray.data, which sets it too.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         try:
             ray.init(
                 address,
@@ -101,7 +94,6 @@ class RayEngine:
                 runtime_env={"env_vars": {"PYTHONPATH": path}},
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
-            self.close()
             raise CaptionerError(
                 f"there is no Ray cluster at {address} ({error}): start one with ray start --head"
             ) from error
@@ -113,12 +105,8 @@ class RayEngine:
         self._actors = self._gpus or cpus
         self._share = max(1, cpus // self._actors)
         context = ray.data.DataContext.get_current()
-        for holder, name, value in (
-            (context, "enable_progress_bars", False),
-            (context.execution_options, "preserve_order", True),
-        ):
-            self._restore.callback(setattr, holder, name, getattr(holder, name))
-            setattr(holder, name, value)
+        context.enable_progress_bars = False
+        context.execution_options.preserve_order = True
 
     @property
     def description(self) -> str:
@@ -129,8 +117,7 @@ class RayEngine:
         )
 
     def close(self) -> None:
-        """Restore Ray's settings. Ray releases the actors when this process ends."""
-        self._restore.close()
+        """Do nothing: Ray releases the actors when this process ends."""
 
     def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:
         """See LocalEngine.run."""

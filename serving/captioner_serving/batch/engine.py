@@ -7,7 +7,6 @@ not wait for each other after every operation.
 from __future__ import annotations
 
 import gc
-import os
 import queue
 import threading
 from collections.abc import Generator, Iterator
@@ -24,18 +23,16 @@ from captioner.closing import Closing
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.inference.device import cores
-from captioner.photos.transform import Box
 from captioner.shared.text import counted
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.inputs.photos import LostPhoto, Photo
+from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.inputs.urls import url_environment
 from captioner_serving.decoding.photo import Decoded
 from captioner_serving.decoding.pool import Reader
 from captioner_serving.memory import is_out_of_memory
 
 _CPU_BATCH = 32  # larger batches do not fit the caches, smaller ones do not use all matrix units
-_GPU_SHARE = 0.5  # the part of the free memory that a batch may use
-_GPU_LARGEST = 128  # larger batches were slower (docs/performance.md)
+_GPU_BATCH = 128  # larger batches were slower (docs/performance.md)
 _ALLOCATIONS = 20_000  # new objects, of about 500 photos, after which garbage is collected
 _FAILING = 8  # a batch has at most this many times its size of photos, including failed ones
 
@@ -71,10 +68,11 @@ class LocalEngine(Closing):
         share = share or cores()
         self.captioner, self.generation, self._config = captioner, generation, config
         # Halved permanently when memory runs out.
-        self.batch_size = config.batch_size or self._suited_batch_size()
+        is_cpu = captioner.device.type == "cpu"
+        self.batch_size = config.batch_size or (_CPU_BATCH if is_cpu else _GPU_BATCH)
         self.workers = config.workers or share
         # On a GPU one batch is launched while the results of the other are read.
-        self.streams = 2 if captioner.device.type != "cpu" else min(share, 8)
+        self.streams = min(share, 8) if is_cpu else 2
         self._before = torch.get_num_threads(), gc.get_threshold()
         self._threads = ThreadPoolExecutor(
             self.streams,
@@ -208,29 +206,6 @@ class LocalEngine(Closing):
             else:
                 record = {"image": photo.name, "error": error}
             yield Outcome(photo=photo, record=record)
-
-    def _suited_batch_size(self) -> int:
-        """Return the default batch size for the device.
-
-        On a GPU it depends on the memory per photo, measured with a small batch of noise.
-        """
-        device = self.captioner.device
-        if device.type != "cuda":
-            return _CPU_BATCH
-        side, few = self.captioner.transform.config.size, 8
-        whole, pixels = (side, side), os.urandom(3 * side * side)
-        noise = Decoded(b"", whole, pixels, whole, Box(0.0, 0.0, 1.0, 1.0))
-        self.captioner.graphs.clear()
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        self._caption_together([_Entry(LostPhoto(name="", reason=""), noise)] * few)
-        photo_bytes = (torch.cuda.max_memory_allocated(device) - before) / few
-        self.captioner.graphs.clear()  # other streams cannot use memory that this one keeps
-        free, _ = torch.cuda.mem_get_info(device)
-        size = 1
-        while 2 * size <= min(_GPU_LARGEST, free * _GPU_SHARE / photo_bytes):
-            size *= 2
-        return size
 
 
 def _begin_thread(threads: int, device: torch.device) -> None:

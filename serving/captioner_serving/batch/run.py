@@ -124,13 +124,12 @@ class BatchRun(Closing):
             stack.callback(self._engine.close)
             self._open = stack.pop_all()
         self._done = journal.done if journal else set()
-        self._failed_before = frozenset(journal.failed if journal else ())
+        self._failed_before = len(journal.failed if journal else ())
         self.counts = list(journal.counts if journal else (0, 0))
         self.before = len(self._done)  # photos that earlier runs finished
         self._skipped = self._finished = self._unfamiliar = self._unsure = self._newer = 0
         self._uncommitted: list[Record] = []
         self._to_embed: dict[str, tuple[str, Record]] = {}  # sidecars and records by photo
-        self._failed_again: set[bytes] = set()  # failed before, and still among the inputs
         self._unfamiliar_names: list[str] = []  # at most _NAMED
         written = journal.written if journal else None
         self._sidecars = SidecarWriter(config, written) if config.sidecar else None
@@ -161,8 +160,8 @@ class BatchRun(Closing):
 
     @property
     def failed(self) -> int:
-        """The number of photos among the inputs that failed, in this run or an earlier one."""
-        return self.counts[ERRORS] - len(self._failed_before - self._failed_again)
+        """The number of photos that failed, in this run or an earlier one."""
+        return self.counts[ERRORS]
 
     def summary(self) -> str:
         """Return a summary of the run, in a few lines."""
@@ -194,11 +193,8 @@ class BatchRun(Closing):
         if self._newer:
             newer = counted(self._newer, "photo")
             lines.append(f"newer than the records: {newer}; --restart captions all")
-        if again := len(self._failed_again):
-            lines.append(f"{again:,} of these failed in an earlier run; --retry-errors retries")
-        if removed := len(self._failed_before - self._failed_again):
-            photos = counted(removed, "failed photo")
-            lines.append(f"no longer among the inputs: {photos}; --retry-errors removes them")
+        if before := self._failed_before:
+            lines.append(f"{before:,} of these failed in an earlier run; --retry-errors retries")
         lines.append(skipped_entries(self._skipped_entries))
         lines.append(journal.note if journal else "")
         return "\n".join(filter(None, lines))
@@ -226,8 +222,6 @@ class BatchRun(Closing):
             if shard is not None and name not in shard:
                 continue
             if name in done:
-                if name in self._failed_before:
-                    self._failed_again.add(name)
                 self._skipped = min(self._skipped + 1, self.before)
                 self._newer += self._is_newer(photo)
                 continue

@@ -6,7 +6,6 @@ A record keeps the model's sentence as `unworded`, so that another wording can b
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -20,8 +19,7 @@ Existing = Literal["skip", "overwrite", "prepend", "append"]
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 """Control characters that text files and XML should not contain."""
 
-_FIELDS = {"caption", "score"}
-_UNSAFE = re.compile(r"\{|\d{4}")  # a nested field; a width or precision of 1000 or more
+_FIELD = "{caption}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +29,15 @@ class Wording:
     With a template, texts are written as it gives them. Otherwise captions in XMP and CSV begin
     with a capital letter and end with a full stop.
 
-    Raises ConfigError: the template lacks {caption} or has an unknown field, or a text has a
-        control character.
+    Raises ConfigError: the template lacks {caption}, or a text has a control character.
     """
 
-    template: str | None = None  # fields: caption, score
+    template: str | None = None  # {caption} stands for the caption
     replace: tuple[tuple[str, str], ...] = ()  # whole words: man=person does not change "woman"
 
     def __post_init__(self) -> None:
-        if self.template is not None:
-            _check_template(self.template)
+        if self.template is not None and _FIELD not in self.template:
+            raise ConfigError(f"template is {self.template!r}; it must have the field {_FIELD}")
         for text in (self.template or "", *chain.from_iterable(self.replace)):
             if CONTROL.search(text):
                 raise ConfigError(f"{text!r} has a control character: remove it")
@@ -75,28 +72,10 @@ class Wording:
         original = sentence.get("unworded", sentence["caption"])
         text = self._replaced(original)
         if self.template is not None:
-            text = self.template.format(caption=text, score=sentence["score"])
+            text = self.template.replace(_FIELD, text)
         worded = {**sentence, "caption": text}
         worded.pop("unworded", None)
         return worded if text == original else {**worded, "unworded": original}
-
-
-def _check_template(template: str) -> None:
-    try:
-        parsed = list(string.Formatter().parse(template))
-        fields = {name for _, name, _, _ in parsed} - {None}
-        if invalid := [form for _, _, form, _ in parsed if form and _UNSAFE.search(form)]:
-            raise ValueError(f"invalid format {invalid[0]!r}")
-        template.format(caption="", score=-1.0)
-    except (ValueError, KeyError, IndexError, AttributeError) as error:
-        raise ConfigError(
-            f"template {template!r} cannot be filled in ({error}): use the fields "
-            "{caption} and {score}; write a brace twice"
-        ) from error
-    if not {"caption"} <= fields <= _FIELDS:
-        raise ConfigError(
-            f"template {template!r} must have the field {{caption}} and may have {{score}}"
-        )
 
 
 def sentence(text: str) -> str:

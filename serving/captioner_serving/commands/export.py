@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     with new_folder(arguments.to) as folder:
         write_folder(checkpoint, folder, report=_say)
         _say("3 of 3: comparing captions of onnxruntime and PyTorch ...")
-        pictures = check_parity(checkpoint, folder)
-        _say(f"onnxruntime and PyTorch give the same captions for {pictures} pictures")
+        photos = check_parity(checkpoint, folder)
+        _say(f"onnxruntime and PyTorch give the same captions for {photos} photos")
         add_page(folder)
         size = _megabytes(folder)
     _say(f"{arguments.to} is ready ({size}); its README.md describes it")

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import io
-import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-from PIL import Image, ImageDraw
 
 from captioner.captioner import Captioner
 from captioner.errors import OutputError
 from captioner.shared.paths import sample_photos
 
 _NEAR = 1e-4  # the largest difference of attention weights, which sum to 1
-_SCENES = 6
 
 
 def _load_app(folder: Path) -> ModuleType:
@@ -33,16 +29,13 @@ def _load_app(folder: Path) -> ModuleType:
 
 
 def check_parity(checkpoint: Path, folder: Path) -> int:
-    """Compare an exported model with its checkpoint; return the number of compared pictures.
-
-    The pictures are sample photos and synthetic scenes.
+    """Compare an exported model with its checkpoint; return the number of sample photos.
 
     Raises OutputError: the models differ; the detail names the picture and the difference.
     """
     captioner = Captioner.from_pretrained(checkpoint, device="cpu", dtype="float32")
     exported = _load_app(folder).Captioner(folder)
     pictures = {name: path.read_bytes() for name, path in sample_photos().items()}
-    pictures |= dict(_drawn_scenes())
     for name, data in pictures.items():
         wanted = captioner.caption(data).record(attention=True)
         got = exported.caption(io.BytesIO(data))
@@ -56,26 +49,6 @@ def check_parity(checkpoint: Path, folder: Path) -> int:
                 f"the exported model differs from {checkpoint} on {name}: attention by {far:.1e}"
             )
     return len(pictures)
-
-
-def _drawn_scenes() -> Iterator[tuple[str, bytes]]:
-    """Draw coloured shapes, the same on every machine."""
-    chance = random.Random(0)
-    for number in range(_SCENES):
-        size = chance.randrange(200, 500), chance.randrange(200, 500)
-        image = Image.new("RGB", size, _color(chance))
-        draw = ImageDraw.Draw(image)
-        for _ in range(1 + number):
-            x, y = chance.randrange(size[0]), chance.randrange(size[1])
-            radius = chance.randrange(20, 120)
-            shape = chance.choice((draw.ellipse, draw.rectangle))
-            shape((x - radius, y - radius, x + radius, y + radius), fill=_color(chance))
-        image.save(data := io.BytesIO(), "PNG")
-        yield f"drawn scene {number + 1}", data.getvalue()
-
-
-def _color(chance: random.Random) -> tuple[int, int, int]:
-    return chance.randrange(256), chance.randrange(256), chance.randrange(256)
 
 
 def _distance(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> float:

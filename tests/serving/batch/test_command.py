@@ -224,31 +224,19 @@ def test_a_run_captions_two_batches_at_a_time_and_collects_less_garbage(
     assert gc.get_threshold() == before and gc.get_freeze_count() <= at_start
 
 
-def test_failed_photos_that_are_no_longer_inputs_do_not_count(
+def test_photos_that_failed_count_until_they_are_retried(
     run_batch: Run, photos: Photos, tmp_path: Path
 ) -> None:
-    folder, output, listed = photos(3), tmp_path / "captions.jsonl", tmp_path / "list"
+    folder, output = photos(2), tmp_path / "captions.jsonl"
     (folder / "p001.jpg").write_bytes(b"no photo")
-    names = [str(folder / name) for name in ("p000.jpg", "p001.jpg", "p02.jpg")]
-    errors = Path(f"{output}.errors.jsonl")
-
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        listed.write_text("\n".join(names))
-        return run_batch("--list", listed, "--output", output, *more)
-
-    assert run().returncode == 1
-    names[2] = str(folder / "p002.jpg")  # as it should have been typed
-    result = run()
+    command = (folder, "--output", output)
+    assert run_batch(*command).returncode == 1
+    (folder / "p001.jpg").unlink()
+    result = run_batch(*command)
     assert result.returncode == 1 and "1 of these failed in an earlier run" in result.stderr
-    assert "no longer among the inputs: 1 failed photo;" in result.stderr
-    del names[1]
-    result = run()
-    assert result.returncode == 0
-    assert "no longer among the inputs: 2 failed photos;" in result.stderr
-    assert len(errors.read_text().splitlines()) == 2
-    result = run("--retry-errors")
-    assert (result.returncode, errors.exists()) == (0, False)
-    assert "failed" not in result.stderr
+    result = run_batch(*command, "--retry-errors")
+    assert result.returncode == 0 and "failed" not in result.stderr
+    assert not Path(f"{output}.errors.jsonl").exists()
 
 
 def test_the_summary_leaves_out_what_belongs_to_photos(

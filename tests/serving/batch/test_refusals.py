@@ -32,8 +32,6 @@ REFUSED: Refusals = {
     "photos --minimum-trust nan --checkpoint missing": (2, "--minimum-trust: nan is not between"),
     "photos --minimum-trust 0.5": (2, "minimum_trust needs a trust file, but the checkpoint tiny"),
     "photos --template photo": (2, "must have the field {caption}"),
-    "photos --template {caption": (2, "cannot be filled in"),
-    "photos --template {caption:>{score}}": (2, "invalid format"),
     "photos --template {caption}\udcff": (2, "is not UTF-8 text"),
     "photos --template {caption}\x07": (2, "has a control character: remove it"),
     "photos --replace man=\x07": (2, "has a control character: remove it"),

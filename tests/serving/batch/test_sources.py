@@ -97,7 +97,7 @@ WINDOWS = ["café/p1.jpg", "größe 2.jpg", "a, b;c|d.jpg"]  # all in Windows-12
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_lists_in_the_encodings_of_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, end: str
 ) -> None:
@@ -148,7 +148,7 @@ def test_what_is_no_list_or_table_is_a_sentence(tmp_path: Path) -> None:
     film.write_bytes(b"x" * (3 << 20))
     deep.write_text("[" * 100_000)
     table.write_bytes(b"PAR1" + bytes(100) + b"PAR1")
-    with pytest.raises(DataError, match=r"more than 1,048,576 bytes: use a list of photos"):
+    with pytest.raises(DataError, match=r"1,048,576 bytes or more: use a list of photos"):
         list(Inputs(lists=(str(film),)).photos())
     with pytest.raises(DataError, match="line 1 is not JSON"):
         names(deep, column="path")

@@ -148,9 +148,9 @@ class Inputs:
     def _skips(self, photo: str, source: str, skipped: Counter[str]) -> bool:
         """Return whether a photo is excluded or in a system folder below its source; count it."""
         name = photo.replace(os.sep, "/")
-        *folders, _ = parts = name.split("/")
-        for folder in folders:
-            if is_system_folder(folder) and folder not in source:
+        parts = name.split("/")
+        for folder in filter(is_system_folder, parts):
+            if folder not in source:
                 skipped[f"in {folder}"] += 1
                 return True
         for pattern in self.exclude:
@@ -281,8 +281,7 @@ def _count_link(folder: str, skipped: Counter[str]) -> None:
 def _walk(folder: str, skipped: Counter[str]) -> Iterator[tuple[str, list[str], str | None]]:
     """Yield each folder with its sorted files, or with the reason why it cannot be listed.
 
-    Hidden files and folders, and system folders, are skipped. Symbolic links to folders are not
-    followed.
+    Hidden files and folders are skipped. Symbolic links to folders are not followed.
     """
     problems: list[OSError] = []
     for here, folders, files in os.walk(folder, onerror=problems.append):
@@ -290,13 +289,7 @@ def _walk(folder: str, skipped: Counter[str]) -> Iterator[tuple[str, list[str], 
             problem = problems.pop(0)
             yield str(problem.filename), [], problem.strerror
         folders.sort()
-        for name in filter(is_system_folder, folders):
-            skipped[f"in {name}"] += sum(
-                file.lower().endswith(IMAGE_SUFFIXES)
-                for _, _, files in os.walk(os.path.join(here, name))
-                for file in files
-            )
-        folders[:] = [n for n in folders if not (n.startswith(".") or is_system_folder(n))]
+        folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (os.path.join(here, name) for name in folders):
             if os.path.islink(path):
                 _count_link(path, skipped)

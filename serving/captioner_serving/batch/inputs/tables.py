@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 
 from captioner.errors import DataError
 from captioner.shared.tables import JSON_TABLES, read_json_rows, read_lines, read_table
 from captioner_serving.batch.inputs.photos import LostPhoto, name_on_disk
 
-_CHUNK = 1 << 16
 _LONGEST = 1 << 20  # bytes of a name in a list; file systems take 4,096
-_BOM = b"\xef\xbb\xbf"
 
 
 def list_names(path: str, *, root: str | None = None) -> Iterator[str]:
@@ -24,24 +21,17 @@ def list_names(path: str, *, root: str | None = None) -> Iterator[str]:
     try:
         # Standard input stays open, because several lists may be read from it.
         with open(0 if path == "-" else path, "rb", closefd=path != "-") as file:
-            chunk = file.read1(_CHUNK)
-            if b"\0" in chunk:
-                for name in read_lines(chunk + file.read(), name=label):
-                    yield name_on_disk(_unquoted(name, root), root)
-                return
-            rest = chunk = chunk.removeprefix(_BOM)
-            while chunk:
-                *names, rest = re.split(rb"[\r\n]", rest)
-                for name in map(os.fsdecode, filter(None, names)):
-                    yield name_on_disk(_unquoted(name, root), root)
-                if len(rest) > _LONGEST:
+            if b"\0" in file.peek():  # UTF-16
+                lines = iter(read_lines(file.read(), name=label))
+            else:
+                lines = map(os.fsdecode, iter(lambda: file.readline(_LONGEST), b""))
+            for line in lines:
+                if len(line) >= _LONGEST:
                     raise DataError(
-                        f"{label} has a name of more than {_LONGEST:,} bytes: use a list of photos"
+                        f"{label} has a name of {_LONGEST:,} bytes or more: use a list of photos"
                     )
-                chunk = file.read1(_CHUNK)
-                rest += chunk
-            if rest:
-                yield name_on_disk(_unquoted(os.fsdecode(rest), root), root)
+                if name := line.rstrip("\r\n").removeprefix("\ufeff"):
+                    yield name_on_disk(_unquoted(name, root), root)
     except OSError as error:
         raise DataError(f"{label} cannot be read: {error.strerror}") from error
 

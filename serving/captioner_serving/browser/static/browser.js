@@ -47,12 +47,11 @@ function open(next) {
   else viewer.wait({ ...visit, quiet: true });
 }
 
-worker.onmessage = ({ data: { key, phase, sentence, record, problem } }) => {
+worker.onmessage = ({ data: { key, phase, record, problem } }) => {
   const mine = visits.find((entry) => entry.key === key);
   if (key === undefined && problem && !visit) viewer.fail(problem, null);
   if (!mine) return;
   Object.assign(mine, phase && { phase }, record && { record }, problem && { problem });
-  if (sentence && mine === visit) viewer.grow(sentence);
-  else if (mine === visit) open(mine);
+  if (mine === visit) open(mine);
   else list();
 };

@@ -9,9 +9,9 @@ export class Search {
     this.around = about.vocabulary.indexOf(about.generation.no_repeat_around);
   }
 
-  // state: tensors of a photo by name. pooled: see pool(). follow(sentence) is called with the best sentence after every
-  // word. Returns the best sentences: { tokens, logs, attention, gates, score }; the last token is END.
-  async best(state, pooled, { beam, captions, style }, follow) {
+  // state: tensors of a photo by name. pooled: see pool(). Returns the best sentences: { tokens, logs, attention, gates,
+  // score }; the last token is END.
+  async best(state, pooled, { beam, captions, style }) {
     const { generation, vocabulary } = this.about, { length_penalty: penalty, maximum_length: most } = generation;
     const chooses = this.trust?.hasConsensus && generation.consensus && beam > 1;
     const places = chooses ? beam : captions, start = style ? vocabulary.indexOf(`<start ${style}>`) : START;
@@ -29,7 +29,6 @@ export class Search {
       if (step === most || (beam === 1 && pool[0].tokens.length)) break;
       paths = next.parents.map((parent, k) => this.#longer(paths[parent], next, parent, k));
       ({ tokens, totals } = next);
-      follow?.(pool[0].score > totals[0] / (step + 1) ** penalty ? pool[0] : paths[0]);
       // Stop if even a continuation with probability 1 and the maximum length cannot be better.
       if (Math.fround(totals[0] / Math.fround((most + 1) ** penalty)) <= pool[places - 1].score) break;
     }

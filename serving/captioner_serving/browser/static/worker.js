@@ -1,4 +1,4 @@
-// Run the model in a worker. It receives photos and posts progress, unfinished sentences and records.
+// Run the model in a worker. It receives photos and posts progress and records.
 import * as ort from "./ort/ort.wasm.min.mjs";
 import { Search } from "./search.js";
 import { boxOf, openPhoto, squareOf } from "./square.js";
@@ -38,24 +38,24 @@ async function load() {
   return model;
 }
 
-// The best sentences for a square, and the photo's familiarity. follow(sentence) is called after every word.
-async function write({ about, encoder, search, trust }, square, captions, follow) {
+// The best sentences for a square, and the photo's familiarity.
+async function write({ about, encoder, search, trust }, square, captions) {
   const { size } = about.transform, pixels = new ort.Tensor("uint8", square, [1, 3, size, size]);
   const encoded = await encoder.run({ pixels }), state = Object.fromEntries(about.state.map((part) => [part, encoded[part]]));
   const style = about.generation.style || about.styles[0], beam = Math.max(about.generation.beam_size, captions);
   const pooled = trust && pool(encoded.features), familiarity = trust?.familiarity(pooled);
-  const sentences = await search.best(state, pooled, { beam, captions, style }, follow);
+  const sentences = await search.best(state, pooled, { beam, captions, style });
   return { familiarity, sentences: trust ? sentences.map((sentence) => trust.judge(sentence, pooled, familiarity)) : sentences };
 }
 
-async function caption({ photo, name, captions }, follow) {
+async function caption({ key, photo, name, captions }) {
   const model = await (ready ??= load()), { about } = model;
-  follow({ phase: "Captioning …" });
+  postMessage({ key, phase: "Captioning …" });
   const bitmap = await openPhoto(photo), style = about.generation.style || about.styles[0];
   const box = boxOf(about.transform, bitmap.width, bitmap.height).map((edge) => round(edge, 6));
   const square = squareOf(bitmap, about.transform);
   bitmap.close();
-  const { familiarity, sentences } = await write(model, square, captions, (sentence) => follow({ sentence: describe(about, sentence, box) }));
+  const { familiarity, sentences } = await write(model, square, captions);
   const [best, ...alternatives] = withDoubts(sentences.map((sentence) => describe(about, sentence, box)), about.trust);
   return {
     image: name, ...best, ...(familiarity === undefined ? {} : { familiarity: round(familiarity, 4) }), ...(style ? { style } : {}),
@@ -100,15 +100,14 @@ function join(tokenizer, words) {
 // Photos are captioned one after another.
 let before = Promise.resolve();
 onmessage = ({ data }) => {
-  const follow = (news) => postMessage({ key: data.key, ...news });
   if (data.photo) received++;
   before = before.then(async () => {
     try {
-      if (data.photo) follow({ record: await caption(data, follow) });
+      if (data.photo) postMessage({ key: data.key, record: await caption(data) });
       else await (ready ??= load());
     } catch (error) {
       if (!ready || (await ready.catch(() => null)) === null) ready = null;
-      follow({ problem: { title: ready ? "The photo cannot be read" : "The model cannot be loaded", detail: reason(error, data.name) } });
+      postMessage({ key: data.key, problem: { title: ready ? "The photo cannot be read" : "The model cannot be loaded", detail: reason(error, data.name) } });
     }
   });
 };

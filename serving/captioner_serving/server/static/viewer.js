@@ -59,13 +59,6 @@ export class Viewer {
     this.#stage(photo);
   }
 
-  // Show an unfinished sentence, with the attention of its last word.
-  grow({ caption, words }) {
-    this.find(".phase").textContent = caption + " …";
-    this.heat.attentions = words.map((word) => word.attention);
-    this.heat.show(words.length - 1);
-  }
-
   // problem: { title, detail }. again(): retries; null if a retry cannot help. dismiss(): removes the photo.
   // entry: { name, text, aside }, if a person can write the text.
   fail({ title, detail }, again, dismiss = null, entry = null) {
