@@ -112,7 +112,11 @@ def error_of(error: Exception) -> CaptionerError:
     if isinstance(error, HTTPException) and error.status_code < 500:
         headers = error.headers or {}
         if error.status_code == 404:
-            return RefusedError("no-such-route", "the documentation of all routes is at /docs")
+            detail = (
+                "the API's documentation is at /docs; of OpenAI's routes there is "
+                "/v1/chat/completions, of Ollama's /api/generate and /api/chat"
+            )
+            return RefusedError("no-such-route", detail)
         if error.status_code == 405:
             detail = f"send a {headers.get('Allow', 'GET')} request; the documentation is at /docs"
             return RefusedError("wrong-method", detail, headers)

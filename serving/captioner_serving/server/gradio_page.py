@@ -60,7 +60,7 @@ def build(
     """
     html = with_parts(read_static("page.html"))
     if config.allow_urls:
-        html = html.replace("Drop photos anywhere", "Drop photos anywhere,<br>or paste a URL")
+        html = html.replace("photos anywhere", "photos or a URL anywhere")
     blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
     with blocks:  # once, because Gradio builds an application when the block ends
         gr.HTML(

@@ -171,20 +171,6 @@ def test_a_pool_ends_after_its_tasks_and_skips_those_cancelled_before_their_turn
     assert threads.submit(lambda value: value).cancelled()
 
 
-def test_a_pool_records_the_time_of_tasks_for_their_clients() -> None:
-    order: list[str] = []
-    begin = threading.Event()
-    with FairThreads([7], name="test") as threads:
-        threads.submit(lambda _: time.sleep(0.05), "slow").result()
-        threads.submit(lambda _: None, "quick").result()
-        threads.submit(lambda _: begin.wait(), "other")
-        last = [threads.submit(lambda _, c=c: order.append(c), c) for c in ("slow", "quick")]
-        begin.set()
-        for future in last:
-            future.result()
-    assert order == ["quick", "slow"]
-
-
 def test_a_budget_is_given_out_in_the_order_of_requests() -> None:
     """A request for more than all gets all."""
     budget, order = Budget(10), []

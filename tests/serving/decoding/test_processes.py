@@ -143,16 +143,6 @@ def error_of(decoded: Decoded) -> str:
     return decoded.error["detail"]
 
 
-def test_the_pixels_are_those_of_the_library(reader: Reader) -> None:
-    data = jpeg(3, 200, noise=True)
-    decoded = decode(reader, EncodedPhoto("a.jpg", data))
-    framing = Transform(SMALL)
-    alone = framing.square(open_image(data, at_least=framing.at_least))
-    assert (decoded.pixels, decoded.shape) == (alone.tobytes(), (96, 96))
-    assert decoded.box == framing.box(200, 200)
-    decoded.check()
-
-
 def test_a_stream_keeps_its_order_and_ends_with_what_the_photos_raise(reader: Reader) -> None:
     def photos() -> Iterator[EncodedPhoto]:
         for number in range(40):

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from captioner import Captioner, ImageError
-from captioner.photos.transform import Box, TransformConfig
+from captioner.photos.transform import TransformConfig
 from captioner_serving.decoding import photo as decoding_photo
 from captioner_serving.decoding.photo import Decoded, EncodedPhoto, Square, is_ordinary
 from captioner_serving.decoding.pool import Reader
@@ -135,15 +135,6 @@ def test_the_process_ends_with_its_parent_and_not_with_a_fork_of_it(photo: Path)
         assert Path(f"/proc/{fork}/exe").exists()
     finally:
         os.kill(fork, signal.SIGKILL)
-
-
-def test_pipes_are_read(captioner: Captioner, photo: Path) -> None:
-    """As with `captioner caption <(curl ...)`."""
-    reading, writing = os.pipe()
-    os.write(writing, photo.read_bytes())
-    os.close(writing)
-    assert captioner.prepare(f"/dev/fd/{reading}").box == Box(0, 0, 1, 1)
-    os.close(reading)
 
 
 def photo_of(mode: str = "RGB", size: tuple[int, int] = (64, 48), **options: Any) -> bytes:

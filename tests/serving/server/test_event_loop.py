@@ -74,14 +74,9 @@ def chat(text: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": text}]}
 
 
-def picture(kind: str, url: object) -> list[object]:
-    return [{"role": "user", "content": [{"type": kind, "image_url": url}]}]
-
-
 BODIES: dict[str, tuple[str, object]] = {
     "a prompt": ("/api/generate", {"prompt": TEXT}),
     "a chat": ("/v1/chat/completions", chat(TEXT)),
-    "an input": ("/v1/responses", {"input": TEXT}),
     "base64": ("/api/generate", {"images": [TEXT]}),
     "lines of base64": ("/api/generate", {"images": ["a\n" * (LARGEST // 3 - 1000)]}),
     "no base64": ("/api/generate", {"images": ["!" + TEXT]}),
@@ -90,9 +85,8 @@ BODIES: dict[str, tuple[str, object]] = {
     "many images": ("/api/generate", {"images": ["a" * 2000] * 9_000}),
     "a data URL of a chat": (
         "/v1/chat/completions",
-        {"messages": picture("image_url", {"url": DATA + TEXT})},
+        {"messages": [{"content": [{"image_url": {"url": DATA + TEXT}}]}]},
     ),
-    "a data URL of an input": ("/v1/responses", {"input": picture("input_image", DATA + TEXT)}),
     "commas of an assistant": ("/gradio_api/mcp/", b"[" + b"1," * (LARGEST // 2 - 10) + b"1]"),
     "another field": ("/api/caption", {"image": "aaaa", TEXT: 1}),
     "no JSON": ("/api/generate", b"[" * LARGEST),

@@ -265,34 +265,12 @@ def test_a_schema_of_a_text_and_a_list_of_keywords_is_filled(
         model="tiny", messages=parts("x", URI), response_format=form
     )
     assert json.loads(chat.choices[0].message.content or "") == wanted
-    newer: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
-    reply = by_openai.responses.create(model="tiny", input=responses_input(), text=newer)
-    assert json.loads(reply.output_text) == wanted
 
 
 @pytest.mark.parametrize("schema", REFUSED)
 def test_any_other_schema_is_refused(api: httpx.Client, schema: dict[str, Any]) -> None:
     answer = api.post("/api/generate", json={"images": [CODED], "format": schema})
     assert answer.status_code == 400 and "schema" in message(answer)
-
-
-def responses_input() -> Any:
-    image = {"type": "input_image", "detail": "auto", "image_url": URI}
-    return [{"role": "user", "content": [{"type": "input_text", "text": "x"}, image]}]
-
-
-def test_the_default_of_newer_openai_packages_is_answered(
-    by_openai: openai.OpenAI, sentence: str
-) -> None:
-    whole = by_openai.responses.create(model="tiny", input=responses_input())
-    assert (whole.output_text, whole.status, whole.model) == (sentence, "completed", "tiny")
-    assert whole.usage is not None and whole.usage.output_tokens == len(sentence.split())
-    with by_openai.responses.stream(model="tiny", input=responses_input()) as stream:
-        kinds = [event.type for event in stream]
-        assert stream.get_final_response().output_text == sentence
-    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
-    with pytest.raises(openai.BadRequestError, match="no image"):
-        by_openai.responses.create(model="tiny", input="Hello")
 
 
 BREAKS = "\r\n".join(CODED[at : at + 76] for at in range(0, len(CODED), 76))
@@ -324,7 +302,6 @@ def test_base64_is_read_as_others_write_it(api: httpx.Client, sentence: str, cod
 MALFORMED: list[tuple[str, Any, str]] = [
     ("/api/generate", {"prompt": "a" * 20_001, "images": [CODED]}, "20,001 characters"),
     ("/v1/chat/completions", {"messages": parts("a" * 20_001, URI)}, "20,001 characters"),
-    ("/v1/responses", {"input": "a" * 20_001}, "20,001 characters"),
     ("/api/chat", b"", "not valid JSON"),
     ("/v1/chat/completions", b"[1]", "must be a JSON object"),
     ("/api/generate", {"model": 7}, "model is '7'"),
@@ -393,9 +370,9 @@ def test_a_failure_of_the_server_is_an_error_of_the_protocol(
 
 
 def test_unknown_paths_and_methods_are_errors_of_the_protocol(api: httpx.Client) -> None:
-    for path in ("/v1/embeddings", "/api/pull", "/api/embed", "/api/blobs/x"):
+    for path in ("/v1/embeddings", "/v1/responses", "/api/pull", "/api/blobs/x"):
         answer = api.post(path, json={"model": "tiny"})
-        assert answer.status_code == 404 and "/docs" in message(answer)
+        assert answer.status_code == 404 and "/v1/chat/completions" in message(answer)
     for path in ("/v1/chat/completions", "/api/chat"):
         answer = api.get(path)
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")

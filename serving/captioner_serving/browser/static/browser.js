@@ -7,10 +7,10 @@ const SENTENCES = 3;  // the caption and the two next best
 
 const about = await (await fetch("captioner.json")).json();
 const page = document.querySelector(".captioner"), worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-let visits = [], visit = null, last = 0;  // { key, photo, name, phase, record or problem, sentence, head, text, aside }; the open one
+let visits = [], visit = null, last = 0;  // { key, photo, name, phase, record or problem, sentence, text, aside }; the open one
 
 const viewer = new Viewer(page.querySelector(".viewer"), about.drawing, {
-  onChoose: (sentence, head) => { Object.assign(visit, { sentence, head }); list(); },
+  onChoose: (sentence) => { visit.sentence = sentence; list(); },
   onCorrect: (text, aside, reviewed) => { Object.assign(visit, { text, aside, reviewed }); list(); },
   onLeave: () => strip.focus(visit.key),
 });
@@ -33,7 +33,7 @@ worker.postMessage({});  // load the model in advance
 function take(files) {
   if (!files.length) return;
   explain("");
-  const added = files.map((file) => ({ key: ++last, photo: file, name: file.name, phase: "Loading the model …", sentence: 0, head: null }));
+  const added = files.map((file) => ({ key: ++last, photo: file, name: file.name, phase: "Loading the model …", sentence: 0 }));
   visits.push(...added);
   open(added[0]);
   for (const { key, photo, name } of added) worker.postMessage({ key, photo, name, captions: SENTENCES });

@@ -6,10 +6,6 @@ const CAMERA = {
 };
 const NO_CAMERA = "The camera needs https. "
   + "Open this page over https, or take the photo with another program and choose the file.";
-const NO_CLIPBOARD = "This button needs https. "
-  + "Press Ctrl+V (on a Mac ⌘V) instead.";
-const CLIPBOARD_REFUSED = "Clipboard access is blocked. "
-  + "Allow it in the address bar, or press Ctrl+V (on a Mac ⌘V).";
 
 // The URL in a pasted text, or null.
 const urlIn = (text) => (/^https?:\/\/\S+$/i.test(text.trim()) && URL.canParse(text.trim()) ? text.trim() : null);
@@ -34,17 +30,6 @@ export function listen(element, onFiles, onSample, onUrl = null) {
       if (photo) onFiles([photo]);
     } catch (error) {
       explain(error.message);
-    }
-  };
-  find(".paste").onclick = async () => {
-    if (!navigator.clipboard?.read) return explain(NO_CLIPBOARD);
-    try {
-      const { photo, text } = await readClipboard(), url = onUrl && urlIn(text);
-      if (photo) onFiles([photo]);
-      else if (url) onUrl(url);
-      else explain(`The clipboard has no picture${onUrl ? " or URL" : ""}. Copy one first.`);
-    } catch {
-      explain(CLIPBOARD_REFUSED);
     }
   };
   find(".samples").onclick = (event) => {
@@ -90,16 +75,6 @@ async function photosIn(entry) {
   let part;  // at most 100 entries
   do entries.push(...part = await new Promise((done, failed) => reader.readEntries(done, failed))); while (part.length);
   return (await Promise.all(entries.map(photosIn))).flat();
-}
-
-async function readClipboard() {
-  let text = "";
-  for (const item of await navigator.clipboard.read()) {
-    const type = item.types.find((name) => name.startsWith("image/"));
-    if (type) return { photo: new File([await item.getType(type)], "pasted." + type.split("/")[1], { type }), text };
-    if (item.types.includes("text/plain")) text = await (await item.getType("text/plain")).text();
-  }
-  return { photo: null, text };
 }
 
 // Open the camera in a dialog. Returns the photo, or null if it is cancelled.

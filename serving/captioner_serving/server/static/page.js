@@ -16,7 +16,7 @@ const reasonToWithhold = ({ trust, review }, minimum) => review ? "No trusted ca
   + `The best one ${trust === undefined ? "names nothing" : `is ${likely(trust)} likely to be right`}; the minimum in the search settings is ${percent(minimum)}.` : "";
 const NOT_KEPT = "This photo is no longer stored in the browser. Choose it again.";
 const FULL = "The browser has no room for more. Download what is done, empty the list, and add the rest.";
-const FIELDS = ["name", "sample", "url", "content", "settings", "record", "records", "missing", "problem", "sentence", "head", "text", "aside",
+const FIELDS = ["name", "sample", "url", "content", "settings", "record", "records", "missing", "problem", "sentence", "text", "aside",
   "reviewed", "removed"];  // what the album stores of a photo, beside its file
 const AT_ONCE = 4;  // concurrent requests
 
@@ -29,7 +29,7 @@ export function start(element, props) {
   //   settings                the settings of its request
   //   records, record         one record per model, and the one that is open; or `problem`
   //   missing                 the problems of models that failed
-  //   sentence, head          what the visitor has selected
+  //   sentence                what the visitor has selected: 0 for the caption, 1 for the first alternative
   //   text, aside             the visitor's text, and a text that Decorative or Undo has replaced
   //   reviewed                whether a person has accepted or written the text
   //   unsaved, stored         fields that the album does not have yet, and whether it has the photo; or `deleted`
@@ -43,15 +43,13 @@ export function start(element, props) {
 
   const [first] = props.value;
   const viewer = new Viewer(element.querySelector(".viewer"), props.drawing, {
-    onModel: (number) => { change({ record: visit.records[number], sentence: 0, head: null, reviewed: visit.text !== undefined }); show(); },
-    onChoose: (sentence, head) => { change({ sentence, head, reviewed: sentence === visit.sentence ? visit.reviewed : visit.text !== undefined }); },
-    onCorrect: (text, aside, reviewed) => { change({ text, aside, reviewed }, { soon: true }); },
+    onModel: (number) => { change({ record: visit.records[number], sentence: 0, reviewed: visit.text !== undefined }); show(); },
+    onChoose: (sentence) => change({ sentence, reviewed: visit.text !== undefined }),
+    onCorrect: (text, aside, reviewed) => change({ text, aside, reviewed }, { soon: true }),
     onAccept: accept,
     onLeave: () => strip.focus(visit.key),
-    draw: async (kind, { record, sentence, head }, look) => {
-      const settings = settingsFor(visit, record.model.name);
-      return server.draw(kind, await readable(visit), settings, { sentence, head, look });
-    },
+    draw: async (kind, { record, sentence }, look) => (
+      server.draw(kind, await readable(visit), settingsFor(visit, record.model.name), sentence, look)),
   });
   const strip = new Strip(element.querySelector(".strip"), {
     onOpen: (key) => openKey(key), onWrite: () => viewer.write(), onClear: clear, onRemove: remove, onUndo: undoRemove, keptUntil: album.keptUntil,
@@ -125,7 +123,7 @@ export function start(element, props) {
   function add(photos) {
     if (!photos.length) return;
     explain("");
-    const added = photos.map((photo) => ({ sentence: 0, head: null, ...photo, key: album.newKey(), settings: { ...settings } }));
+    const added = photos.map((photo) => ({ sentence: 0, ...photo, key: album.newKey(), settings: { ...settings } }));
     visits.push(...added);
     for (const mine of added) save(mine, allOf(mine));  // before they are captioned, so that a reload continues with them
     identify(added);
@@ -171,12 +169,12 @@ export function start(element, props) {
 
   // Update the viewer and the strip.
   function show({ quiet } = {}) {
-    const { key, name, url, record, records, missing, problem, phase, sentence, head, text, aside } = visit, photo = photoOf(visit);
+    const { key, name, url, record, records, missing, problem, phase, sentence, text, aside } = visit, photo = photoOf(visit);
     list();
     const withheld = record ? reasonToWithhold(record, visit.settings.minimum_trust) : "";
     if (problem) viewer.fail(problem, problem.again ? retry : null, visits.includes(visit) ? () => remove(key) : null, { name, text, aside });
     else if (!record) viewer.wait({ photo, name, phase: phase ?? "Waiting …", quiet, text, aside });
-    else viewer.show({ photo, name, url, record, sentence, head, text, aside, withheld, compared: compared(records, missing) });
+    else viewer.show({ photo, name, url, record, sentence, text, aside, withheld, compared: compared(records, missing) });
   }
 
   let listing = null;  // many photos are done at once
@@ -397,9 +395,9 @@ export function start(element, props) {
     } else if (!mine) {
       insert(known(stored));
     } else if (stored.version >= (mine.version ?? 0)) {
-      const { text, record, problem, sentence, head } = mine, { file, ...unsaved } = mine.unsaved ?? {};
+      const { text, record, problem, sentence } = mine, { file, ...unsaved } = mine.unsaved ?? {};
       Object.assign(mine, known(stored), { file: mine.file ?? stored.file }, unsaved);
-      if (mine !== visit || [text, sentence, head].every((value, at) => value === [mine.text, mine.sentence, mine.head][at])
+      if (mine !== visit || text === mine.text && sentence === mine.sentence
         && record?.caption === mine.record?.caption && problem === mine.problem) return;
       show();
       if (text !== mine.text) viewer.say("Changed in another tab.");
@@ -458,7 +456,7 @@ function cancel(mine) {
 // Cancel the request of a photo. Returns the fields to change, so that it is captioned with these settings.
 function renewed(mine, settings) {
   cancel(mine);
-  return { record: undefined, records: undefined, missing: undefined, problem: undefined, sentence: 0, head: null,
+  return { record: undefined, records: undefined, missing: undefined, problem: undefined, sentence: 0,
     reviewed: mine.text !== undefined, settings: { ...settings } };
 }
 
@@ -487,7 +485,7 @@ function nameOf(file, taken) {
   return free;
 }
 
-const ofSample = (name) => ({ name, sample: name, sentence: 0, head: null });
+const ofSample = (name) => ({ name, sample: name, sentence: 0 });
 
 function ofUrl(url) {
   const { pathname, hostname } = new URL(url);

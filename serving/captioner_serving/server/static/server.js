@@ -78,8 +78,8 @@ async function answer(path, type, options) {
 }
 
 // A picture of all words of a sentence (0: the caption), as a Blob. kind: sheet or animation.
-export async function draw(kind, file, { model, beam_size, captions, style }, { sentence, head, look }) {
-  const body = formOf(file, { model, beam_size, captions, style, sentence: sentence + 1, head: head ?? undefined, ...look });
+export async function draw(kind, file, { model, beam_size, captions, style }, sentence, look) {
+  const body = formOf(file, { model, beam_size, captions, style, sentence: sentence + 1, ...look });
   return (await answer("api/" + kind, "image/", { method: "POST", body })).blob();
 }
 

@@ -11,14 +11,9 @@ const MEANINGS = {
   heat: "Colour (light with Spotlight) starts above an even share of attention and is full at eight times that share.",
 };
 
-// The attention of a word: of one head (from 1), or the mean of all; undefined without attention.
-export function attentionOf({ attention }, head) {
-  return attention && head ? { ...attention, weights: attention.heads[head - 1] } : attention;
-}
-
 // Pairs of a term and its text. hasTrust: the model estimates trust.
-export function facts(word, head, hasTrust) {
-  const attention = attentionOf(word, head), pairs = [];
+export function facts(word, hasTrust) {
+  const { attention } = word, pairs = [];
   if (!hasTrust) pairs.push(["unknown", "trust unknown"]);
   if (word.trust !== undefined) pairs.push(["trust", (word.doubtful ? "doubtful, " : "") + likely(word.trust) + " likely right"]);
   pairs.push(["probability", "probability " + percent(word.probability)]);

@@ -3,7 +3,7 @@ import { colorAt, Heat } from "./heat.js";
 import { loadPhoto } from "./photo.js";
 import { altText, chooseSentence, clean, dashedOf, defaultText, doubtOf, recordOf, save, stateOf } from "./record.js";
 import { likely, Sentence } from "./sentence.js";
-import { attentionOf, explainTerms, facts, term } from "./terms.js";
+import { explainTerms, facts, term } from "./terms.js";
 
 // The part of each state that must be visible without scrolling.
 const ENDS = { waiting: ".ghosts", failed: ".failure", shown: ".sentence" };
@@ -13,7 +13,7 @@ const LONG = 125;  // characters of an alt text
 export class Viewer {
   // root: viewer.html. drawing: the constants of captioner/drawing. Callbacks:
   //   onModel(number)         another model was selected, by its index in `compared`
-  //   onChoose(sentence, head)
+  //   onChoose(sentence)
   //   onCorrect(text, aside, reviewed)  the visitor's text ("": decorative, undefined: none), the text that Decorative
   //                           or Undo has replaced, and whether the photo is reviewed now
   //   onAccept(), onLeave()   Enter or Escape was pressed in the alt text
@@ -37,9 +37,6 @@ export class Viewer {
   }
 
   find(selector) { return this.root.querySelector(selector); }
-
-  // The selected word, from 0; -1 for none.
-  get word() { return this.sentence.pinned; }
 
   empty(text = touch.matches ? "Choose photos, or take one." : "Drop photos here, or choose some.") {
     this.#become("empty");
@@ -76,25 +73,23 @@ export class Viewer {
     this.status.textContent = "";
   }
 
-  // sentence: 0 for the caption, 1 for the first alternative. head: from 1; null: the mean of all. text: the visitor's
-  // text. aside: a text that Redo can restore. withheld: why the sentence is not shown. compared: { name, record } of each
-  // model, if there are several. word: the selected word; undefined: the first that names something.
-  async show({ photo, name, url, record, sentence = 0, head = null, text, aside, withheld = "", compared = [], word }) {
-    const same = this.shown?.record === record && this.shown.sentence === sentence;  // only the head changes
+  // sentence: 0 for the caption, 1 for the first alternative. text: the visitor's text. aside: a text that Redo can
+  // restore. withheld: why the sentence is not shown. compared: { name, record } of each model, if there are several.
+  async show({ photo, name, url, record, sentence = 0, text, aside, withheld = "", compared = [] }) {
+    const same = this.shown?.record === record && this.shown.sentence === sentence;  // only the text changes
     const focused = same ? this.sentence.buttons.indexOf(document.activeElement) : -1;
     this.#become("shown");
     const whole = chooseSentence(record, sentence), dashed = dashedOf(whole.words), doubt = doubtOf(whole, stateOf({ record, sentence }));
     const chosen = { ...whole, words: whole.words.map((word) => ({ ...word, doubtful: dashed.includes(word) })) };
-    const shown = this.entry = this.shown = { photo, name, url, record, sentence, head, text, aside, withheld, compared, chosen };
+    const shown = this.entry = this.shown = { photo, name, url, record, sentence, text, aside, withheld, compared, chosen };
     this.root.toggleAttribute("data-unfamiliar", Boolean(record.unfamiliar) && !withheld);
     this.root.toggleAttribute("data-withheld", Boolean(withheld));
     Object.assign(this.find(".withheld"), { hidden: !withheld, textContent: withheld });
     this.find(".doubt").textContent = doubt;
-    this.sentence.set(chosen.words.map((word) => ({ ...word, text: word.word, description: describe(word, head, chosen), tint: word.trust ?? 0 })));
+    this.sentence.set(chosen.words.map((word) => ({ ...word, text: word.word, description: describe(word, chosen), tint: word.trust ?? 0 })));
     this.heat.attentions = [];
     this.#listModels();
     this.#listSentences();
-    this.#listHeads();
     this.#showWord(-1);
     for (const line of [".copied", ".saved"]) this.find(line).textContent = "";
     this.#showText();
@@ -105,8 +100,8 @@ export class Viewer {
     if (this.shown !== shown) return;
     // On a phone a photo that appears with its words would cover them.
     if (isNew && getComputedStyle(this.find(".stage")).position === "sticky" && this.root.getBoundingClientRect().top < 0) this.root.scrollIntoView();
-    if (seen && !withheld) this.heat.attentions = chosen.words.map((word) => attentionOf(word, head));
-    this.sentence.pin(withheld ? -1 : word ?? firstShown(whole.words));
+    if (seen && !withheld) this.heat.attentions = chosen.words.map((word) => word.attention);
+    this.sentence.pin(withheld ? -1 : firstShown(whole.words));
     this.sentence.buttons[focused]?.focus({ preventScroll: true });
   }
 
@@ -144,7 +139,7 @@ export class Viewer {
 
   #showWord(index) {
     this.heat.show(index);
-    const { chosen, head } = this.shown ?? {};
+    const { chosen } = this.shown ?? {};
     if (!chosen) return;
     if (index < 0) {
       this.about.textContent = (touch.matches ? "Tap" : "Point at") + " a word, or press Play."
@@ -153,7 +148,7 @@ export class Viewer {
     }
     const name = document.createElement("b");
     name.textContent = chosen.words[index].word;
-    const [first, ...rest] = facts(chosen.words[index], head, hasTrust(chosen)).map(([key, text]) => term(key, text));
+    const [first, ...rest] = facts(chosen.words[index], hasTrust(chosen)).map(([key, text]) => term(key, text));
     const isAlwaysShown = (fact) => fact.dataset.term === "effect", more = document.createElement("button");
     Object.assign(more, { type: "button", className: "term more", textContent: this.isMore ? "less" : "more", ariaExpanded: String(this.isMore) });
     more.onclick = () => { this.isMore = !this.isMore; this.#showWord(index); this.find(".more").focus(); };
@@ -161,12 +156,10 @@ export class Viewer {
     this.about.replaceChildren(name, first, ...rest, ...(rest.length ? [more] : []));
   }
 
-  #choose(sentence, head) {
-    const { shown } = this;
-    if (shown.sentence === sentence && shown.head === head) return;
-    const word = shown.sentence === sentence ? this.word : undefined;
-    this.show({ ...shown, sentence, head, word });
-    this.onChoose(sentence, head);
+  #choose(sentence) {
+    if (this.shown.sentence === sentence) return;
+    this.show({ ...this.shown, sentence });
+    this.onChoose(sentence);
   }
 
   // List the captions of all models; the words of one are shown below.
@@ -193,21 +186,12 @@ export class Viewer {
       this.listed = record;
       list.replaceChildren(...sentences.map(({ caption }, number) => {
         const item = document.createElement("li"), button = document.createElement("button");
-        Object.assign(button, { type: "button", textContent: altText(caption), onclick: () => this.#choose(number, this.shown.head) });
+        Object.assign(button, { type: "button", textContent: altText(caption), onclick: () => this.#choose(number) });
         item.append(button);
         return item;
       }));
     }
     [...list.children].forEach((item, number) => { item.firstChild.ariaPressed = number === sentence; });
-  }
-
-  #listHeads() {
-    const { record, sentence, head } = this.shown, list = this.find(".head");
-    const count = record.words[0]?.attention?.heads?.length ?? 0;
-    this.find(".heads").classList.toggle("any", count > 1);
-    list.replaceChildren(new Option("Mean", ""), ...Array.from({ length: count }, (_, i) => new Option(i + 1, i + 1)));
-    list.value = head ?? "";
-    list.onchange = () => this.#choose(sentence, +list.value || null);
   }
 
   #listenToLook() {
@@ -348,7 +332,7 @@ function firstShown(words) {
 const hasTrust = ({ familiarity, words }) => familiarity !== undefined || words.some((word) => word.trust !== undefined);
 
 // The description of a word for screen readers.
-const describe = (word, head, chosen) => facts(word, head, hasTrust(chosen))
+const describe = (word, chosen) => facts(word, hasTrust(chosen))
   .filter(([name]) => !["visual", "effect"].includes(name)).map((fact) => fact[1]).join(", ");
 
 const stem = (name) => name.replace(/\.[^.]*$/, "") || name;

@@ -33,7 +33,7 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
         visiting(desk, url) as visit,
     ):
         tab, address = visit.tab, f"{web}/chelsea.jpg?a=1&b=2"
-        assert "paste a URL" in tab.inner_text(".zone")
+        assert "URL" in tab.inner_text(".zone")
         for text in ("a cat", "javascript:alert(1)", "file:///etc/passwd", "http://a b"):
             visit.paste(text)
         visit.paste(address, ".text")  # pasted into the field for the alt text
@@ -53,15 +53,6 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
             assert overlay.size == open_image(SAMPLES / "chelsea.jpg").size
             assert saved.value.suggested_filename[:8] == "chelsea-"
         assert json.loads(visit.taken_home("jsonl"))["image"] == address
-        visit.forget()
-        desk.grant_permissions(["clipboard-read", "clipboard-write"])
-        tab.evaluate("address => navigator.clipboard.writeText(address)", f" {web}/coffee.jpg\n")
-        tab.click(".paste")  # a phone has no Ctrl+V
-        visit.settled()
-        assert "coffee.jpg" in tab.locator(".strip li button").last.get_attribute("title")
-        tab.evaluate("navigator.clipboard.writeText('a cat')")
-        tab.click(".paste")
-        tab.wait_for_selector(".reason >> text=no picture or URL")
         visit.forget()
         visit.paste(f"{web}/no.jpg")
         assert "status 404" in visit.failure()

@@ -42,25 +42,6 @@ def current(visit: Visit) -> str:
     return str(visit.tab.locator(".strip [aria-current=true]").get_attribute("title"))
 
 
-def test_decorative_and_undo_set_a_correction_aside(visit: Visit) -> None:
-    tab = visit.tab
-    said = tab.input_value(".text")
-    tab.fill(".text", "My own words.")
-    tab.check(".decorative")
-    assert tab.input_value(".text") == "" and not tab.locator(".use").is_visible()
-    tab.uncheck(".decorative")
-    assert tab.input_value(".text") == "My own words."
-    tab.click(".undo")
-    assert tab.input_value(".text") == said
-    tab.click("text=Redo the correction")
-    assert tab.input_value(".text") == "My own words."
-    tab.check(".decorative")
-    visit.reload()
-    assert tab.is_checked(".decorative")
-    tab.uncheck(".decorative")
-    assert tab.input_value(".text") == "My own words."
-
-
 @pytest.fixture
 def six(tmp_path: Path) -> list[Path]:
     """Six photos; the page sends four at a time."""
@@ -159,21 +140,6 @@ def test_the_keyboard_is_enough_to_review(visit: Visit, photos: list[Path]) -> N
     assert len(visit.strip()) == 2
     tab.locator(".strip button[title='rocket.jpg']").click()
     assert tab.input_value(".text") == "A rocket on its pad."
-
-
-def test_enter_opens_the_next_photo_to_review_and_after_the_last_the_first(
-    visit: Visit, tmp_path: Path
-) -> None:
-    tab = visit.tab
-    for name in "abc":  # unlike all photos, and so to review though they have been looked at
-        shutil.copy(SAMPLES / "rocket.jpg", tmp_path / f"{name}.jpg")
-    visit.choose(*sorted(tmp_path.glob("*.jpg")))
-    visit.strip()
-    tab.locator(".strip button[title='b.jpg']").click()
-    for following in ("c.jpg", "a.jpg"):
-        visit.settled()  # the text is hidden until the photo is loaded
-        tab.press(".text", "Enter")
-        assert current(visit) == following
 
 
 def test_a_photo_that_was_removed_while_it_waited_is_captioned_after_undo(visit: Visit) -> None:
@@ -278,20 +244,6 @@ def test_an_answer_of_somebody_else_is_an_error_in_its_photo_s_place(visit: Visi
         visit.tab.unroute("**/api/caption")
     visit.tab.click(".retry")
     visit.settled()
-
-
-def test_a_file_over_the_limit_is_sent_as_a_smaller_copy(visit: Visit, tmp_path: Path) -> None:
-    """21 MB of a JPEG on its side; the server takes 20 MB."""
-    path, exif = tmp_path / "large.jpg", Image.Exif()
-    exif[0x0112] = 8
-    with Image.open(SAMPLES / "coffee.jpg") as photo:
-        photo.resize((2250, 1500)).transpose(Image.Transpose.ROTATE_270).save(path, exif=exif)
-    path.write_bytes(path.read_bytes() + bytes(21_000_000))
-    visit.choose(path)
-    visit.forget()
-    large = visit.words()
-    visit.choose(SAMPLES / "coffee.jpg")
-    assert visit.words() == large  # upright
 
 
 def test_photo_caption_and_alt_text_are_in_view_at_one_place(visit: Visit, tmp_path: Path) -> None:

@@ -91,4 +91,14 @@ def test_what_is_corrected_is_copied_kept_and_in_every_download(
     assert [row["image"] for row in rows] == ["coffee.jpg", "cut.jpg", "'=cat.jpg"]
     assert "cut off" in rows[1]["error"]
     tab.click(".undo")
-    assert not tab.is_checked(".decorative") and tab.input_value(".text")
+    said = tab.input_value(".text")
+    assert not tab.is_checked(".decorative") and said
+    tab.fill(".text", "My own words.")
+    tab.check(".decorative")
+    visit.reload()
+    tab.uncheck(".decorative")
+    assert tab.input_value(".text") == "My own words."
+    tab.click(".undo")
+    assert tab.input_value(".text") == said
+    tab.click("text=Redo the correction")
+    assert tab.input_value(".text") == "My own words."

@@ -13,14 +13,10 @@ import pytest
 from PIL import Image
 
 from captioner import Caption
-from captioner.captioner import Captioner
-from tests.conftest import make_heads
 from tests.serving.server.conftest import SAMPLES
-from tests.serving.server.page.conftest import DESK, Visit, record_of, sentence, visiting
+from tests.serving.server.page.conftest import DESK, Visit, sentence, visiting
 
 pytestmark = pytest.mark.slow
-
-HEADS = 4
 
 
 def test_hover_focus_and_touch_show_what_is_meant_without_asking_the_server(visit: Visit) -> None:
@@ -166,7 +162,7 @@ def test_the_keyboard_and_a_screen_reader_are_enough(visit: Visit) -> None:
             )
         )
     for name in (
-        "play", "strength", "colors", "smooth", "copy", "json", "coffee", "choose", "take", "paste",
+        "play", "strength", "colors", "smooth", "copy", "json", "coffee", "choose", "take",
         "probability", "more", "legend", "SUMMARY",
     ):  # fmt: skip
         assert any(name in item for item in reached), name
@@ -366,52 +362,3 @@ def test_what_is_saved_is_what_was_seen(visit: Visit, tmp_path: Path) -> None:
     tab.wait_for_selector(".saved >> text=Too many photos are waiting")
     assert record["caption"] == " ".join(visit.words())
     visit.errors.clear()  # the browser's own, about the 503
-
-
-@pytest.fixture(scope="module")
-def attentive() -> dict[str, Any]:
-    """The record of a tiny model with four heads."""
-    return record_of(Captioner(make_heads("scaled_dot", HEADS)), SAMPLES / "rocket.jpg", captions=3)
-
-
-def saved(tab: Any) -> bytes:
-    with tab.expect_download() as download:
-        tab.click("[data-picture=overlay]")
-    return Path(download.value.path()).read_bytes()
-
-
-def test_a_head_is_shown_saved_and_kept(visit: Visit, attentive: dict[str, Any]) -> None:
-    tab = visit.tab
-    assert not tab.locator(".heads").is_visible()  # of the bundled model
-    visit.answer(SAMPLES / "rocket.jpg", attentive)
-    assert tab.locator(".head option").all_inner_texts() == ["Mean", "1", "2", "3", "4"]
-    assert tab.locator(".heads").is_visible() and tab.locator(".head").input_value() == ""
-    tab.locator(".word").nth(1).click()
-    mean, words = visit.heat(), visit.words()
-    drawn = {mean}
-    for head in range(1, HEADS + 1):
-        tab.select_option(".head", str(head))
-        assert tab.locator(".heat").get_attribute("data-word") == "1"  # that was chosen
-        assert visit.words() == words
-        drawn.add(visit.heat())
-    assert len(drawn) == 1 + HEADS
-    one = saved(tab)
-    tab.locator(".sentences li button:first-child").nth(1).click()
-    visit.settled()
-    assert visit.words() != words and tab.locator(".head").input_value() == "4"
-    visit.reload()
-    assert tab.locator(".head").input_value() == "4"
-    tab.locator(".sentences li button:first-child").first.click()
-    tab.select_option(".head", "")
-    tab.locator(".word").nth(1).hover()
-    assert visit.heat() == mean
-    tab.locator(".word").nth(1).click()
-    assert saved(tab) != one
-
-
-def test_a_finger_reaches_the_heads(phone: Visit, attentive: dict[str, Any]) -> None:
-    phone.answer(SAMPLES / "rocket.jpg", attentive)
-    box = phone.tab.locator(".heads").bounding_box()
-    assert box["height"] == phone.tab.locator(".play").bounding_box()["height"] >= 44
-    assert box["x"] + box["width"] <= 360
-    assert phone.tab.evaluate("document.documentElement.scrollWidth") <= 360
