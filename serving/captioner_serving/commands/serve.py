@@ -124,10 +124,7 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
 
 
 def _load(
-    arguments: argparse.Namespace,
-    config: ServerConfig,
-    tokens: dict[str, str],
-    log: TextIO | None,
+    arguments: argparse.Namespace, config: ServerConfig, tokens: dict[str, str], log: TextIO | None
 ) -> Application:
     _say("loading the model ...")
     import torch
@@ -142,10 +139,7 @@ def _load(
     torch.set_num_threads(1)  # in this thread; the model's thread uses all `threads`
     captioners = [
         Captioner.from_pretrained(
-            checkpoint,
-            device=arguments.device,
-            dtype=arguments.dtype,
-            max_pixels=config.max_pixels,
+            checkpoint, device=arguments.device, dtype=arguments.dtype, max_pixels=config.max_pixels
         )
         for checkpoint in checkpoints
     ]

@@ -178,11 +178,7 @@ def decode(
         results = []
         for output in outputs:
             image = open_image(
-                data,
-                name=photo.name,
-                at_least=output.at_least,
-                max_pixels=max_pixels,
-                admit=admit,
+                data, name=photo.name, at_least=output.at_least, max_pixels=max_pixels, admit=admit
             )
             size = image.info.get("size", image.size)
             results.append(Decoded(content, size, *output.make(image)))

@@ -191,10 +191,7 @@ class DecodeProcess:
         return results
 
     def _ask(
-        self,
-        photos: Sequence[Readable],
-        outputs: Sequence[Output],
-        is_stopped: Callable[[], bool],
+        self, photos: Sequence[Readable], outputs: Sequence[Output], is_stopped: Callable[[], bool]
     ) -> list[Decoded]:
         """Send photos and receive the results: for each photo, one for each output.
 

@@ -222,9 +222,7 @@ class Launcher(gr.Server):
         self._application = application
 
     def start(
-        self,
-        lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
-        **options: Any,
+        self, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]], **options: Any
     ) -> tuple[FastAPI, str, str | None]:
         """Open the port, and the frame or share link; see `gradio.Blocks.launch`."""
         app, local, shared = self.launch(

@@ -29,18 +29,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.shared.text import in_a_line
 from captioner_serving.memory import is_out_of_memory
-from captioner_serving.server.errors import (
-    PROBLEMS,
-    ClosedError,
-    RefusedError,
-    problem,
-)
+from captioner_serving.server.errors import PROBLEMS, ClosedError, RefusedError, problem
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.request import (
-    RequestInfo,
-    current_request,
-    request_info,
-)
+from captioner_serving.server.request import RequestInfo, current_request, request_info
 
 # Gradio needs inline scripts and eval. Other hosts are not allowed for anything.
 _POLICY = (
@@ -274,10 +265,7 @@ class Access:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        tokens: Mapping[str, str] | None = None,
-        origins: Sequence[str] = (),
+        self, app: ASGIApp, tokens: Mapping[str, str] | None = None, origins: Sequence[str] = ()
     ) -> None:
         self.app, self._tokens, self._origins = app, tokens or {}, origins
 

@@ -80,12 +80,7 @@ def serving(
 
     async def build() -> Application:  # in a loop, or Gradio makes one and leaves it open
         return Application(
-            captioner,
-            *others,
-            config=config,
-            threads=1,
-            tokens=tokens,
-            samples=samples,
+            captioner, *others, config=config, threads=1, tokens=tokens, samples=samples
         )
 
     with pytest.MonkeyPatch.context() as patch:

@@ -23,7 +23,7 @@ from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.errors import BusyError, ClosedError, RefusedError
 from captioner_serving.server.service import Photo
 from tests.serving.server.conftest import run_async
-from tests.serving.server.running import Clock, service_of, until
+from tests.serving.server.running import service_of
 from tests.serving.server.test_api import jpeg
 
 ANY: Any = None
@@ -84,42 +84,6 @@ def test_an_image_takes_the_places_that_are_documented(
 ) -> None:
     config = GenerationConfig(beam_size=beam, captions=captions)
     assert JobSettings(config, check_attention=check).cost == cost
-
-
-def test_turns_count_costs_and_no_images_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, going, order = Clock(monkeypatch), threading.Event(), []
-
-    def caption(images: Sequence[Any], _: JobSettings) -> Sequence[Any]:
-        assert going.wait(60)
-        clock.ahead += {"costly": 22, "d1": 2}.get(images[0], 0)  # seconds
-        order.extend(images)
-        return images
-
-    batcher = Batcher(caption, max_batch=1, capacity=64)
-    cheap = JobSettings(GenerationConfig())
-    costly = JobSettings(GenerationConfig(beam_size=20, captions=20), check_attention=True)
-
-    def run(*images: tuple[str, JobSettings, str]) -> list[str]:
-        """Submit images while the model is at work, and return the order of captions."""
-        order.clear()
-        going.clear()
-        futures = [batcher.submit("first", cheap, "another")]
-        assert until(lambda: not batcher._turns.in_order())
-        futures += [batcher.submit(*image) for image in images]
-        going.set()
-        assert [future.result(60) for future in futures]
-        return order[1:]
-
-    going.clear()
-    batcher.submit("first", cheap, "another")
-    assert until(lambda: not batcher._turns.in_order())
-    assert batcher.submit("gone", cheap, "a").cancel()
-    going.set()
-    assert until(lambda: not batcher._turns.in_order() and order == ["first"])
-    assert run(("a0", cheap, "a"), ("b0", cheap, "b")) == ["a0", "b0"]
-    images = [("costly", costly, "c"), ("d1", cheap, "d"), ("c2", cheap, "c"), ("d2", cheap, "d")]
-    assert run(*images) == ["costly", "d1", "d2", "c2"]  # c has used 22 s, d 2 s
-    batcher.close()
 
 
 PLAIN = JobSettings(GenerationConfig())

@@ -55,7 +55,6 @@ export function start(element, props) {
     onOpen: (key) => openKey(key), onWrite: () => viewer.write(), onClear: clear, onRemove: remove, onUndo: undoRemove, keptUntil: album.keptUntil,
     fileOf: ({ key }) => readable(visits.find((entry) => entry.key === key)),
   });
-  const allAgain = element.querySelector(".search .all");
   const showSettings = listenToSettings(element.querySelector(".search"), settings, props, again);
   const { explain } = listen(element, take, (sample) => add([ofSample(sample)]), props.allow_urls ? (url) => add([ofUrl(url)]) : null);
 
@@ -69,7 +68,6 @@ export function start(element, props) {
 
   function list() {
     strip.show(visits.map((entry) => ({ ...entry, photo: photoOf(entry) })), visit?.key);
-    allAgain.hidden = visits.length < 2;
   }
 
   async function take(files) {
@@ -251,13 +249,9 @@ export function start(element, props) {
   // Caption the open photo again with other settings; its text is kept.
   function again() {
     if (!visit) return;
-    change(renewed(visit, settings));
-    pump();
-  }
-
-  function againWithAll() {
-    for (const entry of visits) save(entry, renewed(entry, settings));
-    if (visit) show();
+    cancel(visit);
+    change({ record: undefined, records: undefined, missing: undefined, problem: undefined, sentence: 0,
+      reviewed: visit.text !== undefined, settings: { ...settings } });
     pump();
   }
 
@@ -445,19 +439,11 @@ export function start(element, props) {
   });
   element.querySelector(".show-keys").onclick = actions["?"];
   element.querySelector(".captioner").inert = false;  // its buttons work from now on
-  allAgain.onclick = againWithAll;
 }
 
 function cancel(mine) {
   mine.job?.abort();
   mine.job = null;
-}
-
-// Cancel the request of a photo. Returns the fields to change, so that it is captioned with these settings.
-function renewed(mine, settings) {
-  cancel(mine);
-  return { record: undefined, records: undefined, missing: undefined, problem: undefined, sentence: 0,
-    reviewed: mine.text !== undefined, settings: { ...settings } };
 }
 
 const imageOf = ({ url, name }) => url ?? name;

@@ -218,25 +218,9 @@ def test_keyboard_and_screen_reader_go_through_all_photos(
     assert photos.get_by_role("button", name="To review 0").count() == 1
 
 
-def test_caption_all_again_keeps_corrections(visit: Visit, photos: list[Path]) -> None:
-    tab = visit.tab
-    visit.choose(*photos[:2])
-    visit.strip()
-    assert tab.locator(".review").is_visible()
-    tab.fill(".text", "My own cup.")
-    tab.click("text=Search settings")
-    before = visit.posts()
-    tab.click("text=Caption all again")
-    visit.strip()
-    assert visit.posts() == before + 2 and tab.input_value(".text") == "My own cup."
-
-
 def test_an_answer_of_somebody_else_is_an_error_in_its_photo_s_place(visit: Visit) -> None:
     """As of a login proxy, which answers everything with 200 and its form."""
-    for kind, body in {
-        "text/html": LOGIN,
-        "application/json": "{}\n",
-    }.items():
+    for kind, body in {"text/html": LOGIN, "application/json": "{}\n"}.items():
         answer = {"content_type": kind, "body": body}
         visit.tab.route("**/api/caption", lambda route, _, answer=answer: route.fulfill(**answer))
         visit.choose(SAMPLES / "rocket.jpg", state="failed")
