@@ -149,13 +149,13 @@ class Application:
     def refuse(self) -> None:
         """Refuse new photos, and end the heartbeats of Gradio."""
         for service in self.services.values():
-            service.refuse()
+            service.batcher.refuse()
         self._calls.close()
 
     def close(self) -> None:
         """Finish accepted photos."""
         for service in self.services.values():
-            service.close()
+            service.batcher.close()
         self._reader.close()
 
     @contextlib.asynccontextmanager

@@ -42,7 +42,6 @@ class DrawingFields(SearchFields):
     smooth: bool = True
     strength: Annotated[float, Field(ge=0, le=1)] = DEFAULT_STRENGTH
     colors: str = DEFAULT_COLORS
-    head: Annotated[int, Field(ge=1)] | None = None
 
     def settings(self, captioner: Captioner) -> GenerationConfig:
         """See SearchFields."""
@@ -94,8 +93,7 @@ def _add(kind: Literal["overlay", "sheet", "animation"], fields: type[DrawingFie
 def _drawing(kind: str, caption: Caption, fields: DrawingFields) -> Drawing:
     # The weights as lists, which can be pickled without torch.
     panels = [
-        panel._replace(weights=np.asarray(panel.weights).tolist())
-        for panel in caption.panels(fields.head)
+        panel._replace(weights=np.asarray(panel.weights).tolist()) for panel in caption.panels()
     ]
     options: dict[str, Any] = fields.model_dump(include={"smooth", "strength", "colors"})
     options["box"] = caption.box
@@ -104,7 +102,7 @@ def _drawing(kind: str, caption: Caption, fields: DrawingFields) -> Drawing:
             raise ConfigError(f"word is {fields.word}; the caption has {len(panels)} words")
         index = caption.find_word() if fields.word is None else fields.word - 1
         return Drawing("overlay", [panels[index]], options)
-    label = caption.words[0].head_label(fields.head) if caption.words else ""
+    label = caption.words[0].head_label() if caption.words else ""
     head = f"({label})" if label else ""
     if kind == "animation":
         return Drawing("animation", panels, {**options, "note": head})

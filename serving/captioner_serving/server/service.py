@@ -100,7 +100,7 @@ class CaptionService:
         self.captioner, self.config = captioner, config
         self.metrics, self.reader = metrics, reader
         self._threads, self._say = threads, say
-        self._batcher = Batcher(
+        self.batcher = Batcher(
             self._caption_batch, max_batch=config.max_batch, capacity=config.queue
         )
 
@@ -128,7 +128,7 @@ class CaptionService:
         (decoded,) = self.reader.produce(photo, [square]).result()
         decoded.check()
         config = self.captioner.generation.for_request(captions=captions)
-        return self._batcher.submit(decoded.prepared(image=name), JobSettings(config)).result()
+        return self.batcher.submit(decoded.prepared(image=name), JobSettings(config)).result()
 
     async def caption(
         self,
@@ -149,7 +149,7 @@ class CaptionService:
             ConfigError: the model has no such style.
         """
         settings = self._settings(config, check_attention=check_attention)
-        with self._batcher.admit(len(photos) * settings.cost, client):
+        with self.batcher.admit(len(photos) * settings.cost, client):
             return await self._run(photos, settings, client)
 
     async def caption_one(
@@ -182,7 +182,7 @@ class CaptionService:
             ConfigError: an option of the drawing is out of range.
         """
         settings = self._settings(config)
-        with self._batcher.admit(1 + settings.cost, client):
+        with self.batcher.admit(1 + settings.cost, client):
             caption = _only(await self._run([Photo(photo)], settings, client))
             (drawn,) = await self.reader.decode(photo, [make(caption)], client=client)
         drawn.check()
@@ -195,7 +195,7 @@ class CaptionService:
 
     def check_capacity(self, client: str) -> None:
         """Raise BusyError or ClosedError, before an upload, if the queue has no room for it."""
-        with self._batcher.admit(1, client):
+        with self.batcher.admit(1, client):
             pass
 
     def check(self) -> None:
@@ -203,21 +203,13 @@ class CaptionService:
 
         Raises RefusedError: the model's thread has ended or is stuck, or the service is closed.
         """
-        if self._batcher.closed:
+        if self.batcher.closed:
             raise ClosedError
-        if not self._batcher.is_alive:
+        if not self.batcher.is_alive:
             raise RefusedError("not-ready", "the model's thread has ended; the log has the reason")
-        begun = self._batcher.busy_since
+        begun = self.batcher.busy_since
         if begun is not None and time.monotonic() - begun > _LONGEST_BATCH:
             raise RefusedError("not-ready", f"a batch has taken more than {_LONGEST_BATCH:.0f} s")
-
-    def refuse(self) -> None:
-        """Refuse new photos; accepted ones are finished."""
-        self._batcher.refuse()
-
-    def close(self) -> None:
-        """Finish accepted photos, then stop."""
-        self._batcher.close()
 
     async def _run(
         self, photos: Sequence[Photo], settings: JobSettings, client: str
@@ -246,10 +238,10 @@ class CaptionService:
         self, photo: Photo, settings: JobSettings, client: str
     ) -> Caption | ImageError:
         try:
-            with self._batcher.decoding():
+            with self.batcher.decoding():
                 with self.metrics.photo.labels("opening").time():
                     decoded = await self._decode(photo, client)
-                future = self._batcher.submit(decoded.prepared(), settings, client)
+                future = self.batcher.submit(decoded.prepared(), settings, client)
             with self.metrics.photo.labels("model").time():
                 caption = await asyncio.wrap_future(future)
             return caption.error or self._checked(caption)

@@ -106,7 +106,7 @@ def service_of(
     try:
         yield service
     finally:
-        service.close()
+        service.batcher.close()
         reader.close()
 
 

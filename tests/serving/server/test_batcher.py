@@ -268,14 +268,14 @@ def test_retry_after_follows_the_recent_time_per_cost(paced: Paced) -> None:
 def test_health_depends_on_the_thread_of_the_model(tiny_checkpoint: Checkpoint) -> None:
     with service_of(Captioner(tiny_checkpoint)) as service:
         service.check()
-        service._batcher.busy_since = time.monotonic() - 130
+        service.batcher.busy_since = time.monotonic() - 130
         with pytest.raises(RefusedError, match="a batch has taken"):
             service.check()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Batcher, "is_alive", property(lambda _: False))
             with pytest.raises(RefusedError, match="thread has ended"):
                 service.check()
-        service.refuse()
+        service.batcher.refuse()
         with pytest.raises(ClosedError):
             service.check()
 

@@ -182,29 +182,6 @@ def test_slow_photos_do_not_block_others(server: Server) -> None:
     assert before == 0 and len(done) == 2
 
 
-def test_pictures_are_opened_beside_the_model_and_two_at_a_time(server: Server) -> None:
-    """Six times a photo of 12 megapixels at once: decoded here, it would be 220 MB."""
-    image = Image.new("RGB", (4000, 3000), "teal")
-    image.save(buffer := io.BytesIO(), "PNG")
-    with server.client() as client:
-        before, most = resident(server), 0
-        statuses: list[int] = []
-
-        def fetch() -> None:
-            files = {"image": ("x.png", buffer.getvalue(), "image/png")}
-            answer = client.post("/api/sheet", files=files)
-            statuses.append(answer.status_code)
-
-        threads = [threading.Thread(target=fetch) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            most = max(most, resident(server))
-            time.sleep(0.01)
-    assert statuses == [200] * 6
-    assert most - before < 150_000  # kB
-
-
 def test_a_client_that_leaves_stops_its_drawing(server: Server) -> None:
     noise = Image.frombytes("RGB", (2500, 2400), os.urandom(2500 * 2400 * 3))
     noise.save(buffer := io.BytesIO(), "WEBP", lossless=True, quality=0, method=0)

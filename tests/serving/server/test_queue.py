@@ -190,21 +190,6 @@ def test_a_client_that_disconnects_leaves_the_queue(
     assert [levels for levels, _, _ in model.batches] == [[1]]
 
 
-def test_a_call_of_gradio_that_nobody_reads_is_dropped_while_the_model_works(
-    model: Model, url: str, clock: Clock
-) -> None:
-    with client_at(url) as http:
-        image = file_data(upload(http))
-        left = call(http, image, *USUAL)
-        assert until(lambda: bool(model.batches))
-        clock.ahead += 61
-        read = call(http, file_data(upload(http)), *USUAL)
-        query = {"session_hash": left.extensions["session"]}
-        assert http.get("/gradio_api/queue/data", params=query).status_code == 404
-        model.going.set()
-        assert result(http, read)["data"][0]["caption"]
-
-
 def test_an_old_reader_leaves_a_newer_session_of_its_name(
     model: Model, url: str, clock: Clock
 ) -> None:

@@ -44,23 +44,6 @@ SET = """async ([key, fields]) => {
   database.close();
 }"""
 """Change fields of a photo."""
-VERSION_3 = """async (settings) => {
-  const blob = await (await fetch(location.href)).blob();
-  const file = new File([blob], "rocket.jpg", { type: blob.type });
-  const asked = indexedDB.open("captioner", 3);
-  asked.onupgradeneeded = () => asked.result.createObjectStore("visits");
-  const database = await new Promise((done) => { asked.onsuccess = () => done(asked.result); });
-  const transaction = database.transaction("visits", "readwrite");
-  const record = { caption: "a rocket", words: [], alternatives: [] }, key = Date.now() - 1000;
-  const visit = { name: "rocket.jpg", file, record, records: [record], sentence: 0, head: null };
-  const kept = [{ accepted: true }, {}, { text: "Mine." }, { record: undefined }];
-  for (const [at, fields] of kept.entries()) {
-    transaction.objectStore("visits").put({ ...visit, ...fields }, key + at + 0.5);
-  }
-  await new Promise((done) => { transaction.oncomplete = done; });
-  database.close();
-}"""
-"""Four photos as version 3 of the store has them: the file beside the other fields."""
 DROP_MANY = """(count) => {
   const dataTransfer = new DataTransfer();
   for (let i = 0; i < count; i++) dataTransfer.items.add(new File(["x"], i + ".jpg"));
@@ -156,27 +139,6 @@ def test_settings_of_another_model_are_not_asked_of_this_one(visit: Visit) -> No
     record = visit.record()
     assert (record["image"], record["style"]) == ("rocket.jpg", usual)
     assert len(record["alternatives"]) == 1  # what it knows is kept
-
-
-def test_photos_and_texts_of_version_3_of_the_store_are_taken_over(visit: Visit) -> None:
-    tab, url = visit.tab, visit.tab.url
-    tab.goto(f"{url}page/samples/rocket")  # of the same origin, without the page's scripts
-    deleted = "new Promise((done) => { %s.onsuccess = () => done(); })"
-    tab.evaluate(deleted % "indexedDB.deleteDatabase('captioner')")
-    tab.evaluate(VERSION_3)
-    tab.goto(url)
-    tab.wait_for_selector(".strip li:nth-child(4)")
-    texts = visit.strip()  # the last one is captioned from its file
-    assert texts[:3] == ["A rocket.", "A rocket.", "Mine."] and texts[3].endswith(".")
-    reviewed = [item.get_attribute("data-reviewed") for item in tab.locator(".strip li").all()]
-    assert reviewed == ["", None, "", None]
-    tab.locator(".strip li button").nth(1).click()
-    tab.fill(".text", "Also mine.")
-    tab.wait_for_function(STORED)
-    tab.reload()
-    tab.wait_for_selector(".strip li:nth-child(4)")
-    assert visit.strip()[:3] == ["A rocket.", "Also mine.", "Mine."]
-    tab.wait_for_function("document.querySelector('img.photo').naturalWidth > 100")
 
 
 def test_what_is_old_or_too_much_is_deleted(visit: Visit) -> None:
