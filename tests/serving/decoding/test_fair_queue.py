@@ -172,7 +172,6 @@ def test_a_pool_ends_after_its_tasks_and_skips_those_cancelled_before_their_turn
 
 
 def test_a_budget_is_given_out_in_the_order_of_requests() -> None:
-    """A request for more than all gets all."""
     budget, order = Budget(10), []
 
     def hold(amount: int) -> None:

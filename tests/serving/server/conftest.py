@@ -119,6 +119,5 @@ def start(tmp_path: Path, saved_tiny: Path) -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture
 def api(server: Server) -> Iterator[httpx.Client]:
-    """A client of the shared server."""
     with server.client() as client:
         yield client

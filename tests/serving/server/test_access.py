@@ -31,7 +31,6 @@ ROUTES = [
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, saved_tiny: Path) -> Iterator[str]:
-    """The URL of a server with tokens from a file."""
     path = tmp_path_factory.mktemp("secret") / "tokens"
     path.write_text(TOKENS)
     path.chmod(0o600)
@@ -87,7 +86,6 @@ def test_the_log_identifies_requests_but_no_photo_and_no_secret(
 
 
 def test_a_refusal_reaches_a_client_that_first_sends_everything(guarded: str) -> None:
-    """Python's own client closes the connection after each request."""
     bearer = {"Authorization": f"Bearer {WHO[1]}"}
     for headers, size, status in (
         ({}, 8_000_000, 401),
@@ -102,7 +100,6 @@ def test_a_refusal_reaches_a_client_that_first_sends_everything(guarded: str) ->
 
 
 def test_a_token_is_a_bearer_or_the_password_of_anyone(client: httpx.Client) -> None:
-    """Wrong ones are refused without a lockout."""
     token = WHO[1]
     for guess in [("shop", "guess"), ("", ""), (token, ""), (token, "shop"), (WHO[0], "ü")] * 5:
         assert client.get("/metrics", auth=guess).status_code == 401, guess

@@ -214,7 +214,6 @@ def test_what_is_doubtful_is_marked_in_every_sentence() -> None:
 def test_a_caption_below_the_least_trust_is_marked_as_a_batch_marks_it(
     api: httpx.Client, tmp_path: Path
 ) -> None:
-    """For a model without trust the option is refused."""
     from captioner_serving.batch import BatchConfig, caption_batch
 
     captioner, photo = Captioner(make_tiny(), device="cpu", trust=make_trust()), jpeg()

@@ -68,7 +68,6 @@ def test_a_bad_image_gets_its_status_and_a_sentence(api: httpx.Client, kind: str
     "name", ["../../etc/passwd", "/etc/passwd", "..\\..\\x", "a" * 3000, "\u202egpj.exe", "%00.jpg"]
 )
 def test_no_file_of_the_name_of_an_upload_is_opened_or_written(server: Server, name: str) -> None:
-    """A photo that ends as a script is read as the photo that it is."""
     polyglot = PHOTO + b"<script>alert(1)</script>PK\x03\x04"
     with server.client() as client:
         answer = client.post("/api/caption", files={"image": (name, polyglot)})
@@ -122,7 +121,6 @@ def test_a_bad_request_gets_its_status_and_a_sentence(api: httpx.Client, kind: s
 
 
 def test_too_much_is_refused_before_it_is_sent(server: Server) -> None:
-    """Bodies that are too large are not read to the end, with or without Content-Length."""
     parts = urlsplit(server.url)
     with socket.create_connection((parts.hostname, parts.port), timeout=300) as peer:
         head = "POST /api/caption HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000000000\r\n"

@@ -162,7 +162,6 @@ def test_a_malformed_call_is_refused(api: httpx.Client) -> None:
 
 
 def test_a_call_has_at_most_16_000_bytes(trusting: httpx.Client) -> None:
-    """It is refused before the rest of it is received."""
     path, image = "/gradio_api/queue/join", file_data(upload(trusting))
     body = json.dumps({"data": [image, *USUAL], "session_hash": "sized"}).encode()
     assert trusting.post(path, content=body.ljust(16_000)).status_code == 200
@@ -188,7 +187,6 @@ def test_a_record_has_the_name_of_its_photo(trusting: httpx.Client) -> None:
 def test_an_unexpected_error_ends_one_call(
     trusting: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged, and other calls of the session are answered."""
     caption_one = CaptionService.caption_one
 
     async def failing(service: CaptionService, *order: Any, **options: Any) -> Any:

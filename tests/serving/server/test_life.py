@@ -43,7 +43,6 @@ def busy(client: httpx.Client) -> None:
 def test_a_signal_finishes_what_was_accepted_and_ends_well(
     start: Callable[..., Server], saved_tiny: Path, tmp_path: Path
 ) -> None:
-    """Of two checkpoints of one name, which are named by their paths."""
     (other := tmp_path / "other.safetensors").write_bytes(saved_tiny.read_bytes())
     server = start("--checkpoint", saved_tiny, "--checkpoint", other, "--max-batch", 2)
     answers: list[httpx.Response] = []

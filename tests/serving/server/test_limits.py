@@ -85,7 +85,6 @@ def test_stalled_uploads_are_counted_bounded_and_given_up(small: str, client: ht
 
 
 def test_a_sender_of_50_kilobytes_a_second_is_not_given_up(small: str) -> None:
-    """Of 100 kB: three seconds in all."""
     start, tail = head(0).partition(b"\r\n\r\n")[2] + bytes(100_000), b"\r\n--b--\r\n"
     heading = head(len(start) + len(tail)).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     with connect(small, heading + start) as peer:
@@ -160,7 +159,6 @@ def test_an_image_that_takes_too_much_is_refused_from_its_header(
 
 
 def test_slow_photos_do_not_block_others(server: Server) -> None:
-    """Two photos of 2 s each and more; ordinary ones beside them."""
     slow = png(9_990, 4_000, bytes(9_990 * 3 + 1) * 4_000)
     done: list[int] = []
 

@@ -48,7 +48,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def connected(url: str, **headers: str) -> AsyncIterator[tuple[mcp.ClientSession, Any]]:
-    """A session of an assistant, and what the server says of itself."""
     async with (
         httpx.AsyncClient(headers=headers, timeout=300) as client,
         streamable_http_client(
@@ -78,7 +77,6 @@ def asked(saved_tiny: Path, folder: Path) -> Iterator[Callable[..., Any]]:
 
 
 def described(asked: Callable[..., Any], **arguments: str) -> tuple[str, bool]:
-    """Return the text for the assistant, and whether it is an error."""
     answer = asked(lambda session: session.call_tool("describe_image", arguments))
     (content,) = answer.content
     return content.text, answer.isError

@@ -37,7 +37,6 @@ HERE = partial(WebPhoto, trusted_host="127.0.0.1")  # a photo on this machine ma
 
 @pytest.fixture(scope="module")
 def shared(saved_tiny: Path) -> Iterator[str]:
-    """A server that another site may call, with a token, and that fetches photos."""
     config = ServerConfig(allowed_origins=(SITE,), allow_urls=True)
     captioner = Captioner.from_pretrained(saved_tiny)
     with serving(captioner, config, tokens={"shop": TOKEN}) as url:

@@ -41,7 +41,6 @@ def model() -> Captioner:
 
 @pytest.fixture(scope="module")
 def url(model: Captioner) -> Iterator[str]:
-    """A server with a model that has trust, and one that has none."""
     plain = Captioner(make_tiny(), device="cpu")
     plain.name = "plain"
     with serving(model, ServerConfig(), plain) as address:
@@ -56,7 +55,6 @@ def api(url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def words(api: httpx.Client) -> list[dict[str, Any]]:
-    """The words of the photo's caption, by our own API."""
     (record,) = api.post("/api/caption", files={"image": PHOTO}).json()["records"]
     found: list[dict[str, Any]] = record["words"]
     return found
@@ -296,7 +294,6 @@ MALFORMED: list[tuple[str, Any, str]] = [
 def test_a_malformed_body_is_an_error_of_the_protocol(
     api: httpx.Client, path: str, body: Any, said: str
 ) -> None:
-    """In words without Python's types."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = api.post(path, content=content)
     assert answer.status_code == 400
@@ -420,7 +417,6 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def text_of(answer: httpx.Response) -> str:
-    """The text of an answer, whole or in a stream."""
     assert answer.status_code == 200, answer.text
     if answer.url.path.startswith("/v1/"):
         return str(answer.json()["choices"][0]["message"]["content"])

@@ -53,7 +53,6 @@ def client(url: str) -> Iterator[httpx.Client]:
 
 
 def answers(server: Server, path: str) -> int:
-    """How many posts a server has answered."""
     return sum(f'"path": "{path}", "status": 200' in line for line in server.lines)
 
 
@@ -126,7 +125,6 @@ def test_slow_heads_bodies_and_silent_connections_are_given_up(client: httpx.Cli
 
 
 def test_an_early_refusal_does_not_reset_the_connection(client: httpx.Client) -> None:
-    """The client reads why, though it was still sending."""
     for size, kind in ((8_000_000, "upload-too-large"), (30_000_000, None)):
         answer = client.post("api/caption", files={"image": bytes(size)})
         assert answer.status_code == 413
@@ -136,7 +134,6 @@ def test_an_early_refusal_does_not_reset_the_connection(client: httpx.Client) ->
 def test_an_answer_that_is_not_read_does_not_block_the_server(
     client: httpx.Client, servers: tuple[Server, Server]
 ) -> None:
-    """It is in nginx's hands as soon as it is made, and given up."""
     Image.effect_noise((2400, 2400), 90).convert("RGB").save(photo := io.BytesIO(), "JPEG")
     request = client.build_request("POST", "api/overlay", files={"image": photo.getvalue()})
     start = f"POST /captioner/api/overlay HTTP/1.1\r\nHost: {request.url.netloc.decode()}\r\n"

@@ -30,8 +30,6 @@ COSTLY = {"beam_size": "20", "captions": "20", "check_attention": "true"}
 
 
 class Model(Captioner):
-    """A model that waits, and records its batches."""
-
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         self.going = threading.Event()
@@ -120,7 +118,6 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_photos_of_unlike_settings_never_share_a_batch(
     styled: Checkpoint, queued: list[object]
 ) -> None:
-    """Nor has one other captions than it asked for."""
     settings = [
         {}, {"captions": "3"}, {"beam_size": "2"}, {"style": "short"}, {"check_attention": "true"},
         {"check_attention": "true", "captions": "3"},
@@ -156,7 +153,6 @@ def test_photos_of_unlike_settings_never_share_a_batch(
 def test_a_costly_photo_takes_more_places_and_smaller_batches(
     url: str, model: Model, queued: list[object]
 ) -> None:
-    """And a photo of another client comes before the next one of this client."""
     with ExitStack() as stack:
         first = stack.enter_context(waiting(url, 50, address="127.0.0.2"))
         assert until(lambda: model.batches)

@@ -88,7 +88,6 @@ def page_url(browser: Any, captioner: Captioner) -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def desk(browser: Any) -> Iterator[Any]:
-    """A browser's store: scripts are downloaded once."""
     context = browser.new_context(**DESK)
     yield context
     context.close()
@@ -96,14 +95,12 @@ def desk(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="package")
 def pocket(browser: Any) -> Iterator[Any]:
-    """The store of a phone."""
     context = browser.new_context(**PHONE)
     yield context
     context.close()
 
 
 def record_of(captioner: Captioner, photo: Path, *, captions: int = 1) -> dict[str, Any]:
-    """Return the record that a server with another model answers."""
     config = replace(captioner.generation, captions=captions)
     return served_record(captioner.caption(photo, config), name=photo.name, attention=True)
 
@@ -260,7 +257,6 @@ def visit(desk: Any, page_url: str) -> Iterator[Visit]:
 
 @pytest.fixture
 def clipboard(desk: Any) -> None:
-    """Let the next tab read and write the clipboard unasked."""
     desk.grant_permissions(["clipboard-read", "clipboard-write"])
 
 

@@ -10,7 +10,6 @@ from tests.serving.server.page.conftest import Visit
 
 
 def states(visit: Visit, folder: Path) -> Iterator[str]:
-    """Bring the page into each of its states, and name it."""
     tab = visit.tab
     yield "one"
     tab.route("**/api/caption", lambda route: None)

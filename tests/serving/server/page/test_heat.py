@@ -54,7 +54,6 @@ def test_the_overlay_is_the_library_s(visit: Visit, tmp_path: Path) -> None:
 
 
 def test_the_page_marks_the_spot(visit: Visit, tmp_path: Path) -> None:
-    """Its own drawing, and a picture to save."""
     for mode in ("crop", "pad"):  # the box of "squash" is the whole photo
         captioner = Captioner(make_spot_checkpoint(mode))
         cases = [case for case in CASES.values() if case.mode == mode][:2]  # plain, and turned

@@ -38,7 +38,6 @@ DROP = """async ([kind, name]) => {
 
 
 def test_what_browsers_do_not_show_comes_with_the_caption(visit: Visit, tmp_path: Path) -> None:
-    """A HEIC; of an animation the frame that is captioned."""
     heic, gif = tmp_path / "rocket.heic", tmp_path / "rocket.gif"
     heic.write_bytes(HEIC)
     with Image.open(SAMPLES / "rocket.jpg") as photo:

@@ -178,7 +178,6 @@ def test_a_photo_that_was_removed_while_it_waited_is_captioned_after_undo(visit:
 def test_keyboard_and_screen_reader_go_through_all_photos(
     visit: Visit, six: list[Path], tmp_path: Path
 ) -> None:
-    """The accessibility tree stands for the screen reader; no pointer is used."""
     tab = visit.tab
     (tmp_path / "notes.jpg").write_bytes(b"no photo")
     visit.choose(*six[:3], SAMPLES / "rocket.jpg", tmp_path / "notes.jpg")
@@ -217,7 +216,6 @@ def test_an_answer_of_somebody_else_is_an_error_in_its_photo_s_place(visit: Visi
 
 
 def test_photo_caption_and_alt_text_are_in_view_at_one_place(visit: Visit, tmp_path: Path) -> None:
-    """Of a portrait, a small photo, and a caption of 20 words of which two are doubtful."""
     tab = visit.tab
     tab.set_viewport_size({"width": 1366, "height": 768})
     with Image.open(SAMPLES / "chelsea.jpg") as photo:

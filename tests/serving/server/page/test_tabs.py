@@ -47,7 +47,6 @@ window.setTimeout = ((later) => (run, delay) => delay === 300 ? held.push(run) :
 
 @pytest.fixture
 def answered(visit: Visit) -> Visit:
-    """A server that captions all photos at once, in all tabs."""
     body = json.dumps({"records": [RECORD]})
     visit.context.route("**/api/caption", lambda route: route.fulfill(body=body))
     return visit
@@ -55,7 +54,6 @@ def answered(visit: Visit) -> Visit:
 
 @pytest.fixture
 def other(answered: Visit) -> Iterator[Any]:
-    """Another tab of the same browser."""
     tab = answered.context.new_page()
     tab.goto(answered.tab.url)
     tab.wait_for_selector('.viewer[data-state="shown"]')

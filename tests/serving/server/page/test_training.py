@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 
 
 def download(visit: Visit, folder: Path) -> Path:
-    """Save the training set where the page's commands expect it."""
     with visit.tab.expect_download() as saved:
         visit.tab.click(".train")
     path = folder / saved.value.suggested_filename

@@ -109,7 +109,6 @@ def test_a_caption_below_the_least_trust_is_withheld_and_a_correction_stays(visi
     assert json.loads(record)["corrected"] == "A person wrote this."
 
     def said_of(least: str, **known: float) -> str:
-        """Return the warning of an answer for a minimum trust."""
         words = {"caption": "a cup", "words": [], "alternatives": [], **known}
         line = json.dumps({"records": [{"review": True, **words}]}) + "\n"
         tab.route("**/api/caption", lambda route: route.fulfill(body=line))
@@ -263,7 +262,6 @@ FOCUS: list[tuple[int, int, tuple[float, ...], dict[tuple[int, int], float], str
 
 
 def labels(visit: Visit) -> list[str]:
-    """Return what a screen reader reads of each word."""
     return [label.get_attribute("aria-label") for label in visit.tab.locator(".word").all()]
 
 
