@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from captioner import __version__
-from captioner.caption import Caption
 from captioner.captioner import Captioner
 from captioner.errors import ImageError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
@@ -194,25 +193,19 @@ async def caption(request: Request, service: Service) -> Response:
     )
     results = await while_connected(request, work)
     records = [
-        _record(photo, result, fields) for photo, result in zip(photos, results, strict=True)
-    ]
+        {"image": photo.name, "error": result.record()}
+        if isinstance(result, ImageError)
+        else served_record(
+            result, name=photo.name, attention=fields.attention,
+            minimum_trust=fields.minimum_trust, preview=photo.preview,
+        )
+        for photo, result in zip(photos, results, strict=True)
+    ]  # fmt: skip
     errors = [result for result in results if isinstance(result, ImageError)]
     if len(errors) == len(results):
         return problem(errors[0], records=records)
     # Not validated, which would take longer than making them.
     return Response(to_json({"records": records}), media_type="application/json")
-
-
-def _record(photo: Photo, result: Caption | ImageError, fields: CaptionFields) -> dict[str, Any]:
-    if not isinstance(result, Caption):
-        return {"image": photo.name, "error": result.record()}
-    return served_record(
-        result,
-        name=photo.name,
-        attention=fields.attention,
-        minimum_trust=fields.minimum_trust,
-        preview=photo.preview,
-    )
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -24,7 +24,7 @@ def deadline() -> Iterator[None]:
         raise TimeoutError("the queue blocks")
 
     before = signal.signal(signal.SIGALRM, fail)
-    signal.setitimer(signal.ITIMER_REAL, 10, 1)
+    signal.setitimer(signal.ITIMER_REAL, 60, 1)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
