@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
-from playwright.sync_api import expect
 
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.page.conftest import Visit
@@ -173,34 +171,6 @@ def test_a_photo_that_was_removed_while_it_waited_is_captioned_after_undo(visit:
     tab.wait_for_timeout(200)
     visit.reload()
     assert not tab.locator(".strip").is_visible()
-
-
-def test_keyboard_and_screen_reader_go_through_all_photos(
-    visit: Visit, six: list[Path], tmp_path: Path
-) -> None:
-    tab = visit.tab
-    (tmp_path / "notes.jpg").write_bytes(b"no photo")
-    visit.choose(*six[:3], SAMPLES / "rocket.jpg", tmp_path / "notes.jpg")
-    sentences = visit.strip()
-    photos = tab.get_by_role("region", name="Your photos")
-    listed = photos.get_by_role("listitem")
-    assert listed.count() == 5
-    assert "likely wrong, unfamiliar" in listed.nth(3).aria_snapshot()
-    for _ in range(40):  # from the top of the page into the list
-        tab.keyboard.press("Tab")
-        if "aria-current" in tab.evaluate("document.activeElement.outerHTML.slice(0, 200)"):
-            break
-    alt_text = tab.get_by_role("textbox", name="Alt text")
-    said = tab.locator(".viewer").get_by_role("status")
-    for number, sentence in enumerate(sentences[:4]):
-        expect(listed.nth(number).get_by_role("button")).to_have_attribute("aria-current", "true")
-        expect(said).to_have_text(re.compile("^Caption: "))
-        assert sentence.removeprefix("Perhaps: ") in said.inner_text()
-        assert alt_text.input_value() in (sentence, "")  # empty where the photo is unfamiliar
-        tab.keyboard.press("ArrowDown")
-    assert tab.get_by_role("alert").filter(has_text="notes.jpg").is_visible()
-    tab.keyboard.press("Delete")  # the last one comes in its place
-    assert listed.count() == 4
 
 
 def test_an_answer_of_somebody_else_is_an_error_in_its_photo_s_place(visit: Visit) -> None:
