@@ -282,7 +282,7 @@ def test_browsers_show_no_tiff_heic_and_sequence() -> None:
 @pytest.mark.parametrize("kind", PICTURES)
 def test_a_picture_is_of_the_caption_that_the_fields_ask_for(kind: str) -> None:
     captioner = Captioner(make_heads("scaled_dot", 4), device="cpu")
-    look: dict[str, Any] = {"smooth": False, "strength": 0.5, "colors": "viridis"}
+    look: dict[str, Any] = {"smooth": False, "strength": 0.5, "colors": "spotlight"}
     search = {"captions": "3", "beam_size": "4", "sentence": "2"}
     fields = {**search, **{name: str(value) for name, value in look.items()}}
     found = captioner.caption(jpeg(), captioner.generation.for_request(beam_size=4, captions=3))
