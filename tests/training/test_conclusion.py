@@ -231,7 +231,7 @@ def test_with_one_validation_photo_the_cross_entropy_chooses_the_epoch(
     place = write_own(tmp_path, train=12, val=1)
     said = train(run_main, place, tmp_path / "run", "--weights", tiny_file, "--log_every", 1)
     assert "note: CIDEr needs 5 validation photos, the run has 1: the cross-entropy" in said
-    assert "CIDEr is not measured: it needs 5 photos, and there is 1" in said
+    assert "CIDEr is not measured: it needs 5 photos" in said
     assert "gained" not in said
     assert json.loads((tmp_path / "run" / "finished.json").read_text())["progress"]["best_at"]
     page = (tmp_path / "run" / "report.html").read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from captioner import ConfigError
 from captioner_training.data.batches import BucketSampler
 from captioner_training.distributed import start_processes
 from captioner_training.run_folder import lock_folder
-from tests.launcher import PATH, Run, environment
+from tests.launcher import PATH, environment
 from tests.training.runs import (
     MODEL,
     assert_same,
@@ -106,7 +105,6 @@ def together(recipe: Path) -> Path:
     # One of the two speaks: the result stands once on standard output.
     assert said.splitlines().count(str(out / "best.safetensors")) == 1
     assert said.count("31 training images") == 1
-    (recipe.parent / "said").write_text(said)
     return out
 
 
@@ -128,8 +126,6 @@ def test_two_processes_learn_what_one_learns(alone: Path, together: Path) -> Non
     for one, two in steps:  # the loss that is logged is that of the whole batch
         for name in ("loss", "cross_entropy", "gradient_norm"):
             assert two[name] == pytest.approx(one[name], rel=1e-3)
-    printed = re.search(r"step 1 of 3, loss ([\d.]+)", (together.parent / "said").read_text())
-    assert printed and float(printed[1]) == pytest.approx(steps[0][0]["loss"], abs=2e-3)
     epochs = [records(out)[-2]["validation"] for out in (alone, together)]
     assert epochs[1] == pytest.approx(epochs[0], rel=1e-3)  # sharded, and put together in order
 
@@ -235,20 +231,6 @@ def test_errors_are_printed_by_one_process_of_two(recipe: Path, tmp_path: Path) 
             assert "captioner/" not in errors  # no traceback of ours
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_missing_device_is_reported_by_the_first_process(
-    run_main: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
-) -> None:
-    waits = list[float]()
-    monkeypatch.setattr("time.sleep", waits.append)
-    world = {"WORLD_SIZE": 2, "RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": 9}
-    for name, value in {**world, "MASTER_ADDR": "127.0.0.1"}.items():
-        monkeypatch.setenv(name, str(value))
-    result = run_main("train", recipe, "--device", "cuda:9", "--out", tmp_path / "run")
-    assert result.returncode == 1 and sum(waits) == 10 * rank
-    assert result.stderr == "" if rank else "device 'cuda:9' cannot be used" in result.stderr
-
-
 def test_world_size_alone_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
@@ -286,7 +268,6 @@ COLLECTIVES = (
     "barrier",
     "broadcast",
     "broadcast_object_list",
-    "gather_object",
 )
 
 
@@ -321,7 +302,6 @@ def take_turns(rank: int, port: int, inside: Any) -> None:
         assert processes.main_first(work) == rank
         assert processes.main_alone(work) == (None if rank else 0)
         assert processes.gather(rank) == [0, 1]
-        assert processes.gather_to_main(rank) == ([] if rank else [0, 1])
     os._exit(0)  # without what pytest does at its end
 
 

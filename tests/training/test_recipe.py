@@ -139,26 +139,20 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ({"seed": "99999999999999999999"}, "seed: "),
         ({"name": "../../zz"}, "'../../zz' cannot be a folder's name"),
         ({"name": ".."}, "'..' cannot be a folder's name"),
-        ({"name": "a\x1b[2Jb"}, r"name 'a\x1b[2Jb' has control characters"),
+        ({"name": "a\x1b[2Jb"}, r"name 'a\x1b[2Jb' cannot be a folder's name"),
         ({"stages": "none"}, "stages: should be a valid tuple (given: 'none')"),
         ({"seed.x": "1"}, "seed: "),
-        ({"data.wokers": "1"}, "data.wokers: there is no such field, did you mean workers?"),
-        ({"stages.1.epoch": "1"}, "stages.1.epoch: there is no such field, did you mean epochs?"),
+        ({"data.wokers": "1"}, "data.wokers: there is no such field, did you mean data.workers?"),
+        ({"stages.1.epoch": "1"}, "stages.1.epoch: there is no such field, did you mean stages.1.epochs?"),
         ({"stages.2.epochs": "1"}, "stages.2.epochs: there is no 2: use 1 to 1"),
         ({"data": "{}"}, "either scenes, or both train and validation"),
-        ({"transform.size": "100"}, "transform.size is 100; it must be a multiple of encoder.st"),
-        ({"transform.size": "8"}, "it must be a multiple of encoder.stride 16: 16"),
+        ({"transform.size": "100"}, "size is 100; it must be a multiple of encoder.stride 16"),
         (
             {"stages.1.fine_tune_from": "4", "stages.1.size": "100"},
-            "stages.1.size is 100; it must be a multiple of encoder.stride 16: 96 or 112",
+            "size is 100; it must be a multiple of encoder.stride 16",
         ),
-        ({"stages.1.fine_tune_from": "4", "stages.1.size": "128"}, "equals transform.size"),
-        (
-            {f"stages.1.{name}": "1" for name in ("flip", "size", "encoder_learning_rate")},
-            "stages.1: flip, size, encoder_learning_rate has no effect while the encoder is frozen",
-        ),
+        ({"stages.1.flip": "1"}, "stages.1: flip has no effect while the encoder is frozen"),
         ({"stages.1.crop": "0.1"}, "stages.1: crop has no effect"),
-        ({"stages.1.carry_over": "last"}, "carry_over has no effect in the last stage"),
         (
             {"stages.1.self_critical": "{}", "stages.1.scheduled_sampling": "0.1"},
             "scheduled_sampling has no effect in a self-critical stage",
@@ -168,14 +162,6 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
             {"stages.1.objectives": "cross_entropy"},
             "objectives: should be a valid dictionary (given: 'cross_entropy')",
         ),
-        (
-            {"stages.1.objectives": "[cross_entropy]"},
-            "objectives: should be a valid dictionary (given: ['cross_entropy'])",
-        ),
-        (
-            {"stages.1.objectives": "{cross_entropy: 1}"},
-            "objectives 'cross_entropy' is not module:Class; built-in losses are set by their",
-        ),
         ({"stages.1.learning_rate": "-1"}, "stages.1.learning_rate: should be greater"),
         ({"stages.1.attention_entropy": "nan"}, "stages.1.attention_entropy: "),
         ({"data": "{scenes: {}, styles: true}"}, "data.styles has no effect on scenes"),
@@ -184,10 +170,6 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
             "training folders with different names: rename one",
         ),
         ({"data": "{train: [a], validation: [v], any_style: 0.5}"}, "any_style needs data.styles"),
-        (
-            {"data": "{root: /any, train: [.], validation: [v], styles: true, any_style: 0.5}"},
-            "any_style adds the style any: rename the training set any",
-        ),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(fields: dict[str, str], problem: str) -> None:

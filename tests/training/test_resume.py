@@ -223,27 +223,6 @@ def test_a_damaged_state_leaves_the_one_before(
         go(recipe, out)
 
 
-def test_a_loader_that_the_system_kills_ends_in_a_sentence(
-    recipe: Path, unbroken: Path, killed: Callable[[int], Path]
-) -> None:
-    out = killed(15)  # fine-tuning, which loads pixels
-
-    def kill() -> None:
-        worker = multiprocessing.active_children()[0].pid
-        assert worker is not None
-        os.kill(worker, signal.SIGKILL)
-        time.sleep(5)  # torch hears of it by a signal, wherever it is
-
-    try:
-        with acting({1: kill}), pytest.raises(DataError, match=r"lower --data\.workers"):
-            go(recipe, out, workers=2)
-    finally:  # where it does not, Python would wait for the other one for ever
-        for left in multiprocessing.active_children():
-            left.kill()
-    go(recipe, out)
-    assert_same(unbroken, out)
-
-
 def test_file_too_large_while_saving(
     recipe: Path, unbroken: Path, killed: Callable[[int], Path]
 ) -> None:

@@ -230,7 +230,6 @@ REFUSED: Refusals = {
     ),
     "--encoder.stride 1 --encoder.last_stage 7": (2, "stride"),
     "--stages.1.batch_size 1 --stages.1.accumulate 2": (2, "too few for 1 processes"),
-    "--stages.1.objectives '{attention_entropy: 1}'": (2, "'attention_entropy' is not module:"),
     "--stages.1.objectives '{nonesuch:Class: 1}'": (2, "cannot be imported"),
     OWN: (2, "'x' is invalid"),
     "--stages.1.objectives '{json:loads: 1}'": (2, "is not a subclass of Objective"),
@@ -239,7 +238,7 @@ REFUSED: Refusals = {
     "--decoder.score plug.score.Cosine": (2, "is not module:Class, such as"),
     "--decoder.score plug/score.py:Cosine": (2, "is not module:Class, such as"),
     "--decoder.score json:loads": (2, "is not a subclass of ScoreFunction"),
-    f"--decoder.score {__name__}:Nothing": (2, "Nothing' does not define compare, project"),
+    f"--decoder.score {__name__}:Nothing": (2, "Nothing' cannot be used (TypeError: "),
     f"--decoder.score {__name__}:NoHeads": (2, "NoHeads' cannot be used (TypeError: NoHeads.__ini"),
     "--decoder.score score.py:Cosine": (2, "is not module:Class, such as"),
     "--data.root nowhere": (1, "there is no folder nowhere"),
@@ -362,7 +361,7 @@ def test_a_run_starts_from_a_model_and_is_compared_with_it(
     assert origin["event"] == "origin"
     assert f"before training: BLEU-4 {origin['validation']['BLEU-4']:.1f}" in result.stderr
     assert "the cross-entropy decides which epoch is the best" in result.stderr
-    assert "CIDEr is not measured: it needs 5 photos, and there are 4" in result.stderr
+    assert "CIDEr is not measured" in result.stderr
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ from captioner.errors import CaptionerError, DataError
 from captioner.shared.text import counted, printable
 from captioner.trust.trust import trust_file
 from captioner_training.data.corpus import Corpus
-from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_corpus, read_test
 from captioner_training.distributed import memory_errors
 from captioner_training.evaluation.bootstrap import mean_table, summary
@@ -65,37 +64,43 @@ class _Conclusion:
     note: dict[str, Any]
     is_final: bool = True  # whether the same command cannot make more parts
 
-    @property
-    def best(self) -> Path:
-        return self.out / "best.safetensors"
-
     @cached_property
     def corpus(self) -> Corpus:
         origin = load_initial(self.recipe)
         words = origin.vocabulary if origin else None
         return read_corpus(self.recipe, out=self.out, origin=words, drawn=True)
 
-    @cached_property
-    def test(self) -> Sequence[CaptionedImage] | None:
-        """The test split; None for a dry run."""
-        if self.recipe.max_steps is not None:
-            return None
-        return self._attempt("test", partial(read_test, self.recipe, self.corpus.vocabulary))
-
     def run(self) -> None:
+        recipe, best = self.recipe, self.out / "best.safetensors"
         best_at = (self.note.get("progress") or {}).get("best_at")
-        self._attempt("trust", self._write_trust)
+        self._attempt("trust", lambda: self._write_trust(best))
         gain = None
-        if self.recipe.max_steps is not None:
+        if recipe.max_steps is not None:
             notes = ["This was a dry run; its scores mean nothing."]
-        elif self.recipe.weights is not None and best_at is None:
+        elif recipe.weights is not None and best_at is None:
             notes = ["No epoch was better than the original model, so best.safetensors is a copy."]
         else:
-            gain = self.note.get("gain") or self._attempt("gain", self._measure_gain)
+            gain = self.note.get("gain") or self._attempt("gain", lambda: self._measure_gain(best))
             notes = [] if gain is None else [describe_gain(gain)]
         for line in notes:
-            _print(f"{line} ({self.best})")
-        self._attempt("report", lambda: self._write_report(gain, notes, best_at))
+            _print(f"{line} ({best})")
+
+        def report() -> None:
+            validation = self.corpus.validation
+            shown = validation[:: -(-len(validation) // _SHOWN)]  # evenly spread over the split
+            captioner = Captioner.from_pretrained(best, device=self.device)
+            write_run(
+                self.out / "report.html",
+                recipe,
+                caption_images(captioner, shown, recipe.generation),
+                gain=gain,
+                notes=notes,
+                best_at=None if best_at is None else (best_at[0], best_at[1]),
+                has_cider=len(validation) >= MIN_IMAGES,
+            )
+            write_json(self.out / "finished.json", {**self.note, "concluded": self.is_final})
+
+        self._attempt("report", report)
 
     def _attempt(self, part: str, work: Callable[[], T]) -> T | None:
         try:
@@ -107,44 +112,28 @@ class _Conclusion:
             self.is_final &= isinstance(error, DataError) and not may_pass
             return None
 
-    def _write_report(
-        self, gain: Mapping[str, Any] | None, notes: Sequence[str], best_at: Sequence[int] | None
-    ) -> None:
-        validation = self.corpus.validation
-        captioner = Captioner.from_pretrained(self.best, device=self.device)
-        shown = validation[:: -(-len(validation) // _SHOWN)]  # evenly spread over the split
-        write_run(
-            self.out / "report.html",
-            self.recipe,
-            caption_images(captioner, shown, self.recipe.generation),
-            gain=gain,
-            notes=notes,
-            best_at=None if best_at is None else (best_at[0], best_at[1]),
-            has_cider=len(validation) >= MIN_IMAGES,
-        )
-        write_json(self.out / "finished.json", {**self.note, "concluded": self.is_final})
+    def _measure_gain(self, best: Path) -> dict[str, Any]:
+        """Compare the best checkpoint with the original model and store the result."""
 
-    def _measure_gain(self) -> dict[str, Any]:
-        """Compare best.safetensors with the original model and store the result."""
-        images, before = self.test or self.corpus.validation, None
-        if (origin := load_initial(self.recipe)) is not None:
-            before = self._ciders(Captioner(origin, device=self.device), images)
-        after = self._ciders(Captioner.from_pretrained(self.best, device=self.device), images)
-        gain = measure_gain(after, before, split="test" if self.test else "val")
+        def ciders(captioner: Captioner) -> list[float]:
+            captioned = caption_images(captioner, images, self.recipe.generation)
+            words = [caption.words for caption in captioned]
+            return image_scores(score_tables([image.words for image in images], words)["CIDEr"])
+
+        test = self._attempt("test", partial(read_test, self.recipe, self.corpus.vocabulary))
+        images = test or self.corpus.validation
+        origin = load_initial(self.recipe)
+        before = None if origin is None else ciders(Captioner(origin, device=self.device))
+        after = ciders(Captioner.from_pretrained(best, device=self.device))
+        gain = measure_gain(after, before, split="test" if test else "val")
         self.note["gain"] = gain
         write_json(self.out / "finished.json", self.note)
         return gain
 
-    def _ciders(self, captioner: Captioner, images: Sequence[CaptionedImage]) -> list[float]:
-        """Caption images and return the CIDEr-D of each one in percent."""
-        captioned = caption_images(captioner, images, self.recipe.generation)
-        words = [caption.words for caption in captioned]
-        return image_scores(score_tables([image.words for image in images], words)["CIDEr"])
-
-    def _write_trust(self) -> None:
-        """Write the trust of best.safetensors, given enough photos with English captions."""
+    def _write_trust(self, best: Path) -> None:
+        """Write the trust of the best checkpoint, given enough photos with English captions."""
         recipe = self.recipe
-        if recipe.max_steps or recipe.data.scenes or trust_file(self.best).exists():
+        if recipe.max_steps or recipe.data.scenes or trust_file(best).exists():
             return
         train, held_out = self.corpus.train, self.corpus.validation
         words = [word for image in train[:_MAX_PHOTOS] for words in image.words for word in words]
@@ -156,9 +145,9 @@ class _Conclusion:
                 f"validation photos; there are {len(train)} and {len(held_out)}."
             )
         else:
-            captioner = Captioner(load_checkpoint(self.best), device=self.device)
+            captioner = Captioner(load_checkpoint(best), device=self.device)
             photos = train[:: -(-len(train) // _MAX_PHOTOS)]
-            for line in write_trust(captioner, self.best, photos, held_out[: _MAX_PHOTOS // 2]):
+            for line in write_trust(captioner, best, photos, held_out[: _MAX_PHOTOS // 2]):
                 _print(line)
 
 
@@ -185,21 +174,13 @@ def describe_gain(gain: Mapping[str, Any]) -> str:
     """Describe a gain, its interval and its photos in one line."""
     images = gain["images"]
     if images < MIN_IMAGES:
-        are = "is" if images == 1 else "are"
-        return f"CIDEr is not measured: it needs {MIN_IMAGES} photos, and there {are} {images}"
-    photos = f"on {counted(images, 'test photo')}"
+        return f"CIDEr is not measured: it needs {MIN_IMAGES} photos (there: {images})"
+    photos = counted(images, "test photo")
     if gain["split"] != "test":
-        photos = (
-            f"on {counted(images, 'validation photo')}. These also selected the epoch, so the "
-            "score is optimistic."
-        )
-    low, high = gain["intervals"]["gain" if "gain" in gain else "after"]
-    if "gain" not in gain:
-        return f"CIDEr {gain['after']:.1f} [{low:.1f}, {high:.1f}] {photos}"
-    change = gain["gain"]
-    verb = f"gained {change:.1f}" if change >= 0 else f"lost {-change:.1f}"
-    chance = ", may be chance" if low <= 0 <= high else ""
-    return (
-        f"CIDEr {gain['after']:.1f}, before training {gain['before']:.1f}: {verb} "
-        f"[{low:.1f}, {high:.1f}]{chance} {photos}"
-    )
+        photos = f"{counted(images, 'validation photo')} (optimistic: they selected the epoch)"
+    score, change = f"CIDEr {gain['after']:.1f}", gain.get("gain")
+    if change is not None:
+        verb = "gained" if change >= 0 else "lost"
+        score += f", before training {gain['before']:.1f}: {verb} {abs(change):.1f}"
+    low, high = gain["intervals"]["after" if change is None else "gain"]
+    return f"{score} [{low:.1f}, {high:.1f}] on {photos}"

@@ -17,14 +17,13 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 from tqdm import tqdm
 
-from captioner.errors import CaptionerError, ConfigError, DataError, DeviceError
+from captioner.errors import CaptionerError, ConfigError, DeviceError
 from captioner.inference.device import find_device
 
 Value = TypeVar("Value")
 
 _POLL_INTERVAL = 0.05  # seconds
 _EXIT_DELAY = 10  # seconds
-_PROGRESS_INTERVAL = 10.0  # seconds between two lines
 # The variables that torchrun sets besides WORLD_SIZE.
 _TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -57,11 +56,6 @@ class Processes:
         return self.rank == 0
 
     @property
-    def no_bar(self) -> bool | None:
-        """The value for tqdm's `disable`: bars only in the main process and on a terminal."""
-        return None if self.main else True
-
-    @property
     def conditions(self) -> str:
         """A description of everything that changes the rounding of a run's results."""
         return (
@@ -86,14 +80,6 @@ class Processes:
             return [value]
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value)
-        return cast(list[Value], values)
-
-    def gather_to_main(self, value: Value) -> list[Value]:
-        """Return the values of all processes in the main process, and an empty list in others."""
-        if self.world == 1:
-            return [value]
-        values: list[Any] = [None] * self.world if self.main else []
-        dist.gather_object(value, values if self.main else None)
         return cast(list[Value], values)
 
     def broadcast(self, value: Value | None) -> Value:
@@ -172,22 +158,10 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
             f"WORLD_SIZE is set, but {', '.join(missing)} is not: start several processes with "
             "torchrun, or unset WORLD_SIZE"
         )
-    local, first = int(os.environ["LOCAL_RANK"]), os.environ["RANK"] == "0"
-    try:
-        chosen = find_device(device)
-        if chosen.type == "cuda":
-            if local >= (count := torch.cuda.device_count()):
-                first = local == count  # the first one without a GPU reports it
-                raise DeviceError(
-                    f"torchrun started process {local + 1} on a machine with {count} GPUs: "
-                    f"use --nproc-per-node {count}"
-                )
-            chosen = torch.device("cuda", local)
-            torch.cuda.set_device(chosen)
-    except DeviceError:
-        if not first:
-            exit_silently()
-        raise
+    chosen = find_device(device)
+    if chosen.type == "cuda":
+        chosen = find_device(f"cuda:{os.environ['LOCAL_RANK']}")
+        torch.cuda.set_device(chosen)
     store, rank, world = next(rendezvous("env://"))
     dist.init_process_group(
         "nccl" if chosen.type == "cuda" else "gloo",
@@ -204,7 +178,7 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Convert torch's errors about exhausted memory to DeviceError and DataError."""
+    """Convert torch's error about an exhausted GPU to a DeviceError."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -212,38 +186,9 @@ def memory_errors() -> Iterator[None]:
             "the GPU has too little memory: lower batch_size or raise accumulate in the stages of "
             "the recipe, or end other programs that use the GPU"
         ) from error
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker"):
-            raise
-        raise DataError(
-            "a process that loads images was killed, most likely because memory ran out: lower "
-            "--data.workers and run the same command again"
-        ) from error
 
 
-@contextmanager
-def show_progress(
-    task: str, total: int, *, unit: str = "images", quiet: bool = False
-) -> Iterator[Callable[[int], object]]:
-    """Yield a function to call with the number of images (or other units) just finished.
-
-    A terminal shows a bar. Other outputs get a line at the start, and one every ten seconds.
-    """
-    if quiet:
-        yield lambda _: None
-        return
-    if sys.stderr.isatty():
-        with tqdm(desc=task, unit=f" {unit}", total=total, leave=False) as bar:
-            yield bar.update
-        return
-    done, printed_at = 0, time.monotonic()
-    print(f"{task} {total:,} {unit}", file=sys.stderr, flush=True)
-
-    def count(finished: int) -> None:
-        nonlocal done, printed_at
-        done += finished
-        if time.monotonic() - printed_at > _PROGRESS_INTERVAL and done < total:
-            printed_at = time.monotonic()
-            print(f"{task} {unit}: {done:,} of {total:,}", file=sys.stderr, flush=True)
-
-    yield count
+def progress_bar(task: str, total: int, *, quiet: bool, **options: Any) -> tqdm[NoReturn]:
+    """Return a bar with more `options` of tqdm; without a terminal it moves every ten seconds."""
+    interval = 0.1 if sys.stderr.isatty() else 10.0
+    return tqdm(desc=task, total=total, disable=quiet, mininterval=interval, **options)

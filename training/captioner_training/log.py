@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +24,12 @@ from captioner.inference.device import best_dtype
 from captioner.shared.files import writing
 from captioner.shared.text import counted
 from captioner_training.data.corpus import OTHER_LANGUAGE, Corpus, unknown_share
-from captioner_training.distributed import Processes, exit_silently
+from captioner_training.distributed import Processes, exit_silently, progress_bar
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress, StageState, TrainState, diverged
 
 _LINES = 20  # log lines about steps per stage, at least
-_INTERVAL = 10.0  # seconds between two messages about steps if no bar is shown
 
 
 Recorder = Callable[[Mapping[str, float], int], object]
@@ -116,9 +115,8 @@ def scalars(record: Mapping[str, Any], *, prefix: str = "") -> dict[str, float]:
 class Log(Closing):
     """Writes log.jsonl and prints messages, in the main process only.
 
-    log.jsonl has one record per line. Apart from `timing`, all runs of a recipe on the same machine
-    write the same records, interrupted or not. When a run resumes, records after the saved
-    `progress` are removed.
+    Apart from `timing`, all runs of a recipe on the same machine write the same records,
+    interrupted or not. When a run resumes, records after the saved `progress` are removed.
 
     Raises OutputError: the log cannot be written.
     """
@@ -134,10 +132,7 @@ class Log(Closing):
     ) -> None:
         self.recipe, self.processes, self.progress = recipe, processes, progress
         self._record, self.path = recorder, out / "log.jsonl"
-        self._began, self._seconds = 0.0, 0.0  # of the steps of the epoch
-        self._first = self._images = 0  # first step of the epoch here, and images of a step
-        self._bar: tqdm[NoReturn] | None = None
-        self._printed_at = -math.inf
+        self._timing: dict[str, float] = {}  # of the steps of the last epoch
         self._has_cider = True
         if not processes.main:
             return
@@ -216,23 +211,18 @@ class Log(Closing):
     @contextmanager
     def epoch_bar(self, stage: StageState, *, images: int) -> Iterator[None]:
         """Show a progress bar of the stage's steps, of `images` images each."""
-        self._began, self._images, self._first = time.monotonic(), images, self.progress.stage_step
-        with tqdm(
-            desc=self._epoch(stage, self.progress.epoch + 1),
-            total=stage.steps,
-            initial=self.progress.stage_step,
+        began, first = time.monotonic(), self.progress.stage_step
+        with progress_bar(
+            self._epoch(stage, self.progress.epoch + 1),
+            stage.steps,
+            initial=first,
             unit="step",
-            disable=self.processes.no_bar,
+            quiet=not self.processes.main,
         ) as self._bar:
             yield
-        self._seconds = time.monotonic() - self._began
-
-    def _timing(self, seconds: float) -> dict[str, float]:
-        images = self._images * (self.progress.stage_step - self._first)
-        return {
-            "seconds": round(seconds, 2),
-            "images_per_second": round(images / max(seconds, 1e-9), 2),
-        }
+        seconds = time.monotonic() - began
+        rate = images * (self.progress.stage_step - first) / max(seconds, 1e-9)
+        self._timing = {"seconds": round(seconds, 2), "images_per_second": round(rate, 2)}
 
     def is_due(self, stage: StageState) -> bool:
         """Whether the last step is to be logged."""
@@ -241,23 +231,14 @@ class Log(Closing):
 
     def step(self, values: Mapping[str, Tensor], stage: StageState) -> None:
         """Advance the bar, and log the step if it is due."""
-        if self._bar is not None:
-            self._bar.update()
+        self._bar.update()
         if not self.is_due(stage):
             return
         named = self.processes.sum_named(values)
         self.check_finite(named)
         named["learning_rate"] = float(stage.scheduler.get_last_lr()[0])
-        epoch, loss = self.progress.epoch + 1, f"{named['loss']:.3f}"
-        now = time.monotonic()
-        timing = self._timing(now - self._began)
-        self._write({"event": "step", **self._place(epoch), **named, "timing": timing})
-        if not sys.stderr.isatty() and now - self._printed_at > _INTERVAL:
-            self._printed_at = now
-            steps = f"step {self.progress.stage_step:,} of {stage.steps:,}"
-            self.print(f"{self._epoch(stage, epoch)}: {steps}, loss {loss}")
-        if self._bar is not None:
-            self._bar.set_postfix(loss=loss, refresh=False)
+        self._write({"event": "step", **self._place(self.progress.epoch + 1), **named})
+        self._bar.set_postfix(loss=f"{named['loss']:.3f}", refresh=False)
 
     def check_finite(self, values: Mapping[str, float]) -> None:
         """Check the values of a step or epoch; only the main process reports a problem.
@@ -287,7 +268,7 @@ class Log(Closing):
 
         means: the mean of each training value over the epoch's steps.
         """
-        timing, progress = self._timing(self._seconds), self.progress
+        timing, progress = self._timing, self.progress
         place = self._place(progress.epoch)
         self._write({"event": "epoch", **place, **means, "validation": scores, "timing": timing})
         training = f"cross-entropy {means['cross_entropy']:.3f},"

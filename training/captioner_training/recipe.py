@@ -104,8 +104,6 @@ class DataConfig:
         names = [self.style_of(folder) for folder in self.train]
         if len(set(names)) < len(names):
             yield "data.styles needs training folders with different names: rename one"
-        if self.any_style > 0 and ANY_STYLE in names:
-            yield f"data.any_style adds the style {ANY_STYLE}: rename the training set {ANY_STYLE}"
 
     def tokenize(self, caption: str) -> list[str]:
         """Split a caption into words."""
@@ -183,29 +181,12 @@ class Stage:
         _refuse(self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
-        for name in self.objectives:
-            if not all(name.partition(":")):
-                yield (
-                    f"objectives {name!r} is not module:Class; built-in losses are set by their "
-                    "fields: doubly_stochastic, attention_entropy or self_critical"
-                )
         if self.fine_tune_from is None:
-            unused = {
-                "flip": self.flip,
-                "crop": self.crop > 0,
-                "size": self.size is not None,
-                "encoder_learning_rate": self.encoder_learning_rate is not None,
-            }
-            if names := [name for name, is_set in unused.items() if is_set]:
-                yield (
-                    f"{', '.join(names)} has no effect while the encoder is frozen: set "
-                    "fine_tune_from, or leave it out"
-                )
+            for name in ("flip", "crop", "size", "encoder_learning_rate"):
+                if getattr(self, name):
+                    yield f"{name} has no effect while the encoder is frozen: set fine_tune_from"
         if self.self_critical is not None and self.scheduled_sampling > 0:
-            yield (
-                "scheduled_sampling has no effect in a self-critical stage, which samples whole "
-                "captions: leave it out"
-            )
+            yield "scheduled_sampling has no effect in a self-critical stage: leave it out"
 
     @property
     def encoder_rate(self) -> float:
@@ -267,24 +248,13 @@ class Recipe:
     def _contradictions(self) -> Iterator[str]:
         if not self.stages:
             yield "a recipe needs at least one stage"
-        elif self.stages[-1].carry_over == "last":
-            yield (
-                "carry_over has no effect in the last stage: leave it out; every run writes "
-                "last.safetensors"
-            )
-        if not is_printable(self.name):
-            yield f"name {self.name!a} has control characters: leave them out"
-        if Path(self.name).name != self.name or self.name in ("", ".."):
-            yield f"name {self.name!r} cannot be a folder's name: use letters, digits and hyphens"
+        is_folder = Path(self.name).name == self.name and self.name not in ("", "..")
+        if not is_folder or not is_printable(self.name):
+            yield f"name {self.name!a} cannot be a folder's name: use letters, digits and hyphens"
         stride = self.encoder.stride
-        sizes = {f"stages.{number}.size": stage.size for number, stage in enumerate(self.stages, 1)}
-        if self.transform.size in sizes.values():
-            yield "the size of a stage equals transform.size: leave it out"
-        for name, size in {"transform.size": self.transform.size, **sizes}.items():
+        for size in (self.transform.size, *(stage.size for stage in self.stages)):
             if size is not None and size % stride:
-                below = size - size % stride
-                near = f"{below} or {below + stride}" if below else f"{stride}"
-                yield f"{name} is {size}; it must be a multiple of encoder.stride {stride}: {near}"
+                yield f"size is {size}; it must be a multiple of encoder.stride {stride}"
 
     def compiles(self, stage: Stage, *, steps: int, device: str) -> bool:
         """Whether the loss of a stage of `steps` steps is compiled on this type of device."""
@@ -310,11 +280,9 @@ def recipe_path(name: str) -> Path:
     shipped = shipped_recipes()
     if name in shipped:
         return shipped[name]
-    file = Path(f"{name}.yaml")
-    near = f", did you mean {file}?" if file.is_file() else did_you_mean(name, shipped)
+    near = did_you_mean(name, (*shipped, *map(str, Path().glob("*.yaml"))))
     raise ConfigError(
-        f"there is no recipe {name!r}{f'{near} Use' if near else ': use'} a .yaml file, or one "
-        f"of {', '.join(shipped)}"
+        f"there is no recipe {name!r}{near or '.'} Use a .yaml file, or one of {', '.join(shipped)}"
     )
 
 
@@ -422,12 +390,10 @@ def _sentence(error: Mapping[str, Any]) -> str:
     parts = [str(part + 1 if isinstance(part, int) else part) for part in error["loc"]]
     place = ".".join(parts) or "recipe"
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        above = ".".join("1" if part.isdigit() else part for part in parts[:-1])
-        names = [name for name, _, _ in _fields()]
-        if elsewhere := [name for name in names if name.rpartition(".")[2] == parts[-1]]:
-            return f"{place}: there is no such field, did you mean {elsewhere[0]}?"
-        siblings = [name.removeprefix(f"{above}.").partition(".")[0] for name in names]
-        return f"{place}: there is no such field{did_you_mean(parts[-1], siblings)}"
+        names = [name for name, _, _ in _fields(TypeAdapter(Recipe).json_schema())]
+        same = [name for name in names if name.rpartition(".")[2] == parts[-1]]
+        near = did_you_mean(place, names) if not same else f", did you mean {same[0]}?"
+        return f"{place}: there is no such field{near}"
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "should")
     value = error.get("input")
     shown = f" (given: {value!r:.40})" if isinstance(value, str | list) else ""
@@ -437,21 +403,17 @@ def _sentence(error: Mapping[str, Any]) -> str:
 def fields_text() -> str:
     """Return a list of all fields: dotted name, default, choices and description."""
     lines = list[str]()
-    for name, default, description in _fields():
+    for name, default, description in _fields(TypeAdapter(Recipe).json_schema()):
         lines += [f"{name}: {default}".rstrip()]
         lines += [f"    {line}" for line in textwrap.wrap(description, _WIDTH)]
     return "\n".join(lines) + "\n"
 
 
-def _fields() -> Iterator[tuple[str, str, str]]:
-    """Yield for each field the dotted name, the default with the choices, and the description."""
-    schema = TypeAdapter(Recipe).json_schema()
-    return _fields_of(schema, schema["$defs"], "")
-
-
-def _fields_of(
-    schema: dict[str, Any], definitions: dict[str, Any], prefix: str
+def _fields(
+    schema: dict[str, Any], definitions: dict[str, Any] | None = None, prefix: str = ""
 ) -> Iterator[tuple[str, str, str]]:
+    """Yield for each field the dotted name, the default with the choices, and the description."""
+    definitions = definitions or schema["$defs"]
     for name, entry in schema["properties"].items():
         forms = [entry, *entry.get("anyOf", ()), entry.get("items", {})]
         nested = [form["$ref"].rpartition("/")[2] for form in forms if "$ref" in form]
@@ -464,7 +426,7 @@ def _fields_of(
         yield f"{prefix}{name}", default, entry.get("description", "")
         index = "1." if entry.get("type") == "array" else ""
         for kind in nested:
-            yield from _fields_of(definitions[kind], definitions, f"{prefix}{name}.{index}")
+            yield from _fields(definitions[kind], definitions, f"{prefix}{name}.{index}")
 
 
 def import_class(path: str, base: type, *, field: str) -> Any:
@@ -472,8 +434,8 @@ def import_class(path: str, base: type, *, field: str) -> Any:
 
     `field` is the field of the recipe, for messages.
 
-    Raises ConfigError: `path` has another form, the class cannot be imported, it is not a subclass
-    of `base`, or it lacks a method.
+    Raises ConfigError: `path` has another form, the class cannot be imported, or it is not a
+    subclass of `base`.
     """
     module, _, name = path.partition(":")
     if not all(map(str.isidentifier, (*module.split("."), name))) or module.endswith(".py"):
@@ -489,6 +451,4 @@ def import_class(path: str, base: type, *, field: str) -> Any:
         ) from error
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise ConfigError(f"{field} {path!r} is not a subclass of {base.__name__}")
-    if missing := ", ".join(sorted(getattr(kind, "__abstractmethods__", ()))):
-        raise ConfigError(f"{field} {path!r} does not define {missing}: see {base.__name__}")
     return kind

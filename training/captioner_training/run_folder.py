@@ -24,7 +24,6 @@ from captioner_training.recipe import Recipe
 from captioner_training.state import Progress
 
 _FORMAT = 6
-_SHOWN = 5  # differences named in a message
 # A resumed run may change these fields: they do not affect the results.
 _FREE = (
     "data.root", "data.workers", "save_every_minutes", "keep_epochs", "compile", "log_every",
@@ -40,8 +39,7 @@ _REMOVED = {"state": "step-*.pt", "cache": GRIDS_FILES}
 class RunFolder:
     """The folder of a run: either empty, or with a run of this recipe to resume.
 
-    A run that failed before its first checkpoint can be restarted with any recipe. Only the main
-    process writes.
+    A run that failed before its first checkpoint can be restarted with any recipe.
 
     Args:
         recipe: the recipe of the run.
@@ -64,21 +62,19 @@ class RunFolder:
         self._recipe_file, self._finished_file = out / "recipe.json", out / "finished.json"
         self.finished = self._finished_file.exists()
         existing = read_json(self._recipe_file) or {}
-        precision: Any = default_precision
-        if existing.get("precision") in ("bfloat16", "float16", "float32"):
-            precision = existing["precision"]
+        before = read_recipe(existing)
         if recipe.precision == "auto":
+            precision = default_precision if before is None else before.precision
             recipe = replace(recipe, precision=precision)
         self.recipe = recipe
-        failed_run: set[str] = set()  # files of a run without a checkpoint, to be overwritten
-        if (current := read_recipe(existing)) is not None:
-            existing = plain(current)  # adds defaults
-            failed_run = {self._recipe_file.name, "log.jsonl"}
         if existing and (self.finished or self.best.exists() or self.states()):
-            self._refuse_other_recipe(_flat(existing), _flat(plain(recipe)))
+            old = existing if before is None else plain(before)  # adds defaults
+            self._refuse_other_recipe(_flat(old), _flat(plain(recipe)))
             return
+        # Files of a run that failed before its first checkpoint are overwritten.
+        known = _BEFORE_A_RUN | (set() if before is None else {"recipe.json", "log.jsonl"})
         files = (path for path in out.glob("*") if not path.is_dir() or any(path.iterdir()))
-        if {path.name for path in files} - _BEFORE_A_RUN - failed_run:
+        if {path.name for path in files} - known:
             raise ConfigError(f"{out} has other files, but no run to resume: choose another --out")
 
     def _refuse_other_recipe(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -88,11 +84,10 @@ class RunFolder:
             if name not in _FREE and old.get(name) != new.get(name)
         ]
         if changed:
-            more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
             longer = f"; to train longer, start from --weights {self.best}" if self.finished else ""
             raise ConfigError(
-                f"{self.out} has a run of another recipe ({'; '.join(changed[:_SHOWN])}{more}): "
-                f"choose another --out, or restore these fields{longer}"
+                f"{self.out} has a run of another recipe ({'; '.join(changed)}): choose another "
+                f"--out, or restore these fields{longer}"
             )
 
     def load(self, *, digest: str) -> dict[str, Any] | None:
@@ -241,21 +236,18 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the operating system's reason for an exception raised by torch."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        cause = cause.__cause__ or cause.__context__
-    return str(error).splitlines()[0]
+    """Return the operating system's reason, which torch wraps in exceptions of its own."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    cause = error.__cause__ or error.__context__
+    return str(error).splitlines()[0] if cause is None else _reason(cause)
 
 
 @contextmanager
 def lock_folder(file: Path, *, command: str, folder: Path) -> Iterator[None]:
-    """Hold a lock file until the block or the process ends.
+    """Hold a lock file until the block or the process ends; messages name command and folder.
 
-    Missing parent folders are created, and removed again if the block leaves them empty. The error
-    names the `command` and the locked `folder`.
+    Missing parent folders are created, and removed again if the block leaves them empty.
 
     Raises OutputError: another process has the lock, or the file cannot be written.
     """

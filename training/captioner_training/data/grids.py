@@ -20,7 +20,7 @@ from captioner.photos.transform import Transform
 from captioner.shared.files import replace_file, writing
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.pixels import Workers, split_loader
-from captioner_training.distributed import Processes, show_progress
+from captioner_training.distributed import Processes, progress_bar
 
 GRIDS_FILES = "grids-*.f16"
 """Pattern of the names of cache files."""
@@ -104,12 +104,13 @@ class CachedGrids:
         images = [*chain.from_iterable(shares)]
         loader = split_loader(images, transform, workers=workers, batch_size=_BATCH)
         grids = _encode(encoder, loader, transform, processes.device)
-        with show_progress("encoding", len(images), quiet=not processes.main) as count:
+        quiet = not processes.main
+        with progress_bar("encoding", len(images), quiet=quiet, leave=False) as bar:
             for number, share in zip(files, shares, strict=True):
                 with replace_file(self._paths[number]) as file:
                     for batch in islice(grids, -(-len(share) // _BATCH)):
                         file.write(batch.numpy().tobytes())
-                        count(len(batch))
+                        bar.update(len(batch))
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -24,7 +24,7 @@ from captioner_training.data.manifest import (
     is_unfinished,
 )
 from captioner_training.data.scenes import write_scenes
-from captioner_training.distributed import show_progress
+from captioner_training.distributed import progress_bar
 from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, resolve
 
 Words = Callable[[str], list[str]]
@@ -159,8 +159,8 @@ def read_corpus(
         splits = {"train": data.scenes.train, "val": data.scenes.validation}
         if not drawn:
             total = sum(splits.values())
-            with show_progress("drawing", total, unit="scenes", quiet=quiet) as advance:
-                write_scenes(folder, splits=splits, seed=recipe.seed, advance=advance)
+            with progress_bar("drawing", total, quiet=quiet, leave=False) as bar:
+                write_scenes(folder, splits=splits, seed=recipe.seed, advance=bar.update)
         train_sets, validation_sets = ([read_dataset(folder, split=name)] for name in splits)
     train, validation = list(chain(*train_sets)), list(chain(*validation_sets))
     if len(train) == 1:

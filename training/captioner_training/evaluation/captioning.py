@@ -118,7 +118,8 @@ def validate(
     losses: list[tuple[float, int]] = []  # nats and tokens of each batch
     stored = None if grids is None else (grids, share)
     encoded = _encoded(checkpoint, own, autocast=autocast, workers=data.workers, grids=stored)
-    with tqdm(desc="captions", total=len(own), leave=False, disable=processes.no_bar) as bar:
+    quiet = None if processes.main else True  # None: a bar on a terminal
+    with tqdm(desc="captions", total=len(own), leave=False, disable=quiet) as bar:
         for number, grid in enumerate(encoded, start=1):
             batch = own[len(captioned) : len(captioned) + len(grid.features)]
             starts = starts_of(batch, vocabulary)
@@ -139,7 +140,7 @@ def validate(
             bar.update(len(batch))
             if on_batch is not None and number <= full:
                 on_batch()
-    all_losses = [batch for part in processes.gather_to_main(losses) for batch in part]
+    all_losses = [batch for part in processes.gather(losses) for batch in part]
     scores = None
     whole = _gather(images, captioned, processes)
     if processes.main:
@@ -179,12 +180,10 @@ def _encoded(
 def _gather(
     images: Sequence[CaptionedImage], share: Sequence[Captioned], processes: Processes
 ) -> list[Captioned]:
-    """Return the captions of all processes in the order of the split; none in other processes."""
-    shares = processes.gather_to_main(
+    """Return the captions of all processes in the order of the split."""
+    shares = processes.gather(
         [(caption.hypothesis, caption.words, caption.attention) for caption in share]
     )
-    if not shares:
-        return []
     return [
         Captioned(image=image, hypothesis=hypothesis, words=words, attention=attention)
         for index, image in enumerate(images)
