@@ -90,7 +90,6 @@ SLOWEST = (
     "test_an_actor_that_always_ends_ends_the_run_with_a_sentence",
     "test_a_gpu",
     "test_finetune_on_another_language_prints_a_note_and_gains",
-    "test_two_machines_learn_what_one_process_learns",
     "test_serve_calls_nothing_that_windows_lacks",
     "test_mutated_archives_end_in_captions_or_errors",
     "test_the_wheel_captions_outside_the_checkout",

@@ -115,7 +115,7 @@ def link_states(out: Path) -> Path:
     return out
 
 
-def pair(*arguments: object, **variables: str) -> list[subprocess.Popen[str]]:
+def pair(*arguments: object) -> list[subprocess.Popen[str]]:
     """Two processes with what torchrun tells its own, without the starts that it takes.
 
     Each has a group of its own, as there.
@@ -127,7 +127,7 @@ def pair(*arguments: object, **variables: str) -> list[subprocess.Popen[str]]:
     return [
         start(
             *arguments,
-            env=environment(**world, **variables, RANK=rank, LOCAL_RANK=rank),
+            env=environment(**world, RANK=rank, LOCAL_RANK=rank),
             start_new_session=True,
         )
         for rank in "01"

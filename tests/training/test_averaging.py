@@ -84,10 +84,6 @@ def test_checkpoints_that_cannot_be_averaged_are_refused(
     run_main: Run, tiny_file: Path, shifted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    checkpoint = load_checkpoint(tiny_file)
-    for name in ("nan", "inf"):
-        next(iter(checkpoint.model.state_dict().values())).view(-1)[0] = float(name)
-        checkpoint.save(Path(name))
     others = {
         "words": {"vocabulary": [*WORDS[:-1], "zebra"]},
         "order": {"vocabulary": [*WORDS[::-1]]},
@@ -104,9 +100,9 @@ def test_checkpoints_that_cannot_be_averaged_are_refused(
     tiny, two = "average --out mean tiny.safetensors", f"{tiny_file.name} {shifted.name}"
     refused = {
         tiny: (2, "name two or more"),
-        f"{tiny} {two} --shares 1": (2, "--shares 1: 3 checkpoints need 3 shares"),
-        f"average --out mean {two} --shares 1 nan": (2, "each must be a number above 0"),
-        f"average --out mean {two} --shares 1e308 1e308": (2, "each must be a number above 0"),
+        f"{tiny} {two} --shares 1": (2, "--shares 1: 3 checkpoints need 3 numbers above 0"),
+        f"average --out mean {two} --shares 1 nan": (2, "need 2 numbers above 0"),
+        f"average --out mean {two} --shares 1e308 1e308": (2, "need 2 numbers above 0"),
         f"average --out mean {two} --version \x1b[2J": (2, "is empty or not plain text"),
         f"{tiny} bundled": (1, "encoder.name is 'efficientnet_v2_b0' and "),
         f"{tiny} words": (1, "2 words differ"),
@@ -114,9 +110,6 @@ def test_checkpoints_that_cannot_be_averaged_are_refused(
         f"{tiny} letters": (1, "tokenizer is 'characters' and 'words'"),
         f"{tiny} capitals": (1, "lowercase is False and True"),
         f"{tiny} colours": (1, "transform.std is (0.5, 0.5, 0.5) and "),
-        f"{tiny} nan": (1, "nan has NaN or infinity in "),
-        f"{tiny} inf": (1, "inf has NaN or infinity in "),
-        f"average --out mean nan {two}": (1, "nan has NaN or infinity in "),
     }
     check_refusals(run_main, refused, tmp_path)
 

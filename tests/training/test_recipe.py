@@ -15,24 +15,12 @@ import pytest
 from captioner import ConfigError
 from captioner_training.recipe import import_class, load_recipe, resolve, shipped_recipes
 
-SHIPPED = {
-    "bundled",
-    "coco",
-    "coco-fast",
-    "coco-scst",
-    "flickr8k",
-    "finetune",
-    "new-language",
-    "smoke",
-}
-
 
 def test_shipped_recipes_load_and_are_named_in_the_help(run_main: Callable[..., Any]) -> None:
-    assert set(shipped_recipes()) == SHIPPED
     for name in shipped_recipes():
         assert load_recipe(name).name == name
     unbroken = re.sub(r"-\n +", "-", run_main("train", "--help").stdout)
-    assert set(re.findall(r"[\w-]+", unbroken)) >= SHIPPED
+    assert {*re.findall(r"[\w-]+", unbroken)} >= {*shipped_recipes()} >= {"coco", "smoke"}
     shown = run_main("train", "finetune", "--show").stdout
     assert shown == shipped_recipes()["finetune"].read_text()
 
@@ -47,9 +35,9 @@ def test_only_long_stages_with_a_frozen_encoder_are_compiled_on_a_gpu() -> None:
         (tuned, 100_000, "cuda", False),
     ):  # fmt: skip
         assert recipe.compiles(stage, steps=steps, device=device) == wanted
-        for setting in (True, False):
-            chosen = load_recipe("coco-fast", {"compile": str(setting).lower()})
-            assert chosen.compiles(stage, steps=steps, device=device) == setting
+    for setting in (True, False):
+        chosen = load_recipe("coco-fast", {"compile": str(setting).lower()})
+        assert chosen.compiles(tuned, steps=1, device="cpu") == setting
 
 
 def test_fields_can_be_set_anew() -> None:
@@ -74,10 +62,10 @@ def test_data_may_be_below_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> N
     assert resolve("/data", "/other") == Path("/other")
 
 
-@pytest.mark.parametrize("name", ["pd #2", "2024-05-01", "on", "1e5", "a: b"])
-def test_texts_are_read_as_they_are_typed(name: str, tmp_path: Path) -> None:
+def test_texts_are_read_as_they_are_typed(tmp_path: Path) -> None:
     """Folders may be called so; YAML would read a comment, a number, a date or a mapping."""
-    assert load_recipe("finetune", {"data.root": name}).data.root == name
+    for name in ("pd #2", "2024-05-01", "on", "1e5", "a: b"):
+        assert load_recipe("finetune", {"data.root": name}).data.root == name
     path = tmp_path / "mine.yaml"
     path.write_text("name: 2024-02-31\ndata: {scenes: {}}\nstages: [{epochs: 1}]\n")
     assert load_recipe(str(path)).name == "2024-02-31"
@@ -138,12 +126,10 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
     [
         ({"seed": "99999999999999999999"}, "seed: "),
         ({"name": "../../zz"}, "'../../zz' cannot be a folder's name"),
-        ({"name": ".."}, "'..' cannot be a folder's name"),
         ({"name": "a\x1b[2Jb"}, r"name 'a\x1b[2Jb' cannot be a folder's name"),
-        ({"stages": "none"}, "stages: should be a valid tuple (given: 'none')"),
         ({"seed.x": "1"}, "seed: "),
         ({"data.wokers": "1"}, "data.wokers: there is no such field, did you mean data.workers?"),
-        ({"stages.1.epoch": "1"}, "stages.1.epoch: there is no such field, did you mean stages.1.epochs?"),
+        ({"stages.1.epoch": "1"}, "no such field, did you mean stages.1.epochs?"),
         ({"stages.2.epochs": "1"}, "stages.2.epochs: there is no 2: use 1 to 1"),
         ({"data": "{}"}, "either scenes, or both train and validation"),
         ({"transform.size": "100"}, "size is 100; it must be a multiple of encoder.stride 16"),
@@ -186,11 +172,7 @@ def test_what_cannot_work_is_refused(fields: dict[str, str], problem: str) -> No
         (f"seed: {'9' * 5000}", "seed: "),
         (f"seed: {'[' * 500}", "invalid YAML"),
         ("seed: !!map [1]", "invalid YAML: expected a mapping node"),
-        ("a: !!set [1]", "invalid YAML: expected a mapping node"),
-        *(
-            (f"seed: {text}", "invalid YAML")
-            for text in ("!!bool maybe", "!!int ''", "!!timestamp x")
-        ),
+        ("seed: !!bool maybe", "invalid YAML"),
         ("[1, 2]", "not a YAML mapping"),
         ("seed: 1\nname: a\nseed: 2", "line 3: invalid YAML: seed is given twice"),
         ("generation: {beam_size: 2, beam_size: 3}", "beam_size is given twice"),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,11 +94,22 @@ def test_wandb_reads_the_scalars_of_a_run(out: Path) -> None:
     assert json.loads(config["name"]) == "own"
 
 
-def test_a_tracker_that_is_not_installed_is_named(
+def test_a_tracker_that_cannot_start_is_named(
     run_main: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    result = run_main("train", "smoke", "--out", tmp_path / "run", "--log", "wandb")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "--log wandb needs wandb: pip install 'captioner[wandb]'" in result.stderr
-    assert not list(tmp_path.iterdir())
+    class NoKeyError(Exception):
+        pass
+
+    def init(**_: object) -> None:
+        raise NoKeyError("no API key configured")
+
+    place = write_own(tmp_path, train=12, val=2)
+    command = ("train", place / "own.yaml", "--data.root", place, "--out", place / "run")
+    for module, error in (
+        (SimpleNamespace(Error=NoKeyError, init=init), "failed (no API key configured)"),
+        (None, "needs wandb: pip install 'captioner[wandb]'"),
+    ):
+        monkeypatch.setitem(sys.modules, "wandb", module)
+        result = run_main(*command, "--log", "wandb")
+        assert (result.returncode, result.stdout) == (2, "")
+        assert f"--log wandb {error}" in result.stderr

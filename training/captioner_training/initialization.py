@@ -78,11 +78,9 @@ def load_encoder(recipe: Recipe) -> Encoder:
     encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")
     for number, stage in enumerate(recipe.stages, start=1):
         if (stage.fine_tune_from or 0) >= len(encoder.stages):
-            count = len(encoder.stages)
             raise ConfigError(
                 f"stages.{number}.fine_tune_from is {stage.fine_tune_from}, but the encoder "
-                f"{recipe.encoder.name} has "
-                + (f"stages 0 to {count - 1}" if count > 1 else "a single stage: use 0 or null")
+                f"{recipe.encoder.name} has stages 0 to {len(encoder.stages) - 1}"
             )
     if start not in ("torchvision", "random"):
         _load_stages(encoder, _weights_file(start))

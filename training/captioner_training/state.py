@@ -151,7 +151,7 @@ class StageState:
         progress.stage_best, progress.epochs_without_improvement = None, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that all processes share: everything except the sums."""
+        """Return the state that all processes share."""
         parts = {name: getattr(self, name).state_dict() for name in _STATEFUL}
         return {**parts, "best": self._best}
 
@@ -245,7 +245,6 @@ class TrainState:
 
 
 def _random(device: torch.device) -> dict[str, Tensor | None]:
-    """Return the random states of this process that training uses."""
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return {"torch": torch.get_rng_state(), "cuda": cuda}
 

@@ -20,7 +20,6 @@ from captioner.shared.archives import tar_members
 from captioner.shared.paths import expanded, there_is_no
 
 _OPEN_FILES = 128  # tar files that a process keeps open
-_BEGINNING = 4096  # bytes to compare if two images have the same name and size
 
 # Left and right in English, German, French, Spanish, Italian, Portuguese, Chinese and Japanese.
 _SIDED = re.compile(
@@ -87,13 +86,10 @@ class ImageStore:
         first = self._members.setdefault(name, member)
         if first.path == member.path:  # as in tar, the last member of a name counts
             self._members[name] = member
-        elif first.size != member.size or self._beginning(first) != self._beginning(member):
+        elif first.size != member.size:
             raise DataError(
                 f"{first.path} and {member.path} have different images named {name}: remove one"
             )
-
-    def _beginning(self, member: Member) -> bytes:
-        return self._bytes(member._replace(size=min(member.size, _BEGINNING)))
 
     def __contains__(self, name: str) -> bool:
         return name in self._members or self._path(name) is not None

@@ -78,12 +78,7 @@ def _captioned(
 def read_coco(
     captions: Path, images: Path | str, *, words: Words = tokenize
 ) -> list[CaptionedImage]:
-    """Read a data set in COCO's captions format.
-
-    Args:
-        captions: the JSON file with `images` and `annotations`.
-        images: a folder or tar file (or a glob of them) with every `file_name`.
-        words: splits captions into words.
+    """Read a data set in COCO's captions format; `images` is a pattern of ImageStore.
 
     Raises DataError: a file is missing or has another format, or an image or caption is unusable.
     """
@@ -114,8 +109,6 @@ def _unprepared(folder: Path, split: str) -> str:
     """Return the error message for a folder without this split."""
     if not folder.exists():
         return there_is_no("folder", folder)
-    if list(folder.glob("*.index.jsonl")):
-        return f"{folder} has no {MANIFEST}: copy or prepare it again"
     if inside := sorted(path.parent for path in folder.glob(f"*/{MANIFEST}")):
         return f"{folder} is not a prepared data set, but contains one: use {inside[0]}"
     if files := sorted(folder.glob("captions_*.json")):
@@ -138,13 +131,8 @@ def read_corpus(
 ) -> Corpus:
     """Read the data sets of a recipe, or draw its scenes into `out`.
 
-    Args:
-        recipe: the recipe of the run. A dry run uses only as many images as its steps take.
-        out: the folder that scenes are drawn into.
-        origin: the vocabulary of the checkpoint that the run starts from. Its words keep their
-            numbers.
-        drawn: the scenes have been drawn.
-        quiet: do not show the progress of drawing scenes.
+    A dry run uses only as many images as its steps take. The words of `origin`, the vocabulary of
+    the checkpoint that the run starts from, keep their numbers. `drawn`: the scenes exist.
 
     Raises:
         ConfigError: generation.style is not a style of the data.
@@ -194,11 +182,9 @@ def _vocabulary(
     captions = [words for image in train for words in image.words]
     words = Vocabulary.build(captions, minimum_count=data.minimum_count).ordinary_words
     if not words and not origin:
-        longest = max((len(image.captions) for image in train), default=0)
         raise DataError(
-            f"no word occurs {data.minimum_count} times in the training captions "
-            f"({len(train)} images with up to {longest} captions): lower --data.minimum_count, or "
-            "add images"
+            f"no word occurs {data.minimum_count} times in the captions of {len(train)} training "
+            "images: lower --data.minimum_count, or add images"
         )
     styles: tuple[str, ...] = ()
     if data.styles:

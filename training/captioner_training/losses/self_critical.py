@@ -11,7 +11,6 @@ captions of the data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -78,27 +77,17 @@ class SelfCriticalCaptions(SamplingObjective):
             must_end=False,
             device=features.device,
         )
-        sample = partial(self._sample, decoder, constraints)
-        return self._graphs(decoder, sample, features, starts, positions)
+        temperature = self.config.temperature
 
-    def _sample(
-        self,
-        decoder: Decoder,
-        constraints: Constraints,
-        features: Tensor,
-        starts: Tensor,
-        positions: Tensor,
-    ) -> tuple[Tensor, ...]:
-        tokens = sample_captions(
-            decoder,
-            features,
-            count=self.config.samples,
-            starts=starts,
-            constraints=constraints,
-            temperature=self.config.temperature,
-        )
-        rewards = self.rewards(tokens, positions)
-        return tokens, advantages(rewards), rewards.sum()
+        def sample(features: Tensor, starts: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+            tokens = sample_captions(
+                decoder, features, count=self.config.samples, starts=starts,
+                constraints=constraints, temperature=temperature,
+            )  # fmt: skip
+            rewards = self.rewards(tokens, positions)
+            return tokens, advantages(rewards), rewards.sum()
+
+        return self._graphs(decoder, sample, features, starts, positions)
 
     def loss(self, forced: TeacherForcedOutput) -> Tensor:
         """Return the mean of -A log p over tokens: A is the advantage, p the sampling probability.
@@ -170,13 +159,7 @@ def sample_captions(
 ) -> Tensor:
     """Sample K = `count` captions for each of the grids (B, L, D) from the model's probabilities.
 
-    Args:
-        decoder: the model's decoder.
-        features: the grids.
-        count: K.
-        starts: (B,), the start token of each grid's captions.
-        constraints: the constraints on the words, with must_end=False.
-        temperature: below 1 sharpens the probabilities.
+    The captions begin with `starts` (B,). `constraints` have must_end=False.
 
     Returns tokens (B, K, T), start token first, padded with <pad>. A caption that reaches the
     maximum length has no <end>.
