@@ -236,6 +236,11 @@ def test_with_one_validation_photo_the_cross_entropy_chooses_the_epoch(
     assert json.loads((tmp_path / "run" / "finished.json").read_text())["progress"]["best_at"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("CIDEr") == page.count("CIDEr is not measured") == 1
+    origin = records(tmp_path / "run")[0]
+    assert f"before training: BLEU-4 {origin['validation']['BLEU-4']:.1f}" in said
+    theirs = load_checkpoint(tiny_file).vocabulary.words
+    ours = load_checkpoint(tmp_path / "run").vocabulary.words
+    assert ours[: len(theirs)] == theirs and "circle" in ours[len(theirs) :]
 
 
 def test_one_photo_is_too_few_to_train_on(run_main: Run, tmp_path: Path, place: Path) -> None:

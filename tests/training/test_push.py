@@ -256,14 +256,6 @@ def test_without_a_network_nothing_is_uploaded(
     assert text in done.stderr.splitlines()[-1]
 
 
-def test_a_damaged_checkpoint_is_not_uploaded(
-    hub: Hub, token: None, saved_tiny: Path, tmp_path: Path, run_main: Run
-) -> None:
-    (tmp_path / "cut.safetensors").write_bytes(saved_tiny.read_bytes()[:9999])
-    done = run_main("push", tmp_path / "cut.safetensors", "user/model")
-    assert done.returncode == 1 and "damaged" in done.stderr and hub.requests == []
-
-
 def test_trust_of_other_weights_is_left_out(
     hub: Hub, token: None, tiny_file: Path, run_main: Run
 ) -> None:

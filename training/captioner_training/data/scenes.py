@@ -195,7 +195,6 @@ def write_scenes(
     *,
     splits: Mapping[str, int],
     seed: int = 0,
-    side: int = _SIDE,
     advance: Callable[[int], object] = lambda _: None,
 ) -> None:
     """Write scenes in COCO's format.
@@ -213,11 +212,11 @@ def write_scenes(
         with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             # Ids begin at 1: pycocotools' COCOeval takes id 0 for "no match".
             for key in range(1, count + 1):
-                scene = draw_scene(scene_seed(seed=seed, split=split, index=key - 1), side=side)
+                scene = draw_scene(scene_seed(seed=seed, split=split, index=key - 1))
                 name = f"{split}-{key:06d}.jpg"
                 _add(tar, name, scene.image)
                 advance(1)
-                images.append({"id": key, "file_name": name, "width": side, "height": side})
+                images.append({"id": key, "file_name": name, "width": _SIDE, "height": _SIDE})
                 captions.append({"id": key, "image_id": key, "caption": scene.caption})
                 for item in scene.objects:
                     boxes.append({"id": len(boxes) + 1, "image_id": key, **_instance(item)})
