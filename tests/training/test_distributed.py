@@ -199,14 +199,6 @@ def test_errors_are_printed_by_one_process_of_two(recipe: Path, tmp_path: Path) 
             assert "captioner/" not in errors  # no traceback of ours
 
 
-def test_world_size_alone_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    remedy = r"LOCAL_RANK, .*torchrun, or unset WORLD_SIZE"
-    with pytest.raises(ConfigError, match=remedy), start_processes("cpu"):
-        pass
-
-
 def test_shares_make_up_the_batch() -> None:
     shapes = [(5, 8 + number % 7) for number in range(105)]
 

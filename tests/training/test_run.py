@@ -204,7 +204,7 @@ def test_a_dry_run_in_float16_removes_only_its_own_files(
     (out / "cache").symlink_to(grids)
     result = run_main(*command(place, out, "--precision", "float16", "--max-steps", 1))
     assert result.returncode == 0, result.stderr
-    assert "precision: float16, as set for this run (the CPU has " in result.stderr
+    assert "precision: float16" in result.stderr
     steps = [one for one in records(out) if one["event"] == "step"]
     assert [one["stage"] for one in steps] == [1, 2]  # a step of each
     assert np.isfinite([one["loss"] for one in steps]).all()
@@ -450,9 +450,7 @@ def test_stages_may_have_smaller_images_and_free_their_losses(place: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_its_precision_and_prints_differences(
-    run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_keeps_its_precision(run_main: Run, place: Path, tmp_path: Path) -> None:
     """The run started in a precision that this machine would not choose, as on another machine."""
     fast = best_dtype(torch.device("cpu"))[0] is torch.bfloat16
     first, other = ("float32", "bfloat16") if fast else ("bfloat16", "float32")
@@ -460,17 +458,13 @@ def test_a_resumed_run_keeps_its_precision_and_prints_differences(
     train = command(place, link_states(out), "--max-steps", 1)
     begun = run_main(*train, "--precision", first)
     assert begun.returncode == 0, begun.stderr
-    assert f"precision: {first}, as set for this run (the CPU has " in begun.stderr
-    assert "resuming after" not in begun.stderr
+    assert f"precision: {first}" in begun.stderr and "resuming after" not in begun.stderr
     (out / "finished.json").unlink()  # as if it had been killed before its last line
     older = json.loads((out / "recipe.json").read_text())
     del older["data"]["lowercase"]  # a field that an older version does not have
     (out / "recipe.json").write_text(json.dumps(older))
-    monkeypatch.setattr(Processes, "conditions", "torch 99")
     then = run_main(*train)
-    assert then.returncode == 0, then.stderr
-    (note,) = [line for line in then.stderr.splitlines() if "note: resuming in another" in line]
-    assert f"(was torch {torch.__version__}, 1 x cpu, " in note and "now torch 99)" in note
+    assert then.returncode == 0 and "resuming after step" in then.stderr, then.stderr
     assert json.loads((out / "recipe.json").read_text())["precision"] == first
     refused = run_main(*train, "--precision", other)
     assert refused.returncode == 2

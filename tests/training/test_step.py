@@ -15,7 +15,6 @@ import torch
 from torch._dynamo.utils import counters
 
 from captioner.checkpoint import Checkpoint
-from captioner.errors import ConfigError
 from captioner.model.decoder import DecoderOutput
 from captioner.photos.transform import Transform
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
@@ -24,7 +23,7 @@ from captioner_training.data.batches import Batch
 from captioner_training.distributed import Processes
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
 from captioner_training.losses.cross_entropy import CrossEntropy
-from captioner_training.losses.objective import Captions, Counts, Objective, SamplingObjective
+from captioner_training.losses.objective import Captions, Counts, Objective
 from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.losses.table import stage_objectives
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
@@ -291,16 +290,6 @@ def test_an_average_without_decay_is_the_weights() -> None:
         assert torch.equal(module.weight, before)
 
 
-class Sampled(SamplingObjective):
-    """Another objective that samples captions."""
-
-    def sample(self, *_: object) -> tuple[torch.Tensor, ...]:
-        raise NotImplementedError
-
-    def loss(self, forced: object) -> torch.Tensor:
-        raise NotImplementedError
-
-
 def test_a_stage_has_the_objectives_of_its_fields_and_names() -> None:
     corpus: Any = SimpleNamespace(vocabulary=Vocabulary(["a"]), train=[])
     stage = Stage(
@@ -312,14 +301,6 @@ def test_a_stage_has_the_objectives_of_its_fields_and_names() -> None:
     people, spread = objectives["cross_entropy"], objectives["doubly_stochastic"]
     assert isinstance(people, CrossEntropy) and isinstance(spread, DoublyStochastic)
     assert (people.weight, people.label_smoothing, spread.weight) == (0.25, 0.2, 0.5)
-    name = f"{__name__}:Sampled"
-    for fields, problem in (
-        ({"self_critical": SelfCritical()}, "both sample captions: use one per stage"),
-        ({"scheduled_sampling": 0.3}, "scheduled_sampling has no effect on .*:Sampled"),
-    ):
-        stage = Stage(epochs=1, objectives={name: 1}, **fields)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=problem):
-            stage_objectives(recipe(), stage, corpus)
 
 
 @pytest.mark.parametrize("training", [True, False])

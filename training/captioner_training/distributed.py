@@ -17,15 +17,14 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 from tqdm import tqdm
 
-from captioner.errors import CaptionerError, ConfigError, DeviceError
+from captioner.errors import CaptionerError, DeviceError
 from captioner.inference.device import find_device
 
 Value = TypeVar("Value")
 
 _POLL_INTERVAL = 0.05  # seconds
 _EXIT_DELAY = 10  # seconds
-# The variables that torchrun sets besides WORLD_SIZE.
-_TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_TORCHRUN = {"WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def exit_silently() -> NoReturn:
@@ -54,14 +53,6 @@ class Processes:
     def main(self) -> bool:
         """Whether this process writes files and prints messages."""
         return self.rank == 0
-
-    @property
-    def conditions(self) -> str:
-        """A description of everything that changes the rounding of a run's results."""
-        return (
-            f"torch {torch.__version__}, {self.world} x {self.device.type}, "
-            f"{torch.get_num_threads()} threads"
-        )
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place."""
@@ -143,7 +134,7 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
 
     For `device` see find_device; "cuda" selects the GPU of the local rank.
     """
-    if "WORLD_SIZE" not in os.environ:
+    if not os.environ.keys() >= _TORCHRUN:
         alone = Processes(device=find_device(device))
         if alone.device.type == "cuda" and (count := torch.cuda.device_count()) > 1:
             print(
@@ -153,11 +144,6 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
             )
         yield alone
         return
-    if missing := [name for name in _TORCHRUN if name not in os.environ]:
-        raise ConfigError(
-            f"WORLD_SIZE is set, but {', '.join(missing)} is not: start several processes with "
-            "torchrun, or unset WORLD_SIZE"
-        )
     chosen = find_device(device)
     if chosen.type == "cuda":
         chosen = find_device(f"cuda:{os.environ['LOCAL_RANK']}")

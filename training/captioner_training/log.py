@@ -13,21 +13,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from captioner.checkpoint import Checkpoint
 from captioner.closing import Closing
 from captioner.errors import ConfigError
-from captioner.inference.device import best_dtype
 from captioner.shared.files import writing
 from captioner.shared.text import counted
 from captioner_training.data.corpus import OTHER_LANGUAGE, Corpus, unknown_share
 from captioner_training.distributed import Processes, exit_silently, progress_bar
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import Recipe
-from captioner_training.state import Progress, StageState, TrainState, diverged
+from captioner_training.state import Progress, StageState, diverged
 
 _LINES = 20  # log lines about steps per stage, at least
 
@@ -170,7 +168,7 @@ class Log(Closing):
             tqdm.write(text, file=sys.stderr)
             sys.stderr.flush()
 
-    def start(self, corpus: Corpus, initial: Checkpoint | None, state: TrainState) -> None:
+    def start(self, corpus: Corpus, initial: Checkpoint | None) -> None:
         """Print the data, the precision and the step to resume from."""
         for line in corpus.describe(self.recipe.data):
             self.print(line)
@@ -181,24 +179,12 @@ class Log(Closing):
                 f"note: the model does not know {100 * share:.0f} % of the words in your captions; "
                 "for another language use `captioner train new-language`"
             )
-        if initial is not None and initial.vocabulary.styles and not corpus.vocabulary.styles:
-            styles = ", ".join(initial.vocabulary.styles)
-            self.print(f"note: the model's styles ({styles}) are dropped; data.styles keeps them")
-        precision = self.recipe.precision  # a run replaces "auto"
-        fast, reason = best_dtype(self.processes.device)
-        is_fast = getattr(torch, precision) is fast
-        self.print(f"precision: {precision}{'' if is_fast else ', as set for this run'} ({reason})")
-        if (before := state.conditions_before) is not None:
-            progress, now = self.progress, self.processes.conditions
+        self.print(f"precision: {self.recipe.precision}")
+        if (progress := self.progress).global_step:
             self.print(
                 f"resuming after step {progress.global_step:,} (stage {progress.stage + 1}, epoch "
                 f"{progress.epoch + 1})"
             )
-            if before != now:
-                self.print(
-                    f"note: resuming in another environment (was {before}, now {now}): results may "
-                    "differ by rounding"
-                )
 
     def stop(self, states: Sequence[Path]) -> None:
         """Print the state that the run will resume from: the first of `states`, if any."""

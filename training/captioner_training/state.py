@@ -163,17 +163,12 @@ class StageState:
 
 
 class TrainState:
-    """A model in training.
-
-    `stage` is None between two stages. `conditions_before` has the Processes.conditions of the run
-    that is resumed; None: a new run.
-    """
+    """A model in training; `stage` is None between two stages."""
 
     def __init__(self, model: CaptionModel, *, processes: Processes) -> None:
         self.model, self.processes = model, processes
         self.progress = Progress()
         self.stage: StageState | None = None
-        self.conditions_before: str | None = None
         self._loaded: Mapping[str, Any] | None = None  # state to restore when its stage begins
 
     def begin_stage(self, recipe: Recipe, *, steps: int) -> StageState:
@@ -212,14 +207,12 @@ class TrainState:
             "model": weights,
             "stage": None if self.stage is None else self.stage.state_dict(),
             "processes": of_processes,
-            "conditions": self.processes.conditions,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore progress and weights; `begin_stage` later restores the stage."""
         self.progress = Progress.from_state(state["progress"])
         self.model.load_state_dict(state["model"])
-        self.conditions_before = state["conditions"]
         self._loaded = state
 
     def _restore_process(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

@@ -227,7 +227,7 @@ class Run:
                 recorder=recorder,
             )
             self.log = stack.enter_context(log)
-            self.log.start(self.corpus, self.initial_checkpoint, self.state)
+            self.log.start(self.corpus, self.initial_checkpoint)
             yield
 
     def _train_stage(self) -> None:

@@ -59,15 +59,6 @@ def test_rare_words_and_long_captions_are_counted(tmp_path: Path, words: list[st
     assert rare.endswith("become <unk> (data.minimum_count 3): 3.0 % of the text")
 
 
-def test_styles_of_a_run_are_named(tmp_path: Path, words: list[str]) -> None:
-    vocabulary = Vocabulary([*{*words}], styles=("any", "old", "new"))
-    image = make_image(tmp_path, words, style="new")
-    corpus = Corpus(train=[image], validation=[image] * 5, vocabulary=vocabulary)
-    all_styles = "styles: any, old, new (default any); this run trains "
-    assert describe(corpus, styles=True)[1] == all_styles + "new"
-    assert describe(corpus, styles=True, any_style=0.5)[1] == all_styles + "any, new"
-
-
 def test_a_corpus_is_known_by_its_content_wherever_it_lies(tmp_path: Path) -> None:
     def digest(root: Path) -> str:
         recipe = load_recipe("flickr8k", {"data.root": str(root), "data.minimum_count": "1"})

@@ -14,7 +14,7 @@ from captioner.vocabulary import Vocabulary
 from captioner_training.data.captions import CaptionTable, encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
 from captioner_training.losses.cider import MIN_IMAGES
-from captioner_training.recipe import ANY_STYLE, DataConfig
+from captioner_training.recipe import DataConfig
 
 OTHER_LANGUAGE = 0.5
 """Captions with a larger share of unknown words are taken for another language."""
@@ -60,13 +60,6 @@ class Corpus:
             yield (
                 f"note: CIDEr needs {MIN_IMAGES} validation photos, the run has {count}: the "
                 "cross-entropy decides which epoch is the best"
-            )
-        if styles := self.vocabulary.styles:
-            default = (ANY_STYLE,) if data.any_style > 0 else ()
-            learned = dict.fromkeys((*default, *(image.style or styles[0] for image in self.train)))
-            yield (
-                f"styles: {', '.join(styles)} (default {styles[0]}); this run trains "
-                f"{', '.join(learned)}"
             )
         if rare:
             share = sum(rare.values()) / sum(counts.values())
