@@ -28,7 +28,6 @@ from captioner_training.data.images import Captioned, CaptionedImage
 from captioner_training.data.reading import read_dataset
 from captioner_training.evaluation import fit_trust
 from captioner_training.recipe import load_recipe
-from captioner_training.report.page import write_run
 from captioner_training.run_folder import RunFolder
 from tests.conftest import make_tiny
 from tests.launcher import Run
@@ -95,33 +94,6 @@ def test_gain_is_measured_on_test_like_evaluate_and_missing_parts_are_made(
     (out / "report.html").unlink()
     assert describe_gain(gain) in train(run_main, place, out, *learns)
     assert (out / "report.html").is_file()
-
-
-def test_of_epochs_with_equal_cider_the_report_names_the_one_that_is_kept(
-    place: Path, tmp_path: Path
-) -> None:
-    """That with the lowest cross-entropy, as in test_step.py; here of the second stage."""
-    log: list[dict[str, Any]] = []
-    for step, (stage, epoch, surprise) in enumerate(((1, 1, 5.0), (1, 2, 4.0), (2, 1, 3.0)), 1):
-        scores = {"CIDEr": 0.0, "cross_entropy": surprise}
-        log += [
-            {"event": "step", "step": step, "loss": 9.0, "learning_rate": 0.1},
-            {
-                "event": "epoch", "stage": stage, "epoch": epoch, "step": step,
-                "cross_entropy": 6.0, "validation": scores, "timing": {"seconds": 60},
-            },
-        ]  # fmt: skip
-    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in log))
-    recipe = load_recipe(str(place / "own.yaml"))
-    for has_cider, plots in ((True, 4), (False, 3)):
-        write_run(
-            tmp_path / "report.html", recipe, [], gain=None, notes=[], best_at=(2, 1),
-            has_cider=has_cider,
-        )  # fmt: skip
-        page = (tmp_path / "report.html").read_text()
-        assert "<dt>best epoch</dt><dd>stage 2 epoch 1</dd>" in page
-        assert "3 epochs in 2 stages, 3 steps." in page
-        assert page.count('class="plot"') == plots and ("CIDEr" in page) == has_cider
 
 
 @pytest.mark.slow

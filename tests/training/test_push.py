@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from captioner.trust.trust import digest_weights
 from captioner_training.recipe import load_recipe
 from captioner_training.report.card import describe_run
 from captioner_training.run_folder import plain, write_json
-from tests.conftest import make_heads, make_trust
+from tests.conftest import make_trust
 from tests.hub_server import TOKEN, Hub
 from tests.launcher import Run
 from tests.training.runs import write_own
@@ -99,13 +98,6 @@ def test_the_card_describes_the_model_and_its_scores(styled: Checkpoint) -> None
         "| Flickr | val | 1,000 | nltk | 5 | – | – | 20.0 |",
     ):
         assert f"\n{row}\n" in card
-    other = make_heads("dot", 2)
-    encoder = replace(other.model.config.encoder, stride=16)
-    other.model.config = replace(other.model.config, encoder=encoder)
-    card = ModelCard(repository="user/model").write(other, has_trust=True)
-    assert "(squash), grid of 6 x 6 cells |" in card
-    assert "| decoder | lstm, dot attention, 2 heads, 24 units |" in card
-    assert "\n| styles |" not in card and "| trust | probability that each word is right |" in card
 
 
 @pytest.mark.parametrize(

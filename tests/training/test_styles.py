@@ -14,15 +14,14 @@ import torch
 
 from captioner.checkpoint import load_checkpoint
 from captioner.cli import main
-from captioner.photos.transform import Transform
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
-from captioner_training.data.pixels import ImageDataset
 from captioner_training.data.reading import read_corpus
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.recipe import load_recipe
-from tests.launcher import Run
+from captioner_training.run_folder import RunFolder
+from captioner_training.train import Run
+from tests.launcher import Run as Command
 from tests.training.runs import MODEL, train_here
 
 pytestmark = pytest.mark.slow
@@ -87,14 +86,14 @@ def evaluated(*options: object) -> dict[str, Any]:
     return found
 
 
-def captions(run: Run, photos: Path, output: Path, *options: object) -> list[dict[str, Any]]:
+def captions(run: Command, photos: Path, output: Path, *options: object) -> list[dict[str, Any]]:
     result = run("batch", photos, "--output", output, *options)
     assert result.returncode == 0, result.stderr
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
 def test_one_model_captions_in_two_styles(
-    run_main: Run, trained: Path, data: Path, tmp_path: Path
+    run_main: Command, trained: Path, data: Path, tmp_path: Path
 ) -> None:
     assert load_checkpoint(trained).vocabulary.styles == ("plain", "loud")
     photos, said = data / "plain" / "val-00.tar", {}
@@ -175,7 +174,7 @@ def test_a_run_can_add_a_style_to_a_model(trained: Path, data: Path, tmp_path: P
 
 
 def test_a_run_without_styles_starts_from_the_default_style(
-    run_main: Run, trained: Path, data: Path, tmp_path: Path
+    run_main: Command, trained: Path, data: Path, tmp_path: Path
 ) -> None:
     """Captions without a style use the default style of the initial model."""
     recipe = still(
@@ -200,29 +199,19 @@ def test_a_dry_run_has_photos_of_every_set(data: Path, tmp_path: Path) -> None:
     assert {image.style for image in corpus.validation} == {"plain", "loud"}
 
 
-def test_any_style_is_drawn_anew_in_every_epoch(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "any.yaml").write_text(
-        RECIPE.replace("styles: true", "styles: true, any_style: 0.25")
-    )
-    recipe = load_recipe(str(tmp_path / "any.yaml"), {"data.root": str(data)})
-    corpus = read_corpus(recipe, out=tmp_path)
-    assert corpus.vocabulary.styles == ("any", "plain", "loud")
+def test_any_style_is_drawn_anew_in_every_epoch(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "any.yaml"
+    path.write_text(RECIPE.replace("styles: true", "styles: true, any_style: 0.25"))
+    recipe = load_recipe(str(path), {"data.root": str(data), "stages.1.fine_tune_from": "12"})
     origin = Vocabulary(["wow"], styles=("old", "loud"))  # of a checkpoint without "any"
     continued = read_corpus(recipe, out=tmp_path, origin=origin)
     assert continued.vocabulary.styles == ("any", "old", "loud", "plain")
-    cpu = Processes(device=torch.device("cpu"))
-    table = corpus.table(maximum_length=22)
-    dataset = ImageDataset(corpus.train, Transform(recipe.transform))
-    batches = StageBatches(
-        recipe,
-        0,
-        images=StageImages(dataset, workers=0, device=cpu.device),
-        captions=table,
-        sampler=stage_sampler(recipe, 0, table, cpu),
-        default_start=corpus.vocabulary.start("any"),
-    )
+    folder = RunFolder(recipe, tmp_path / "run", default_precision="float32")
+    run = Run.begin(folder, processes=Processes(device=torch.device("cpu")))
+    assert run is not None
+    corpus, batches = run.corpus, run._batches()
+    assert corpus.vocabulary.styles == ("any", "plain", "loud")
+    assert {image.style for image in corpus.validation} == {""}
     begun = [
         {
             position: start
@@ -238,18 +227,4 @@ def test_any_style_is_drawn_anew_in_every_epoch(
         assert len(epoch) == 80
         assert 5 <= sum(start == usual for start in epoch.values()) <= 35  # of 80: 20 +- 3.9
         for position, start in epoch.items():
-            assert start in (usual, table.starts[position])
-    assert {image.style for image in corpus.validation} == {""}
-    # A run draws it.
-    given = []
-
-    def begin(*_: object, default_start: int | None, **__: object) -> None:
-        given.append(default_start)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("captioner_training.train.StageBatches", begin)
-    with pytest.raises(KeyboardInterrupt):
-        train_here(
-            tmp_path / "any.yaml", tmp_path / "run", data__root=data, stages__1__fine_tune_from=12
-        )
-    assert given == [usual]
+            assert start in (usual, run.captions.starts[position])

@@ -32,28 +32,19 @@ from captioner_training.data.pixels import (
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.distributed import Processes
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
+from tests.training.runs import write_split
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Three photos, half red and half blue, in a folder and in a tar, with their captions."""
-    images, annotations = [], []
-    (tmp_path / "images").mkdir()
+    picture = Image.new("RGB", (40, 20), "blue")
+    picture.paste("red", (0, 0, 20, 20))
     texts = [["A dog.", "The red dog!"], ["A cat on the left."], ["Two birds."]]
-    for number, captions in enumerate(texts):
-        name = f"{number}.png"
-        picture = Image.new("RGB", (40, 20), "blue")
-        picture.paste("red", (0, 0, 20, 20))
-        picture.save(tmp_path / "images" / name)
-        images.append({"id": 10 + number, "file_name": name, "width": 40, "height": 20})
-        for text in captions:
-            annotation = {"id": len(annotations), "image_id": 10 + number, "caption": text}
-            annotations.append(annotation)
+    write_split(tmp_path, "images", [picture] * 3, texts)
     with tarfile.open(tmp_path / "images-00.tar", "w") as tar:
         for number in range(3):
             tar.add(tmp_path / "images" / f"{number}.png", f"{number}.png")
-    content = {"images": images, "annotations": annotations}
-    (tmp_path / "captions.json").write_text(json.dumps(content))
     return tmp_path
 
 
@@ -61,8 +52,8 @@ def data(tmp_path: Path) -> Path:
 def test_coco_format_from_folder_and_tar(
     data: Path, images: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = read_coco(data / "captions.json", data / images)
-    assert [image.id for image in found] == [10, 11, 12]
+    found = read_coco(data / "captions_images.json", data / images)
+    assert [image.id for image in found] == [0, 1, 2]
     assert [image.name for image in found] == ["0.png", "1.png", "2.png"]
     assert found[0].captions == ("A dog.", "The red dog!")
     assert found[0].words == (("a", "dog"), ("the", "red", "dog"))
@@ -72,7 +63,7 @@ def test_coco_format_from_folder_and_tar(
 
 
 def test_data_that_cannot_be_used_is_named(data: Path) -> None:
-    path, tar = data / "captions.json", data / "images-00.tar"
+    path, tar = data / "captions_images.json", data / "images-00.tar"
     with pytest.raises(DataError, match=r"there is no file .*nowhere\.json"):
         read_coco(data / "nowhere.json", tar)
     with pytest.raises(DataError, match=r"there is no folder or tar file .*nowhere-\*\.tar"):
@@ -82,7 +73,7 @@ def test_data_that_cannot_be_used_is_named(data: Path) -> None:
         read_coco(path, data / "images")
     content = json.loads(path.read_text())
     images, annotations = content["images"], content["annotations"]
-    empty = [{"id": 8, "image_id": 12, "caption": text} for text in ("a", "!")]
+    empty = [{"id": 8, "image_id": 2, "caption": text} for text in ("a", "!")]
     for wrong, problem in (
         ({"annotations": annotations[:-1]}, r"without a caption: 1 \(first: 2\.png\)"),
         ({"annotations": annotations[:-1] + empty}, r"with an empty caption: 1 \(first: 2\.png\)"),
@@ -111,8 +102,8 @@ def test_a_glob_matches_tar_files_and_folders_without_conflicts(data: Path) -> N
     (data / "images-01.tar").write_bytes((data / "images-00.tar").read_bytes())
     assert "1.png" in ImageStore(data / "images*")
     with tarfile.open(data / "images-00.tar", "a") as tar:  # in one file the newer one counts
-        tar.add(data / "captions.json", "2.png")
-    newer = (data / "captions.json").read_bytes()
+        tar.add(data / "captions_images.json", "2.png")
+    newer = (data / "captions_images.json").read_bytes()
     (data / "images-00.tar").rename(data / "images-03.TAR")
     assert ImageStore(data / "images-03*").read("2.png") == newer
     store = ImageStore(whole := data / "images-01.tar")
@@ -140,7 +131,7 @@ def test_a_folder_is_found_with_brackets_in_its_name_or_as_a_dot(
 
 
 def test_mirroring_knows_left_from_right(data: Path) -> None:
-    images = read_coco(data / "captions.json", data / "images")
+    images = read_coco(data / "captions_images.json", data / "images")
     transform = Transform(TransformConfig(mode="squash", size=16))
     dataset = ImageDataset(images, transform, augmentation=Augmentation(flip=True), seed=3)
     mirrored: Counter[int] = Counter()
@@ -205,7 +196,7 @@ def test_the_error_for_unprepared_data_names_the_command(tmp_path: Path) -> None
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_broken_photo_is_named_by_every_reader(data: Path, workers: int) -> None:
     (data / "images" / "1.png").write_bytes((data / "images" / "1.png").read_bytes()[:60])
-    images = read_coco(data / "captions.json", data / "images")
+    images = read_coco(data / "captions_images.json", data / "images")
     transform = Transform(TransformConfig(mode="squash", size=32))
     dataset = ImageDataset(images, transform)
     source = StageImages(dataset, workers=workers, device=torch.device("cpu"))
@@ -221,7 +212,7 @@ def test_a_broken_photo_is_named_by_every_reader(data: Path, workers: int) -> No
 
 
 def test_captions_with_sides_keep_their_photo_from_being_mirrored(data: Path) -> None:
-    image = read_coco(data / "captions.json", data / "images")[0]
+    image = read_coco(data / "captions_images.json", data / "images")[0]
     assert not replace(image, captions=("a bright leftover",)).mentions_left_or_right
     for caption in (
         "Ein Hund auf der linken Seite", "un chien à droite", "RECHTS steht ein Haus",
