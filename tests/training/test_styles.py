@@ -195,7 +195,7 @@ def test_a_dry_run_has_photos_of_every_set(data: Path, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(RECIPE)
     recipe = load_recipe(str(tmp_path / "two.yaml"), {"data.root": str(data), "max_steps": "1"})
     corpus = read_corpus(recipe, out=tmp_path)
-    assert [image.style for image in corpus.train] == ["plain", "loud"] * 10
+    assert [image.style for image in corpus.train] == ["plain"] * 10 + ["loud"] * 10
     assert {image.style for image in corpus.validation} == {"plain", "loud"}
 
 

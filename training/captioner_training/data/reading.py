@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from captioner.errors import DataError
@@ -140,8 +139,7 @@ def read_corpus(
     """
     data = recipe.data
     if data.scenes is None:
-        train_sets = _read(data, data.train, "train")
-        validation_sets = _read(data, data.validation, "val")
+        train, validation = _read(data, data.train, "train"), _read(data, data.validation, "val")
     else:
         folder = out / "scenes"
         splits = {"train": data.scenes.train, "val": data.scenes.validation}
@@ -149,8 +147,7 @@ def read_corpus(
             total = sum(splits.values())
             with progress_bar("drawing", total, quiet=quiet, leave=False) as bar:
                 write_scenes(folder, splits=splits, seed=recipe.seed, advance=bar.update)
-        train_sets, validation_sets = ([read_dataset(folder, split=name)] for name in splits)
-    train, validation = list(chain(*train_sets)), list(chain(*validation_sets))
+        train, validation = (read_dataset(folder, split=name) for name in splits)
     if len(train) == 1:
         raise DataError(
             f"there is only one training photo, {train[0].name}: use at least about 100"
@@ -159,7 +156,7 @@ def read_corpus(
     vocabulary.start(recipe.generation.style)  # raises ConfigError
     if recipe.max_steps is not None:
         most = recipe.max_steps * max(stage.batch_size for stage in recipe.stages)
-        train, validation = _take(train_sets, most), _take(validation_sets, _DRY_VALIDATION)
+        train, validation = _spread(train, most), _spread(validation, _DRY_VALIDATION)
     if data.any_style > 0:  # validate in the default style
         validation = [replace(image, style="") for image in validation]
     return Corpus(
@@ -209,7 +206,7 @@ def read_test(recipe: Recipe, vocabulary: Vocabulary) -> list[CaptionedImage]:
         return (folder / "captions_test.json").is_file()
 
     folders = [name for name in data.validation if has_test(resolve(data.root, name))]
-    images = list(chain(*_read(data, folders, "test")))
+    images = _read(data, folders, "test")
     return _with_style(images, vocabulary, default=recipe.generation.style)
 
 
@@ -223,14 +220,15 @@ def _with_style(
     ]
 
 
-def _take(sets: Sequence[Sequence[CaptionedImage]], most: int) -> list[CaptionedImage]:
-    return list(islice(filter(None, chain.from_iterable(zip_longest(*sets))), most))
+def _spread(images: list[CaptionedImage], most: int) -> list[CaptionedImage]:
+    """Return `most` images or fewer, of all data sets."""
+    count = min(most, len(images))
+    return [images[place * len(images) // count] for place in range(count)]
 
 
-def _read(data: DataConfig, folders: Sequence[str], split: str) -> list[list[CaptionedImage]]:
-    sets: list[list[CaptionedImage]] = []
-    for name in folders:
-        images = read_dataset(resolve(data.root, name), split=split, words=data.tokenize)
-        style = data.style_of(name) if data.styles else ""
-        sets.append([replace(image, style=style) for image in images])
-    return sets
+def _read(data: DataConfig, folders: Sequence[str], split: str) -> list[CaptionedImage]:
+    return [
+        replace(image, style=data.style_of(name) if data.styles else "")
+        for name in folders
+        for image in read_dataset(resolve(data.root, name), split=split, words=data.tokenize)
+    ]

@@ -14,10 +14,9 @@ import json
 import math
 import tarfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 from PIL import Image, ImageDraw
 
@@ -80,8 +79,7 @@ COLORS: Final = tuple(_TONES)
 RELATIONS: Final = tuple(_STEPS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SceneObject:
+class SceneObject(NamedTuple):
     """One shape as drawn."""
 
     shape: str  # one of SHAPES
@@ -93,8 +91,7 @@ class SceneObject:
         return f"a {self.size_name} {self.color} {self.shape}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scene:
+class Scene(NamedTuple):
     """A scene with its caption and objects."""
 
     image: Image.Image  # RGB, side x side
@@ -219,7 +216,12 @@ def write_scenes(
                 images.append({"id": key, "file_name": name, "width": _SIDE, "height": _SIDE})
                 captions.append({"id": key, "image_id": key, "caption": scene.caption})
                 for item in scene.objects:
-                    boxes.append({"id": len(boxes) + 1, "image_id": key, **_instance(item)})
+                    category = SHAPES.index(item.shape) + 1
+                    box, area = [round(x, 2) for x in item.box], item.box[2] * item.box[3]
+                    boxes.append({
+                        "id": len(boxes) + 1, "image_id": key, "category_id": category,
+                        "bbox": box, "area": round(area, 2), "iscrowd": 0,
+                    })  # fmt: skip
         _replace(folder / f"{split}-00.tar", archive.getvalue())
         head = {"info": {"description": f"Drawn scenes: {split}"}, "images": images}
         categories = [{"id": key, "name": shape} for key, shape in enumerate(SHAPES, 1)]
@@ -229,11 +231,6 @@ def write_scenes(
         ):
             content = json.dumps(data, separators=(",", ":")).encode()
             _replace(folder / f"{kind}_{split}.json", content)
-
-
-def _instance(item: SceneObject) -> dict[str, object]:
-    box, area = [round(x, 2) for x in item.box], round(item.box[2] * item.box[3], 2)
-    return {"category_id": SHAPES.index(item.shape) + 1, "bbox": box, "area": area, "iscrowd": 0}
 
 
 def _add(tar: tarfile.TarFile, name: str, image: Image.Image) -> None:
