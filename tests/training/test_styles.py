@@ -14,6 +14,7 @@ import torch
 
 from captioner.checkpoint import load_checkpoint
 from captioner.cli import main
+from captioner.errors import ConfigError
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.reading import read_corpus
 from captioner_training.data.scenes import write_scenes
@@ -160,41 +161,41 @@ def test_a_run_validates_each_image_in_its_own_style(
     assert found == pytest.approx(nats[1], abs=2e-2)
 
 
+def begin(path: Path, out: Path, **fields: object) -> Run:
+    named = {name.replace("__", "."): str(value) for name, value in fields.items()}
+    folder = RunFolder(load_recipe(str(path), named), out, default_precision="float32")
+    run = Run.begin(folder, processes=Processes(device=torch.device("cpu")))
+    assert run is not None
+    return run
+
+
 def test_a_run_can_add_a_style_to_a_model(trained: Path, data: Path, tmp_path: Path) -> None:
     """A new style starts with the weights of the default style."""
     write_scenes(data / "third", splits={"train": 20, "val": 5}, seed=2)
     recipe = still(tmp_path / "three.yaml", ("[plain, loud]", "[third]"))
-    train_here(recipe, tmp_path / "run", data__root=data, weights=trained)
-    made = load_checkpoint(tmp_path / "run" / "last.safetensors")
-    assert made.vocabulary.styles == ("plain", "loud", "third")
-    rows = made.model.decoder.embedding.weight
-    start = made.vocabulary.start
+    run = begin(recipe, tmp_path / "run", data__root=data, weights=trained)
+    assert run.corpus.vocabulary.styles == ("plain", "loud", "third")
+    rows, start = run.state.model.decoder.embedding.weight, run.corpus.vocabulary.start
     assert (rows[start("third")] == rows[start("plain")]).all()
     assert not (rows[start("third")] == rows[start("loud")]).all()
 
 
 def test_a_run_without_styles_starts_from_the_default_style(
-    run_main: Command, trained: Path, data: Path, tmp_path: Path
+    trained: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Captions without a style use the default style of the initial model."""
-    recipe = still(
-        tmp_path / "one.yaml", ("[plain, loud]", "[plain]"), ("styles: true", "styles: false")
-    )
-    options = ("--data.root", data, "--weights", trained, "--max-steps", 1, "--out")
-    result = run_main("train", recipe, *options, tmp_path / "run")
-    assert result.returncode == 0, result.stderr
-    made, origin = load_checkpoint(tmp_path / "run" / "last.safetensors"), load_checkpoint(trained)
-    assert made.vocabulary.styles == ()
-    rows, before = (one.model.decoder.embedding.weight for one in (made, origin))
-    assert (rows[made.vocabulary.start()] == before[origin.vocabulary.start()]).all()
-    result = run_main("train", recipe, *options, tmp_path / "2", "--generation.style", "loud")
-    assert result.returncode == 2 and "the model has one style of captions only" in result.stderr
+    changes = ("[plain, loud]", "[plain]"), ("styles: true", "styles: false")
+    recipe, origin = still(tmp_path / "one.yaml", *changes), load_checkpoint(trained)
+    run = begin(recipe, tmp_path / "run", data__root=data, weights=trained)
+    assert run.corpus.vocabulary.styles == ()
+    rows, before = (one.decoder.embedding.weight for one in (run.state.model, origin.model))
+    assert (rows[run.corpus.vocabulary.start()] == before[origin.vocabulary.start()]).all()
+    with pytest.raises(ConfigError, match="the model has one style of captions only"):
+        begin(recipe, tmp_path / "2", data__root=data, generation__style="loud")
 
 
 def test_a_dry_run_has_photos_of_every_set(data: Path, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(RECIPE)
-    recipe = load_recipe(str(tmp_path / "two.yaml"), {"data.root": str(data), "max_steps": "1"})
-    corpus = read_corpus(recipe, out=tmp_path)
+    corpus = begin(tmp_path / "two.yaml", tmp_path, data__root=data, max_steps=1).corpus
     assert [image.style for image in corpus.train] == ["plain"] * 10 + ["loud"] * 10
     assert {image.style for image in corpus.validation} == {"plain", "loud"}
 
@@ -202,13 +203,10 @@ def test_a_dry_run_has_photos_of_every_set(data: Path, tmp_path: Path) -> None:
 def test_any_style_is_drawn_anew_in_every_epoch(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "any.yaml"
     path.write_text(RECIPE.replace("styles: true", "styles: true, any_style: 0.25"))
-    recipe = load_recipe(str(path), {"data.root": str(data), "stages.1.fine_tune_from": "12"})
+    run = begin(path, tmp_path / "run", data__root=data, stages__1__fine_tune_from=12)
     origin = Vocabulary(["wow"], styles=("old", "loud"))  # of a checkpoint without "any"
-    continued = read_corpus(recipe, out=tmp_path, origin=origin)
+    continued = read_corpus(run.recipe, out=tmp_path, origin=origin)
     assert continued.vocabulary.styles == ("any", "old", "loud", "plain")
-    folder = RunFolder(recipe, tmp_path / "run", default_precision="float32")
-    run = Run.begin(folder, processes=Processes(device=torch.device("cpu")))
-    assert run is not None
     corpus, batches = run.corpus, run._batches()
     assert corpus.vocabulary.styles == ("any", "plain", "loud")
     assert {image.style for image in corpus.validation} == {""}
