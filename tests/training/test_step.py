@@ -6,7 +6,6 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -305,21 +304,17 @@ def test_a_stage_has_the_objectives_of_its_fields_and_names() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_validation_leaves_the_model_in_its_mode(
-    tiny_checkpoint: Checkpoint, training: bool, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Checkpoint, training: bool
 ) -> None:
     """A self-critical stage trains without dropout."""
 
-    def validate(checkpoint: Checkpoint, *_: object, **__: object) -> Any:
+    def score(checkpoint: Checkpoint, _: object) -> Any:
         checkpoint.model.eval()
         return {"cross_entropy": 1.0}
 
-    monkeypatch.setattr(train_module, "validate", validate)
     model = tiny_checkpoint.model.train(training)
-    run: Any = SimpleNamespace(
-        recipe=recipe(), processes=CPU, corpus=SimpleNamespace(validation=[]),
-        folder=SimpleNamespace(out=Path()), _checkpoint=lambda: tiny_checkpoint,
-        _stop_if_requested=None, state=SimpleNamespace(model=model, progress=Progress()),
-    )  # fmt: skip
+    state = SimpleNamespace(model=model, progress=Progress())
+    run: Any = SimpleNamespace(_checkpoint=lambda: tiny_checkpoint, _score=score, state=state)
     train_module.Run._validate(run, None)
     assert model.training == training
 

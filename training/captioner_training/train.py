@@ -326,19 +326,9 @@ class Run:
         Raises GenerationError: the weights or the cross-entropy are not finite.
         """
         step, model = self.state.progress.global_step, self.state.model
-        boxes = self.folder.out / "scenes" / "boxes_val.json"
         training = model.training
         try:
-            scores = validate(
-                self._checkpoint(),
-                self.corpus.validation,
-                self.recipe.data,
-                autocast=autocast_of(self.recipe, self.processes.device),
-                processes=self.processes,
-                boxes=None if self.recipe.data.scenes is None else boxes,
-                grids=grids,
-                on_batch=self._stop_if_requested,
-            )
+            scores = self._score(self._checkpoint(), grids)
         except GenerationError as error:  # the last step may have made weights NaN
             raise diverged(step) from error
         finally:
@@ -347,6 +337,19 @@ class Run:
             raise diverged(step)
         return scores
 
+    def _score(self, checkpoint: Checkpoint, grids: CachedGrids | None = None) -> dict[str, float]:
+        boxes = self.folder.out / "scenes" / "boxes_val.json"
+        return validate(
+            checkpoint,
+            self.corpus.validation,
+            self.recipe.data,
+            autocast=autocast_of(self.recipe, self.processes.device),
+            processes=self.processes,
+            boxes=None if self.recipe.data.scenes is None else boxes,
+            grids=grids,
+            on_batch=self._stop_if_requested,
+        )
+
     def _score_initial(self, initial: Checkpoint) -> None:
         """Score the initial checkpoint, and keep it as the best until an epoch is better.
 
@@ -354,13 +357,7 @@ class Run:
         new_word_nats.
         """
         initial.model.to(self.processes.device)
-        scores = validate(
-            replace(initial, generation=self.recipe.generation),
-            self.corpus.validation,
-            self.recipe.data,
-            autocast=autocast_of(self.recipe, self.processes.device),
-            processes=self.processes,
-        )
+        scores = self._score(replace(initial, generation=self.recipe.generation))
         initial.model.to("cpu")  # frees GPU memory
         scores["cross_entropy"] += new_word_nats(
             self.corpus.validation,
