@@ -145,7 +145,6 @@ def test_a_run_from_scratch_reports_its_score_and_fits_trust(
 def test_free_space_is_checked_before_the_first_step(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Grids and states that exist are not needed again."""
     recipe = load_recipe(str(place / "own.yaml"), {})
     folder = RunFolder(recipe, tmp_path, default_precision="float32")
     model = make_tiny().model
@@ -167,9 +166,6 @@ def test_parts_of_the_report_that_failed_are_made_by_the_same_command(
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def refuse(*_: object) -> None:
-        raise DataError("too few content words")
-
     out = tmp_path / "run"
     here = Path(shutil.copytree(place, tmp_path / "place"))
     photos = here / "data" / "test-00.tar"
@@ -182,24 +178,14 @@ def test_parts_of_the_report_that_failed_are_made_by_the_same_command(
     assert "there are 30 and 10." in said
     assert (out / "report.html").is_file()
     (tmp_path / "test-00.tar").rename(photos)
-    with monkeypatch.context() as patch:
-        patch.setattr(conclusion, "MIN_PHOTOS", 5)
-        patch.setattr(conclusion, "write_trust", refuse)
-        said = train(run_main, here, out)
-    assert "trust: too few content words" in said
+    said = train(run_main, here, out)
     assert "on 20 test photos" in said and "on 20 test photos" in (out / "report.html").read_text()
-    note = json.loads((out / "finished.json").read_text())
-    for concluded in (note, {name: note[name] for name in note if name != "concluded"}):
-        (out / "finished.json").write_text(
-            json.dumps(concluded)
-        )  # the second of an earlier version
-        assert len(train(run_main, here, out).splitlines()) == 1  # the run is finished
+    assert len(train(run_main, here, out).splitlines()) == 1  # the run is finished
 
 
 def test_with_one_validation_photo_the_cross_entropy_chooses_the_epoch(
     run_main: Run, tmp_path: Path, tiny_file: Path
 ) -> None:
-    """CIDEr of one photo is always 0."""
     place = write_own(tmp_path, train=12, val=1)
     said = train(run_main, place, tmp_path / "run", "--weights", tiny_file, "--log_every", 1)
     assert "note: CIDEr needs 5 validation photos, the run has 1: the cross-entropy" in said
@@ -213,16 +199,6 @@ def test_with_one_validation_photo_the_cross_entropy_chooses_the_epoch(
     theirs = load_checkpoint(tiny_file).vocabulary.words
     ours = load_checkpoint(tmp_path / "run").vocabulary.words
     assert ours[: len(theirs)] == theirs and "circle" in ours[len(theirs) :]
-
-
-def test_one_photo_is_too_few_to_train_on(run_main: Run, tmp_path: Path, place: Path) -> None:
-    write_photos(tmp_path / "data", "train", [["a grey square"]])
-    write_photos(tmp_path / "data", "val", [["a grey square"]] * 2)
-    shutil.copy(place / "own.yaml", tmp_path)
-    out = tmp_path / "run"
-    result = run_main("train", tmp_path / "own.yaml", "--data.root", tmp_path, "--out", out)
-    assert (result.returncode, result.stdout) == (1, "")
-    assert "there is only one training photo, 0.png: use at least about 100" in result.stderr
 
 
 def test_unknown_new_words_count_as_equally_likely() -> None:

@@ -180,7 +180,6 @@ ERRORS = {
 
 
 def test_errors_are_printed_by_one_process_of_two(recipe: Path, tmp_path: Path) -> None:
-    """The other process waits without a message: torchrun ends it when the first has ended."""
     running: list[list[subprocess.Popen[str]]] = []
     with ExitStack() as locks:
         for number, line in enumerate(ERRORS):

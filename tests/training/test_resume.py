@@ -154,7 +154,6 @@ def is_at_work(pid: int) -> bool:
 def test_resume_after_a_kill_and_a_signal_to_the_group(
     recipe: Path, unbroken: Path, tmp_path: Path
 ) -> None:
-    """As processes of their own; the workers of one that was killed end too."""
     out = link_states(tmp_path / "run")
     killed = start("train", recipe, "--out", out, start_new_session=True)
     wait_for_lines(killed, out, grown=2)
@@ -202,7 +201,6 @@ def test_a_log_that_is_shorter_than_the_state_says_is_continued(
 def test_a_damaged_state_leaves_the_one_before(
     recipe: Path, unbroken: Path, killed: Callable[[int], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A disk that lied: the newest state is cut off."""
     out = killed(21)
     newest = max((out / "state").glob("step-*.pt"))
     newest.write_bytes(newest.read_bytes()[:100_000])

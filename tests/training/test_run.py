@@ -138,7 +138,6 @@ def test_a_folder_with_another_run_is_refused(
 
 
 def test_a_finished_run_of_version_0_2_is_read(place: Path, finished: Path, tmp_path: Path) -> None:
-    """Its recipe has fields that are gone or renamed."""
     out = Path(shutil.copytree(finished, tmp_path / "run"))
     recipe = json.loads((out / "recipe.json").read_text())
     recipe |= {"save_every_steps": None, "keep_states": 2, "keep_files": False}
@@ -149,7 +148,6 @@ def test_a_finished_run_of_version_0_2_is_read(place: Path, finished: Path, tmp_
 
 
 def test_a_run_may_begin_beside_files_of_one_that_never_began(place: Path, tmp_path: Path) -> None:
-    """Such as scenes and grids of a run whose disk was full."""
     for name in ("lock", "cache/1", "scenes/1.tar", "tensorboard/1", "wandb/a", "wandb-run"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -195,7 +193,6 @@ def test_a_folder_without_a_run_is_refused(run_main: Run, place: Path, tmp_path:
 def test_a_dry_run_in_float16_removes_only_its_own_files(
     run_main: Run, place: Path, tmp_path: Path
 ) -> None:
-    """Grids may be there already, and be those of other runs."""
     (grids := tmp_path / "grids").mkdir()
     (out := tmp_path / "out").mkdir()
     (out / "cache").symlink_to(grids)

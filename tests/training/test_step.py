@@ -110,7 +110,6 @@ def test_scheduled_sampling_never_inserts_start_tokens(
 def test_scheduled_sampling_rises_to_its_share(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At step t of T the share is t / T of the stage's value."""
     tiny_checkpoint.model.decoder.output_bias.data[9] = 50.0  # what no caption says
     heard = listen(monkeypatch, tiny_checkpoint.model.decoder)
     captions = [[[4, 5, 6, 7, 8] * 4] * 10] * 4

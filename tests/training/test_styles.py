@@ -170,7 +170,6 @@ def begin(path: Path, out: Path, **fields: object) -> Run:
 
 
 def test_a_run_can_add_a_style_to_a_model(trained: Path, data: Path, tmp_path: Path) -> None:
-    """A new style starts with the weights of the default style."""
     write_scenes(data / "third", splits={"train": 20, "val": 5}, seed=2)
     recipe = still(tmp_path / "three.yaml", ("[plain, loud]", "[third]"))
     run = begin(recipe, tmp_path / "run", data__root=data, weights=trained)

@@ -103,7 +103,6 @@ class Shy(Objective):
 def test_an_objective_of_ones_own_is_a_class_and_a_line_of_the_recipe(
     recipe: Path, tmp_path: Path
 ) -> None:
-    """The log has each term of the loss by its name; one's own is learned from."""
     name = f"{__name__}:Shy"
     fields = {
         "data__workers": 0, "data__scenes__validation": 4, "log_every": 1, "max_steps": 6,
@@ -164,7 +163,6 @@ def built(recipe: Recipe, vocabulary: Vocabulary, origin: Any = None) -> Any:
 
 
 def test_weights_of_shared_words_are_kept(recipe: Path, tiny_file: Path) -> None:
-    """A run that starts from another vocabulary keeps the weights of shared words."""
     vocabulary = Vocabulary(["zebra", "dog", "a"])
     source = load_checkpoint(tiny_file)
     bias = source.model.decoder.output_bias.data

@@ -17,7 +17,7 @@ import torch
 
 from captioner.captioner import Captioner
 from captioner.checkpoint import load_checkpoint
-from captioner.errors import CaptionerError, DataError
+from captioner.errors import CaptionerError
 from captioner.shared.text import counted, printable
 from captioner.trust.trust import trust_file
 from captioner_training.data.corpus import Corpus
@@ -46,8 +46,8 @@ def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
     """Write best.trust.safetensors, `gain` in finished.json, and report.html of a finished run.
 
     CIDEr is measured as in `captioner evaluate`, on the saved checkpoint with its consensus. If one
-    part fails, its error is printed and the other parts are still written. Another call makes the
-    failed parts again, unless their photos or captions are the reason.
+    part fails, its error is printed and the other parts are still written. Another call tries the
+    failed parts again.
     """
     note = read_json(out / "finished.json") or {}
     if not (note.get("concluded", True) and (out / "report.html").exists()):
@@ -62,7 +62,7 @@ class _Conclusion:
     out: Path
     device: torch.device
     note: dict[str, Any]
-    is_final: bool = True  # whether the same command cannot make more parts
+    has_failed: bool = False  # whether a part has failed
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -98,7 +98,7 @@ class _Conclusion:
                 best_at=None if best_at is None else (best_at[0], best_at[1]),
                 has_cider=len(validation) >= MIN_IMAGES,
             )
-            write_json(self.out / "finished.json", {**self.note, "concluded": self.is_final})
+            write_json(self.out / "finished.json", {**self.note, "concluded": not self.has_failed})
 
         self._attempt("report", report)
 
@@ -108,8 +108,7 @@ class _Conclusion:
                 return work()
         except CaptionerError as error:
             _print(f"{part}: {error}")
-            may_pass = isinstance(error.__cause__, OSError | RuntimeError)
-            self.is_final &= isinstance(error, DataError) and not may_pass
+            self.has_failed = True
             return None
 
     def _measure_gain(self, best: Path) -> dict[str, Any]:

@@ -73,6 +73,13 @@ def test_a_corpus_is_known_by_its_content_wherever_it_lies(tmp_path: Path) -> No
     assert digest(tmp_path / "there") != before
 
 
+def test_one_photo_is_too_few_to_train_on(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write_photos(tmp_path, split, [["a grey square"]])
+    with pytest.raises(DataError, match=r"only one training photo, 0\.png: use at least"):
+        read_corpus(load_recipe("flickr8k", {"data.root": str(tmp_path)}), out=tmp_path)
+
+
 def test_captions_without_spaces_need_another_tokenizer(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_photos(tmp_path, split, [["一只狗在草地上"], ["两个孩子"]])
@@ -100,7 +107,6 @@ def test_scenes_are_drawn_from_the_seed_of_the_run(tmp_path: Path) -> None:
 def test_the_test_split_of_a_run_is_that_of_its_validation_sets(
     run_main: Run, tmp_path: Path
 ) -> None:
-    """Of prepared and of plain ones; one of them has none."""
     for name, splits in (
         ("plain", ("train", "val", "test")), ("few", ("train", "val")), ("of training", ("test",))
     ):  # fmt: skip

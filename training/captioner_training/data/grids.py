@@ -78,16 +78,14 @@ class CachedGrids:
             (len(images), side * side, encoder.channels()),
             pinned=processes.device.type == "cuda",
         )
-        missing = processes.broadcast(grids._missing())
+        paths = enumerate(grids._paths)
+        missing = processes.broadcast([number for number, path in paths if not path.exists()])
         processes.main_alone(lambda: _make(folder))
         if mine := missing[processes.rank :: processes.world]:
             ready = prepare_encoder(copy.deepcopy(encoder), device=processes.device, dtype=dtype)
             grids._write(mine, ready, images, transform, processes=processes, workers=workers)
         processes.wait()
         return grids
-
-    def _missing(self) -> list[int]:
-        return [number for number, path in enumerate(self._paths) if not path.exists()]
 
     def _write(
         self,
