@@ -61,7 +61,7 @@ def test_german_scenes_are_learned_with_capital_letters(run_main: Run, tmp_path:
     write_german(tmp_path / "data", train=160, val=12, test=12)
     result = run_main(
         "train", "new-language", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
-        "--data.lowercase", "false", "--transform.size", 128, "--stages.1.epochs", 4,
+        "--data.lowercase", "false", "--transform.size", 64, "--stages.1.epochs", 4,
         "--stages.1.batch_size", 8, "--stages.1.warmup", 5, "--stages.2.epochs", 1,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -81,7 +81,7 @@ def test_finetune_on_another_language_prints_a_note_and_gains(
     result = run_main(
         "train", "finetune", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
         "--data.minimum_count", 1, "--stages.1.epochs", 2, "--stages.1.learning_rate", "1e-3",
-        "--transform.size", 128,
+        "--transform.size", 64,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "for another language use `captioner train new-language`" in result.stderr
