@@ -194,7 +194,7 @@ def test_a_run_without_styles_starts_from_the_default_style(
 
 def test_a_dry_run_has_photos_of_every_set(data: Path, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(RECIPE)
-    corpus = begin(tmp_path / "two.yaml", tmp_path, data__root=data, max_steps=1).corpus
+    corpus = begin(tmp_path / "two.yaml", tmp_path / "run", data__root=data, max_steps=1).corpus
     assert [image.style for image in corpus.train] == ["plain"] * 10 + ["loud"] * 10
     assert {image.style for image in corpus.validation} == {"plain", "loud"}
 

@@ -188,11 +188,6 @@ class Stage:
         if self.self_critical is not None and self.scheduled_sampling > 0:
             yield "scheduled_sampling has no effect in a self-critical stage: leave it out"
 
-    @property
-    def encoder_rate(self) -> float:
-        """Peak learning rate of the encoder."""
-        return 1e-4 if self.encoder_learning_rate is None else self.encoder_learning_rate
-
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class Recipe:

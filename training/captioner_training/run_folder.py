@@ -39,17 +39,8 @@ _REMOVED = {"state": "step-*.pt", "cache": GRIDS_FILES}
 class RunFolder:
     """The folder of a run: either empty, or with a run of this recipe to resume.
 
-    A run that failed before its first checkpoint can be restarted with any recipe.
-
-    Args:
-        recipe: the recipe of the run.
-        out: the folder.
-        default_precision: the precision of a new run if the recipe has `auto`.
-
-    Attributes:
-        recipe: the recipe of the run. If its precision is `auto`, it is replaced by the precision
-            of the run to resume, or else by the default.
-        finished: whether the run is finished.
+    A run that failed before its first checkpoint can be restarted with any recipe. A precision
+    `auto` is replaced by that of the run to resume, or else by `default_precision`.
 
     Raises ConfigError: the folder has other files, or a run of another recipe.
     """

@@ -255,8 +255,9 @@ def build_optimizer(model: CaptionModel, recipe: Recipe, stage: Stage) -> AdamW:
 
     The encoder has its own learning rate. Weight decay applies to matrices only.
     """
-    groups = []
-    for module, rate in ((model.decoder, stage.learning_rate), (model.encoder, stage.encoder_rate)):
+    groups, slow = [], stage.encoder_learning_rate
+    rates = (stage.learning_rate, 1e-4 if slow is None else slow)
+    for module, rate in zip((model.decoder, model.encoder), rates, strict=True):
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         for decay, parameters in (
             (recipe.weight_decay, [p for p in trained if p.ndim > 1]),

@@ -92,8 +92,8 @@ def new_word_nats(
 ) -> float:
     """Return the cross-entropy that the smaller vocabulary `before` hides, in nats per token.
 
-    A word outside `before` becomes <unk>, which is easy to predict. For a fair comparison, such a
-    word counts as <unk> followed by one of the new words, all equally likely.
+    A word outside `before` becomes <unk>, which is easy to predict. So it counts as <unk> followed
+    by one of the new words, all equally likely.
     """
     new = {*words.ordinary_words} - {*before.ordinary_words}
     captions = [caption for image in images for caption in image.words]

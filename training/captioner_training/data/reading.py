@@ -16,7 +16,6 @@ from captioner_training.data.coco import CocoImage, read_captions
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore, Member
 from captioner_training.data.manifest import (
-    MANIFEST,
     IndexRow,
     Manifest,
     is_prepared,
@@ -108,8 +107,6 @@ def _unprepared(folder: Path, split: str) -> str:
     """Return the error message for a folder without this split."""
     if not folder.exists():
         return there_is_no("folder", folder)
-    if inside := sorted(path.parent for path in folder.glob(f"*/{MANIFEST}")):
-        return f"{folder} is not a prepared data set, but contains one: use {inside[0]}"
     if files := sorted(folder.glob("captions_*.json")):
         splits = ", ".join(path.stem.removeprefix("captions_") for path in files)
         return f"{folder} has no split {split!r}; it has {splits}"
