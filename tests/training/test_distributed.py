@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -72,16 +70,6 @@ def finish(process: subprocess.Popen[str]) -> str:
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return output + errors
-
-
-def processes_of(out: Path) -> list[int]:
-    """Every process that was started for this run, torchrun first."""
-    found = []
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if os.fsencode(out) in line.read_bytes():
-                found.append(int(line.parent.name))
-    return sorted(found)
 
 
 @pytest.fixture(scope="module")
@@ -152,20 +140,19 @@ def test_a_batch_in_parts_is_the_same_batch(recipe: Path, alone: Path, tmp_path:
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes in /proc")
 def test_a_run_of_torchrun_is_killed_stopped_and_resumed(
     recipe: Path, together: Path, tmp_path: Path
 ) -> None:
     out = link_states(tmp_path / "run")
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        process = torchrun("train", recipe, "--out", out)
-        wait_for_lines(process, out, grown=2)
-        if number == signal.SIGTERM:
-            process.terminate()
-        else:
-            for pid in processes_of(out):  # torchrun, and its workers, which have other sessions
-                os.kill(pid, number)
-        _, errors = process.communicate(timeout=300)
+    killed = pair("train", recipe, "--out", out)
+    wait_for_lines(killed[0], out, grown=2)
+    for process in killed:
+        process.kill()
+        process.communicate(timeout=300)
+    stopped = torchrun("train", recipe, "--out", out)
+    wait_for_lines(stopped, out, grown=2)
+    stopped.terminate()
+    _, errors = stopped.communicate(timeout=300)
     assert "resuming after step" in errors and "stopped after step" in errors
     assert "resuming after step" in "".join(map(finish, pair("train", recipe, "--out", out)))
     assert_same(together, out)
