@@ -135,7 +135,7 @@ def test_a_file_that_is_read_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("boxes.json")
     read = (data, None, tmp_path / "boxes.json")
     for name in ("boxes.json", "link.json", "data/train.tar", "data/../boxes.json"):
-        with pytest.raises(ConfigError, match=f"--predictions .*{name} would overwrite"):
-            refuse_input("--predictions", tmp_path / name, read)
+        with pytest.raises(ConfigError, match=f"--report .*{name} would overwrite"):
+            refuse_input("--report", tmp_path / name, read)
     for name in ("new.json", "data/new.json", "other/boxes.json"):
-        refuse_input("--predictions", tmp_path / name, read)
+        refuse_input("--report", tmp_path / name, read)

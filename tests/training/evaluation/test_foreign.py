@@ -36,14 +36,14 @@ class Evaluated(NamedTuple):
     """A model that is evaluated on five photos with two captions each.
 
     options: the split, as options of the command.
-    report, predictions: what the command has printed, and the file of captions.
+    report, rows: what the command has printed, and the captions of the images.
     """
 
     folder: Path
     model: Path
     options: list[str]
     report: dict[str, Any]
-    predictions: list[dict[str, Any]]
+    rows: list[dict[str, Any]]
 
     @property
     def photos(self) -> list[Path]:
@@ -56,15 +56,14 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     write_split(folder, "val", noise(5, width=80, height=60), REFERENCES)
     options = ["--captions", str(folder / "captions_val.json"), "--images", str(folder / "val")]
     options += ["--dtype", "float32", "--deletion"]
-    model, predictions = save_tiny("git", folder / "git"), folder / "predictions.json"
+    model = save_tiny("git", folder / "git")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
         patch.setattr(HuggingFaceCaptioner, "batch_size", 3)  # of five photos
         command = ["evaluate", *options, "--checkpoint", f"hf:{model}", "--json"]
-        assert main([*command, "--predictions", str(predictions)]) == 0
-    report = json.loads(printed.getvalue())
-    assert report.pop("predictions") == str(predictions)
-    return Evaluated(folder, model, options, report, json.loads(predictions.read_text()))
+        assert main([*command, "--report", str(folder / "report")]) == 0
+    rows = json.loads((folder / "report" / "report.json").read_text())["per_image"]
+    return Evaluated(folder, model, options, json.loads(printed.getvalue()), rows)
 
 
 def test_captions_and_effects_of_a_hugging_face_model_are_those_of_captioner(
@@ -76,7 +75,7 @@ def test_captions_and_effects_of_a_hugging_face_model_are_those_of_captioner(
     results = captioner.caption(evaluated.photos, check_attention=True, errors="return")
     captions = [result for result in results if isinstance(result, Caption)]
     texts = [result.text if isinstance(result, Caption) else "" for result in results]
-    assert [row["caption"] for row in evaluated.predictions] == texts
+    assert [row["caption"] for row in evaluated.rows] == texts
     effects = [
         word.effect
         for caption in captions
@@ -127,14 +126,13 @@ def test_a_style_is_that_of_the_first_model_alone(
     letters = Path(shutil.copy(tiny_file, tmp_path / "letters.safetensors"))
     rewrite_header(letters, lambda header: header.update(tokenizer="characters"))
     command = ("evaluate", *evaluated.options[:4], "--json", "--beam-size", 2, "--checkpoint")
-    others = ("--compare", tiny_file, "--predictions", tmp_path / "predictions.json")
-    done = run_main(*command, tmp_path / "styled.safetensors", "--style", "short", *others)
+    styles = ("--style", "short", "--compare", tiny_file)
+    done = run_main(*command, tmp_path / "styled.safetensors", *styles)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     reports = [report, *(part["report"] for part in report["comparisons"])]
     assert [one.get("style") for one in reports] == ["short", None]
     assert [one["beam_size"] for one in reports] == [2, 2]
-    assert ["predictions" in one for one in reports] == [True, False]
     done = run_main(*command, tiny_file, "--compare", letters)
     assert done.returncode == 1 and "split captions into different tokens" in done.stderr
 

@@ -14,9 +14,7 @@ from captioner import DataError
 from captioner_training.evaluation.evaluate import describe_captions, hash_split
 from captioner_training.evaluation.predictions import (
     Target,
-    check_replaceable,
     read_predictions,
-    write_predictions,
 )
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
@@ -39,15 +37,23 @@ def captions(path: Path, *targets: Target) -> Path:
     return write(path, {"images": images, "annotations": notes})
 
 
+def results(path: Path, split: list[Target], said: list[str]) -> Path:
+    """Write captions as COCO results."""
+    pairs = zip(split, said, strict=True)
+    path.write_text(json.dumps([{"image_id": one.id, "caption": text} for one, text in pairs]))
+    return path
+
+
 def test_coco_results_and_records_give_the_same_captions(tmp_path: Path) -> None:
     said = ["a dog runs", "two cats", "a ball"]
-    for name in ("results.json", "OTHER.JSON", "records.jsonl"):
-        write_predictions(tmp_path / name, SPLIT, said, [-1.0, -2.0, -3.0])
-        read = read_predictions(tmp_path / name, SPLIT)
+    pairs = zip(SPLIT, said, strict=True)
+    rows = [{"image": one.name, "caption": text, "score": -1.0} for one, text in pairs]
+    for path in (
+        results(tmp_path / "results.json", SPLIT, said), results(tmp_path / "R.JSON", SPLIT, said),
+        write(tmp_path / "records.jsonl", *rows),
+    ):  # fmt: skip
+        read = read_predictions(path, SPLIT)
         assert read.captions == said and read.problems == []
-    for name in ("results.json", "OTHER.JSON"):  # what COCO's server takes
-        results = json.loads((tmp_path / name).read_text())
-        assert results[0] == {"image_id": 7, "caption": "a dog runs"}
     # With a mark of its byte order, and a character that Python takes for the end of a line.
     line = '{"image": "seven.jpg", "caption": "a dog\u2028runs"}\n'
     (tmp_path / "other.jsonl").write_text(line, encoding="utf-8-sig")
@@ -164,8 +170,7 @@ def test_captions_without_spaces_are_scored_by_characters(run_main: Run, tmp_pat
         Target(id=1, name="1.jpg", references=("一只狗在草地上跑",)),
         Target(id=2, name="2.jpg", references=("两只猫坐在桌子上",)),
     ]
-    said = tmp_path / "said.json"
-    write_predictions(said, split, ["一只狗在草地上", "两只猫坐在桌子上"], [0.0] * 2)
+    said = results(tmp_path / "said.json", split, ["一只狗在草地上", "两只猫坐在桌子上"])
     references = captions(tmp_path / "captions.json", *split)
     command = ("evaluate", "--captions", references, "--score", said)
     report = json.loads(run_main(*command, "--json").stdout)
@@ -178,8 +183,8 @@ def test_captions_without_spaces_are_scored_by_characters(run_main: Run, tmp_pat
 
 
 def test_the_command_scores_what_can_be_scored(run_main: Run, tmp_path: Path) -> None:
-    references, right = captions(tmp_path / "captions.json", *SPLIT), tmp_path / "right.json"
-    write_predictions(right, SPLIT, [one.references[0] for one in SPLIT], [0.0] * 3)
+    references = captions(tmp_path / "captions.json", *SPLIT)
+    right = results(tmp_path / "right.json", SPLIT, [one.references[0] for one in SPLIT])
     options = ("--captions", references, "--score", right)
     result = run_main("evaluate", *options, "--json")
     report = json.loads(result.stdout)
@@ -227,14 +232,10 @@ REFUSED: Refusals = {
     f"{PHOTOS} --compare hf:/nowhere": (1, "neither a local file or folder nor a model"),
     "--captions split.json --score s.json --compare bundled": (2, "takes report.json files"),
     "--captions split.json --score none.json": (1, "none.json"),
-    f"{PHOTOS} --predictions no/p.json": (1, "no/p.json cannot be written"),
-    f"{PHOTOS} --predictions photos/report.json --report photos": (2, "would overwrite an input"),
     f"{PHOTOS} --checkpoint hf:a/b --calibration": (2, "needs a Captioner checkpoint"),
     f"{PHOTOS} --checkpoint split.json": (1, "split.json is cut off, damaged or not"),
     "--captions broken.json --images photos --checkpoint tiny.safetensors": (1, "is not JSON"),
-    # Nothing is written over but predictions and reports.
-    f"{PHOTOS} --predictions photos/1.jpg": (1, "photos/1.jpg exists and is not"),
-    f"{PHOTOS} --predictions batch.jsonl": (1, "batch.jsonl exists and is not"),
+    # Nothing is written over but reports.
     f"{PHOTOS} --report mine": (1, "mine/report.html exists and is not a report"),
     f"{PHOTOS} --report other": (1, "other/report.json exists and is"),
     f"{PHOTOS} --report note.json": (1, "note.json cannot be written: "),
@@ -242,9 +243,12 @@ REFUSED: Refusals = {
         f"--captions split.json --score s.json {option}": (2, f"{option.split()[0]} needs a che")
         for option in (
             "--deletion", "--calibration", "--checkpoint c", "--beam-size 2", "--style s",
-            "--predictions p",
         )
     },
+    f"{PHOTOS} --beam-size 0": (2, "beam_size 0 is out of range"),
+    "photos --checkpoint no.st": (1, "there is no checkpoint no.st"),
+    "no --checkpoint tiny.safetensors": (1, "there is no folder"),
+    "--captions no.json --images photos --checkpoint tiny.safetensors": (1, "no file no.json"),
     "": (2, "name either a folder DIR, or --captions FILE"),
     "data --captions c.json": (2, "name either a folder DIR, or --captions FILE"),
     "--captions c.json": (2, "--captions requires --images"),
@@ -262,20 +266,9 @@ def test_refusals_change_no_file(
     write(Path("others.json"), {"images": [size], "annotations": [box]})
     for name, text in {
         "broken.json": "{", "note.json": '{"a": 1}', "photos/1.jpg": "a photo", "photos/2.jpg": "",
-        "batch.jsonl": '{"image": "1.jpg", "caption": "a", "words": []}\n',
         "mine/report.html": "notes", "other/report.json": "{}",
     }.items():  # fmt: skip
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)
     refused = {f"evaluate {line}": wanted for line, wanted in REFUSED.items()}
     check_refusals(run_main, refused, tiny_file.parent)
-
-
-def test_predictions_of_an_earlier_run_may_be_replaced(tmp_path: Path) -> None:
-    for name in ("empty.jsonl", "some.jsonl", "some.json"):
-        (tmp_path / name).touch()
-        for caption in ("a dog", "a cat"):
-            check_replaceable(tmp_path / name)
-            write_predictions(tmp_path / name, TARGETS[:1], [caption], [-1.0])
-            assert caption in (tmp_path / name).read_text()
-        assert "a dog" not in (tmp_path / name).read_text()

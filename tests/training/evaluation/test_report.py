@@ -202,7 +202,6 @@ def test_only_comparable_reports_can_be_compared(evaluated: Evaluated, run_main:
     part = evaluate(evaluated.part, "--compare", other)
     assert part.returncode == 1 and "of different splits" in part.stderr
     assert not part.stdout  # before any photo was captioned
-    assert same["split"]["hash"] in same["comparable"]
 
 
 def test_photos_whose_captions_changed_most_have_both_captions(
@@ -253,7 +252,7 @@ def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[s
 def row(at: int, cider: float = 0.0) -> dict[str, Any]:
     return {
         "id": at, "name": f"{at}.jpg", "caption": "a dog", "references": ["a dog"],
-        "invented": [], "CIDEr": cider, "ROUGE-L": 1.0,
+        "CIDEr": cider, "ROUGE-L": 1.0,
     }  # fmt: skip
 
 
@@ -317,27 +316,21 @@ def test_the_best_the_median_and_the_worst_caption_have_maps(evaluated: Evaluate
         image=image, hypothesis=Hypothesis([4], 0.0, torch.zeros(2)), words=["dog"],
         attention=torch.full((1, 3, 3), 1 / 9),
     )  # fmt: skip
+    split = {"images": 1, "references": 1, "hash": ""}
     for ciders, shown in (
-        ([3.0, 9.0, 1.0, 5.0, 4.0, 8.0, 2.0, 7.0, 6.0], ["1", "5", "9"]),
-        ([1.0, 2.0], ["1", "2"]),
-        ([1.0], ["1"]),
-    ):
-        report = {
-            "data": "x", "split": {"images": 1, "references": 1, "hash": ""}, "scored": 1,
-            "predictions": "x", "comparable": "",
-        }  # fmt: skip
-        page = evaluation_page(
-            Evaluation(
-                report=report, rows=[row(at, cider) for at, cider in enumerate(ciders)],
-                images=[image] * len(ciders), captioned=[caption] * len(ciders),
-                transform=Transform(TransformConfig(mode="crop", size=64)),
-            )
+        ([3.0, 9.0, 1.0, 5.0, 4.0, 8.0, 2.0, 7.0, 6.0], ["1", "5", "9"]), ([1.0], ["1"]),
+    ):  # fmt: skip
+        evaluation = Evaluation(
+            report={"data": "x", "split": split, "scored": 1, "predictions": "x"},
+            rows=[row(at, cider) for at, cider in enumerate(ciders)],
+            images=[image] * len(ciders), captioned=[caption] * len(ciders),
+            transform=Transform(TransformConfig(mode="crop", size=64)),
         )  # fmt: skip
-        sections = {section.title: section for section in page.sections}
+        sections = {section.title: section for section in evaluation_page(evaluation).sections}
         assert [photo.label for photo in sections["Attention"].photos] == shown
         assert all(photo.captions[0].maps for photo in sections["Attention"].photos)
         best = sections["Best captions"].photos if len(ciders) > 1 else ()
-        assert [photo.label for photo in best] == [*"9876"][: len(ciders) // 2] or len(ciders) == 2
+        assert [photo.label for photo in best] == [*"9876"][: len(ciders) // 2]
 
 
 def test_the_content_words_with_the_highest_gate_have_maps(evaluated: Evaluated) -> None:

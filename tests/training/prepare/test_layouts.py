@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from captioner_training.prepare.selection import SourceData
-from tests.launcher import Run
 from tests.training.prepare import layouts
-from tests.training.prepare.conftest import prepare, read, write_table
+from tests.training.prepare.conftest import read, write_table
 from tests.training.prepare.layouts import LAYOUTS, ROWS, photo, write_photo
 
 PUBLISHED = {caption: split for _, caption, split in ROWS}
@@ -27,16 +26,6 @@ SPELLINGS = {
     "test": ["test", "Test", "TEST", "testing"],
 }
 Layout = Callable[..., list[object]]
-# Layouts that search the folder of the stray photo: it lies beside the folders of the splits.
-BESIDE_SPLITS = (
-    layouts.metadata_above,
-    layouts.metadata_inside,
-    layouts.sidecars,
-    layouts.table_of_paths,
-    layouts.table_of_names,
-    layouts.parquet_folders,
-    layouts.shards,
-)
 
 
 def splits(data: SourceData) -> dict[str, str]:
@@ -56,22 +45,15 @@ def splits(data: SourceData) -> dict[str, str]:
     ),
     level=st.sampled_from(["", "data", "default", "my set/v1.0"]),
     suffix=st.sampled_from([".csv", ".jsonl"]),
-    cover=st.booleans(),
 )
 def test_a_published_split_is_kept(
     tmp_path_factory: pytest.TempPathFactory,
-    layout: Layout, names: dict[str, str], level: str, suffix: str, cover: bool,
+    layout: Layout, names: dict[str, str], level: str, suffix: str,
 ) -> None:  # fmt: skip
     root = tmp_path_factory.mktemp("set")
-    command = layout(root, names, level, suffix)
-    if cover and command[0] != "parquet":
-        write_photo(root / level / "99.jpg")
-    data = read(*command)
+    data = read(*layout(root, names, level, suffix))
     assert splits(data) == PUBLISHED
-    assert data.source["splits"].startswith("from ")
-    assert not data.problems
-    if cover and layout in BESIDE_SPLITS:
-        assert any("99.jpg" in note for note in data.problems.notes())
+    assert data.source["splits"] == "as in the data" and not data.problems
 
 
 @pytest.mark.parametrize("with_text", [False, True])
@@ -84,7 +66,7 @@ def test_photos_outside_any_split_are_listed_and_left_out(tmp_path: Path, with_t
     if with_text:
         cover.with_suffix(".txt").write_text("a cover")
     data = read(*command)
-    assert data.source["splits"] == "from folders" and splits(data) == PUBLISHED
+    assert data.source["splits"] == "as in the data" and splits(data) == PUBLISHED
     assert data.problems.notes() == ["photos outside any split, left out: 1 (data/99.jpg)"]
     data.problems.write(tmp_path)
     with (tmp_path / "problems.csv").open(encoding="utf-8-sig", newline="") as file:
@@ -92,19 +74,13 @@ def test_photos_outside_any_split_are_listed_and_left_out(tmp_path: Path, with_t
     if with_text:  # asked for, it is drawn
         data = read(*command, val=0)
         assert splits(data) == {**PUBLISHED, "a cover": "train"}
-        assert data.source["splits"] == "from folders; rest drawn, 100/0/0"
-
-
-def test_the_summary_names_drawn_splits(run_main: Run, photos: Path, tmp_path: Path) -> None:
-    for options, shares in ((), "90/10/0"), (("--val", 0.2, "--test", 0.25), "55/20/25"):
-        stderr = prepare(run_main, tmp_path / shares[:2], "folder", photos, *options)
-        assert f"split: drawn, {shares}\n" in stderr
+        assert data.source["splits"] == "as in the data; rest drawn, 100/0/0"
 
 
 @pytest.mark.parametrize(
     ("test", "shares", "origin"),
     [
-        ("test", {"val": 0.2}, "from folders; rest drawn, 80/20/0"),
+        ("test", {"val": 0.2}, "as in the data; rest drawn, 80/20/0"),
         ("train", {"val": 0.2, "test": 0.25}, "drawn, 55/20/25"),
     ],
 )
@@ -143,17 +119,16 @@ def test_archives_may_be_named_after_their_split(tmp_path: Path) -> None:
     for split, name in ("train", "photos-train"), ("val", "Val2014"), ("test", "testing"):
         shutil.make_archive(str(tmp_path / "packed" / name), "zip", tmp_path / split)
     data = read(*command[:-1], *sorted((tmp_path / "packed").iterdir()))
-    assert splits(data) == PUBLISHED and data.source["splits"] == "from file names"
+    assert splits(data) == PUBLISHED
 
 
 def test_a_file_named_after_a_split_is_of_that_split(tmp_path: Path) -> None:
     layouts.write_parquet(tmp_path, lambda _: tmp_path / "train-00000-of-00002.parquet")
     data = read("parquet", tmp_path / "train-00000-of-00002.parquet")
-    assert data.source["splits"] == "from file names"
+    assert {*splits(data).values()} == {"train"}
     layouts.table_of_names(tmp_path, dict.fromkeys(SPELLINGS, "photos"), "", ".csv")
     table = (tmp_path / "captions.csv").rename(tmp_path / "train.csv")
-    data = read("csv", table, "--images", tmp_path)
-    assert data.source["splits"] == "from file names" and {*splits(data).values()} == {"train"}
+    assert {*splits(read("csv", table, "--images", tmp_path)).values()} == {"train"}
     assert read("csv", table, "--images", tmp_path, val=0.1).source["splits"] == "drawn, 90/10/0"
 
 

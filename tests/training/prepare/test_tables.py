@@ -83,8 +83,7 @@ def test_the_separator_is_detected_or_given(
 def test_too_many_cells_elsewhere_are_named(tmp_path: Path, problems: Problems) -> None:
     table = "image,caption,split\n1.jpg,a dog, a cat,train\n2.jpg,fine,train\n"
     assert read(tmp_path, table, problems) == {"2.jpg": ("fine",)}
-    assert "row with too many cells: 1 (line 2 has 4 cells)" in problems.report()
-    assert "3 columns" in problems.report() and "','" in problems.report()
+    assert "row with too many cells: 1 (line 2 has 4 cells for 3 columns)" in problems.report()
 
 
 def test_the_header_is_the_row_of_the_named_columns(tmp_path: Path, problems: Problems) -> None:
@@ -190,9 +189,9 @@ def test_workbooks(tmp_path: Path, problems: Problems) -> None:
         ({"images": [
             {"filename": "1.jpg", "filepath": "val2014", "cocoid": 7, "split": "restval",
              "sentences": [{"raw": "a dog"}]}]},
-         (7, "val2014/1.jpg", "restval", "t.json")),
+         (7, "val2014/1.jpg", "restval")),
         ({"images": [{"id": 8, "file_name": "1.jpg", "split": "test"}], "annotations": []},
-         (8, "1.jpg", "test", "t.json")),
+         (8, "1.jpg", "test")),
     ],
 )  # fmt: skip
 def test_json_keeps_ids_folders_and_splits(
@@ -200,7 +199,7 @@ def test_json_keeps_ids_folders_and_splits(
 ) -> None:
     (tmp_path / "t.json").write_text(json.dumps(content))
     (found,) = read_caption_file(tmp_path / "t.json", Columns(), problems)
-    assert (found.id, found.file_name, found.split, found.split_from) == image
+    assert (found.id, found.file_name, found.split) == image
 
 
 def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problems) -> None:
@@ -252,7 +251,6 @@ def test_formats_that_published_data_sets_have(
     [
         ('{"images": [{"filename": "1.jpg"}]}', "not in COCO's or Karpathy's format: .*sentences"),
         ('{"images": [1], "annotations": []}', "images is not a list of objects"),
-        ('{"images": [], "annotations": 3}', "annotations is not a list of objects"),
         ('{"images": [{"file_name": "1.jpg"}], "annotations": []}', "there is no 'id'"),
         ('{"1.jpg": {"caption": "a dog", "tags": "dog"}}', "no list of objects such as {.image"),
         ("7", "not in COCO's or Karpathy's format, and has no list of objects"),
@@ -265,13 +263,8 @@ def test_formats_that_published_data_sets_have(
             '{"images": [{"filename": "1.jpg", "sentences": [], "cocoid": [7]}]}',
             r"has the id \[7\] ",
         ),
-        (
-            '{"images": [{"id": 7, "file_name": "1.jpg", "split": 1}], "annotations": []}',
-            "split 1;",
-        ),
         ("[" * 100_000, "line 1 is not JSON"),  # deeper than Python can read
         ('{"images": [\n{"id": 1}\n{"id": 2}\n]\n}', "line 3 is not JSON"),
-        ('[{"image": "1.jpg",', "line 1 is not JSON"),
     ],
 )
 def test_json_of_another_format_is_named(
@@ -283,8 +276,8 @@ def test_json_of_another_format_is_named(
 
 def test_five_examples_of_a_problem_are_shown(problems: Problems) -> None:
     for number in (1, 2, 3, 4, 5, 5):
-        problems.add("missing image", f"{number}.jpg")
-    shown = "  missing image: 6 (1.jpg; 2.jpg; 3.jpg; 4.jpg; 5.jpg"
+        problems.add("duplicate id", f"{number}.jpg")
+    shown = "  duplicate id: 6 (1.jpg; 2.jpg; 3.jpg; 4.jpg; 5.jpg"
     assert problems.report() == f"{shown})"
-    problems.add("missing image", "6.jpg")
+    problems.add("duplicate id", "6.jpg")
     assert problems.report() == f"{shown.replace('6 (', '7 (')}; ...)"

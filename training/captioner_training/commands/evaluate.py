@@ -16,7 +16,7 @@ HELP = "Score a checkpoint on a captioned split, prepared or in COCO's captions 
 EXAMPLES = """examples:
   captioner evaluate ~/coco --split test
   captioner evaluate --captions captions_val.json --images val2017 \\
-      --official --boxes person_boxes_val.json --predictions val.jsonl
+      --official --boxes person_boxes_val.json
   captioner evaluate --captions captions_val.json --score results.json --official
   captioner evaluate ~/coco --report report
   captioner evaluate ~/coco --compare bundled hf:OWNER/MODEL --deletion
@@ -25,9 +25,7 @@ Prints a table of scores with 95 % bootstrap intervals over images. The scores u
 Treebank tokens without punctuation and cannot be compared with published scores; --official adds
 scores on COCO's tokens, and METEOR."""
 
-_OF_A_CHECKPOINT = (
-    "calibration", "deletion", "checkpoint", "beam_size", "style", "predictions",
-)  # fmt: skip
+_OF_A_CHECKPOINT = ("calibration", "deletion", "checkpoint", "beam_size", "style")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--deletion", action="store_true",
         help="measure how word probabilities fall without the attended cells")
     add("--json", action="store_true", help="print all numbers as JSON")
-    file("--predictions",
-         help="write the captions to this file, as COCO results if it ends in .json")
     file("--report", metavar="DIR", help="write report.html, report.md and report.json here")
     add("--compare", nargs="+", default=[], metavar="MODEL",
         help="other checkpoints or report.json files, to add their measures and the differences")

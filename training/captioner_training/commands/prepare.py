@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prepare_source(arguments: argparse.Namespace, options: Options) -> Manifest:
-    from captioner_training.prepare.assembly import assemble, claim_folder, clear
+    from captioner_training.prepare.assembly import assemble, claim_folder
     from captioner_training.prepare.splits import Fractions
 
     shares = {name: getattr(arguments, name) for name in ("val", "test")}
@@ -155,6 +155,4 @@ def _prepare_source(arguments: argparse.Namespace, options: Options) -> Manifest
     request = Request(paths=arguments.paths, images=images, columns=columns)
     data = read_source(arguments.kind, request, fractions=Fractions(**given) if given else None)
     with claim_folder(options.to) as work:
-        manifest = assemble(data, options, work)
-        clear(work)
-    return manifest
+        return assemble(data, options, work)

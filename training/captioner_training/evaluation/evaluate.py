@@ -44,21 +44,18 @@ from captioner_training.evaluation.measure_trust import measure_trust
 from captioner_training.evaluation.predictions import (
     Predictions,
     Target,
-    check_replaceable,
     read_predictions,
     read_targets,
     targets,
-    write_predictions,
 )
 from captioner_training.evaluation.scores import (
-    References,
     human_tables,
     model_facts,
     official_scores,
     score_tables,
     token_name,
 )
-from captioner_training.evaluation.words import PERSON, hallucination, named_categories
+from captioner_training.evaluation.words import PERSON, hallucination
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.report.measures import failures
 
@@ -126,11 +123,6 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
     boxes, *boxes_of_others = (_read_boxes(arguments, model, split) for model in (source, *others))
 
     evaluation = measure(source, images, split, arguments, report=dict(report), boxes=boxes)
-    if arguments.predictions is not None:
-        captions, scores = ([row[name] for row in evaluation.rows] for name in ("caption", "score"))
-        write = partial(write_predictions, arguments.predictions, split, captions, scores)
-        add_measure(evaluation.report, "predictions", write)
-
     options = argparse.Namespace(**{**vars(arguments), "style": None})
     for other, boxes in zip(others, boxes_of_others, strict=True):
         if isinstance(other, Captioner):
@@ -224,9 +216,19 @@ def measure(
     }
     if isinstance(source, Captioner):
         columns |= _measure_trust(source, said, report)
+    rows: list[dict[str, Any]] = [
+        {
+            "id": target.id,
+            "name": target.name,
+            "caption": said.captions[at],
+            "references": list(target.references),
+            **{name: column[at] for name, column in columns.items() if column[at] is not None},
+        }
+        for at, target in enumerate(scored)
+    ]
     return Evaluation(
         report=report,
-        rows=_rows(scored, said, references, columns),
+        rows=rows,
         images=[images[at] for at in said.places] if images else [],
         captioned=captioned,
         transform=source.transform if isinstance(source, Captioner) else None,
@@ -344,31 +346,6 @@ def describe_captions(captions: Sequence[Words]) -> dict[str, object]:
     }
 
 
-def _rows(
-    scored: Sequence[Target],
-    said: _Said,
-    references: References,
-    columns: Mapping[str, Sequence[Any]],
-) -> list[dict[str, Any]]:
-    """Return the rows of report.json; `invented` are COCO categories that no reference names."""
-    rows = []
-    for at, target in enumerate(scored):
-        present = {name for text in references[at] for name in named_categories(text)}
-        named = dict.fromkeys(named_categories(said.words[at]))
-        values = {name: column[at] for name, column in columns.items()}
-        rows.append(
-            {
-                "id": target.id,
-                "name": target.name,
-                "caption": said.captions[at],
-                "references": list(target.references),
-                **{name: value for name, value in values.items() if value is not None},
-                "invented": [name for name in named if name not in present],
-            }
-        )
-    return rows
-
-
 # Inputs and outputs
 
 
@@ -455,47 +432,39 @@ def _read_boxes(
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
-    """Refuse outputs that cannot be written or would overwrite other files."""
-    predictions, report = arguments.predictions, arguments.report
+    """Refuse a report that cannot be written or would overwrite other files."""
+    folder = arguments.report
+    if folder is None:
+        return
+    with writing(f"--report {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{folder} cannot be written: choose another --report")
     compared = [expanded(name) for name in arguments.compare if _is_report(name)]
     inputs = [arguments.captions, arguments.boxes, arguments.score, *compared, arguments.checkpoint]
-    outputs: list[tuple[str, Path]] = []
-    if predictions is not None:
-        outputs.append(("--predictions", predictions))
-        refuse_input("--predictions", predictions, [arguments.data])  # allowed for a report
-    if report is not None:
-        with writing(f"--report {report}"):
-            report.mkdir(parents=True, exist_ok=True)
-        reports = [report / f"report.{suffix}" for suffix in ("json", "html", "md")]
-        outputs += [("--report", file) for file in reports]
-        if existing := [file for file in reports if file.exists()]:
-            try:
-                read_report(reports[0])
-            except DataError as error:
-                raise OutputError(
-                    f"{existing[0]} exists and is not a report of `captioner evaluate`: choose "
-                    "another --report"
-                ) from error
-    for option, file in outputs:
-        refuse_input(option, file, inputs if option == "--predictions" else [*inputs, predictions])
-        if file.is_dir() or not os.access(file.parent, os.W_OK):
-            raise OutputError(f"{file} cannot be written: choose another {option}")
-    if predictions is not None:
-        check_replaceable(predictions)
+    files = [folder / f"report.{suffix}" for suffix in ("json", "html", "md")]
+    for file in files:
+        refuse_input("--report", file, inputs)
+    if existing := [file for file in files if file.exists()]:
+        try:
+            read_report(files[0])
+        except DataError as error:
+            raise OutputError(
+                f"{existing[0]} exists and is not a report of `captioner evaluate`: choose another "
+                "--report"
+            ) from error
 
 
 def _describe_data(arguments: argparse.Namespace, split: Sequence[Target]) -> Report:
-    """Return the first part of a report: the split, and which scores are comparable."""
-    digest = hash_split(split)
+    """Return the first part of a report: the data and the split."""
     return {
         "data": str(arguments.data or arguments.captions),
         "split": {
             **({"name": arguments.split} if arguments.data else {}),
             "images": len(split),
             "references": sum(len(target.references) for target in split),
-            "hash": digest,
+            "hash": hash_split(split),
         },
-        "comparable": f"Compare only with scores on the same images and references ({digest}).",
     }
 
 

@@ -1,4 +1,4 @@
-"""Captions of a split, read and written as COCO results or as caption records."""
+"""Captions of a split that another program made: COCO results or caption records."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from captioner.errors import DataError, OutputError
-from captioner.shared.files import replace_file
+from captioner.errors import DataError
 from captioner.shared.tables import read_json_rows, read_table
-from captioner.shared.text import counted, json_line
+from captioner.shared.text import counted
 from captioner_training.data.coco import read_captions
 from captioner_training.data.images import CaptionedImage
 
@@ -162,41 +161,3 @@ def _read(entry: Any, where: str) -> tuple[str, str | None]:
     if "caption" not in entry or not isinstance(caption, str | None):
         raise DataError(f"{where} has no caption")
     return str(name), caption or ""
-
-
-def write_predictions(
-    path: Path, images: Sequence[Target], captions: Sequence[str], scores: Sequence[float]
-) -> str:
-    """Write captions as COCO results if the name ends in .json, otherwise as JSON records.
-
-    Returns the path as text. Raises OutputError: the file cannot be written.
-    """
-    rows = list(zip(images, captions, scores, strict=True))
-    if path.suffix.lower() == ".json":
-        lines = [json_line([{"image_id": image.id, "caption": text} for image, text, _ in rows])]
-    else:
-        lines = [
-            json_line({"image": image.name, "caption": text, "score": score})
-            for image, text, score in rows
-        ]
-    with replace_file(path) as file:
-        file.write("".join(f"{line}\n" for line in lines).encode())
-    return str(path)
-
-
-def check_replaceable(path: Path) -> None:
-    """Refuse to overwrite a file that `write_predictions` did not write.
-
-    Raises OutputError: the file has other content.
-    """
-    if not path.exists() or (path.is_file() and not path.stat().st_size):
-        return
-    ours = ({"image_id", "caption"}, {"image", "caption", "score"})
-    try:
-        entries = [entry for _, entry in _entries(path)]
-    except DataError:
-        entries = [None]
-    if not all(isinstance(entry, Mapping) and entry.keys() in ours for entry in entries):
-        raise OutputError(
-            f"{path} exists and is not a file of predictions; choose another --predictions"
-        )

@@ -79,7 +79,7 @@ class Options:
 
 @contextmanager
 def claim_folder(to: Path) -> Iterator[Path]:
-    """Create and lock the folder `to`; yield its work folder .prepare.
+    """Create and lock the folder `to`; yield its work folder .prepare, and remove that at the end.
 
     Raises OutputError: the folder is locked, contains other files, or cannot be written.
     """
@@ -90,6 +90,7 @@ def claim_folder(to: Path) -> Iterator[Path]:
             raise OutputError(f"{to} contains other files: choose an empty or new folder")
     with lock_folder(work / "lock", command="prepare", folder=to):
         yield work
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def find_finished(
@@ -117,11 +118,6 @@ def find_finished(
         f"{options.to} has another data set or version: {manifest.name}, {images:,} images, "
         f"{json.dumps(manifest.source)}; choose another folder, or replace it with --force"
     )
-
-
-def clear(work: Path) -> None:
-    """Remove DIR/.prepare."""
-    shutil.rmtree(work, ignore_errors=True)
 
 
 def assemble(data: SourceData, options: Options, work: Path) -> Manifest:

@@ -19,7 +19,6 @@ from captioner_training.prepare.assembly import (
     Options,
     assemble,
     claim_folder,
-    clear,
     find_finished,
 )
 from captioner_training.prepare.download import fetch
@@ -95,7 +94,6 @@ def prepare_coco(options: Options, *, year: int, karpathy: bool, mirror: str | N
         if (manifest := find_finished(options, source=source)) is None:
             paths = _fetch(work / "downloads", source, mirror, options)
             manifest = assemble(_read(paths, source), options, work)
-        clear(work)
     return manifest
 
 
@@ -141,7 +139,7 @@ def _split_anew(
     listed: Sequence[ListedImage], chosen: Mapping[int, str], problems: Problems
 ) -> list[ListedImage]:
     kept = {
-        image.id: image._replace(split=chosen[image.id], split_from="Karpathy's split")
+        image.id: image._replace(split=chosen[image.id])
         for image in listed
         if isinstance(image.id, int) and image.id in chosen
     }

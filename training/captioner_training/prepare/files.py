@@ -31,9 +31,6 @@ from captioner_training.prepare.splits import split_in_folders, split_in_stem, s
 ARCHIVES = (".tar", ".zip")
 """Suffixes of archives of photos."""
 
-_SAMPLE = 4096  # bytes from the middle that are compared first
-_SHOWN = 5  # places in a message
-
 
 class Location(NamedTuple):
     """The bytes of one original image."""
@@ -132,7 +129,7 @@ def _group_ends(path: str) -> list[int]:
 def equal_images(locations: Sequence[Location]) -> list[list[int]]:
     """Group the positions of images with equal bytes.
 
-    Size, known checksums and a few bytes are compared first, so that few images are read whole.
+    Size and checksum are compared first, so that few images are read whole.
     """
 
     def part(group: Sequence[int], key: Callable[[Location], Hashable]) -> Iterable[list[int]]:
@@ -148,20 +145,13 @@ def equal_images(locations: Sequence[Location]) -> list[list[int]]:
 
     groups: list[list[int]] = []
     for same_size in part(range(len(locations)), lambda location: location.size):
-        known = any(locations[index].has_checksum for index in same_size)
-        for similar in part(same_size, _checksum if known else _middle):
+        for similar in part(same_size, _checksum):
             groups += part(similar, lambda place: hashlib.sha256(read_location(place)).digest())
     return sorted(groups)
 
 
 def _checksum(location: Location) -> Hashable:
     return location.stamp if location.has_checksum else zlib.crc32(read_location(location))
-
-
-def _middle(location: Location) -> Hashable:
-    skip = max(0, location.size - _SAMPLE) // 2
-    part = location._replace(offset=location.offset + skip, size=min(_SAMPLE, location.size))
-    return read_location(part)
 
 
 def to_nfc(name: str) -> str:
@@ -223,7 +213,6 @@ class ImageFiles:
     def __init__(self, places: Iterable[str | os.PathLike[str]], *, links: bool = False) -> None:
         self._folders: list[Path] = []
         self._archives: list[Path] = []
-        self._used: set[Location] = set()
         for place in places:
             pattern = expanded(place)
             # A name with brackets may be a file, not a pattern.
@@ -243,25 +232,19 @@ class ImageFiles:
         self._resolved = lru_cache(resolved)  # many images share a folder
         self._roots = [self._resolved(folder) for folder in self._folders]
 
-    def __str__(self) -> str:
-        folders = [f"{folder} and its subfolders" for folder in self._folders]
-        places = [*folders, *map(str, self._archives)]
-        more = len(places) - _SHOWN
-        return ", ".join(places[:_SHOWN]) + (f" and {more} more places" if more > 0 else "")
-
-    def split_of(self, image: Found) -> tuple[str, str] | None:
+    def split_of(self, image: Found) -> str | None:
         """Return the split that an image's folders, archive or place are named after."""
         name, path = image.name, Path(image.location.path)
         parents = [folder for folder in self._folders if folder in path.parents]
         if name.startswith("/") and parents:
             name = path.relative_to(parents[0]).as_posix()
         if not name.startswith("/") and (split := split_in_folders(name)):
-            return split, "folders"
+            return split
         if not image.location.is_loose:
-            return (split, "file names") if (split := split_in_stem(path.stem)) else None
-        if len(self._folders) > 1:  # the name of one folder of photos may mean anything
-            split = next(filter(None, (split_named(folder.name) for folder in parents)), None)
-        return (split, "folders") if split else None
+            return split_in_stem(path.stem)
+        if len(self._folders) == 1:  # the name of one folder of photos may mean anything
+            return None
+        return next(filter(None, (split_named(folder.name) for folder in parents)), None)
 
     def find(self, name: str, split: str | None = None) -> Found | None:
         """Return the image with this path, or else the only one whose name is as similar.
@@ -276,7 +259,7 @@ class ImageFiles:
         def rank(candidate: tuple[int, Found]) -> tuple[bool, int, bool, bool]:
             level, image = candidate
             of_image = self.split_of(image) if split else None
-            is_other = of_image is not None and of_image[0] != split
+            is_other = of_image is not None and of_image != split
             return is_other, level, of_image is None, not image.location.is_loose
 
         places = (self._loose(folder / name) for folder in self._folders)
@@ -287,7 +270,6 @@ class ImageFiles:
         best = min(map(rank, candidates), default=None)
         images = [candidate[1] for candidate in candidates if rank(candidate) == best]
         locations = [*dict.fromkeys(image.location for image in images)]
-        self._used.update(locations)
         return images[0] if len(equal_images(locations)) == 1 else None
 
     def _similar(self, name: str) -> Iterator[tuple[int, Found]]:
@@ -297,35 +279,12 @@ class ImageFiles:
             if location and level is not None:
                 yield level, Found(path, location)
 
-    def unused(self) -> list[str]:
-        """Return the names of images that `find` has not returned, sorted.
-
-        A folder may be a whole home folder, so only the common parent of its used images is
-        searched. Archive members that were also found as unpacked files are not listed.
-        """
-        files = [place for place in self._used if place.is_loose]
-        loose = {os.path.realpath(place.path) for place in files}
-        unpacked = {(casefold_path(base_name(place.path)), place.size) for place in files}
-        images = [
-            name
-            for name, place in self._members
-            if image_suffix(name)
-            and place not in self._used
-            and (casefold_path(base_name(name)), place.size) not in unpacked
-        ]
-        for folder in self._folders:
-            used = (Path(os.path.normpath(place.path)) for place in files)
-            near = {path.parent for path in used if path.is_relative_to(folder)}
-            below = _images(folder, Path(os.path.commonpath(near)) if near else folder)
-            images += [name for name, path in below if os.path.realpath(path) not in loose]
-        return sorted(name for name in images if base_name(name)[0] != ".")
-
     @cached_property
     def _by_stem(self) -> dict[str, list[tuple[str, Path | Location]]]:
         """All images by the stem of their base name, loose files first."""
         images: dict[str, list[tuple[str, Path | Location]]] = defaultdict(list)
         for folder in self._folders:
-            for name, path in _images(folder, folder):
+            for name, path in _images(folder):
                 images[_stem(base_name(name))].append((name, path))
         for name, place in self._members:
             images[_stem(base_name(name))].append((name, place))
@@ -346,9 +305,9 @@ class ImageFiles:
         return any(Path(self._resolved(folder)).is_relative_to(root) for root in self._roots)
 
 
-def _images(folder: Path, top: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the images below `top` by their paths relative to `folder`."""
-    for parent, folders, files in os.walk(top):  # skips unreadable folders
+def _images(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the images in a folder and its subfolders by their paths in it."""
+    for parent, folders, files in os.walk(folder):  # skips unreadable folders
         folders[:] = sorted(n for n in folders if not (n.startswith(".") or is_system_folder(n)))
         above = Path(parent).relative_to(folder)
         for name in filter(image_suffix, files):

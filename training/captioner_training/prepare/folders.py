@@ -68,16 +68,12 @@ def list_folder(request: Request, problems: Problems) -> Listing:
     has_splits = len(tables) > 1 and all(split_of_file(path, folder) for path in tables)
     named = [path for path in texts if path.name.lower().endswith(("captions.txt", "token.txt"))]
     if shards := [path for path in files if path.suffix.lower() == ".tar" and _has_captions(path)]:
-        listing = Listing(images=_read_shards(shards, folder, problems), places=[])
-    elif tables := parquet or [*tables, *([] if has_splits else named)]:
-        listing = _tables_in(folder, tables, problems)
-    elif photos:
+        return Listing(images=_read_shards(shards, folder, problems), places=[])
+    if tables := parquet or [*tables, *([] if has_splits else named)]:
+        return _tables_in(folder, tables, problems)
+    if photos:
         return _list_sidecars(photos, files, folder, problems)
-    else:
-        raise DataError(f"{folder} has no photos; it has {_count_suffixes(files, ())}")
-    for photo in photos if listing.is_embedded else ():
-        problems.note_unlisted(photo.relative_to(folder).as_posix())
-    return listing
+    raise DataError(f"{folder} has no photos; it has {_count_suffixes(files, ())}")
 
 
 def _files_below(folder: Path, problems: Problems) -> list[Path]:
@@ -147,11 +143,6 @@ def _list_sidecars(
     """Read photos with captions beside them: photo.jpg and photo.txt, one caption per line."""
     if unused := _count_suffixes(files, (*IMAGE_SUFFIXES, *_SIDECARS)):
         problems.note(f"unused files: {unused}")
-    problems.explain(
-        "image without caption",
-        "add photo.txt or photo.caption beside photo.jpg, or use a table: `captioner prepare csv "
-        "TABLE --images FOLDER`",
-    )
     texts = {path for path in files if path.suffix.lower() in _SIDECARS}
     beside = {photo: _beside(photo) for photo in photos}
     used = {path for paths in beside.values() for path in paths} & texts
@@ -219,7 +210,7 @@ def _read_shards(paths: Sequence[Path], top: Path, problems: Problems) -> list[L
         for key, beside in texts.items():
             if key not in photos and ".json" not in beside:
                 problems.add("caption of an unknown image", f"{path.name}/{key}")
-        split, split_from = split_of_file(path, top) or (None, "")
+        split = split_of_file(path, top)
         prefix = Path(os.path.relpath(path, top)).with_suffix("")
         for key, photo in photos.items():
             captions, named = _captions_in(texts[key], f"{path.name}/{key}", problems)
@@ -230,7 +221,6 @@ def _read_shards(paths: Sequence[Path], top: Path, problems: Problems) -> list[L
                     file_name=name,
                     captions=tuple(captions),
                     split=named or split,
-                    split_from="the photos' json files" if named else split_from,
                     rows=(f"{path.name}/{key}",) * len(captions),
                     location=photo.location,
                 )

@@ -24,6 +24,12 @@ PROBLEMS_FILE = "problems.csv"
 """File beside the manifest that lists everything that was left out or should be checked."""
 
 _EXAMPLES = 5  # examples in a message
+_REMEDIES = {
+    "missing image": "name the folders, tar and zip files of photos with --images; download photos "
+    "given by URL",
+    "image without caption": "add photo.txt beside photo.jpg, or a row to the table",
+    "row with too many cells": "put text that contains the separator into quotation marks",
+}
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|[A-Za-z]\w*);")
 _CONTROL = dict.fromkeys([*range(32), 127], " ")
 
@@ -57,7 +63,6 @@ class ListedImage(NamedTuple):
     file_name: str
     captions: tuple[str, ...]
     split: str | None = None
-    split_from: str = ""  # origin of the split: "the column split", "file names", "folders"
     licence: str | None = None
     rows: tuple[str, ...] = ()  # the place of each caption in its file, such as "line 3"
     location: Location | None = None  # None: search by name
@@ -95,7 +100,6 @@ class Problems:
     def __init__(self) -> None:
         self._problems: dict[str, list[_Problem]] = {}
         self._notes: dict[str, list[_Problem]] = {}
-        self._hints: dict[str, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._problems)
@@ -109,17 +113,9 @@ class Problems:
         """Add a problem. `example` is its text, and `row` is the place that names `file`."""
         self._problems.setdefault(kind, []).append(_Problem(example, file or example, row))
 
-    def explain(self, kind: str, hint: str) -> None:
-        """Add a remedy for a kind of problem."""
-        self._hints[kind] = f"{self._hints[kind]}; {hint}" if kind in self._hints else hint
-
     def note(self, kind: str, example: str = "", *, file: str = "", row: str = "") -> None:
         """Add a note. If it has a `file`, problems.csv lists it."""
         self._notes.setdefault(kind, []).append(_Problem(example, file, row))
-
-    def note_unlisted(self, photo: str) -> None:
-        """Note a photo that the data set does not list."""
-        self.note("photos without a row", photo, file=photo)
 
     def notes(self) -> list[str]:
         """Return one line per kind of note."""
@@ -130,8 +126,8 @@ class Problems:
         lines = []
         for kind, problems in self._problems.items():
             lines.append(f"  {_line(kind, problems)}")
-            if kind in self._hints:
-                lines.append(f"    {self._hints[kind]}")
+            if kind in _REMEDIES:
+                lines.append(f"    {_REMEDIES[kind]}")
         return "\n".join(lines)
 
     def write(self, folder: Path) -> Path | None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from captioner.errors import DataError
-from captioner.shared.paths import is_web_address
 from captioner_training.prepare.files import (
     Found,
     ImageFiles,
@@ -36,7 +35,6 @@ from captioner_training.prepare.splits import (
 )
 
 _OTHER_NAMES = "images found by another name"
-_COPIES = "copies of another photo"
 _TWO_SPLITS = "copies in two splits, left out of one"
 _OUTSIDE = "photos outside any split, left out"
 
@@ -87,7 +85,7 @@ def select(
         fractions: the shares to draw from the images in train and those without a split. None:
             default shares if no image has a split; otherwise images without a split are left out.
 
-    Returns the images, and where their splits come from, such as "from folders".
+    Returns the images, and whether their splits are "as in the data" or "drawn".
     """
     images = list(_unique(listed, problems))
     originals = _find(images, files, problems)
@@ -145,14 +143,9 @@ def _split_name(name: str, file_name: str) -> str:
 
 def _named_by_place(image: ListedImage, found: Found, files: ImageFiles) -> ListedImage:
     """If an image has no split, look for one in the name of its folder or archive."""
-    if image.split:
-        return image
     name = to_posix(image.file_name)
-    if not name.startswith("/") and (split := split_in_folders(name)):
-        return image._replace(split=split, split_from="folders")
-    if of_place := files.split_of(found):
-        return image._replace(split=of_place[0], split_from=of_place[1])
-    return image
+    in_name = None if name.startswith("/") else split_in_folders(name)
+    return image._replace(split=image.split or in_name or files.split_of(found))
 
 
 def _with_words(image: ListedImage, problems: Problems) -> ListedImage:
@@ -197,9 +190,6 @@ def _find(images: Sequence[ListedImage], files: ImageFiles, problems: Problems) 
         elif to_nfc(base_name(original.name)) != to_nfc(base_name(name)):
             found_as = f"{name} is {original.name}"
             problems.note(_OTHER_NAMES, found_as, file=name, row=image.row())
-    is_remote = any(is_web_address(image.file_name) for image in images)
-    download = "; download photos given by URL first" if is_remote else ""
-    problems.explain("missing image", f"searched {files}{download}")
     return found
 
 
@@ -217,24 +207,22 @@ def _assign(
 ) -> tuple[list[str | None], str]:
     """Return the split of each image (None: leave it out), and the origin of the splits."""
     splits: list[str | None] = [image.split for image in images]
-    origins = sorted({images[at].split_from for at in originals if splits[at]})
-    split_from = f"from {' and '.join(origins)}"
+    is_split, split_from = any(splits[at] for at in originals), "as in the data"
     for group in groups:
         named = sorted({splits[index] or "" for index in group} - {""}, key=keep_rank)
         for index in group:
             if named and images[index].captions:
                 splits[index] = splits[index] or named[0]
-    if fractions or not origins:
+    if fractions or not is_split:
         fractions = fractions or Fractions()
         pool = [group for group in groups if {splits[index] for index in group} <= {None, "train"}]
         for group in pool:
             split = fractions.draw(_content(originals[group[0]]))
             for index in group:
                 splits[index] = split
-        named_too = origins and len(pool) < len(groups)
-        split_from = (
-            f"{split_from}; rest drawn, {fractions}" if named_too else f"drawn, {fractions}"
-        )
+        drawn = f"drawn, {fractions}"
+        is_rest = is_split and len(pool) < len(groups)
+        split_from = f"{split_from}; rest {drawn}" if is_rest else drawn
     return splits, split_from
 
 
@@ -249,7 +237,7 @@ def _content(found: Found) -> bytes:
 def _keep_copies_together(
     selected: dict[int, SelectedImage], groups: Sequence[Sequence[int]], problems: Problems
 ) -> None:
-    """Leave out copies of a photo in all splits but one, the first by `keep_rank`; note copies."""
+    """Leave out and note copies of a photo in all splits but one, the first by `keep_rank`."""
     for group in groups:
         copies = [(index, image) for index in group if (image := selected.get(index))]
         if len(copies) < 2:
@@ -260,13 +248,7 @@ def _keep_copies_together(
             if image.split != keeper:
                 del selected[index]
                 example = f"{image.file_name} in {image.split} is {kept.file_name} in {keeper}"
-                kind = _TWO_SPLITS
-            elif image.location != kept.location:
-                example = f"{image.file_name} is {kept.file_name}"
-                kind = _COPIES
-            else:
-                continue
-            problems.note(kind, example, file=image.file_name, row=image.row)
+                problems.note(_TWO_SPLITS, example, file=image.file_name, row=image.row)
 
 
 def _merge(images: Iterable[SelectedImage]) -> list[SelectedImage]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from captioner.errors import DataError
 from captioner_training.prepare.files import ImageFiles
 from captioner_training.prepare.folders import list_folder
 from captioner_training.prepare.listing import (
-    ListedImage,
     Listing,
     Problems,
     Request,
@@ -21,11 +20,6 @@ from captioner_training.prepare.listing import (
 from captioner_training.prepare.selection import SourceData, select
 from captioner_training.prepare.splits import Fractions, absolute
 from captioner_training.prepare.tables import list_tables
-
-if TYPE_CHECKING:
-    from captioner.vocabulary import Tokenizer
-
-_SAMPLE = 1000  # images whose captions decide the language
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +49,11 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
     """
     problems = Problems()
     listing = KINDS[kind].read(request, problems)
-    listed = listing.images
-    if not listed and not problems:
+    if not listing.images and not problems:
         raise DataError(f"{', '.join(map(str, request.paths))}: no photos found")
-    _note_language(listed, problems)
     places = [] if listing.is_embedded else listing.places
     files = ImageFiles(places, links=not listing.has_table)
-    images, split_from = select(listed, files, problems, fractions=fractions)
-    remedy = "if a folder has several copies of the data set, name the folder of one copy"
-    problems.explain(
-        "missing image", "add places with --images" if KINDS[kind].has_images else remedy
-    )
-    if listing.has_table:
-        for photo in files.unused():
-            problems.note_unlisted(photo)
+    images, split_from = select(listing.images, files, problems, fractions=fractions)
     paths = [split_argument(path)[1] for path in request.paths]
     origin = absolute(paths[0]) if len(paths) == 1 else common_folder(paths)
     source: dict[str, Any] = {"kind": kind, "path": valid_text(str(origin))}
@@ -82,36 +67,6 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
         problems=problems,
         source={**source, "splits": split_from},
     )
-
-
-def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
-    """Note captions that are long, or in another language than the bundled model's."""
-    from captioner.checkpoint import read_header  # imports torch, which would make --help slow
-    from captioner.shared.paths import bundled_checkpoint
-    from captioner.vocabulary import has_no_spaces, tokenize
-    from captioner_training.data.corpus import OTHER_LANGUAGE, unknown_share
-    from captioner_training.recipe import DataConfig
-
-    sample = [caption for image in listed[:_SAMPLE] for caption in image.captions]
-    unspaced = has_no_spaces(sample)
-    tokenizer: Tokenizer = "characters" if unspaced else "words"
-    vocabulary = {*read_header(bundled_checkpoint())["vocabulary"]}
-    share = unknown_share((tokenize(caption, tokenizer) for caption in sample), vocabulary)
-    if share > OTHER_LANGUAGE:
-        option = " --data.tokenizer characters" if unspaced else ""
-        problems.note(
-            f"the bundled model does not know {100 * share:.0f} % of the words; train with "
-            f"`captioner train new-language{option}`"
-        )
-    maximum = DataConfig.maximum_length
-    for image in listed:
-        for at, caption in enumerate(image.captions):
-            is_short = not unspaced and caption.count(" ") < maximum  # saves tokenizing
-            if not is_short and (words := len(tokenize(caption, tokenizer))) > maximum:
-                problems.note(
-                    f"captions longer than {maximum} words", f"{image.file_name} has {words}",
-                    file=image.file_name, row=image.row(at),
-                )  # fmt: skip
 
 
 KINDS: Final = {

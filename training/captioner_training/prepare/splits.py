@@ -61,20 +61,19 @@ def absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - Path.resolve follows links
 
 
-def split_of_file(path: Path, top: Path) -> tuple[str, str] | None:
-    """Return the split that a table or archive is named after, with its origin.
+def split_of_file(path: Path, top: Path) -> str | None:
+    """Return the split that a table or archive is named after.
 
     Its own name comes first, then its folders below `top`. If its name is a number, as in
     train/0000.parquet, the folder serves as its name.
     """
     if split := split_in_stem(path.stem):
-        return split, "file names"
+        return split
     parent = absolute(path.parent)
     folders = os.path.relpath(parent, top)
     if folders == "." and path.stem.isdecimal():
         folders = parent.name
-    folder = split_in_folders(f"{Path(folders).as_posix()}/{path.name}")
-    return (folder, "folders") if folder else None
+    return split_in_folders(f"{Path(folders).as_posix()}/{path.name}")
 
 
 def keep_rank(split: str) -> tuple[int, str]:

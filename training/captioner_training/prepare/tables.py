@@ -79,11 +79,11 @@ def read_tables(
     """Read tables below the folder `top`, each with the split that the command line gives it."""
     images: list[ListedImage] = []
     for given, path in tables:
-        split = (given, "the command line") if given else split_of_file(path, top)
+        split = given or split_of_file(path, top)
         prefix = Path(os.path.relpath(path, top)).with_suffix("").as_posix()
         for image in read_caption_file(path, columns, problems, prefix=prefix):
             if split and (given or not image.split):
-                image = image._replace(split=split[0], split_from=split[1])
+                image = image._replace(split=split)
             images.append(image)
     return images
 
@@ -130,17 +130,14 @@ def _read_sheet(path: Path, columns: Columns, problems: Problems) -> list[Listed
     columns = columns.find([name for name in header if name], named, path)
     # Surplus cells belong to a caption in the last column; elsewhere they are an error.
     is_last = not sheet.separator or columns.captions == (header[-1],)
-    kind = "row with too many cells"
-    if not is_last:
-        quotation = f"put text that contains {sheet.separator!r} into quotation marks"
-        problems.explain(kind, f"there are {width} columns; {quotation}")
     rows = []
     for row, cells in zip(body, named, strict=True):
         place = f"{sheet.unit} {row.number}"
         if is_last or not any(map(str.strip, row.cells[width:])):
             rows.append((place, cells))
         else:
-            problems.add(kind, f"{place} has {len(row.cells)} cells", row=place)
+            cells_of = f"{place} has {len(row.cells)} cells for {width} columns"
+            problems.add("row with too many cells", cells_of, row=place)
     return _group(columns, rows, problems)
 
 
@@ -186,7 +183,6 @@ def _group(columns: Columns, rows: Rows, problems: Problems) -> list[ListedImage
             file_name=name,
             captions=tuple(text for text, _ in texts),
             split=split or None,
-            split_from=f"the column {columns.split}",
             rows=tuple(place for _, place in texts),
             location=embedded.get(name),
         )
@@ -245,7 +241,6 @@ def _karpathy_images(images: Sequence[Any], path: Path) -> list[ListedImage]:
                 file_name=name,
                 captions=tuple(cell_captions(image["sentences"])),
                 split=image.get("split"),
-                split_from=path.name,
             )
             for image in images
             for name in ["/".join(filter(None, (image.get("filepath"), image["filename"])))]
@@ -267,7 +262,6 @@ def coco_images(
             file_name=image.file_name,
             captions=image.captions,
             split=split or image.split,
-            split_from="the command line" if split else Path(name).name,
             licence=image.licence,
         )
         for image in parse_captions(content, name=name, report=problems.add)

@@ -231,8 +231,6 @@ def settings(report: Report) -> Iterator[tuple[str, str]]:
 
 def notes(report: Report) -> Iterator[str]:
     """Yield what a reader of the numbers must know."""
-    if report.get("comparable"):
-        yield str(report["comparable"])
     yield from map(str, report.get("problems", ()))
     if note := report.get("trust", {}).get("note"):
         yield note
