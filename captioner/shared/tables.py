@@ -123,21 +123,21 @@ class Sheet(NamedTuple):
         return [cell.strip() for cell in (*cells[:width], *[""] * (width - len(cells)))]
 
 
-def read_sheet(source: Source, *, name: str, separator: str | None = None) -> Sheet:
+def read_sheet(source: Source, *, name: str) -> Sheet:
     """Read a text table, or the first sheet of a workbook, without interpreting a header.
 
-    The suffix of `name` selects the format. A `separator` of None is detected. Raises DataError,
-    and MissingExtraError for a workbook without python-calamine.
+    The suffix of `name` selects the format. Raises DataError, and MissingExtraError for a workbook
+    without python-calamine.
     """
     data = read_bytes(source, name=name)
     if PurePath(name).suffix.lower() in WORKBOOKS:
         rows = [Row(number, cells) for number, cells in enumerate(_workbook(data, name), 1)]
         return Sheet([row for row in rows if any(map(str.strip, row.cells))], "row", "")
     text, _ = decode_text(data, name=name)
-    unit = "line"
     if line := _SEPARATOR_LINE.match(text):
-        text, separator, unit = text[line.end() :], separator or line[1], "row"
-    separator = separator or _detect_separator(text)
+        text, separator, unit = text[line.end() :], line[1], "row"
+    else:
+        separator, unit = _detect_separator(text), "line"
     try:
         with _long_cells():
             return Sheet(list(_rows(text, separator)), unit, separator)

@@ -238,7 +238,7 @@ def test_bundled_checkpoint_reaches_its_scores(run_captioner: Run) -> None:
     )  # fmt: skip
     scores = json.loads(result.stdout)["nltk"]
     assert scores["BLEU-1"] >= 66 and scores["BLEU-4"] >= 23
-    assert scores["different"] >= 600 and scores["attention_distance"] >= 0.15
+    assert scores["different"] >= 600
 
 
 @pytest.mark.slow

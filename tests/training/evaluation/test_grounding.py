@@ -25,7 +25,6 @@ from captioner_training.evaluation.grounding import (
     points_at,
     read_boxes,
     uniform_attention,
-    word_distance,
 )
 from captioner_training.evaluation.scores import model_facts
 
@@ -58,24 +57,6 @@ def write(path: Path, boxes: list[tuple[str, list[float]]], *, width: int, heigh
     }
     path.write_text(json.dumps(content))
     return path
-
-
-@pytest.mark.parametrize(
-    ("maps", "distance"),
-    [
-        ([one_hot(0, 0), one_hot(1, 1)], 1),  # |1-0| + |0-1| = 2, halved
-        ([uniform_attention(2, 2)] * 5, 0),
-        # One-hot to uniform over four cells: (|1 - 1/4| + 3 * 1/4) / 2 = 3/4. The pairs of
-        # (a, a, uniform) are 0, 3/4 and 3/4: their mean is 1/2.
-        ([one_hot(0, 0), one_hot(0, 0), uniform_attention(2, 2)], 0.5),
-        ([one_hot(0, 0) * 0.98, uniform_attention(2, 2) * 3], 0.75),  # whatever their sums
-        ([one_hot(0, 0)], math.nan),
-    ],
-)
-def test_the_distance_of_words_is_the_attention_that_moves(
-    maps: list[Tensor], distance: float
-) -> None:
-    assert word_distance(torch.stack(maps)) == pytest.approx(distance, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -232,16 +213,9 @@ def test_the_first_shape_points_at_the_first_object_and_the_second_at_the_second
 
 
 def test_facts_of_captions_by_hand() -> None:
-    left, right = one_hot(0, 0), one_hot(1, 1)
-    facts = model_facts(
-        [
-            captioned(["a", "dog"], torch.stack([left, right]), reference="a dog"),  # distance 1
-            captioned(["a", "dog"], torch.stack([left, left]), reference="dog"),  # distance 0
-            captioned(["dog"], left[None]),  # one word has no distance
-            captioned(["a", "red", "cat"], None),
-        ]
-    )
-    assert facts == {"different": 3, "exact": 25, "words": 2, "attention_distance": 0.5}
+    said = [("a dog", "a dog"), ("a dog", "dog"), ("dog", ""), ("a red cat", "")]
+    facts = model_facts([captioned(a.split(), None, reference=b) for a, b in said])
+    assert facts == {"different": 3, "exact": 25, "words": 2}
 
 
 IMAGE = '"images": [{"id": 1, "width": 2, "height": 2}]'

@@ -8,9 +8,7 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 from base64 import b64decode
-from collections.abc import Iterator
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -127,10 +125,9 @@ def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated, run_main: Ru
     )  # fmt: skip
     table = run_main(*command, "--report", folder).stdout
     report = json.loads((folder / "report.json").read_text())
-    lines = table.splitlines()
-    assert lines[0].split()[:3] == ["split", "val", "of"] and max(map(len, lines)) <= 80
+    assert max(map(len, table.splitlines())) <= 80
     text = " ".join(table.split())
-    assert f"{evaluated.folder}: 5 images, 10 reference captions" in text
+    assert text.startswith(f"split val of {evaluated.folder}: 5 images, 10 reference captions")
     assert "tiny, version 1" in text and "beam size 2, float32" in text and "Treebank" in text
     own, compared = table.split("Compared with tiny, version 1\n")
     (difference,) = report["comparisons"]
@@ -161,22 +158,17 @@ def test_markup_and_control_characters_in_names_and_captions_are_escaped(tmp_pat
     assert "<img src=x" not in page and "<b>.json" not in page
 
 
-@pytest.fixture(scope="module")
-def page(evaluated: Evaluated, browser: Any) -> Iterator[Any]:
+def test_the_page_can_be_read(evaluated: Evaluated, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844})
-    page.problems = []
-    page.on("console", lambda message: page.problems.append(message.text))
-    page.on("pageerror", lambda error: page.problems.append(str(error)))
-    page.goto(f"file://{evaluated.report / 'report.html'}")
-    yield page
-    page.close()
-
-
-def test_the_page_can_be_read(page: Any) -> None:
-    assert page.problems == []
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto((evaluated.report / "report.html").as_uri())
+    assert problems == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 390  # on a phone too
-    loaded = page.evaluate("[...document.images].every((one) => one.naturalWidth > 0)")
-    assert loaded and page.locator("img.plot").count() == 3
+    assert page.evaluate("[...document.images].every((one) => one.naturalWidth > 0)")
+    assert page.locator("img.plot").count() == 3
+    page.close()
 
 
 def test_without_matplotlib_the_report_has_tables_and_says_so(
@@ -186,20 +178,16 @@ def test_without_matplotlib_the_report_has_tables_and_says_so(
     done = run_main(*evaluated.command(evaluated.captions), "--report", tmp_path)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "report.html").read_text()
-    assert "pip install &#39;captioner[report]&#39;" in page and "image/svg" not in page
+    assert "pip install 'captioner[report]'" in page and "image/svg" not in page
     assert "CIDEr-D" in page
 
 
 def test_only_comparable_reports_can_be_compared(evaluated: Evaluated, run_main: Run) -> None:
     other = evaluated.report / "report.json"
-
-    def evaluate(captions: Path, *more: object) -> CompletedProcess[str]:
-        return run_main(*evaluated.command(captions, *more))
-
-    same = json.loads(evaluate(evaluated.captions, "--compare", other).stdout)
-    (difference,) = same["comparisons"]
+    same = run_main(*evaluated.command(evaluated.captions, "--compare", other))
+    (difference,) = json.loads(same.stdout)["comparisons"]
     assert difference["CIDEr"] == difference["ROUGE-L"] == 0
-    part = evaluate(evaluated.part, "--compare", other)
+    part = run_main(*evaluated.command(evaluated.part, "--compare", other))
     assert part.returncode == 1 and "of different splits" in part.stderr
     assert not part.stdout  # before any photo was captioned
 
@@ -336,17 +324,14 @@ def test_the_best_the_median_and_the_worst_caption_have_maps(evaluated: Evaluate
 def test_the_content_words_with_the_highest_gate_have_maps(evaluated: Evaluated) -> None:
     words = ["a", "dog", "runs", "in", "red", "grass", "ball"]
     gates = torch.tensor([0.9, 0.1, 0.5, 0.99, 0.3, 0.4, 0.2, 0.0])
+    transform = Transform(TransformConfig(mode="crop", size=64))
     (image, *_) = read_coco(evaluated.captions, str(evaluated.folder / "val"))
     for gate, chosen in (
         (gates, ["runs", "red", "grass", "ball"]), (None, ["dog", "runs", "red", "grass"]),
     ):  # fmt: skip
-        caption = Captioned(
-            image=image,
-            hypothesis=Hypothesis([4] * 7, 0.0, torch.zeros(8), gate=gate),
-            words=words,
-            attention=torch.full((7, 3, 3), 1 / 9),
-        )
-        transform = Transform(TransformConfig(mode="crop", size=64))
+        hypothesis = Hypothesis([4] * 7, 0.0, torch.zeros(8), gate=gate)
+        maps = torch.full((7, 3, 3), 1 / 9)
+        caption = Captioned(image=image, hypothesis=hypothesis, words=words, attention=maps)
         assert [word for word, _ in maps_of(caption, transform)] == chosen
 
 

@@ -54,10 +54,9 @@ def read(
         ("Bild;Text;Text\n1.jpg;ein Hund;ein Tier\n", {"image": "Bild"},
          {"1.jpg": ("ein Hund", "ein Tier")}),
         ('subject| c1| c2\n1.jpg| one| ["two", "three"]\n',
-         {"image": "subject", "captions": ("c1", "c2"), "delimiter": "|"},
+         {"image": "subject", "captions": ("c1", "c2")},
          {"1.jpg": ("one", "two", "three")}),
-        ("a,b\tImage\tCaption\nc,d\t1.jpg\te, f\n", {"delimiter": "\\t"}, {"1.jpg": ("e, f",)}),
-        ("a,b\tImage\tCaption\nc,d\t1.jpg\te, f\n", {"delimiter": "tab"}, {"1.jpg": ("e, f",)}),
+        ("sep=\t\na,b\tImage\tCaption\nc,d\t1.jpg\te, f\n", {}, {"1.jpg": ("e, f",)}),
         (f"image,caption\n1.jpg,{'[' * 100_000}\n", {}, {"1.jpg": ("[" * 100_000,)}),
     ],
 )  # fmt: skip
@@ -116,7 +115,6 @@ def test_the_header_is_the_row_of_the_named_columns(tmp_path: Path, problems: Pr
         ("image,Titel\n1.jpg,a dog\n", {}, "columns image, Titel.* --caption-column$"),
         ("Raum;Jahr\nHalle;1900\n", {}, "Raum, Jahr.* --image-column.* --caption-column$"),
         ("image,caption\n", {"captions": ("Captoin",)}, r"'Captoin', did you mean caption\?"),
-        ("image,caption\n", {"delimiter": "ab"}, "--delimiter is 'ab'"),
     ],
 )  # fmt: skip
 def test_tables_that_cannot_be_read(

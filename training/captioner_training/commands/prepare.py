@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_common(coco)
     for name, kind in KINDS.items():
         subparser = add_kind(name, kind.summary, kind.example)
-        _add_source(subparser, name, kind)
+        _add_source(subparser, kind)
         _add_common(subparser)
 
 
@@ -61,11 +61,9 @@ def _add_coco(parser: argparse.ArgumentParser) -> None:
     add("--mirror", metavar="URL", help="download the files from this address instead")
 
 
-def _add_source(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
+def _add_source(parser: argparse.ArgumentParser, kind: Kind) -> None:
     add = parser.add_argument
     add("paths", metavar=kind.metavar, nargs="+", help=kind.help)
-    if name == "csv":
-        add("--delimiter", metavar="CHAR", help="default: detected")
     if kind.has_columns:
         add("--image-column", metavar="NAME", help="column of file names; default: by its name")
         add("--caption-column", metavar="NAME", action="append", default=[],
@@ -149,7 +147,6 @@ def _prepare_source(arguments: argparse.Namespace, options: Options) -> Manifest
             image=arguments.image_column,
             captions=tuple(arguments.caption_column),
             split=arguments.split_column,
-            delimiter=getattr(arguments, "delimiter", None),
         )
     images = getattr(arguments, "images", ())
     request = Request(paths=arguments.paths, images=images, columns=columns)

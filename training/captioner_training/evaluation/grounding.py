@@ -14,7 +14,6 @@ exactly 1.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -115,17 +114,6 @@ def box_coverage(boxes: Sequence[Box], *, rows: int, columns: int) -> Tensor:
     by_row = areas.new_zeros(rows, len(x)).index_add_(0, row_of, areas)
     cells = areas.new_zeros(rows, columns).index_add_(1, column_of, by_row)
     return cells.clamp_(max=1)  # rounding can make a sum exceed 1
-
-
-def word_distance(attention: Tensor) -> float:
-    """Return how much the attention (words, rows, columns) moves in a caption, 0 to 1.
-
-    This is the mean total-variation distance between the maps of two words, over all pairs. It is
-    NaN for fewer than two words.
-    """
-    if len(attention) < 2:
-        return math.nan
-    return min(torch.pdist(_normalized(attention).flatten(1), p=1).mean().item() / 2, 1.0)
 
 
 def mass_in_boxes(attention: Tensor, boxes: Sequence[Box]) -> float:

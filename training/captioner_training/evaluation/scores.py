@@ -18,7 +18,6 @@ from captioner.trust.consensus import n_grams
 from captioner.vocabulary import Tokenizer
 from captioner_training.data.images import Captioned
 from captioner_training.evaluation.bootstrap import Floats, Table, mean_table, summary
-from captioner_training.evaluation.grounding import word_distance
 from captioner_training.evaluation.java import meteor, meteor_rows, tokenize_ptb
 from captioner_training.losses.cider import CiderD
 
@@ -191,24 +190,14 @@ def score_split(captioned: Sequence[Captioned]) -> dict[str, float]:
 
 
 def model_facts(captioned: Sequence[Captioned]) -> dict[str, float]:
-    """Return statistics of the captions and their attention.
+    """Return the number of `different` captions, their mean number of `words`, and `exact`.
 
-    Returns:
-        `different`: the number of distinct captions.
-        `exact`: the percentage of captions that equal a reference.
-        `words`: the mean number of words.
-        `attention_distance`: the mean of word_distance over captions of at least two words.
+    `exact` is the percentage of captions that equal a reference.
     """
     words = [tuple(caption.words) for caption in captioned]
     exact = sum(tuple(caption.words) in caption.image.words for caption in captioned)
-    distances = [
-        word_distance(caption.attention)
-        for caption in captioned
-        if caption.attention is not None and len(caption.words) > 1
-    ]
     return {
         "different": float(len(set(words))),
         "exact": 100 * exact / len(words),
-        "attention_distance": sum(distances) / max(1, len(distances)),
         "words": sum(map(len, words)) / len(words),
     }

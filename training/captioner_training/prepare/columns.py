@@ -30,15 +30,11 @@ _SHOWN = 20  # columns in a message
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The columns to read. Columns that are not given are found by their usual names.
-
-    delimiter: the character between the cells of a CSV file.
-    """
+    """The columns to read. Columns that are not given are found by their usual names."""
 
     image: str | None = None
     captions: tuple[str, ...] = ()
     split: str | None = None
-    delimiter: str | None = None
 
     def named(self) -> list[str]:
         """Return the columns that are given by name."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from captioner.errors import ConfigError, DataError
+from captioner.errors import DataError
 from captioner.shared.paths import is_system_folder
 from captioner.shared.tables import (
     JSON_TABLES,
@@ -44,7 +44,6 @@ Rows = Iterable[tuple[str, Mapping[str, Any]]]
 
 _PARQUET = (".parquet", ".pq")
 _NUMBERED = re.compile(r"(.+)#\d+")  # 1000092795.jpg#0, as in Flickr8k.token.txt
-_TABS = {"\\t": "\t", "tab": "\t"}  # values of --delimiter that stand for a tab
 _BATCH = 256  # rows of Parquet in memory at once
 _TOP = 10  # rows that may be the header
 
@@ -118,10 +117,7 @@ def read_caption_file(
 
 def _read_sheet(path: Path, columns: Columns, problems: Problems) -> list[ListedImage]:
     """Read a text table or workbook."""
-    separator = columns.delimiter and _TABS.get(columns.delimiter, columns.delimiter)
-    if separator is not None and len(separator) != 1:
-        raise ConfigError(f"--delimiter is {separator!r}; it must be one character")
-    sheet = read_sheet(path, name=str(path), separator=separator)
+    sheet = read_sheet(path, name=str(path))
     if not sheet.rows:
         raise DataError(f"{path} is empty")
     header, body = _header(sheet.rows, columns, path, problems)

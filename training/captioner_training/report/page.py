@@ -28,8 +28,6 @@ from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import Recipe
 from captioner_training.report.measures import Table, failures, model_name, notes, settings, tables
 from captioner_training.report.plots import (
-    NO_PLOTS,
-    can_plot,
     curves_plot,
     reliability_plot,
 )
@@ -74,10 +72,10 @@ class Section(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A plot (a data URI) with its title and caption."""
+    """A plot (a data URI; None without matplotlib) with its title and caption."""
 
     title: str
-    plot: str
+    plot: str | None
     about: str
 
 
@@ -93,7 +91,7 @@ class Page:
     lead: str
     notes: Sequence[str]
     tables: Sequence[tuple[str, Table]] = ()
-    figures: Sequence[Figure] = ()
+    figures: Sequence[Figure]
     sections: Sequence[Section]
     facts: Sequence[tuple[str, str]]
 
@@ -175,16 +173,12 @@ def evaluation_page(evaluation: Evaluation) -> Page:
         lead=f"{model_name(report)} on {counted(report['scored'], 'photo')} with "
         f"{counted(report['split']['references'], 'reference caption')}. In brackets: 95 % "
         "intervals over images.",
-        notes=[*notes(report), *failed, *_missing_plots()],
+        notes=[*notes(report), *failed],
         tables=tables(report),
-        figures=list(_figures(report)) if can_plot() else [],
+        figures=[*_figures(report)],
         sections=[section for section in sections if section.photos],
         facts=list(settings(report)),
     )
-
-
-def _missing_plots() -> list[str]:
-    return [] if can_plot() else [NO_PLOTS]
 
 
 def _figures(report: Record) -> Iterator[Figure]:
@@ -321,8 +315,8 @@ def write_run(
     Page(
         heading=f"Run {recipe.name}",
         lead=f"{counted(len(epochs), 'epoch')} in {stages}, {steps}.",
-        notes=[*notes, *_missing_plots()],
-        figures=list(_run_figures(log, epochs, has_cider=has_cider)) if can_plot() else [],
+        notes=notes,
+        figures=[*_run_figures(log, epochs, has_cider=has_cider)],
         sections=[section],
         facts=list(_facts(recipe, log, epochs, gain, best_at, has_cider=has_cider)),
     ).write(path)

@@ -1,4 +1,4 @@
-"""Plots of a report as SVG, drawn by matplotlib (the extra `report`)."""
+"""Plots of a report as SVG, drawn by matplotlib (the extra `report`); None without it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-NO_PLOTS = "This report has no plots: pip install 'captioner[report]', and run the command again."
 _MODEL, _OTHER, _GREY = "#b8541f", "#2f8f6a", "#8a8f98"
 
 
-def can_plot() -> bool:
-    """Whether matplotlib is installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def reliability_plot(bins: Sequence[Mapping[str, float]]) -> str:
+def reliability_plot(bins: Sequence[Mapping[str, float]]) -> str | None:
     """Plot accuracy against confidence, from the bins of calibration.reliability.
 
     The area of a dot is its bin's share of the predictions.
@@ -41,7 +31,7 @@ def reliability_plot(bins: Sequence[Mapping[str, float]]) -> str:
 
 def curves_plot(
     curves: Mapping[str, Sequence[tuple[float, float]]], *, ends: Sequence[float]
-) -> str:
+) -> str | None:
     """Plot named values over the steps of a run; dashed lines mark the ends of its stages."""
 
     def draw(axes: Any) -> None:
@@ -59,10 +49,13 @@ def curves_plot(
     return _svg(draw)
 
 
-def _svg(draw: Callable[[Any], None]) -> str:
+def _svg(draw: Callable[[Any], None]) -> str | None:
     """Return a plot as a data URI."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure  # not pyplot, which keeps figures and opens windows
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure  # not pyplot, which keeps figures and opens windows
+    except ImportError:
+        return None
 
     # Equal plots have equal bytes.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "captioner", "font.size": 9}):
