@@ -10,7 +10,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pandas
@@ -51,18 +51,19 @@ def write_tar(path: Path, files: Mapping[str, bytes]) -> None:
             tar.addfile(info, io.BytesIO(data))
 
 
-def _write(
-    names: Names, suffix: str, *, photos: Path, table: Path, columns: Mapping[str, str]
-) -> list[Path]:
-    """Write photos into the folder `photos`, and tables with these columns; return the tables.
+def _tables(
+    root: Path, names: Names, level: str, suffix: str,
+    *, photos: str, table: str, columns: Mapping[str, str], command: str,
+) -> list[object]:  # fmt: skip
+    """Write photos into the folder `photos`, and tables with these columns.
 
-    {split} and {name} in paths and cells become the name of the split and of the photo.
+    {split}, {name} and {text} in paths and cells become those of the photo.
     """
     tables: dict[Path, list[dict[str, str]]] = {}
     for name, caption, split in ROWS:
-        words = {"split": names[split], "name": name, "text": caption}
-        write_photo(Path(str(photos).format(**words)) / name)
-        path = Path(str(table).format(**words)).with_suffix(suffix)
+        words = {"level": level or ".", "split": names[split], "name": name, "text": caption}
+        write_photo(root / photos.format(**words) / name)
+        path = root / f"{table.format(**words)}{suffix}"
         row = {column: cell.format(**words) for column, cell in columns.items()}
         tables.setdefault(path, []).append(row)
     for path, rows in tables.items():
@@ -71,24 +72,37 @@ def _write(
             pandas.DataFrame(rows).to_csv(path, index=False)
         else:
             path.write_text("\n".join(map(json.dumps, rows)))
-    return [*tables]
+    if command == "folder":
+        return ["folder", root]
+    return [suffix[1:], *tables, *(["--images", root] if command == "images" else [])]
 
 
-def metadata_above(root: Path, names: Names, level: str, suffix: str) -> list[object]:
-    """Hugging Face's imagefolder: one table above the folders of the splits."""
-    _write(
-        names, suffix, photos=root / level / "{split}", table=root / level / "metadata",
-        columns={"file_name": "{split}/{name}", "text": "{text}"},
-    )  # fmt: skip
-    return ["folder", root]
+_HF = {"file_name": "{split}/{name}", "text": "{text}"}
+_NAMES = {"image": "{name}", "caption": "{text}"}
+_EACH = {"photos": "{level}/photos", "table": "captions_{split}", "columns": _NAMES}
 
-
-def metadata_inside(root: Path, names: Names, level: str, suffix: str) -> list[object]:
-    """Hugging Face's imagefolder: a table in the folder of each split."""
-    folder = root / level / "{split}"
-    columns = {"file_name": "{name}", "text": "{text}"}
-    _write(names, suffix, photos=folder, table=folder / "metadata", columns=columns)
-    return ["folder", root]
+# Hugging Face's imagefolder: one table above the folders of the splits, or one in each.
+metadata_above = partial(
+    _tables, photos="{level}/{split}", table="{level}/metadata", columns=_HF, command="folder"
+)
+metadata_inside = partial(
+    _tables, photos="{level}/{split}", table="{level}/{split}/metadata",
+    columns={"file_name": "{name}", "text": "{text}"}, command="folder",
+)  # fmt: skip
+# A table whose file names begin with the folder of the split; one of names alone.
+table_of_paths = partial(
+    _tables, photos="{level}/{split}", table="{level}/metadata", columns=_HF, command="table"
+)
+table_of_names = partial(
+    _tables, photos="{level}/{split}", table="captions", columns=_NAMES, command="images"
+)
+# A table with a column of splits, all photos in one folder; a table for each split.
+split_column = partial(
+    _tables, photos="{level}/photos", table="table", command="images",
+    columns={"Image": "{name}", "Caption": "{text}", "Split": "{split}"},
+)  # fmt: skip
+table_of_each_split = partial(_tables, **_EACH, command="images")
+folder_of_tables = partial(_tables, **_EACH, command="folder")
 
 
 def sidecars(root: Path, names: Names, level: str, suffix: str) -> list[object]:
@@ -97,41 +111,6 @@ def sidecars(root: Path, names: Names, level: str, suffix: str) -> list[object]:
         path = root / level / names[split] / name
         write_photo(path)
         path.with_suffix(".txt").write_text(caption)
-    return ["folder", root]
-
-
-def table_of_paths(root: Path, names: Names, level: str, suffix: str) -> list[object]:
-    """A table whose file names begin with the folder of the split."""
-    metadata_above(root, names, level, suffix)
-    return [suffix[1:], root / level / f"metadata{suffix}"]
-
-
-def table_of_names(root: Path, names: Names, level: str, suffix: str) -> list[object]:
-    """A table of file names alone; the photos lie in the folders of the splits."""
-    folder, columns = root / level / "{split}", {"image": "{name}", "caption": "{text}"}
-    tables = _write(names, suffix, photos=folder, table=root / "captions", columns=columns)
-    return [suffix[1:], *tables, "--images", root]
-
-
-def split_column(root: Path, names: Names, level: str, suffix: str) -> list[object]:
-    """A table with a column of splits, all photos in one folder."""
-    columns = {"Image": "{name}", "Caption": "{text}", "Split": "{split}"}
-    photos = root / level / "photos"
-    tables = _write(names, suffix, photos=photos, table=root / "table", columns=columns)
-    return [suffix[1:], *tables, "--images", root]
-
-
-def table_of_each_split(root: Path, names: Names, level: str, suffix: str) -> list[object]:
-    """A table for each split: captions_train.csv and so on."""
-    table, columns = root / "captions_{split}", {"image": "{name}", "caption": "{text}"}
-    photos = root / level / "photos"
-    tables = _write(names, suffix, photos=photos, table=table, columns=columns)
-    return [suffix[1:], *tables, "--images", root]
-
-
-def folder_of_tables(root: Path, names: Names, level: str, suffix: str) -> list[object]:
-    """The same, prepared as a folder."""
-    table_of_each_split(root, names, "", suffix)
     return ["folder", root]
 
 
@@ -154,12 +133,6 @@ def parquet_folders(root: Path, names: Names, level: str, suffix: str) -> list[o
 def parquet_files(root: Path, names: Names, level: str, suffix: str) -> list[object]:
     """Parquet files that begin with the split, named on the command line."""
     write_parquet(root, lambda split: root / level / f"{names[split]}-00000-of-00001.parquet")
-    return ["parquet", *sorted(root.rglob("*.parquet"))]
-
-
-def parquet_paths(root: Path, names: Names, level: str, suffix: str) -> list[object]:
-    """Parquet files in the folders of the splits, named on the command line."""
-    parquet_folders(root, names, level, suffix)
     return ["parquet", *sorted(root.rglob("*.parquet"))]
 
 
@@ -193,6 +166,6 @@ def karpathy(root: Path, names: Names, level: str, suffix: str) -> list[object]:
 
 LAYOUTS = [
     metadata_above, metadata_inside, sidecars, table_of_paths, table_of_names, split_column,
-    table_of_each_split, folder_of_tables, parquet_folders, parquet_files, parquet_paths, shards,
+    table_of_each_split, folder_of_tables, parquet_folders, parquet_files, shards,
     images_by_place, karpathy,
 ]  # fmt: skip

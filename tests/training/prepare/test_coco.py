@@ -98,14 +98,14 @@ def test_free_disk_is_asked_before_the_first_byte(
 def test_files_come_from_the_hosts_that_publish_them() -> None:
     """Small ones first."""
     images, karpathy = "http://images.cocodataset.org", "https://cs.stanford.edu/people/karpathy"
-    assert [file.url for file in remote_files(2014, karpathy=True)] == [
+    assert [*remote_files(2014, karpathy=True)] == [
         f"{images}/annotations/annotations_trainval2014.zip",
         f"{karpathy}/deepimagesent/caption_datasets.zip",
         f"{images}/zips/val2014.zip",
         f"{images}/zips/train2014.zip",
     ]
     files = remote_files(2014, karpathy=False, mirror="https://mirror/coco/")
-    assert [(file.url, (file.checksum or "")[:11]) for file in files] == [
+    assert [(url, (checksum or "")[:11]) for url, (_, checksum) in files.items()] == [
         ("https://mirror/coco/annotations/annotations_trainval2014.zip", "md5:0a379cf"),
         ("https://mirror/coco/zips/val2014.zip", "md5:a3d79f5"),
         ("https://mirror/coco/zips/train2014.zip", "md5:0da8c0b"),

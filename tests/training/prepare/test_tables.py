@@ -219,9 +219,6 @@ def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problem
     ("name", "content"),
     [
         ("dataset_coco_fr.json", json.dumps(KARPATHY)),
-        ("words.json", json.dumps({"images": [
-            {"filename": "1.jpg", "split": "test", "sentences": [
-                {"tokens": text.split(" ")} for text in SENTENCES]}]})),
         ("results.token", "".join(f"1.jpg#{n}\t{text}\n" for n, text in enumerate(SENTENCES))),
         ("quoted.txt", "".join(f'1.jpg#{n} | "{text}"\n' for n, text in enumerate(SENTENCES))),
         ("hf.jsonl", json.dumps({"file_name": "1.jpg", "sentences": [{"raw": text, "sentid": n}

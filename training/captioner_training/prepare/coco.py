@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from captioner.errors import DataError, OutputError
 from captioner_training.data.manifest import Manifest
@@ -52,21 +52,10 @@ _WITH_PREPARED: Final = 1.25  # ratio of the downloads and the prepared photos t
 _LARGEST_JSON: Final = 1 << 30  # bytes
 
 
-class RemoteFile(NamedTuple):
-    """A published file: its URL, its size in bytes, and its checksum, if known."""
-
-    url: str
-    size: int
-    checksum: str | None
-
-    @property
-    def name(self) -> str:
-        """The last part of its path."""
-        return self.url.rsplit("/", 1)[-1]
-
-
-def remote_files(year: int, *, karpathy: bool, mirror: str | None = None) -> list[RemoteFile]:
-    """Return the files to download, small ones first, so that errors show early.
+def remote_files(
+    year: int, *, karpathy: bool, mirror: str | None = None
+) -> dict[str, tuple[int, str | None]]:
+    """Return size and checksum of the files to download by URL; small ones first.
 
     Args:
         year: 2014 or 2017.
@@ -74,10 +63,10 @@ def remote_files(year: int, *, karpathy: bool, mirror: str | None = None) -> lis
         mirror: URL below which the files have the same paths (zips/train2014.zip).
     """
     paths = [f"annotations/annotations_trainval{year}.zip", *([_KARPATHY_FILE] * karpathy)]
-    files = []
+    files = {}
     for path in (*paths, f"zips/val{year}.zip", f"zips/train{year}.zip"):
         host = mirror or (_KARPATHY if path == _KARPATHY_FILE else _HOST)
-        files.append(RemoteFile(f"{host.rstrip('/')}/{path}", *PUBLISHED[path]))
+        files[f"{host.rstrip('/')}/{path}"] = PUBLISHED[path]
     return files
 
 
@@ -103,15 +92,15 @@ def _fetch(
     """Download missing files; return the paths by name."""
     folder.mkdir(parents=True, exist_ok=True)
     files = remote_files(source["year"], karpathy=source["split"] == "karpathy", mirror=mirror)
-    places = (folder / f"{file.name}{end}" for file in files for end in ("", ".part"))
-    present = sum(path.stat().st_size for path in places if path.exists())
-    needed = round(_WITH_PREPARED * sum(file.size for file in files)) - present
+    present = sum(path.stat().st_size for path in folder.iterdir())
+    needed = round(_WITH_PREPARED * sum(size for size, _ in files.values())) - present
     if (free := shutil.disk_usage(options.to).free) < needed:
         raise OutputError(
             f"{options.to} has {free / 1e9:.1f} GB free, but the download and the data set need "
             f"{needed / 1e9:.1f} GB: free some space, or choose another folder"
         )
-    return {file.name: fetch(file.url, folder, checksum=file.checksum) for file in files}
+    paths = [fetch(url, folder, checksum=checksum) for url, (_, checksum) in files.items()]
+    return {path.name: path for path in paths}
 
 
 def _read(paths: Mapping[str, Path], source: dict[str, Any]) -> SourceData:

@@ -81,8 +81,7 @@ def cell_captions(value: object) -> list[str]:
     if isinstance(value, Mapping):
         if name := next((name for name in ("raw", *_CAPTION) if value.get(name)), None):
             return cell_captions(value[name])
-        tokens = value.get("tokens")
-        return [" ".join(map(str, tokens)) if isinstance(tokens, list) else ""]
+        return [""]
     if isinstance(value, list):
         return [text for item in value for text in (cell_captions(item) or [""])]
     return []

@@ -378,7 +378,6 @@ def _facts(
             low, high = gain["intervals"][key]
             photos = f"{gain['images']:,} {split} photos"
             yield names[key], f"{gain[key]:.1f} [{low:.1f}, {high:.1f}] on {photos}"
-    yield "recipe", recipe.name
     yield "data", recipe.data.root if recipe.data.scenes is None else "synthetic scenes"
     yield "started from", recipe.weights or f"encoder {recipe.encoder_weights}"
     if log[0]["event"] == "origin" and has_cider:
@@ -388,4 +387,3 @@ def _facts(
             yield "best epoch", f"stage {epoch['stage']} epoch {epoch['epoch']}"
             if has_cider:
                 yield "its CIDEr during training", f"{epoch['validation']['CIDEr']:.1f}"
-    yield "seed", str(recipe.seed)
