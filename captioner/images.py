@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -53,12 +53,6 @@ class NamedBytes(bytes):
     """The bytes of an image, with its name or address for records and errors."""
 
     name: str
-
-
-class _OpenedFile(bytes):
-    """The bytes of a file that Pillow has opened, with its name for errors."""
-
-    filename: str
 
 
 def is_many(images: object) -> bool:
@@ -117,9 +111,7 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
         raise ImageTypeError("the image file is open as text: open it with 'rb'")
     try:
         if isinstance(image, Image.Image):
-            if isinstance(image, JpegImageFile) and _is_undecoded(image):
-                return _file_of(image)
-            return image
+            return (isinstance(image, JpegImageFile) and _file_of(image)) or image
         if isinstance(image, bytes):
             return image
         if isinstance(image, bytearray | memoryview):
@@ -150,19 +142,16 @@ def _is_seekable(file: Any) -> bool:
     return bool(callable(seekable) and seekable())
 
 
-def _is_undecoded(image: JpegImageFile) -> bool:
-    """Whether Pillow has read only the header, and no smaller size was requested."""
-    return bool(image.tile and image.fp and not image.decoderconfig and image.tell() == 0)
-
-
-def _file_of(image: JpegImageFile) -> _OpenedFile:
-    """Read the whole file of an open image; the file's position is restored."""
-    file = cast(IO[bytes], image.fp)
+def _file_of(image: JpegImageFile) -> NamedBytes | None:
+    """Read the whole file of an open image; None if Pillow has read more than its header."""
+    if not (image.tile and image.fp and not image.decoderconfig and image.tell() == 0):
+        return None
+    file = image.fp
     place = file.tell()
     file.seek(0)
-    data = _OpenedFile(file.read())
+    data = NamedBytes(file.read())
     file.seek(place)
-    data.filename = str(image.filename)
+    data.name = str(image.filename)
     return data
 
 
@@ -200,7 +189,7 @@ def _from_array(values: Any, kind: str, shape: tuple[int, ...]) -> Image.Image:
 def _download(address: str, scheme: str) -> NamedBytes:
     import httpx  # slow to import
 
-    from captioner.certificates import CertificatesError, tls_context
+    from captioner.certificates import tls_context
 
     if scheme.lower() not in ("http", "https"):
         raise ImageNotFoundError(f"{address} is not an http or https address: download it first")
@@ -221,8 +210,6 @@ def _download(address: str, scheme: str) -> NamedBytes:
                     raise ImageNotFoundError(
                         f"{address} took more than {_TOTAL_TIMEOUT:.0f} s: download it first"
                     )
-    except CertificatesError as error:
-        raise ImageNotFoundError(f"{address} cannot be downloaded: {error}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         if isinstance(error, httpx.HTTPStatusError):

@@ -210,11 +210,6 @@ class Vocabulary:
     def __contains__(self, word: object) -> bool:
         return word in self._ids
 
-    def knows(self, word: str) -> bool:
-        """Whether a word is one of the ordinary words."""
-        number = self._ids.get(word, PAD)
-        return len(SPECIAL_TOKENS) <= number < len(self.words) - len(self.styles)
-
     def encode(self, words: Iterable[str]) -> list[int]:
         """Return the tokens of words; unknown words are <unk>."""
         return [self._ids.get(word, UNK) for word in words]

@@ -107,14 +107,8 @@ def _search(
     if graphs is None or not features.is_cuda or config.maximum_length > _LONGEST:
         return read_sentences(search(features, starts))
     # Requests with the same search share a graph, whatever their other settings.
-    shape = GenerationConfig(
-        beam_size=config.beam_size,
-        captions=config.captions,
-        length_penalty=config.length_penalty,
-        no_repeat_ngram=config.no_repeat_ngram,
-        no_repeat_around=config.no_repeat_around,
-        minimum_length=config.minimum_length,
-        maximum_length=config.maximum_length,
+    shape = replace(
+        config, consensus=True, temperature=1.0, top_k=0, top_p=1.0, seed=None, style=""
     )
     sentences = graphs((decoder, shape), partial(search, checks=False), features, starts)
     return read_sentences(sentences)

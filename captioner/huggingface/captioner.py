@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple, Unpack
@@ -37,7 +37,7 @@ from captioner.huggingface.models import FAMILIES, EncodedImages, load_model
 from captioner.model.encoder import Grid
 from captioner.photos.transform import Transform
 from captioner.trust.trust import Trust, trust_file
-from captioner.vocabulary import Vocabulary, is_printable
+from captioner.vocabulary import Vocabulary
 
 _LAYERS = 3  # the last ones, whose attention is averaged
 _PUNCTUATION = ".,;:!?\"'()"
@@ -87,7 +87,9 @@ class HuggingFaceCaptioner(Captioner):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle without the weights, which are loaded again."""
-        return _load_again, (self.source, self.options, self.trust, self.generation)
+        names = ("trust", "consensus", "vocabulary", "generation")
+        state = {name: getattr(self, name) for name in names}
+        return partial(HuggingFaceCaptioner, **self.options), (self.source,), state
 
     @classmethod
     def load(cls, name: str, **options: Any) -> HuggingFaceCaptioner:
@@ -149,11 +151,6 @@ class HuggingFaceCaptioner(Captioner):
         return GeneratedBatch(hypotheses, effects, grid)
 
     @torch.inference_mode()
-    def _tokens(self, text: str) -> Tensor:
-        """Encode a sentence with start and end: (1, 1 + T)."""
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return torch.tensor([[self.start, *ids, self.ends[0]]], device=self.device)
-
     def _generate(self, features: Tensor, config: GenerationConfig, count: int) -> list[_Sentence]:
         """Generate `count` sentences for each image (B, L', D), in total B * count."""
         images = features.repeat_interleave(count, 0)
@@ -253,15 +250,6 @@ class HuggingFaceCaptioner(Captioner):
         return [falls[at, span].sum().item() for at, span in enumerate(sentence.spans)]
 
 
-def _load_again(
-    name: str, options: MachineOptions, trust: Trust | None, generation: GenerationConfig
-) -> HuggingFaceCaptioner:
-    captioner = HuggingFaceCaptioner(name, **options)
-    captioner.use_trust(trust)
-    captioner.generation = generation
-    return captioner
-
-
 class _Noise:
     """Samples with a search for the best token, by noise of its own random generator.
 
@@ -293,10 +281,6 @@ _words = threading.Lock()
 
 class OpenVocabulary(Vocabulary):
     """Numbers words when they first appear, because a model of sub-words has no list of words."""
-
-    def knows(self, word: str) -> bool:
-        """Whether a sentence can contain the word."""
-        return bool(word) and is_printable(word)
 
     def encode(self, words: Iterable[str]) -> list[int]:
         """Return the numbers of words; new words are added."""

@@ -99,10 +99,6 @@ class Transform:
         self.config = config
         self._fill = tuple(min(255, max(0, round(255 * value))) for value in config.mean)
 
-    def __call__(self, image: Image.Image) -> torch.Tensor:
-        """Return the encoder's input for an RGB image of any size: float32 (3, size, size)."""
-        return self.normalize(self.pixels(image))
-
     @property
     def at_least(self) -> int:
         """The minimum side to decode to, in pixels: the argument `at_least` of `open_image`."""

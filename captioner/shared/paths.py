@@ -95,16 +95,12 @@ def there_is_no(what: str, path: Path) -> str:
     >>> there_is_no("folder", Path("/nowhere/photos"))
     'there is no folder /nowhere/photos: /nowhere does not exist'
     """
-    parts = (*reversed(path.parents), path)
-    first = next((part for part in parts if not os.path.lexists(part)), path)
-    try:
-        near = _nearest(first.name, (entry.name for entry in first.parent.iterdir()))
-    except OSError:
-        near = None
     text = f"there is no {what} {path}"
-    if first != path:
-        text += f": {first} does not exist"
-    return f"{text}, did you mean {first.parent / near}?" if near else text
+    try:
+        near = _nearest(path.name, (entry.name for entry in path.parent.iterdir()))
+    except OSError:
+        return f"{text}: {path.parent} does not exist"
+    return f"{text}, did you mean {path.parent / near}?" if near else text
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:

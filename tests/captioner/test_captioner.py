@@ -82,21 +82,6 @@ def test_an_alternative_can_be_chosen_with_its_own_words(captioner: Captioner, p
             best.choose(number)
 
 
-def test_effects_of_alternatives_are_measured_on_their_own_photo(saved_tiny: Path) -> None:
-    captioner = Captioner.from_pretrained(saved_tiny, dtype="float32")
-    photos = [SAMPLES / "coffee.jpg", SAMPLES / "rocket.jpg"]
-
-    def effects(caption: Caption) -> list[float | None]:
-        sentences = [caption, *caption.alternatives]
-        return [word.effect for sentence in sentences for word in sentence.words]
-
-    alone = [captioner.caption(path, captions=3, check_attention=True) for path in photos]
-    together = captioner.caption(photos, captions=3, check_attention=True)
-    for caption, expected in zip(together, alone, strict=True):
-        assert effects(caption) == pytest.approx(effects(expected), abs=1e-4)
-        assert None not in effects(caption)
-
-
 def test_one_bad_image_fails_alone(captioner: Captioner, photo: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jpg"
     bad.write_text("no image")
@@ -127,14 +112,6 @@ def test_a_photo_that_needs_too_much_memory_fails_alone(
     error, caption = captioner.caption([huge, photo], errors="return")
     assert isinstance(error, ImageTooLargeError) and "huge.jpg needs too much" in str(error)
     assert isinstance(caption, Caption)
-
-
-def test_a_batch_may_have_any_size(tiny_file: Path, photo: Path) -> None:
-    captioner = Captioner.from_pretrained(tiny_file, dtype="float32")
-    photos = [photo, Image.new("RGB", (50, 90), "navy"), Image.new("RGB", (80, 80), "olive")]
-    texts = [caption.text for caption in captioner.caption(photos)]
-    for size in (1, 2, 3, 9):
-        assert [it.text for it in captioner.caption(photos, batch_size=size)] == texts
 
 
 def test_an_iterator_reads_two_batches_ahead_at_most(captioner: Captioner, photo: Path) -> None:

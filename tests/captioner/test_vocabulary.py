@@ -116,10 +116,6 @@ def test_encode_and_decode() -> None:
     for decode in (vocabulary.decode, vocabulary.decode_plain):
         assert decode([START, 5, 4, END, 4, PAD]) == ["a", "dog"]
     assert len(vocabulary) == 6
-    assert "dog" in vocabulary and "zebra" not in vocabulary
-    styled = Vocabulary(["dog", "a"], styles=["long", "short"])
-    known = [word for word in (*styled.words, "zebra") if styled.knows(word)]
-    assert known == ["dog", "a"]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def lively_file(saved_tiny: Path) -> Path:
         norm.momentum = None  # the mean over all that it sees
     transform = Transform(checkpoint.transform)
     with torch.no_grad():
-        encoder(torch.stack([transform(draw(number)) for number in range(64)]))
+        encoder(transform.normalize(torch.stack([transform.pixels(draw(n)) for n in range(64)])))
     path = saved_tiny.with_name("lively.safetensors")
     checkpoint.save(path)
     return path
