@@ -238,13 +238,12 @@ def read_json_rows(
     `report` receives the number of each line that is not JSON; if it is None, they are errors.
     """
     text = read_text(source, name=name)
-    if text.lstrip().startswith("["):
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError):
-            pass  # JSON Lines whose values are lists
-        else:
-            return list(enumerate(values, 1))
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        fault: Exception = error
+    else:
+        return list(enumerate(whole, 1)) if isinstance(whole, list) else [(1, whole)]
     rows: list[tuple[int, Any]] = []
     damaged: dict[int, Exception] = {}
     for number, line in enumerate(text.split("\n"), 1):  # strings may contain other line ends
@@ -254,10 +253,7 @@ def read_json_rows(
             except (ValueError, RecursionError) as error:
                 damaged[number] = error
     if damaged and len(rows) <= len(damaged) and not any(row < min(damaged) for row, _ in rows):
-        try:
-            return [(1, json.loads(text))]  # one value on several lines
-        except (ValueError, RecursionError) as error:
-            report, damaged = None, {getattr(error, "lineno", 1): error}
+        report, damaged = None, {getattr(fault, "lineno", 1): fault}  # not JSON Lines
     for number, problem in damaged.items():
         if report is None:
             raise DataError(f"{name}: line {number} is not JSON ({problem})") from problem

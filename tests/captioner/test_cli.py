@@ -88,24 +88,14 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} --sheet {{number}}-{{name.png": (2, "use the fields {name} and {number}"),
         f"caption {name} --overlay {name}": (2, "would overwrite"),
         f"caption {name} {tiny} --beam-size 0": (2, "captioner: beam_size 0 is out of range"),
-        f"caption {name} {tiny} --beam-size 5 --captions 9": (
-            2,
-            "captioner: captions 9 is out of range; it is at most beam_size, 5: "
-            "set beam_size 9 too, or ask for fewer",
-        ),
+        f"caption {name} {tiny} --beam-size 5 --captions 9": (2, "set beam_size 9 too"),
         f"caption {name} {tiny} --max-pixels 0": (2, "max_pixels is 0; it must be at least 1"),
-        f"caption {name} {tiny} --max-pixels 9599": (
-            1,
-            "limit of 9,599: make it smaller, or raise the limit with --max-pixels",
-        ),
+        f"caption {name} {tiny} --max-pixels 9599": (1, "limit of 9,599"),
         f"caption {name} {tiny} --sheet s.png --head 2": (2, "head 2: tiny has 1"),
         f"caption {name} {tiny} --dtype float8": (2, "dtype 'float8' is not one of auto, float"),
         f"caption {name} {tiny} --device quantum": (1, "device 'quantum' cannot be used here"),
         f"caption {tiny} missing.jpg": (1, "missing.jpg cannot be read"),
-        f"caption {tiny} . --sheet a/{{name}}.png": (
-            1,
-            "captioner batch . --output captions.jsonl",
-        ),
+        f"caption {tiny} . --sheet a/{{name}}.png": (1, "captioner batch . --output captions"),
         f"caption {name} --checkpoint missing": (1, "there is no checkpoint missing"),
         f"caption {name} --checkpoint {name}": (1, "damaged or not a safetensors file"),
         f"caption {name} --checkpoint odd.safetensors": (1, "cannot use"),

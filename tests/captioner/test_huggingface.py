@@ -320,14 +320,14 @@ def break_model(kind: str, folder: Path, edited: dict[str, Path]) -> Path:
         gpt2 = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)
         transformers.GPT2LMHeadModel(gpt2).save_pretrained(folder)
         return folder
-    if kind in ("bare", "adapter", "run"):
+    if kind in ("adapter", "run"):
         folder.mkdir()
         if kind == "adapter":
             (folder / "adapter_config.json").write_text("{}")
         for step in (90, 500) if kind == "run" else ():
             shutil.copytree(edited["git"], folder / f"checkpoint-{step}")
         return folder
-    shutil.copytree(edited["vit-gpt2" if kind in ("wide", "padded") else "git"], folder)
+    shutil.copytree(edited["vit-gpt2" if kind == "wide" else "git"], folder)
     weights, config = folder / "model.safetensors", folder / "config.json"
     if kind == "pickled":
         weights.rename(folder / "pytorch_model.bin")
@@ -339,12 +339,10 @@ def break_model(kind: str, folder: Path, edited: dict[str, Path]) -> Path:
         save_file(tensors, weights, metadata={"format": "pt"})
     elif kind == "vocabulary":
         edit_json(config, vocab_size=50)
-    elif kind in ("[]", "{"):
+    elif kind == "{":
         config.write_text(kind)
     elif kind == "wide":
         edit_json(folder / "preprocessor_config.json", size={"height": 32, "width": 48})
-    elif kind == "padded":
-        edit_json(folder / "preprocessor_config.json", do_pad=True)
     lost = {"wordless": ("tokenizer*", "vocab*"), "without processor": ("*processor_config.json",)}
     for pattern in lost.get(kind, ()):
         for file in folder.glob(pattern):
@@ -360,11 +358,8 @@ def break_model(kind: str, folder: Path, edited: dict[str, Path]) -> Path:
         ("cut", "cut cannot be loaded"),
         ("lacking", r"git\.visual_projection.* is missing"),
         ("vocabulary", r"git\.embeddings\.word.* is missing"),
-        ("[]", r"config\.json"),
         ("{", r"config\.json"),
-        ("bare", r"no config\.json"),
         ("wide", "48.* square"),
-        ("padded", "square"),
         ("wordless", "no tokenizer"),
         ("without processor", "save_pretrained"),
         ("run", "use hf:.*/checkpoint-500$"),

@@ -267,7 +267,6 @@ def test_older_checkpoints_add_unscaled_positions(
         ({"score": "dot", "value_dim": 6}, "of the same size, not 8 and 6"),
         ({"score": "none", "heads": 2}, "needs no more than one"),
         ({"hidden_dim": 0}, "hidden_dim 0"),
-        ({"value_dim": -1}, "value_dim -1"),
         ({"dropout": 1.0}, "dropout 1.0"),
         (
             {"kind": "transformer", "hidden_dim": 3, "positions": "sine"},
@@ -275,16 +274,8 @@ def test_older_checkpoints_add_unscaled_positions(
         ),
         ({"kind": "top_down", "query": "current"}, "needs kind lstm, not top_down"),
         (
-            {"kind": "transformer", "heads": 5, "attention_dim": 10},
-            "heads is 5, which does not divide hidden",
-        ),
-        (
             {"encoder_layers": 1, "hidden_dim": 10, "heads": 4},
             "heads is 4, which does not divide hidden_dim",
-        ),
-        (
-            {"heads": 3, "value_dim": 128},
-            "heads is 3, which does not divide value_dim 128: use a divisor",
         ),
     ],
 )
