@@ -238,12 +238,13 @@ def read_json_rows(
     `report` receives the number of each line that is not JSON; if it is None, they are errors.
     """
     text = read_text(source, name=name)
+    whole, fault = None, None
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:
-        fault: Exception = error
-    else:
-        return list(enumerate(whole, 1)) if isinstance(whole, list) else [(1, whole)]
+        fault = error
+    if isinstance(whole, list):
+        return list(enumerate(whole, 1))
     rows: list[tuple[int, Any]] = []
     damaged: dict[int, Exception] = {}
     for number, line in enumerate(text.split("\n"), 1):  # strings may contain other line ends
@@ -253,7 +254,9 @@ def read_json_rows(
             except (ValueError, RecursionError) as error:
                 damaged[number] = error
     if damaged and len(rows) <= len(damaged) and not any(row < min(damaged) for row, _ in rows):
-        report, damaged = None, {getattr(fault, "lineno", 1): fault}  # not JSON Lines
+        if fault is None:
+            return [(1, whole)]  # one value on several lines
+        report, damaged = None, {getattr(fault, "lineno", 1): fault}
     for number, problem in damaged.items():
         if report is None:
             raise DataError(f"{name}: line {number} is not JSON ({problem})") from problem
