@@ -26,9 +26,7 @@ from captioner_serving.decoding.photo import Decoded, Output, Readable, Square, 
 from captioner_serving.decoding.process import DecodeProcess, closed_error
 
 _SECONDS = 120.0  # the default time limit of a photo
-_STREAM_BYTES = 1 << 28  # bytes of files that a stream holds in memory
 _GROUP = 8  # photos of a stream that a process decodes for one request
-_GROUP_BYTES = 1 << 22  # bytes of files in memory that end a group
 _Photo = TypeVar("_Photo", bound=Readable)
 _Lanes = list[FairThreads[DecodeProcess]]
 
@@ -153,23 +151,23 @@ class Reader(Closing):
         groups = _groups(photos, min(_GROUP, ahead // (2 * self._workers)))
         tasks: deque[tuple[list[_Photo], Future[list[Decoded | CaptionerError]]]] = deque()
         problem: Exception | None = None
-        count = held = 0  # photos that are decoded in advance, and the bytes of their files
+        count = 0  # photos that are decoded in advance
         while tasks or problem is None:
-            while problem is None and count < ahead and held < _STREAM_BYTES:
+            while problem is None and count < ahead:
                 try:
                     group = next(groups)
                 except Exception as error:
                     problem = error
                 else:
                     tasks.append((group, self._submit_group(group)))
-                    count, held = count + len(group), held + _bytes_of(group)
+                    count += len(group)
             if tasks:
                 group, future = tasks.popleft()
                 for photo, decoded in zip(group, future.result(), strict=False):
                     if isinstance(decoded, CaptionerError):
                         raise decoded
                     yield photo, decoded
-                count, held = count - len(group), held - _bytes_of(group)
+                count -= len(group)
         if problem is not None and not isinstance(problem, StopIteration):
             raise problem
 
@@ -212,15 +210,10 @@ def _groups(photos: Iterator[_Photo], most: int) -> Iterator[list[_Photo]]:
                 yield from filter(None, [group])
                 group = []
             group.append(photo)
-            if is_alone or len(group) == most or _bytes_of(group) >= _GROUP_BYTES:
+            if is_alone or len(group) == most:
                 yield group
                 group = []
     except Exception:
         yield from filter(None, [group])
         raise
     yield from filter(None, [group])
-
-
-def _bytes_of(photos: Sequence[Readable]) -> int:
-    """Return the size of photos in memory; paths and URLs have none."""
-    return sum(len(getattr(photo, "data", b"")) for photo in photos)

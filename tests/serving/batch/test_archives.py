@@ -247,4 +247,4 @@ def test_a_zip_file_of_the_same_name_is_another_file(
 @pytest.mark.slow
 def test_mutated_archives_end_in_captions_or_errors(saved_tiny: Path) -> None:
     chance = random.Random(1)
-    assert fuzz(70, together=35, checkpoint=saved_tiny, chance=chance, keep=None) == []
+    assert fuzz(70, together=70, checkpoint=saved_tiny, chance=chance, keep=None) == []

@@ -308,43 +308,31 @@ def damaged(image: str, caption: str = "a dog", **more: Any) -> str:
     return json.dumps(record_of(image, caption, **more))
 
 
-DAMAGED: dict[str, tuple[str | bytes, str]] = {
+DAMAGED = {
     "no column": ("image;caption\n", "has no column score"),
     "empty": ("", "has no column"),
     "no image": ("image,caption,score\n,a dog,-0.5\n", "line 2 has no image"),
     "nan": ("image,caption,score\na.jpg,a dog,nan\n", "line 2 needs a caption"),
-    "control": ("image,caption,score\na.jpg,gr\x1bn,-1\n", "line 2 needs a caption"),
-    "torn": ('image,caption,score\n"a.jpg', "line 2 needs a caption"),
     "torn line": ('{"image": "a.jpg", "capt', "line 4 is an incomplete record"),
-    "no text": (b"\xff\xfe", "line 4 is an incomplete record"),
     "no record": ("[]", "line 4 is not a caption record: image is missing"),
     "no name": (damaged("a\0.jpg"), "image is missing"),
-    "surrogate": (damaged("a\ud800.jpg"), "image is missing"),
     "no number": (damaged("a.jpg", score="high"), "score or alternatives"),
-    "true": (damaged("a.jpg", score=True), "score or alternatives"),
-    "huge": (damaged("a.jpg", score=-1e9), "score or alternatives"),
-    "no character": (damaged("a.jpg", "\ud800"), "or alternatives"),
     "control character": (damaged("a.jpg", "a\x1b"), "or alternatives"),
-    "unworded": (damaged("a.jpg", unworded=3), "or alternatives"),
     "alternative": (damaged("a.jpg", alternatives=[{}]), "or alternatives"),
-    "alternatives": (damaged("a.jpg", alternatives="no"), "or alternatives"),
     "no model": (damaged("a.jpg", model=None), "model missing"),
-    "no version": (damaged("a.jpg", model={"name": "x"}), "model missing"),
     "correction": (damaged("a.jpg", corrected=1), "corrected missing or invalid"),
     "keywords": (damaged("a.jpg", keywords="dog"), "keywords missing or invalid"),
-    "keyword": (damaged("a.jpg", keywords=["sea", 1]), "keywords missing or invalid"),
     "comma": (damaged("a.jpg", keywords=["a,b"]), "keywords missing or invalid"),
-    "control keyword": (damaged("a.jpg", keywords=["a\0"]), "keywords missing or invalid"),
 }
 
 
 @pytest.mark.parametrize(("content", "message"), DAMAGED.values(), ids=DAMAGED)
 def test_what_is_damaged_is_named_and_nothing_is_made(
-    folder: Path, run_main: Run, content: str | bytes, message: str
+    folder: Path, run_main: Run, content: str, message: str
 ) -> None:
     name = "c.csv" if re.search("column|line 2", message) else "r.jsonl"
-    with (folder / name).open("ab") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+    with (folder / name).open("a") as file:
+        file.write(content)
     check_refusals(run_main, {f"convert {name} --sidecar txt": (1, message)}, folder)
 
 

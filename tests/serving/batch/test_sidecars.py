@@ -71,16 +71,15 @@ def caption(tiny: Captioner) -> Caption:
         *((blank, "skip", "photo 0\n") for blank in ("", "\n", " \t\r\n", "\ufeff\n")),
     ],
 )
-@pytest.mark.parametrize("kind", ["txt", "caption"])
 def test_a_text_is_kept_extended_or_replaced(
-    write: Write, photos: Photos, kind: str, old: str, existing: str, wanted: str
+    write: Write, photos: Photos, old: str, existing: str, wanted: str
 ) -> None:
     """Writing twice changes nothing, and leaves no temporary file."""
     folder = photos(1)
-    sidecar = folder / f"p000.{kind}"
+    sidecar = folder / "p000.txt"
     sidecar.write_text(old)
     for _ in range(2):
-        assert write(folder / "p000.jpg", kind=kind, existing=existing) == []
+        assert write(folder / "p000.jpg", existing=existing) == []
         assert sidecar.read_text() == wanted
     assert len(list(folder.iterdir())) == 2
 

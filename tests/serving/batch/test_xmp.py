@@ -19,7 +19,6 @@ from captioner_serving.batch.outputs.xmp import merge_xmp
 from tests.properties import FEW
 from tests.serving.batch.conftest import Photos
 
-BOTH = ("x-default", "en")
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 needs_exiftool = pytest.mark.needs("exiftool")
 
@@ -152,27 +151,6 @@ def test_a_sidecar_keeps_all_it_holds(tmp_path: Path) -> None:
     assert all(b"<!-- edited by hand -->" in new and b"<?xpacket begin=" in new for new in news)
 
 
-@pytest.mark.parametrize(
-    ("there", "existing", "changes"),
-    [
-        ({"x-default": "Oma", "de": "Strand"}, "skip", {}),
-        ({"x-default": "Oma", "de": "Strand"}, "append", dict.fromkeys(BOTH, "Oma a dog")),
-        ({"x-default": "Oma", "de": "Strand"}, "prepend", dict.fromkeys(BOTH, "a dog Oma")),
-        ({"de": "Strand"}, "skip", dict.fromkeys(BOTH, "a dog")),
-        ({"x-default": " ", "en": "a sea"}, "append", dict.fromkeys(BOTH, "a sea a dog")),
-    ],
-)
-def test_a_default_is_a_text_of_the_caption_s_language_or_of_another(
-    there: dict[str, str], existing: Any, changes: dict[str, str]
-) -> None:
-    """The first text is the default; the alternative text was missing, and is filled in."""
-    items = "".join(f'<rdf:li xml:lang="{tag}">{text}</rdf:li>' for tag, text in there.items())
-    new = merged(LIGHTROOM.replace(ALT, f"<rdf:Alt>{items}</rdf:Alt>").encode(), existing=existing)
-    texts = languages(new, "description")
-    assert texts == there | changes and next(iter(texts)) == "x-default"
-    assert languages(new, "AltTextAccessibility") == dict.fromkeys(BOTH, "a dog")
-
-
 @needs_exiftool
 def test_a_regional_form_is_a_text_in_the_language(tmp_path: Path) -> None:
     old = LIGHTROOM.replace("Am Strand</rdf:li>\n     <rdf:li", "Sea</rdf:li>\n     <rdf:li")
@@ -266,7 +244,10 @@ WORDS = st.text("aBé<&'\" ", min_size=1, max_size=6).map(lambda text: f"w{text}
 def test_a_merge_keeps_other_languages_and_may_be_repeated(
     there, default, caption, existing
 ) -> None:
-    """Of any texts that are there: `en-GB` is one in the caption's language, `en`."""
+    """Of any texts that are there: `en-GB` is one in the caption's language, `en`.
+
+    A default is a text of the caption's language, unless it repeats another. It is the first text.
+    """
     if default is None and there:
         default = next(iter(there.values()))
     others = {tag: text for tag, text in there.items() if tag != "en-GB"}
@@ -277,7 +258,7 @@ def test_a_merge_keeps_other_languages_and_may_be_repeated(
     old = LIGHTROOM.replace(ALT, f"<rdf:Alt>{items}</rdf:Alt>").encode()
     new = merged(old, caption, existing)
     after = languages(new, "description")
-    assert others.items() <= after.items()
+    assert others.items() <= after.items() and next(iter(after)) == "x-default"
     own = after.get("en-GB", after.get("en", after["x-default"]))
     mine = there.get("en-GB", None if default in others.values() else default)
     if mine is None or existing == "overwrite":

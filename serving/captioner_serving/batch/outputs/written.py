@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from captioner.errors import OutputError
-from captioner.shared.files import file_digest, replace_file, sync_folder, writing
+from captioner.shared.files import replace_file, sync_folder, writing
 from captioner_serving.batch.files import RunFiles, RunLock, write_all
 from captioner_serving.batch.inputs.photos import open_quietly
 
 _LARGEST = 1 << 26  # bytes; a sidecar is read into memory
+_TAIL = 1 << 16  # bytes of a log that contain its last line
 
 
 class WrittenFiles:
@@ -58,9 +60,11 @@ class WrittenFiles:
 
     def remove_parts(self) -> None:
         """Remove the temporary files of a killed run, beside its output or a photo."""
-        output = self._files.output
-        last = next(self._last_first(), {"path": output})
-        for path in (output, Path(last["path"])):
+        paths = [self._files.output]
+        with suppress(OSError), self._files.written.open("rb") as log:
+            log.seek(-min(_TAIL, log.seek(0, os.SEEK_END)), os.SEEK_END)
+            paths += [Path(line["path"]) for line in _parsed(log)][-1:]
+        for path in paths:
             for part in (self._files.part(), self._files.part("-state")):
                 with suppress(OSError):
                     path.with_name(part).unlink()
@@ -71,20 +75,13 @@ class WrittenFiles:
         Files that existed before the run, or that were changed since, are kept.
         """
         self.close()
-        replaced: dict[str, str] = {}  # by path: the digest before the last matching line
-        for line in self._last_first():
-            path = Path(line["path"])
-            if line["path"] in replaced:
-                current = replaced[line["path"]]
-            else:
-                current = file_digest(path) if path.is_file() else ""
-            if current != line["written"]:
-                continue
-            if line["before"] is None:
-                path.unlink()
-            else:
-                replaced[line["path"]] = line["before"]
-        self._files.written.unlink(missing_ok=True)
+        log = self._files.written
+        earlier = EarlierFiles([log.parent], glob.escape(log.name))
+        for path in earlier.paths:
+            with suppress(OutputError):
+                if (data := read_existing(path)) is not None and earlier.is_ours(path, data):
+                    Path(path).unlink()
+        log.unlink(missing_ok=True)
 
     def _append(
         self, path: str | os.PathLike[str], new: bytes, old: bytes | None, more: dict[str, str]
@@ -103,23 +100,17 @@ class WrittenFiles:
                 write_all(self._log, b"\n")  # ends a torn line
             write_all(self._log, json.dumps(line).encode() + b"\n")
 
-    def _last_first(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of the log from last to first, without holding all in memory."""
-        if not self._files.written.exists():
-            return
-        with self._files.written.open("rb") as file:
-            starts = [0, *(file.tell() for _ in iter(file.readline, b""))]
-            for start in reversed(starts):
-                file.seek(start)
-                with suppress(ValueError):  # a torn line: its file was not written
-                    yield json.loads(file.readline())
-
 
 class EarlierFiles:
     """What the logs in some folders say about sidecars. They are read when first needed."""
 
-    def __init__(self, folders: Iterable[Path]) -> None:
-        self._folders = folders
+    def __init__(self, folders: Iterable[Path], pattern: str = "*.written.jsonl") -> None:
+        self._folders, self._pattern = folders, pattern
+
+    @property
+    def paths(self) -> set[str]:
+        """The logged files."""
+        return {line["path"] for line in self._lines}
 
     def is_ours(self, path: str, data: bytes) -> bool:
         """Return whether a sidecar was new when it was written, and only runs have changed it."""
@@ -137,13 +128,10 @@ class EarlierFiles:
     @cached_property
     def _lines(self) -> list[dict[str, Any]]:
         lines = []
-        for log in {log for folder in self._folders for log in folder.glob("*.written.jsonl")}:
+        for log in {log for folder in self._folders for log in folder.glob(self._pattern)}:
             with suppress(OSError), log.open("rb") as file:
-                for text in file:
-                    with suppress(ValueError):  # a torn line
-                        lines.append(json.loads(text))
-        keys = {"path", "written", "before"}
-        return [line for line in lines if isinstance(line, dict) and keys <= set(line)]
+                lines += _parsed(file)
+        return lines
 
     @cached_property
     def _before(self) -> dict[tuple[str, str], str | None]:
@@ -158,6 +146,15 @@ class EarlierFiles:
     @cached_property
     def _contents(self) -> set[tuple[str, str]]:
         return {(line["path"], line["content"]) for line in self._lines if "content" in line}
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of a log. A torn line is of a file that was not written."""
+    for text in lines:
+        with suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and line.keys() >= {"path", "written", "before"}:
+                yield line
 
 
 def read_existing(path: str | os.PathLike[str]) -> bytes | None:
