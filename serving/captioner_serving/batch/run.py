@@ -16,7 +16,6 @@ from tqdm import tqdm
 from captioner.captioner import Captioner
 from captioner.closing import Closing
 from captioner.errors import ConfigError, DataError, OutputError
-from captioner.generation.config import GenerationConfig
 from captioner.shared.files import digest
 from captioner.shared.text import counted, in_a_line
 from captioner.trust.familiarity import UNFAMILIAR
@@ -120,7 +119,13 @@ class BatchRun(Closing):
                 options = {"restart": config.restart, "retry_errors": config.retry_errors}
                 journal = stack.enter_context(Journal(files, settings, **options))
             self._journal = journal
-            self._engine = _engine(captioner, generation, config, ray)
+            self._engine: LocalEngine | RayEngine
+            if ray is None:
+                self._engine = LocalEngine(captioner, generation, config)
+            else:
+                from captioner_serving.batch.cluster import RayEngine
+
+                self._engine = RayEngine(ray, captioner, generation, config)
             stack.callback(self._engine.close)
             self._open = stack.pop_all()
         self._done = journal.done if journal else set()
@@ -270,16 +275,6 @@ class BatchRun(Closing):
         else:
             self.counts[ERRORS if "error" in record else RECORDS] += 1
             self.counts[ERRORS] += failure is not None
-
-
-def _engine(
-    captioner: Captioner, generation: GenerationConfig, config: BatchConfig, ray: str | None
-) -> LocalEngine | RayEngine:
-    if ray is None:
-        return LocalEngine(captioner, generation, config)
-    from captioner_serving.batch.cluster import RayEngine
-
-    return RayEngine(ray, captioner, generation, config)
 
 
 def _check_outputs(

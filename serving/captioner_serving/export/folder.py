@@ -19,7 +19,7 @@ from captioner.shared.files import writing
 from captioner.shared.paths import expanded
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION, DOUBTFUL_SUBJECT, Trust, trust_file
-from captioner_serving.export.graphs import Graphs, export_graphs
+from captioner_serving.export.graphs import export_graphs
 from captioner_serving.server.parts import limits_of
 
 _APP = Path(__file__).parent / "app"
@@ -70,7 +70,7 @@ def write_folder(
     graphs = export_graphs(loaded, folder, report=report)
     if has_trust := Trust.for_checkpoint(checkpoint) is not None:
         shutil.copyfile(trust_file(checkpoint), folder / "trust.safetensors")
-    about = _describe(loaded, graphs, has_trust=has_trust)
+    about = {**_describe(loaded, has_trust=has_trust), **graphs}
     text = json.dumps(about, indent=1, ensure_ascii=False)
     (folder / "captioner.json").write_text(text + "\n", encoding="utf-8")
     shutil.copy(_APP / "caption.py", folder)
@@ -78,7 +78,7 @@ def write_folder(
     (folder / "README.md").write_text(readme.format_map(about), encoding="utf-8")
 
 
-def _describe(checkpoint: Checkpoint, graphs: Graphs, *, has_trust: bool) -> dict[str, Any]:
+def _describe(checkpoint: Checkpoint, *, has_trust: bool) -> dict[str, Any]:
     vocabulary = checkpoint.vocabulary
     return {
         "format": 2,
@@ -86,8 +86,6 @@ def _describe(checkpoint: Checkpoint, graphs: Graphs, *, has_trust: bool) -> dic
         "version": checkpoint.version,
         "licence": _LICENCES.get(checkpoint.name, _UNKNOWN),
         "limits": limits_of([checkpoint.name]),
-        "state": list(graphs.state),
-        "grid": {"rows": graphs.rows, "columns": graphs.columns},
         "transform": asdict(checkpoint.transform),
         "generation": asdict(checkpoint.generation),
         "tokenizer": vocabulary.tokenizer,

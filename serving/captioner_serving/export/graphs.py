@@ -17,7 +17,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,15 +34,6 @@ from captioner.photos.transform import Transform
 _FIELDS = tuple(name for name in Step._fields if name not in ("output", "state"))
 _OPTIONAL = ("attention", "gate", "heads")
 _IMAGES, _HYPOTHESES, _WORDS, _BEAM = 2, 3, 4, 5  # sizes of the example input
-
-
-@dataclass(frozen=True, kw_only=True)
-class Graphs:
-    """The names of the state tensors of an exported model, and the size of its grid."""
-
-    state: tuple[str, ...]
-    rows: int
-    columns: int
 
 
 class _Encoder(nn.Module):
@@ -88,10 +78,12 @@ class _Step(nn.Module):
 @torch.no_grad()
 def export_graphs(
     checkpoint: Checkpoint, folder: Path, *, report: Callable[[str], None] = lambda _: None
-) -> Graphs:
+) -> dict[str, Any]:
     """Write encoder.onnx and step.onnx into a folder; modifies the checkpoint's model.
 
     report: called with a line of progress before each step.
+
+    Returns the names of the state tensors (`state`) and the size of the grid, for captioner.json.
 
     Raises:
         CheckpointError: a part of the model cannot be exported.
@@ -128,7 +120,7 @@ def export_graphs(
     )
     report("2 of 3: exporting the decoder ...")
     _export_step(model.decoder, state, names, path=folder / "step.onnx", part=f"the decoder {kind}")
-    return Graphs(state=names, rows=grid.rows, columns=grid.columns)
+    return {"state": names, "grid": {"rows": grid.rows, "columns": grid.columns}}
 
 
 def _export_step(

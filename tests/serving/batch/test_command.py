@@ -149,9 +149,6 @@ def test_shards_are_disjoint_and_complete(
 
 
 # As torch raises them for a GPU, a CPU and a Mac, and Python for lists.
-
-
-# As torch raises them for a GPU, a CPU and a Mac, and Python for lists.
 OUT_OF_MEMORY = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
     RuntimeError("[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't "

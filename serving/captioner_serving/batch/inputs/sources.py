@@ -102,7 +102,8 @@ class Inputs:
                 continue
             if os.path.lexists(source):
                 if _is_table(source) and not _is_pipe(source):
-                    next(self._in_table(source), None)  # raises if it lacks the column
+                    names = table_names(source, self.column or "", root=self.root)
+                    next(names, None)  # raises if it lacks the column
             elif glob.has_magic(source):
                 next(_matches(source, Counter()))
             elif source.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVES)):
@@ -168,7 +169,8 @@ class Inputs:
         elif is_url(source):
             yield from self._at_url(source)
         elif _is_table(source):
-            yield from self._of_names(self._in_table(source))
+            names = table_names(source, self.column or "", root=self.root)
+            yield from self._of_names(names)
         elif os.path.lexists(source) or not glob.has_magic(source):
             yield from self._at(source, skipped, outputs)
         else:
@@ -201,9 +203,6 @@ class Inputs:
                     or os.path.realpath(file) in outputs
                 ):
                     skipped[suffix or "without suffix"] += 1
-
-    def _in_table(self, path: str) -> Iterator[str | LostPhoto]:
-        return table_names(path, self.column or "", root=self.root)
 
     def _of_names(self, names: Iterator[str | LostPhoto]) -> Iterator[Photo]:
         for name in names:

@@ -75,7 +75,6 @@ class Embedder:
 
     def __init__(self) -> None:
         self.written = self.left = 0
-        self._before: Mapping[str, dict[str, str]] = {}
 
     def embed(
         self, sidecars: dict[str, str], before: Mapping[str, dict[str, str]] | None = None
@@ -86,10 +85,9 @@ class Embedder:
             sidecars: by photo.jpg, the path of photo.xmp or photo.jpg.xmp.
             before: by photo, earlier texts of its sidecar. Copies of these are replaced.
         """
-        self._before = before or {}
         suited = {photo: path for photo, path in sidecars.items() if _may_change(photo)}
         self.left += len(sidecars) - len(suited)
-        return self._copy(suited) if suited else {}
+        return self._copy(suited, before or {}) if suited else {}
 
     def counts(self) -> dict[str, int]:
         """Return the counts of the summary."""
@@ -98,7 +96,9 @@ class Embedder:
             f"{self.left:,} without (not a writable JPEG, a link, or described)": self.left,
         }
 
-    def _copy(self, sidecars: dict[str, str]) -> dict[str, OutputError]:
+    def _copy(
+        self, sidecars: dict[str, str], before: Mapping[str, dict[str, str]]
+    ) -> dict[str, OutputError]:
         command = ["exiftool", "-config", "", "-@", "-", "-common_args", "-P"]
         command += ["-charset", "filename=utf8"] if IS_WINDOWS else []
         copies = []
@@ -106,10 +106,14 @@ class Embedder:
             path = os.path.abspath(photo)
             with suppress(OSError):  # of a call that was killed
                 os.unlink(f"{path}_exiftool_tmp")
-            pattern = _pattern(photo, sidecar)
+            # %f and %e are around the last dot.
+            is_longer = sidecar == f"{photo}.xmp" and "." in os.path.basename(photo)
+            pattern = "%d%f.%e.xmp" if is_longer else "%d%f.xmp"
             mode, tags = "cg", ["-XMP:all"]  # create only
-            if copied := self._copied(photo):
-                mode, tags = "wcg", [_TAGS[title] for title in copied]
+            if earlier := before.get(photo):
+                texts = _read_texts(photo)[1]
+                copied = [_TAGS[title] for title in texts if texts[title] == earlier.get(title)]
+                mode, tags = ("wcg", copied) if copied else (mode, tags)
             copies.append(("-wm", mode, "-tagsFromFile", pattern, *tags, path, "-echo4", _END))
         lines = "\n-execute\n".join(map("\n".join, copies)) + "\n"
         pipe = subprocess.PIPE
@@ -133,18 +137,6 @@ class Embedder:
                 reason = problem[1].removesuffix(f" - {os.path.abspath(photo)}").strip()
                 errors[photo] = _failure(photo, reason or f"status {process.returncode}")
         return errors
-
-    def _copied(self, photo: str) -> list[str]:
-        """Return the properties of a photo that are copies of its earlier sidecar."""
-        if not (before := self._before.get(photo)):
-            return []
-        return [title for title, text in _read_texts(photo)[1].items() if text == before.get(title)]
-
-
-def _pattern(photo: str, sidecar: str) -> str:
-    """Return the sidecar's name in terms of exiftool: %f and %e are around the last dot."""
-    is_longer = sidecar == f"{photo}.xmp" and "." in os.path.basename(photo)
-    return "%d%f.%e.xmp" if is_longer else "%d%f.xmp"
 
 
 def check_exiftool() -> None:
