@@ -1,4 +1,4 @@
-"""Mutated images through the reader; fuzz_archives.py is for archives.
+"""Mutated images through the reader; test_archives.py has mutated archives.
 
     python -m tests.benchmarks.fuzz --images 20000
 

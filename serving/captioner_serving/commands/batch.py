@@ -104,12 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
         ProgressBar(quiet=arguments.quiet) as progress,
     ):
         signal.signal(signal.SIGTERM, _interrupt)
-        is_counting = False
+        progress.count(inputs, config.shard, done=batch.before)
         try:
             for record in batch.records():
-                if not is_counting:  # counting earlier would delay the first photo
-                    progress.count(inputs, config.shard, done=batch.before)
-                    is_counting = True
                 if output is None:
                     print(json_line(record, encoding=sys.stdout.encoding), flush=True)
                 progress.update(record)

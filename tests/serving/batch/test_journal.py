@@ -190,30 +190,6 @@ def test_a_failure_without_its_record_is_cut_off(tmp_path: Path) -> None:
     assert files.errors.read_bytes() == failed
 
 
-def test_temporary_files_of_a_killed_retry_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files, parts, fsync = RunFiles(tmp_path / "c.jsonl"), set(), os.fsync
-    with Journal(files, SETTINGS) as run:
-        run.add(record("a"), failure=failure("a"))
-        run.commit()
-
-    def noted(descriptor: int) -> None:
-        parts.update(tmp_path.glob("*.part"))
-        fsync(descriptor)
-
-    with monkeypatch.context() as patch, Journal(files, SETTINGS, retry_errors=True) as run:
-        patch.setattr(os, "fsync", noted)
-        run.add(record("a"), failure=failure("a"))
-        run.commit()
-        run.finish()
-    for part in parts:
-        part.write_bytes(b"of a killed run")
-    monkeypatch.chdir(tmp_path)
-    with Journal(RunFiles(Path("c.jsonl")), SETTINGS):
-        assert parts and not list(tmp_path.glob("*.part"))
-
-
 def test_every_name_is_read_from_its_line(tmp_path: Path) -> None:
     files, names = RunFiles(tmp_path / "c.jsonl"), ('a", "b', "a\\", "\udcff", "\\udcff")
     with Journal(files, SETTINGS) as run:

@@ -13,11 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from captioner import Captioner, OutputError
-from captioner_serving.batch import BatchConfig, caption_batch
+from captioner import OutputError
 from captioner_serving.batch.outputs.xmp import merge_xmp
 from tests.properties import FEW
-from tests.serving.batch.conftest import Photos
 
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 needs_exiftool = pytest.mark.needs("exiftool")
@@ -113,17 +111,6 @@ def exiftool(folder: Path, *files: bytes | None, odd: bool = False) -> list[dict
         assert odd or ("Warning" not in one and "Error" not in one), one
         del one["SourceFile"]
     return found
-
-
-@needs_exiftool
-def test_a_new_sidecar_reads_back(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
-    folder = photos(1)
-    (record,) = caption_batch(
-        folder, config=BatchConfig(sidecar="xmp", language="pt-BR"), captioner=tiny
-    )
-    (found,) = exiftool(tmp_path, (folder / "p000.xmp").read_bytes())
-    for name in ("Description", "AltTextAccessibility"):
-        assert found[name] == found[f"{name}-pt-BR"] == record["caption"].capitalize() + "."
 
 
 @needs_exiftool
