@@ -35,7 +35,7 @@ from captioner.photos.transform import Transform, TransformConfig
 from captioner.trust.trust import digest_weights, trust_file
 from captioner_serving.export.folder import new_folder, write_folder
 from captioner_serving.export.parity import check_parity
-from tests.captioner.pictures import draw, encode, png, turned
+from tests.captioner.pictures import draw, encode, png
 from tests.conftest import ROOT, make_consensus, make_styled, make_tiny, make_trust
 from tests.launcher import Run
 from tests.node import install, run_module
@@ -183,13 +183,6 @@ def without_graphs(app: SimpleNamespace, **about: Any) -> Any:
     captioner = app.Captioner.__new__(app.Captioner)
     captioner.about = about
     return captioner
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_caption_py_turns_photos_as_exif_says(app: SimpleNamespace, orientation: int) -> None:
-    captioner = without_graphs(app, transform={"resize": None, "size": 9})
-    opened = captioner.open(io.BytesIO(turned("PNG", orientation)))
-    assert opened.tobytes() == draw().tobytes()
 
 
 @pytest.mark.parametrize("profile, colour", [(True, (0, 0, 255)), (False, (255, 0, 0))])

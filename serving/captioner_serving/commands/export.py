@@ -35,8 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     checkpoint = checkpoint_file(arguments.checkpoint or bundled_checkpoint())
     with new_folder(arguments.to) as folder:
-        write_folder(checkpoint, folder, report=_say)
-        _say("3 of 3: comparing captions of onnxruntime and PyTorch ...")
+        _say("exporting the encoder and the decoder ...")
+        write_folder(checkpoint, folder)
+        _say("comparing captions of onnxruntime and PyTorch ...")
         photos = check_parity(checkpoint, folder)
         _say(f"onnxruntime and PyTorch give the same captions for {photos} photos")
         add_page(folder)

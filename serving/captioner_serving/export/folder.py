@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -56,18 +56,13 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             inside.replace(target)
 
 
-def write_folder(
-    checkpoint: str | os.PathLike[str],
-    folder: Path,
-    *,
-    report: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Export a checkpoint into an existing folder; `report` gets a line before each step.
+def write_folder(checkpoint: str | os.PathLike[str], folder: Path) -> None:
+    """Export a checkpoint into an existing folder.
 
     Raises CheckpointError: the checkpoint cannot be used, or a part of it cannot be exported.
     """
     loaded = load_checkpoint(checkpoint)
-    graphs = export_graphs(loaded, folder, report=report)
+    graphs = export_graphs(loaded, folder)
     if has_trust := Trust.for_checkpoint(checkpoint) is not None:
         shutil.copyfile(trust_file(checkpoint), folder / "trust.safetensors")
     about = {**_describe(loaded, has_trust=has_trust), **graphs}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, cast
@@ -76,12 +76,8 @@ class _Step(nn.Module):
 
 
 @torch.no_grad()
-def export_graphs(
-    checkpoint: Checkpoint, folder: Path, *, report: Callable[[str], None] = lambda _: None
-) -> dict[str, Any]:
+def export_graphs(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
     """Write encoder.onnx and step.onnx into a folder; modifies the checkpoint's model.
-
-    report: called with a line of progress before each step.
 
     Returns the names of the state tensors (`state`) and the size of the grid, for captioner.json.
 
@@ -109,7 +105,6 @@ def export_graphs(
         )
     # A prefix, because the graph may have nodes of the same names.
     names = tuple(f"state_{name}" for name in (*state.image, *state.hypothesis))
-    report("1 of 3: exporting the encoder ...")
     _export(
         _Encoder(checkpoint),
         {"pixels": pixels},
@@ -118,7 +113,6 @@ def export_graphs(
         path=folder / "encoder.onnx",
         part=f"the encoder {model.config.encoder.name}",
     )
-    report("2 of 3: exporting the decoder ...")
     _export_step(model.decoder, state, names, path=folder / "step.onnx", part=f"the decoder {kind}")
     return {"state": names, "grid": {"rows": grid.rows, "columns": grid.columns}}
 

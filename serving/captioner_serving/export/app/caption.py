@@ -161,7 +161,6 @@ class Captioner:
         captions: int = 1,
         style: str | None = None,
         attention: bool = True,
-        image: str | None = None,
     ) -> dict[str, Any]:
         """Return the record of a photo (a path or a binary file), as `captioner caption --json`."""
         opened = self.open(photo)
@@ -181,7 +180,7 @@ class Captioner:
             self._record(sentence, box) for sentence in self.search(encoded, beam, captions, style)
         )
         return {
-            "image": image if image or not isinstance(photo, str | Path) else str(photo),
+            "image": str(photo) if isinstance(photo, str | Path) else None,
             **best,
             **({} if style is None else {"style": style}),
             "alternatives": alternatives,
