@@ -19,6 +19,9 @@ Existing = Literal["skip", "overwrite", "prepend", "append"]
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 """Control characters that text files and XML should not contain."""
 
+INVALID = re.compile(rf"{CONTROL.pattern}|[\ud800-\udfff]")
+"""Control characters, and surrogates, which stand for bytes that are not UTF-8."""
+
 _FIELD = "{caption}"
 
 
@@ -39,10 +42,8 @@ class Wording:
         if self.template is not None and _FIELD not in self.template:
             raise ConfigError(f"template is {self.template!r}; it must have the field {_FIELD}")
         for text in (self.template or "", *chain.from_iterable(self.replace)):
-            if CONTROL.search(text):
-                raise ConfigError(f"{text!r} has a control character: remove it")
-            if any("\ud800" <= sign <= "\udfff" for sign in text):
-                raise ConfigError(f"{text!r} is not UTF-8 text")
+            if INVALID.search(text):
+                raise ConfigError(f"{text!r} has a control character, or is not UTF-8: correct it")
         if any(not old.strip() for old, _ in self.replace):
             raise ConfigError("replace has no word to replace: write OLD=NEW")
 

@@ -23,7 +23,7 @@ from captioner.shared.tables import decode_text, read_bytes
 from captioner.shared.text import json_line
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.keywords import choose_keywords
-from captioner_serving.batch.wording import CONTROL, has_word, sentence
+from captioner_serving.batch.wording import CONTROL, INVALID, has_word, sentence
 
 Record = dict[str, Any]
 
@@ -298,11 +298,11 @@ def _is_sentence(value: object) -> bool:
     score = value.get("score")
     is_number = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < 1e9
     texts = (value.get("caption"), value.get("unworded", ""))
-    return is_number and all(_is_text(text) and not CONTROL.search(text) for text in texts)
+    return is_number and all(isinstance(text, str) and not INVALID.search(text) for text in texts)
 
 
 def _is_keyword(value: object) -> bool:
-    return _is_text(value) and not CONTROL.search(value) and not re.search(r"[,\n\t]", value)
+    return isinstance(value, str) and not re.search(rf"[,\n\t]|{INVALID.pattern}", value)
 
 
 def _is_text(value: object) -> TypeGuard[str]:

@@ -127,7 +127,7 @@ class EarlierFiles:
 
     @cached_property
     def _lines(self) -> list[dict[str, Any]]:
-        lines = []
+        lines: list[dict[str, Any]] = []
         for log in {log for folder in self._folders for log in folder.glob(self._pattern)}:
             with suppress(OSError), log.open("rb") as file:
                 lines += _parsed(file)
