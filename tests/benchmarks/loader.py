@@ -19,7 +19,7 @@ from captioner.photos.transform import Transform, TransformConfig
 from captioner.shared.archives import tar_members
 from captioner_training.data.batches import StageImages
 from captioner_training.data.images import CaptionedImage, ImageStore
-from captioner_training.data.pixels import Augmentation, ImageDataset
+from captioner_training.data.pixels import ImageDataset
 
 BATCH = 64
 
@@ -35,7 +35,8 @@ def main() -> None:
     dataset = ImageDataset(
         photos(options.tars),
         Transform(TransformConfig(mode="squash", size=options.size)),
-        augmentation=Augmentation(flip=True, crop=0.1),
+        flip=True,
+        crop=0.1,
     )
     positions = random.Random(0).sample(range(len(dataset)), len(dataset))
     order = [positions[at : at + BATCH] for at in range(0, len(positions), BATCH)]

@@ -31,7 +31,7 @@ from captioner_training.data.batches import StageBatches, StageImages, stage_sam
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.grids import CachedGrids, fits_on_gpu
 from captioner_training.data.images import CaptionedImage, ImageStore
-from captioner_training.data.pixels import Augmentation, ImageDataset, split_loader
+from captioner_training.data.pixels import ImageDataset, split_loader
 from captioner_training.distributed import Processes
 from captioner_training.initialization import build_model, load_encoder
 from captioner_training.losses.table import stage_objectives
@@ -154,7 +154,7 @@ def run_epoch(
     stage_config = recipe.stages[0]
     photos = ImageDataset(
         corpus.train[:distinct], transform,
-        augmentation=Augmentation(flip=stage_config.flip, crop=stage_config.crop), seed=recipe.seed,
+        flip=stage_config.flip, crop=stage_config.crop, seed=recipe.seed,
     )  # fmt: skip
     images = Repeated(photos, grids, workers=recipe.data.workers, device=device)
     images.count = distinct

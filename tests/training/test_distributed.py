@@ -211,7 +211,6 @@ def test_shares_make_up_the_batch() -> None:
 COLLECTIVES = (
     "all_gather_object",
     "all_reduce",
-    "barrier",
     "broadcast",
     "broadcast_object_list",
 )

@@ -23,7 +23,7 @@ from captioner.checkpoint import load_checkpoint
 from captioner.errors import GenerationError
 from captioner.inference.device import best_dtype
 from captioner.model.encoder import Encoder
-from captioner.model.scores import SCORES, ScaledDotScore, ScoreFunction
+from captioner.model.scores import SCORES, ScaledDotScore
 from captioner_training import train as train_module
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
@@ -227,7 +227,6 @@ REFUSED: Refusals = {
     "--stages.1.objectives '{json:loads: 1}'": (2, "is not a subclass of Objective"),
     "--decoder.score nonesuch:Class": (2, "decoder.score 'nonesuch:Class' cannot be imported"),
     "--stages.1.objectives.plug.term:Focal 1": (2, "'plug.term:Focal' cannot be imported"),
-    f"--decoder.score {__name__}:Nothing": (2, "Nothing' cannot be used (TypeError: "),
     f"--decoder.score {__name__}:NoHeads": (2, "NoHeads' cannot be used (TypeError: NoHeads.__ini"),
     "--data.root nowhere": (1, "there is no folder nowhere"),
     "--data.minimum_count 1000": (1, "no word occurs 1000 times"),
@@ -254,10 +253,6 @@ class OwnScore(ScaledDotScore):
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
         return super().compare(0 * queries, keys) + (torch.arange(keys.shape[1]) == 0)
-
-
-class Nothing(ScoreFunction):
-    """Lacks both methods."""
 
 
 class NoHeads(ScaledDotScore):

@@ -27,7 +27,7 @@ from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.losses.table import stage_objectives
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import AveragedWeights, Progress, Score, StageState, TrainState
-from captioner_training.step import CaptionLoss, TrainStep, autocast_of
+from captioner_training.step import CaptionLoss, TrainStep
 from tests.training.runs import begin_step, make_batch
 
 CPU = Processes(device=torch.device("cpu"))
@@ -68,25 +68,6 @@ def listen(monkeypatch: pytest.MonkeyPatch, decoder: Any) -> list[torch.Tensor]:
 
     monkeypatch.setattr(decoder, "forward", listening)
     return heard
-
-
-def test_every_weight_of_the_decoder_has_a_gradient(
-    tiny_checkpoint: Checkpoint, batch: Batch
-) -> None:
-    """Autocast keeps its copies of the weights between the pass without gradients and the other.
-
-    Before torch 2.11 those of the first had no gradient in the second.
-    """
-    model = tiny_checkpoint.model.requires_grad_(True)
-    with autocast_of(recipe(precision="bfloat16"), CPU.device):
-        total = read(tiny_checkpoint, batch, 0.5)
-    total.backward()
-    without = [
-        name
-        for name, parameter in model.decoder.named_parameters()
-        if parameter.grad is None or not parameter.grad.any()
-    ]
-    assert without == []
 
 
 def test_scheduled_sampling_never_inserts_start_tokens(

@@ -91,7 +91,7 @@ class Processes:
         try:
             return cast(Value, result) if self.main else work()
         finally:
-            self._wait_long()
+            self.wait()
 
     def main_alone(self, work: Callable[[], Value]) -> Value | None:
         """Call a function in the main process only; the others wait and return None.
@@ -104,7 +104,7 @@ class Processes:
                 result = work()
             except CaptionerError as error:
                 problem = error
-        self._wait_long()
+        self.wait()
         failed = self.broadcast(problem is not None)
         if problem is not None:
             raise problem
@@ -113,12 +113,7 @@ class Processes:
         return result
 
     def wait(self) -> None:
-        """Wait until all processes have called this."""
-        if self.world > 1:
-            dist.barrier()
-
-    def _wait_long(self) -> None:
-        """Wait for the others without the timeout of a barrier."""
+        """Wait until all processes have called this, without the timeout of a barrier."""
         if self.store is None:
             return
         key = f"captioner/{next(self._barriers)}"

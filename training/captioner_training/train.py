@@ -35,7 +35,7 @@ from captioner_training.data.captions import CaptionTable
 from captioner_training.data.corpus import Corpus, new_word_nats
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.pixels import SIGNALS, Augmentation, ImageDataset
+from captioner_training.data.pixels import SIGNALS, ImageDataset
 from captioner_training.data.reading import read_corpus
 from captioner_training.distributed import Processes, memory_errors
 from captioner_training.evaluation.captioning import validate
@@ -295,7 +295,8 @@ class Run:
         photos = ImageDataset(
             self.corpus.train,
             Transform(_resized(self.recipe.transform, stage.size)),
-            augmentation=Augmentation(flip=stage.flip, crop=stage.crop),
+            flip=stage.flip,
+            crop=stage.crop,
             seed=self.recipe.seed + 1000 * number,
         )
         has_any_style = self.recipe.data.any_style > 0

@@ -24,7 +24,6 @@ from captioner_training.data.batches import BucketSampler, StageBatches, StageIm
 from captioner_training.data.captions import CaptionTable, collate
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.pixels import (
-    Augmentation,
     ImageDataset,
     Workers,
     split_loader,
@@ -133,7 +132,7 @@ def test_a_folder_is_found_with_brackets_in_its_name_or_as_a_dot(
 def test_mirroring_knows_left_from_right(data: Path) -> None:
     images = read_coco(data / "captions_images.json", data / "images")
     transform = Transform(TransformConfig(mode="squash", size=16))
-    dataset = ImageDataset(images, transform, augmentation=Augmentation(flip=True), seed=3)
+    dataset = ImageDataset(images, transform, flip=True, seed=3)
     mirrored: Counter[int] = Counter()
     for epoch in range(40):
         dataset.epoch = epoch
@@ -145,8 +144,7 @@ def test_mirroring_knows_left_from_right(data: Path) -> None:
     assert 8 <= mirrored[0] <= 32 and 8 <= mirrored[2] <= 32  # 20 expected, 3.2 the deviation
     views = []
     for seed, index in (3, 0), (3, 2), (4, 0):  # each photo and each seed has its own
-        chance = Augmentation(flip=True, crop=0.3)
-        dataset = ImageDataset(images, transform, augmentation=chance, seed=seed)
+        dataset = ImageDataset(images, transform, flip=True, crop=0.3, seed=seed)
         views.append([dataset.view(index) for dataset.epoch in range(4)])
     assert not {*views[0]} & {*views[1]} and not {*views[0]} & {*views[2]}
     assert not {*views[1]} & {*views[2]} and all(len({*drawn}) == 4 for drawn in views)
@@ -239,7 +237,7 @@ def test_random_crops_of_a_tall_photo_move_along_both_sides(tmp_path: Path) -> N
     photo.save(tmp_path / "tall.png")
     image = CaptionedImage(name="tall.png", id=1, store=ImageStore(tmp_path), captions=(), words=())
     transform = Transform(TransformConfig(mode="squash", size=8))
-    dataset = ImageDataset([image], transform, augmentation=Augmentation(crop=0.5))
+    dataset = ImageDataset([image], transform, crop=0.5)
     centres = []
     for dataset.epoch in range(200):
         pixels = dataset[0][:2].float()

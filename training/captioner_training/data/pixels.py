@@ -9,8 +9,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
@@ -38,28 +37,12 @@ def _end_workers() -> None:
         batches.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """Random changes of images."""
-
-    flip: bool = False  # mirror half of the images, except those with left or right in a caption
-    crop: float = 0.0  # largest share of a side that a random crop removes
-
-
-class View(NamedTuple):
-    """The crop of an image in one epoch, in fractions of its width and height."""
-
-    left: float
-    top: float
-    width: float
-    height: float
-    mirrored: bool
-
-
 class ImageDataset(Dataset[Tensor]):
     """Pixels (3, S, S) uint8, decoded and augmented in the loader's workers.
 
-    The augmentation of an image depends only on (seed, epoch, index).
+    The augmentation of an image depends only on (seed, epoch, index). `flip` mirrors half of the
+    images, except those with left or right in a caption. `crop` is the largest share of a side that
+    a random crop removes.
     """
 
     def __init__(
@@ -67,12 +50,13 @@ class ImageDataset(Dataset[Tensor]):
         images: Sequence[CaptionedImage],
         transform: Transform,
         *,
-        augmentation: Augmentation | None = None,
+        flip: bool = False,
+        crop: float = 0.0,
         seed: int = 0,
     ) -> None:
         self.images = images
         self.transform = transform
-        self.augmentation = augmentation or Augmentation()
+        self.flip, self.crop = flip, crop
         self.seed = seed
         self.epoch = 0
 
@@ -80,26 +64,28 @@ class ImageDataset(Dataset[Tensor]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Tensor:
-        view, photo = self.view(index), self.images[index].open(at_least=self.transform.at_least)
-        if self.augmentation.crop > 0:
-            x, y = view.left * photo.width, view.top * photo.height
-            right, bottom = x + view.width * photo.width, y + view.height * photo.height
-            left, top = int(x), int(y)
-            box = (left, top, max(left + 1, round(right)), max(top + 1, round(bottom)))
-            photo = photo.crop(box)
+        photo = self.images[index].open(at_least=self.transform.at_least)
+        (left, top, width, height), mirrored = self.view(index)
+        if self.crop > 0:
+            x, y = left * photo.width, top * photo.height
+            right, bottom = round(x + width * photo.width), round(y + height * photo.height)
+            photo = photo.crop((int(x), int(y), max(int(x) + 1, right), max(int(y) + 1, bottom)))
         pixels = self.transform.pixels(photo)
-        return pixels.flip(-1) if view.mirrored else pixels
+        return pixels.flip(-1) if mirrored else pixels
 
-    def view(self, index: int) -> View:
-        """Draw the crop of an image in this epoch."""
-        chance, crop = random.Random(f"{self.seed}/{self.epoch}/{index}"), self.augmentation.crop
+    def view(self, index: int) -> tuple[tuple[float, float, float, float], bool]:
+        """Draw the crop of an image in this epoch, and whether it is mirrored.
+
+        The crop is (left, top, width, height) in fractions of the image.
+        """
+        chance = random.Random(f"{self.seed}/{self.epoch}/{index}")
         left, top, width, height = 0.0, 0.0, 1.0, 1.0
-        if crop > 0:
-            width, height = (1 - crop * chance.random() for _ in range(2))
+        if self.crop > 0:
+            width, height = (1 - self.crop * chance.random() for _ in range(2))
             left, top = ((1 - side) * chance.random() for side in (width, height))
-        flips = self.augmentation.flip and chance.random() < 0.5
+        flips = self.flip and chance.random() < 0.5
         mirrored = flips and not self.images[index].mentions_left_or_right
-        return View(left, top, width, height, mirrored)
+        return (left, top, width, height), mirrored
 
 
 def load_pixels(dataset: ImageDataset, *, workers: Workers, **options: Any) -> Generator[Tensor]:
