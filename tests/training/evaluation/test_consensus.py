@@ -10,7 +10,7 @@ import pytest
 from captioner.trust.consensus import Consensus
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.images import CaptionedImage
-from captioner_training.evaluation.fit_trust import Ridge, fit_consensus, min_photos
+from captioner_training.evaluation.fit_trust import Ridge, fit_consensus
 from tests.training.evaluation.test_trust import image
 
 WORDS = Vocabulary(["a", "dog", "cat", "runs", "sits", "on", "grass", "the", "sofa", "red"])
@@ -96,8 +96,3 @@ def test_ridge_is_least_squares_with_extra_rows_of_zeros() -> None:
     slopes = np.linalg.lstsq(left, right, rcond=None)[0] / width[:, None]
     assert found.feature_mean == pytest.approx(middle) and found.intercept == pytest.approx(usual)
     assert found.coefficients == pytest.approx(slopes, rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.parametrize(("photos", "fewest"), [(100, 5), (3000, 5), (3001, 6), (12_420, 21)])
-def test_what_is_too_rare_to_be_learned(photos: int, fewest: int) -> None:
-    assert min_photos(photos) == fewest

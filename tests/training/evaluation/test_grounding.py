@@ -128,14 +128,14 @@ def test_pointing_looks_at_the_centre_of_the_highest_cell() -> None:
 
 
 def test_the_centre_is_where_the_centre_baseline_looks() -> None:
-    attention = center_weighted_attention(7, 7, sigma=0.25)
+    attention = center_weighted_attention(7, 7)
     torch.testing.assert_close(attention, attention.T)
     assert attention.sum().item() == pytest.approx(1)
     # The next cell is 1/7 away: exp(-(1/7)^2 / (2 * 0.25^2)) = exp(-0.163265) = 0.84936.
     assert (attention[3, 4] / attention[3, 3]).item() == pytest.approx(0.84936, abs=1e-4)
     # On a grid of another shape the spread stays a fraction of each side: on 14 columns the cells
     # beside the middle are 1/28 and 3/28 away: exp(-(9 - 1) / 28^2 / (2 * 0.25^2)) = 0.92161.
-    wide = center_weighted_attention(7, 14, sigma=0.25)
+    wide = center_weighted_attention(7, 14)
     assert (wide[3, 8] / wide[3, 7]).item() == pytest.approx(0.92161, abs=1e-4)
 
 

@@ -227,7 +227,6 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
 REFUSED: Refusals = {
     f"{PHOTOS} --boxes others.json": (1, "boxes for 1 images, but for none of this split"),
     f"{PHOTOS} --compare split.json": (1, "split.json is not a report.json"),
-    f"{PHOTOS} --compare tiny.safetensors": (2, "tiny.safetensors is the checkpoint itself"),
     f"{PHOTOS} --compare nowhere.safetensors": (1, "nowhere.safetensors"),
     f"{PHOTOS} --compare hf:/nowhere": (1, "neither a local file or folder nor a model"),
     "--captions split.json --score s.json --compare bundled": (2, "takes report.json files"),

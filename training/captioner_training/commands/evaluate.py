@@ -19,7 +19,7 @@ EXAMPLES = """examples:
       --official --boxes person_boxes_val.json
   captioner evaluate --captions captions_val.json --score results.json --official
   captioner evaluate ~/coco --report report
-  captioner evaluate ~/coco --compare bundled hf:OWNER/MODEL --deletion
+  captioner evaluate ~/coco --compare hf:OWNER/MODEL --deletion
 
 Prints a table of scores with 95 % bootstrap intervals over images. The scores use lower-case
 Treebank tokens without punctuation and cannot be compared with published scores; --official adds

@@ -7,8 +7,9 @@ the same samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,22 +35,6 @@ class Table(NamedTuple):
     def value(self) -> float:
         """Return the score of all images."""
         return float(self.score(self.rows.sum(axis=0)))
-
-
-class Estimate(NamedTuple):
-    """A score with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, value: float, samples: ArrayLike) -> Estimate:
-        """Return a score with the interval of its bootstrap samples that are finite."""
-        scores = np.asarray(samples, dtype=np.float64)
-        scores = scores[np.isfinite(scores)]
-        low, high = np.quantile(scores, [0.025, 0.975]) if len(scores) else (np.nan, np.nan)
-        return cls(float(value), float(low), float(high))
 
 
 def mean_table(values: ArrayLike, counts: ArrayLike | None = None, *, scale: float = 1.0) -> Table:
@@ -92,31 +77,32 @@ def ranking_table(scores: ArrayLike, right: ArrayLike, image: ArrayLike, *, imag
     return Table(np.concatenate(rows, axis=1).astype(np.float64), score)
 
 
-def estimate(tables: Mapping[str, Table]) -> dict[str, Estimate]:
-    """Return each score with its interval. Tables must have the same images in the same order."""
-    if not tables:
-        return {}
-    rows = np.concatenate([table.rows for table in tables.values()], axis=1)
-    images = len(rows)
-    chance = np.random.default_rng(0)
-    parts = [rows.sum(axis=0, keepdims=True)]  # the first row is the sum over all images
-    for first in range(0, _RESAMPLES, _CHUNK):
-        draws = min(_CHUNK, _RESAMPLES - first)
-        times = chance.multinomial(images, np.full(images, 1 / images), size=draws)
-        parts.append(times.astype(np.float64) @ rows)
-    sums = np.concatenate(parts)
-    estimates, first = {}, 0
-    for name, table in tables.items():
-        width = table.rows.shape[1]
-        value, *samples = table.score(sums[:, first : first + width])
-        first += width
-        estimates[name] = Estimate.of(value, samples if images > 1 else [])
-    return estimates
+def summary(tables: Mapping[str, Table]) -> dict[str, Any]:
+    """Return scores by name for a report, and their 95 % `intervals` as [low, high].
 
-
-def summary(tables: Mapping[str, Table]) -> dict[str, object]:
-    """Return scores by name for a report, and their `intervals` as [low, high]."""
-    estimates = estimate(tables)
-    values: dict[str, object] = {name: score.value for name, score in estimates.items()}
-    intervals = {name: [score.low, score.high] for name, score in estimates.items()}
+    Tables must have the same images in the same order.
+    """
+    values: dict[str, Any] = {}
+    intervals: dict[str, list[float]] = {}
+    if tables:
+        rows = np.concatenate([table.rows for table in tables.values()], axis=1)
+        images = len(rows)
+        chance = np.random.default_rng(0)
+        parts = [rows.sum(axis=0, keepdims=True)]  # the first row is the sum over all images
+        for first in range(0, _RESAMPLES, _CHUNK):
+            draws = min(_CHUNK, _RESAMPLES - first)
+            times = chance.multinomial(images, np.full(images, 1 / images), size=draws)
+            parts.append(times.astype(np.float64) @ rows)
+        widths = [table.rows.shape[1] for table in tables.values()]
+        sums = np.split(np.concatenate(parts), np.cumsum(widths)[:-1], axis=1)
+        for (name, table), part in zip(tables.items(), sums, strict=True):
+            value, *samples = table.score(part).tolist()
+            values[name] = value
+            intervals[name] = _interval(samples if images > 1 else [])
     return {**values, "intervals": intervals}
+
+
+def _interval(samples: Sequence[float]) -> list[float]:
+    """Return the interval of the samples that are finite."""
+    finite = [sample for sample in samples if math.isfinite(sample)]
+    return np.quantile(finite, [0.025, 0.975]).tolist() if finite else [math.nan, math.nan]

@@ -26,7 +26,7 @@ from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
 from captioner.model.encoder import Grid
 from captioner.photos.transform import Transform, TransformConfig
 from captioner.shared.files import refuse_input, writing
-from captioner.shared.paths import checkpoint_file, expanded, there_is_no
+from captioner.shared.paths import expanded, there_is_no
 from captioner.shared.tables import read_json
 from captioner.shared.text import printable
 from captioner.trust.consensus import n_grams
@@ -103,7 +103,8 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
 
     Raises CaptionerError: an input cannot be read, an output cannot be written, or a model fails.
     """
-    names = _compared_with(arguments)
+    if arguments.score is not None and not all(map(_is_report, arguments.compare)):
+        raise ConfigError("--compare takes report.json files if --score is used")
     _check_outputs(arguments)
     if arguments.official:
         check_java()
@@ -119,7 +120,7 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
         for problem in source.problems:
             print(f"captioner: {printable(problem)}", file=sys.stderr)
     report = _describe_data(arguments, split)
-    others = [_load_other(arguments, name, source, report) for name in names]
+    others = [_load_other(arguments, name, source, report) for name in arguments.compare]
     boxes, *boxes_of_others = (_read_boxes(arguments, model, split) for model in (source, *others))
 
     evaluation = measure(source, images, split, arguments, report=dict(report), boxes=boxes)
@@ -352,24 +353,6 @@ def describe_captions(captions: Sequence[Words]) -> dict[str, object]:
 def _is_report(name: str) -> bool:
     """Whether --compare names a report, rather than a checkpoint."""
     return name.endswith(".json")
-
-
-def _compared_with(arguments: argparse.Namespace) -> list[str]:
-    """Return the names given to --compare, without the checkpoint itself and repetitions.
-
-    Raises ConfigError: no name is left, or a checkpoint is named although --score is used.
-    """
-    if arguments.score is not None and not all(map(_is_report, arguments.compare)):
-        raise ConfigError("--compare takes report.json files if --score is used")
-    checkpoint = arguments.checkpoint or "bundled"
-    names = {
-        name if _is_report(name) else checkpoint_file(name): name for name in arguments.compare
-    }
-    if arguments.score is None:
-        names.pop(checkpoint_file(checkpoint), None)
-    if arguments.compare and not names:
-        raise ConfigError(f"--compare {checkpoint} is the checkpoint itself: name another")
-    return [*names.values()]
 
 
 def _load(arguments: argparse.Namespace, checkpoint: str | None, style: str | None) -> Captioner:

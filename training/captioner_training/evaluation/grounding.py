@@ -145,18 +145,16 @@ def uniform_attention(rows: int, columns: int) -> Tensor:
     return torch.full((rows, columns), 1 / (rows * columns))
 
 
-def center_weighted_attention(rows: int, columns: int, sigma: float = 0.25) -> Tensor:
+def center_weighted_attention(rows: int, columns: int) -> Tensor:
     """Return a Gaussian (rows, columns) at the centre of the grid, summing to 1.
 
     A baseline that ignores the photo: people are often in the middle, so it beats the uniform map.
-    `sigma` is the standard deviation on both axes, as a fraction of the grid. The default fits
-    people in COCO photos.
+    The standard deviation is a quarter of the grid, which fits people in COCO photos.
     """
 
     def bell(cells: int) -> Tensor:
         offset = (torch.arange(cells, dtype=torch.float64) + 0.5) / cells - 0.5
-        # Softmax normalises without 0/0 for a tiny sigma.
-        return (-0.5 * (offset / sigma) ** 2).softmax(dim=0)
+        return (-0.5 * (offset / 0.25) ** 2).softmax(dim=0)
 
     return torch.outer(bell(rows), bell(columns)).to(torch.get_default_dtype())
 

@@ -53,7 +53,6 @@ def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:
 
 def meteor_rows(references: Sequence[Sequence[Words]], captions: Sequence[Words]) -> Floats:
     """Return METEOR's statistics (N, 23) of captions, from tokens."""
-    check_java()
     requests = []
     for texts, caption in zip(references, captions, strict=True):
         parts = (" ".join(words).replace("|||", " ") for words in (*texts, caption))
