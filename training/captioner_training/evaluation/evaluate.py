@@ -143,7 +143,7 @@ class _Said:
 
     places: the position of each caption's image in the split.
     words: the tokens of each caption that are scored, made by `tokenize` and described by `tokens`.
-    pooled: the pooled grids of the images; None for captions from a file.
+    columns: values of the images for the rows of report.json.
     """
 
     places: Sequence[int]
@@ -152,8 +152,7 @@ class _Said:
     tokenize: Callable[[str], list[str]]
     tokens: str
     captioned: Sequence[Captioned] = ()
-    pooled: NDArray[np.float32] | None = None
-    calibration: Calibration | None = None
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 def measure(
@@ -208,22 +207,17 @@ def measure(
         for people in sorted({category == PERSON for category in categories}, reverse=True):
             grounding = partial(measure_grounding, captioned, boxes, people=people)
             add_measure(report, "person_boxes" if people else "object_boxes", grounding)
-    if said.calibration is not None:
-        add_measure(report, "calibration", said.calibration.result)
     if options.deletion and captioned:
         add_measure(report, "deletion", partial(measure_deletion, captioned))
-    columns: dict[str, Sequence[Any]] = {
-        name: image_scores(tables[name]) for name in ("CIDEr", "ROUGE-L")
-    }
-    if isinstance(source, Captioner):
-        columns |= _measure_trust(source, said, report)
+    scores = {name: image_scores(tables[name]) for name in ("CIDEr", "ROUGE-L")}
+    columns = {**scores, **said.columns}
     rows: list[dict[str, Any]] = [
         {
             "id": target.id,
             "name": target.name,
             "caption": said.captions[at],
             "references": list(target.references),
-            **{name: column[at] for name, column in columns.items() if column[at] is not None},
+            **{name: values[at] for name, values in columns.items() if values[at] is not None},
         }
         for at, target in enumerate(scored)
     ]
@@ -283,6 +277,8 @@ def _generate(
             "name": source.name, "version": source.version, "hash": source.fingerprint,
         },
     }  # fmt: skip
+    if calibration is not None:
+        add_measure(report, "calibration", calibration.result)
     captions = [
         vocabulary.join(vocabulary.decode(caption.hypothesis.tokens)) for caption in captioned
     ]
@@ -296,25 +292,24 @@ def _generate(
         tokenize=vocabulary.tokenize,
         tokens=_tokens(source),
         captioned=captioned,
-        pooled=np.concatenate(pooled),
-        calibration=calibration,
+        columns=_measure_trust(source, captioned, np.concatenate(pooled), report),
     )
 
 
-def _measure_trust(source: Captioner, said: _Said, report: Report) -> dict[str, Sequence[Any]]:
+def _measure_trust(
+    source: Captioner, captioned: Sequence[Captioned], pooled: NDArray[np.float32], report: Report
+) -> dict[str, Sequence[Any]]:
     """Return score, trust and familiarity of each image; add the quality of trust."""
-    columns: dict[str, Sequence[Any]] = {
-        "score": [float(caption.hypothesis.score) for caption in said.captioned]
-    }
-    if source.trust is not None and said.pooled is not None:
-        beams = [[caption.hypothesis] for caption in said.captioned]
-        judged = [best for (best,) in source.trust.judge(said.pooled, beams)]
-        report["trust"] = measure_trust(said.captioned, judged)
-        if report["split"].get("name") != "test":
-            report["trust"]["note"] = _FITTED_HERE
-        columns["familiarity"] = source.trust.familiarity.of(said.pooled)
-        columns["trust"] = [judgement.caption for judgement in judged]
-    return columns
+    scores = [float(caption.hypothesis.score) for caption in captioned]
+    if source.trust is None:
+        return {"score": scores}
+    beams = [[caption.hypothesis] for caption in captioned]
+    judged = [best for (best,) in source.trust.judge(pooled, beams)]
+    report["trust"] = measure_trust(captioned, judged)
+    if report["split"].get("name") != "test":
+        report["trust"]["note"] = _FITTED_HERE
+    trust = [judgement.caption for judgement in judged]
+    return {"score": scores, "familiarity": source.trust.familiarity.of(pooled), "trust": trust}
 
 
 def add_measure(report: Report, name: str, work: Callable[[], object]) -> None:

@@ -80,11 +80,6 @@ class Listing:
     places: Sequence[str | Path]  # where to search the image files
     has_table: bool = True  # a table names the images, so links must not lead out of the places
 
-    @property
-    def is_embedded(self) -> bool:
-        """Whether all images are in the tables or archives that list them."""
-        return bool(self.images) and all(image.location for image in self.images)
-
 
 class _Problem(NamedTuple):
     """A problem: its text, the file it is about, and the row that names the file."""

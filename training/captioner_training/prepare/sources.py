@@ -51,8 +51,7 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
     listing = KINDS[kind].read(request, problems)
     if not listing.images and not problems:
         raise DataError(f"{', '.join(map(str, request.paths))}: no photos found")
-    places = [] if listing.is_embedded else listing.places
-    files = ImageFiles(places, links=not listing.has_table)
+    files = ImageFiles(listing.places, links=not listing.has_table)
     images, split_from = select(listing.images, files, problems, fractions=fractions)
     paths = [split_argument(path)[1] for path in request.paths]
     origin = absolute(paths[0]) if len(paths) == 1 else common_folder(paths)
