@@ -267,12 +267,3 @@ def test_json_of_another_format_is_named(
 ) -> None:
     with pytest.raises(DataError, match=rf"t\.json.*{message}"):
         read(tmp_path, content, problems, "t.json")
-
-
-def test_five_examples_of_a_problem_are_shown(problems: Problems) -> None:
-    for number in (1, 2, 3, 4, 5, 5):
-        problems.add("duplicate id", f"{number}.jpg")
-    shown = "  duplicate id: 6 (1.jpg; 2.jpg; 3.jpg; 4.jpg; 5.jpg"
-    assert problems.report() == f"{shown})"
-    problems.add("duplicate id", "6.jpg")
-    assert problems.report() == f"{shown.replace('6 (', '7 (')}; ...)"
