@@ -193,9 +193,10 @@ class TrainState:
 
         Raises GenerationError: the weights are NaN or infinite.
         """
-        sums = self.stage.sums if self.stage is not None else {}
+        sums, device = self.stage.sums if self.stage is not None else {}, self.processes.device
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         mine = {
-            "random": _random(self.processes.device),
+            "random": {"torch": torch.get_rng_state(), "cuda": cuda},
             "sums": {name: value.cpu() for name, value in sums.items()},
         }
         of_processes = self.processes.gather(mine)
@@ -235,11 +236,6 @@ class TrainState:
                 for name in states[0]["sums"]
             }
         return {name: value.to(device) for name, value in sums.items()}
-
-
-def _random(device: torch.device) -> dict[str, Tensor | None]:
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 
 def diverged(step: int) -> GenerationError:
