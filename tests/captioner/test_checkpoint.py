@@ -103,27 +103,25 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_files_of_other_formats_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "foreign"
-    save_file({"weight": torch.zeros(2)}, path)
-    with pytest.raises(CheckpointFormatError, match="no Captioner configuration"):
-        load_checkpoint(path)
-    save_file({"weight": torch.zeros(2)}, path, metadata={"captioner": "[" * 100_000})
-    with pytest.raises(CheckpointFormatError, match="foreign cannot be read: maximum recursion"):
-        load_checkpoint(path)
-    torch.save({"weight": torch.zeros(2)}, path)  # a zip file
-    with pytest.raises(CheckpointFormatError, match="pickle"):
-        load_checkpoint(path)
-    for protocol in (2, 3, 4):
-        path.write_bytes(pickle.dumps({"weight": [0.0]}, protocol=protocol))
-        with pytest.raises(CheckpointFormatError, match="pickle"):
+    for metadata, reason in (
+        (None, "no Captioner configuration"),
+        ({"captioner": "[" * 100_000}, "foreign cannot be read: maximum recursion"),
+    ):
+        save_file({"weight": torch.zeros(2)}, path, metadata=metadata)
+        with pytest.raises(CheckpointFormatError, match=reason):
             load_checkpoint(path)
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    with pytest.raises(CheckpointFormatError, match="git lfs pull"):
-        load_checkpoint(path)
+    torch.save({"weight": torch.zeros(2)}, zipped := tmp_path / "zipped")
+    pickles = [pickle.dumps({"weight": [0.0]}, protocol=protocol) for protocol in (2, 3, 4)]
+    for data, reason in (
+        *((data, "pickle") for data in (zipped.read_bytes(), *pickles)),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+        (b"just some text, long enough to be read as a header length", "damaged or not a safe"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(CheckpointFormatError, match=reason):
+            load_checkpoint(path)
     with pytest.raises(CheckpointFormatError, match="this command needs a Captioner checkpoint"):
         load_checkpoint("hf:user/model")
-    path.write_text("just some text, long enough to be read as a header length")
-    with pytest.raises(CheckpointFormatError, match="damaged or not a safetensors"):
-        load_checkpoint(path)
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
@@ -343,26 +341,23 @@ OLD_NAMES = {
     "transformer": {
         "grid_layers.enter": "grid_layers.input_projection",
         "grid_layers.place": "grid_layers.position_projection",
-        "grid_layers.layers.0.read.score.key": "grid_layers.layers.0.self_attention.score.key",
-        "grid_layers.layers.0.read.score.query": "grid_layers.layers.0.self_attention.score.query",
-        "grid_layers.layers.0.read.value": "grid_layers.layers.0.self_attention.value",
-        "grid_layers.layers.0.read_output": "grid_layers.layers.0.self_attention_output",
-        "grid_layers.layers.0.think.0": "grid_layers.layers.0.feed_forward.0",
-        "grid_layers.layers.0.think.2": "grid_layers.layers.0.feed_forward.2",
         "enter_grid": "grid_projection",
         "enter_word": "word_projection",
         "place_word": "position_projection",
-        "layers.0.read.score.key": "layers.0.self_attention.score.key",
-        "layers.0.read.score.query": "layers.0.self_attention.score.query",
-        "layers.0.read.value": "layers.0.self_attention.value",
-        "layers.0.read_output": "layers.0.self_attention_output",
-        "layers.0.look.score.key": "layers.0.cross_attention.score.key",
-        "layers.0.look.score.query": "layers.0.cross_attention.score.query",
-        "layers.0.look.score.score": "layers.0.cross_attention.score.score",
-        "layers.0.look.value": "layers.0.cross_attention.value",
         "layers.0.look_output": "layers.0.cross_attention_output",
-        "layers.0.think.0": "layers.0.feed_forward.0",
-        "layers.0.think.2": "layers.0.feed_forward.2",
+        **{
+            f"layers.0.look.{part}": f"layers.0.cross_attention.{part}"
+            for part in ("score.key", "score.query", "score.score", "value")
+        },
+        **{
+            f"{layers}.0.{old}{part}": f"{layers}.0.{new}{part}"
+            for layers in ("grid_layers.layers", "layers")
+            for old, new, parts in (
+                ("read", "self_attention", (".score.key", ".score.query", ".value", "_output")),
+                ("think", "feed_forward", (".0", ".2")),
+            )
+            for part in parts
+        },
     },
     "top_down": {
         "look_word": "attention_lstm_word",
