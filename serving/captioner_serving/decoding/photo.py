@@ -93,22 +93,15 @@ def shrink(photo: Image.Image, longest: int) -> Image.Image:
 
 
 class Decoded(NamedTuple):
-    """The result of decoding a photo.
+    """The result of decoding a photo."""
 
-    content: digest of the file's bytes; b"" if they could not be read.
-    size: width and height of the photo as viewed; (0, 0) after an error.
-    pixels: uint8, height x width x 3 bytes, row by row; or an image file; b"" after an error.
-    shape: width and height of `pixels`.
-    box: the part of the photo that the pixels show.
-    error: type, title and detail; None if decoded.
-    """
-
-    content: bytes
-    size: tuple[int, int]
+    content: bytes  # digest of the file's bytes; b"" if they could not be read
+    size: tuple[int, int]  # width and height of the photo as viewed; (0, 0) after an error
+    # uint8, height x width x 3 bytes, row by row; or an image file; b"" after an error
     pixels: bytes | memoryview
-    shape: tuple[int, int]
-    box: Box = Box(0.0, 0.0, 0.0, 0.0)
-    error: dict[str, str] | None = None
+    shape: tuple[int, int]  # width and height of `pixels`
+    box: Box = Box(0.0, 0.0, 0.0, 0.0)  # the part of the photo that the pixels show
+    error: dict[str, str] | None = None  # type, title and detail
 
     @classmethod
     def failed(cls, error: errors.CaptionerError, content: bytes = b"") -> Decoded:
@@ -121,12 +114,10 @@ class Decoded(NamedTuple):
 
     @classmethod
     def of_head(cls, head: Any) -> tuple[Decoded, int]:
-        """Read the `head` of a result, which may come from a compromised child.
+        """Return the result without pixels, and the number of bytes of the pixels.
 
-        Returns:
-            The result without pixels, and the number of bytes of the pixels.
-
-        Raises ValueError, TypeError, KeyError, OverflowError: the head is invalid.
+        Raises ValueError, TypeError, KeyError, OverflowError: the head is invalid, for it may come
+            from a compromised child.
         """
         (width, height), (across, down) = head["size"], head["shape"]
         count, content, box = head["pixels"], bytes.fromhex(head["content"]), Box(*head["box"])
@@ -149,10 +140,7 @@ class Decoded(NamedTuple):
             raise (kind if is_allowed else errors.ImageError)(self.error["detail"])
 
     def prepared(self, *, image: str | None = None) -> PreparedImage:
-        """Return the square for `Captioner.caption_prepared`.
-
-        image: the photo's name in the record.
-        """
+        """Return the square for `Captioner.caption_prepared`; `image` is the name in the record."""
         from captioner.captioner import PreparedImage  # needs torch, which decoding does not
 
         flat = np.frombuffer(self.pixels, np.uint8)

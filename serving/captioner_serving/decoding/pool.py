@@ -39,10 +39,8 @@ class Reader(Closing):
     Args:
         transform: how a photo becomes a square.
         workers: the number of processes.
-        quick: further processes for ordinary JPEGs (`is_ordinary`), so that these do not wait for
-            other photos.
-        fetching: further processes for photos with a `url`, so that slow hosts block no other
-            photos.
+        quick: further processes for ordinary JPEGs, which do not wait for other photos.
+        fetching: further processes for photos with a `url`, so that slow hosts block no others.
         max_pixels: the limit of width times height.
         seconds: the time limit of a photo, for reading and decoding.
         budget: the pixels that each kind of processes may decode at once; a larger photo is decoded

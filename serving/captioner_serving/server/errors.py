@@ -37,13 +37,7 @@ PROBLEMS = {
 
 
 class RefusedError(CaptionerError):
-    """A refused request.
-
-    Args:
-        kind: a key of PROBLEMS.
-        detail: the problem and its remedy.
-        headers: headers of the answer.
-    """
+    """A refused request; `kind` is a key of PROBLEMS, `headers` are those of the answer."""
 
     def __init__(self, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
