@@ -46,10 +46,11 @@ window.setTimeout = ((later) => (run, delay) => delay === 300 ? held.push(run) :
 
 
 @pytest.fixture
-def answered(visit: Visit) -> Visit:
+def answered(visit: Visit) -> Iterator[Visit]:
     body = json.dumps({"records": [RECORD]})
-    visit.context.route("**/api/caption", lambda route: route.fulfill(body=body))
-    return visit
+    visit.context.route("**/api/caption", lambda route: route.fulfill(body=body))  # in all tabs
+    yield visit
+    visit.context.unroute("**/api/caption")
 
 
 @pytest.fixture
@@ -59,7 +60,6 @@ def other(answered: Visit) -> Iterator[Any]:
     tab.wait_for_selector('.viewer[data-state="shown"]')
     yield tab
     tab.close()
-    answered.context.unroute("**/api/caption")
 
 
 def make_photos(folder: Path, count: int, kind: str = "png") -> list[Path]:
