@@ -13,6 +13,7 @@ import os
 import re
 import runpy
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ from captioner.photos.transform import Transform, TransformConfig
 from captioner.trust.trust import digest_weights, trust_file
 from captioner_serving.export.folder import new_folder, write_folder
 from captioner_serving.export.parity import check_parity
-from tests.captioner.pictures import draw, encode, png
+from tests.captioner.pictures import draw, encode, png, turned
 from tests.conftest import ROOT, make_consensus, make_styled, make_tiny, make_trust
 from tests.launcher import Run
 from tests.node import install, run_module
@@ -183,6 +184,23 @@ def without_graphs(app: SimpleNamespace, **about: Any) -> Any:
     captioner = app.Captioner.__new__(app.Captioner)
     captioner.about = about
     return captioner
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_caption_py_turns_photos_as_exif_says(app: SimpleNamespace, orientation: int) -> None:
+    captioner = without_graphs(app, transform={"resize": None, "size": 9})
+    opened = captioner.open(io.BytesIO(turned("PNG", orientation)))
+    assert opened.tobytes() == draw().tobytes()
+
+
+def test_caption_py_reads_only_the_orientation(app: SimpleNamespace) -> None:
+    """Values of other types than the standard's, which Pillow cannot write again."""
+    entries = [(0x0112, 3, 1, 6), (0x011A, 2, 4, int.from_bytes(b"72\0\0", "little"))]
+    block = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + block + bytes(4)
+    draw().transpose(Image.Transpose.ROTATE_90).save(file := io.BytesIO(), "PNG", exif=exif)
+    captioner = without_graphs(app, transform={"resize": None, "size": 9})
+    assert captioner.open(file).tobytes() == draw().tobytes()
 
 
 @pytest.mark.parametrize("profile, colour", [(True, (0, 0, 255)), (False, (255, 0, 0))])

@@ -68,8 +68,8 @@ class LocalEngine(Closing):
         share = share or cores()
         self.captioner, self.generation, self._config = captioner, generation, config
         # Halved permanently when memory runs out.
-        is_cpu = captioner.device.type == "cpu"
-        self.batch_size = config.batch_size or (_CPU_BATCH if is_cpu else _GPU_BATCH)
+        is_cpu, is_cuda = (captioner.device.type == kind for kind in ("cpu", "cuda"))
+        self.batch_size = config.batch_size or (_GPU_BATCH if is_cuda else _CPU_BATCH)
         self.workers = config.workers or share
         # On a GPU one batch is launched while the results of the other are read.
         self.streams = min(share, 8) if is_cpu else 2

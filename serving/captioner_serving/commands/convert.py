@@ -130,6 +130,11 @@ def _check(arguments: argparse.Namespace) -> list[Path]:
             raise ConfigError(
                 f"{path} has no records: use the .jsonl or .csv that captioner batch wrote"
             )
+        if path.suffix == ".csv" and arguments.keywords is not None:
+            raise ConfigError(
+                f"{path} has no trust, which --keywords needs: leave out --keywords "
+                "to use the keywords in the file"
+            )
         if path.suffix == ".csv" and (arguments.to is not None or arguments.sidecar == "json"):
             raise ConfigError(
                 f"{path} does not have the complete records: --to and --sidecar json need the "

@@ -98,7 +98,8 @@ def export_graphs(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
     grid = model.encode(Transform(checkpoint.transform).normalize(pixels))
     state = model.decoder.start(grid.features)
     kind = model.config.decoder.kind
-    if kind == "transformer":
+    after = model.decoder.step(torch.zeros(_IMAGES, 1, dtype=torch.long), state).state
+    if any(after.hypothesis[name].shape != part.shape for name, part in state.hypothesis.items()):
         raise CheckpointError(
             f"the decoder {kind} cannot be exported, because its state grows with every word: use "
             "lstm or top_down"

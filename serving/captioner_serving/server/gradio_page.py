@@ -10,15 +10,18 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import gradio as gr
 from fastapi import FastAPI
 from gradio import utils
+from jinja2 import BaseLoader, ChoiceLoader, DictLoader
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse
@@ -169,6 +172,7 @@ class GradioFiles:
 
 
 def _mounted(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
+    remove_preview_tags()
     app = FastAPI(openapi_url=None)
     gr.mount_gradio_app(
         app,
@@ -192,6 +196,17 @@ def _mounted(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
         head=f"<style>{read_static('page.css')}{read_static('viewer.css')}</style>",
     )
     return app
+
+
+@cache
+def remove_preview_tags() -> None:
+    """Remove Gradio's preview tags, which name gradio.app, from all pages of the process."""
+    environment = gr.routes.templates.env
+    loader = cast(BaseLoader, environment.loader)
+    name = "frontend/index.html"
+    source, _, _ = loader.get_source(environment, name)
+    changed = re.sub(r'<meta\s+(?:property="og:|name="twitter:)[^>]*>', "", source)
+    environment.loader = ChoiceLoader([DictLoader({name: changed}), loader])
 
 
 def launch_config(config: ServerConfig, host: str, *, share: bool | None) -> ServerConfig:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
+import struct
 import subprocess
 import time
 import zlib
@@ -14,11 +16,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, TiffImagePlugin
 
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.outputs.embedding import Embedder
+from captioner_serving.batch.outputs.embedding import Embedder, read_own_texts
+from captioner_serving.batch.outputs.xmp import DESCRIPTION
 from tests.conftest import read_tree
 from tests.launcher import Run
 from tests.serving.batch.conftest import (
@@ -164,6 +167,24 @@ def test_corrections_of_a_second_download_are_embedded(photos: Photos, run_main:
     assert run_main("convert", folder / "vier.jsonl", *options).returncode == 0
     (tags,) = read_tags(folder / "p002.jpg")
     assert tags["XMP-iptcCore:AltTextAccessibility"] == "Opa"
+
+
+def test_damaged_iptc_hides_no_other_text_of_the_owner(tmp_path: Path) -> None:
+    """Pillow raises on an IPTC block with junk. A TIFF may have its description as bytes."""
+    iptc = b"\x1c\x02\x05\0\x01T junk"
+    block = b"Photoshop 3.0\0" + b"8BIM\x04\x04\0\0" + struct.pack(">I", len(iptc)) + iptc + b"\0"
+    exif = Image.Exif()
+    exif[ExifTags.Base.ImageDescription] = "Anna"
+    Image.new("RGB", (8, 8)).save(buffer := io.BytesIO(), "JPEG", exif=exif)
+    data = buffer.getvalue()
+    segment = b"\xff\xed" + struct.pack(">H", len(block) + 2) + block
+    (tmp_path / "a.jpg").write_bytes(data[:2] + segment + data[2:])
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    tags[ExifTags.Base.ImageDescription] = b"Anna"
+    tags.tagtype[ExifTags.Base.ImageDescription] = 7
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.tiff", tiffinfo=tags)
+    for name in ("a.jpg", "a.tiff"):
+        assert read_own_texts(str(tmp_path / name)) == {DESCRIPTION: "Anna"}, name
 
 
 def test_photos_of_any_name_are_embedded(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from itertools import product
 from pathlib import Path
@@ -82,6 +81,10 @@ def test_any_text_comes_back_from_a_table_that_no_program_runs(tmp_path: Path, p
     assert [(r["image"], r["caption"]) for r in read_record_table(output)] == [
         *zip(names, wanted, strict=True)
     ]
+    assert list(table_names(str(output), "image")) == names
+    # A table of another program is read as it is.
+    (tmp_path / "t.csv").write_text("image,caption\n'=1.jpg,a dog\n")
+    assert list(table_names(str(tmp_path / "t.csv"), "image")) == ["'=1.jpg"]
 
 
 TABLE = """
@@ -95,19 +98,15 @@ process.stdout.write(FORMATS.csv.make(photos));
 
 
 @pytest.mark.needs("node")
-def test_no_program_runs_a_cell_of_the_page_s_table(tmp_path: Path) -> None:
-    """The page adds the same apostrophes as `captioner batch`."""
+def test_any_text_comes_back_from_a_table_of_the_page(tmp_path: Path) -> None:
     texts = [*map("".join, product("',-+＋ a\x85\ufeff", repeat=4))]
     (tmp_path / "texts.json").write_text(json.dumps(texts))
     module = (ROOT / "serving/captioner_serving/server/static/record.js").as_uri()
     table = run_module(TABLE, tmp_path, str(tmp_path / "texts.json"), module)
-    rows = csv.DictReader(io.StringIO(table.removeprefix("\ufeff"), newline=""))
-    found = [(row["image"], row["alt"]) for row in rows]
-    with (tmp_path / "c.csv").open("wb") as file:
-        write_records(file, ".csv", map(record_of, texts), plain=True)
-    with (tmp_path / "c.csv").open(encoding="utf-8", newline="") as lines:
-        wanted = [row["image"] for row in csv.DictReader(lines)]
-    assert found == [*zip(wanted, wanted, strict=True)]
+    (tmp_path / "page.csv").write_text(table, encoding="utf-8", newline="")
+    found = [*read_record_table(tmp_path / "page.csv")]
+    assert [record["corrected"] for record in found if record] == texts
+    assert [record["image"] for record in found if record] == texts
 
 
 def test_a_table_has_all_alternatives_keywords_and_trust(

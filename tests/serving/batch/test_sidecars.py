@@ -226,6 +226,8 @@ def test_no_two_photos_share_a_sidecar(
     for number, name in enumerate(names):
         (folder / f"p{number:03}.jpg").rename(folder / name)
     (folder / "photo.cr2").write_bytes(b"II*\0 a raw file has no caption")
+    if "photo" not in names:
+        (folder / "photo").write_text("A note is no photo.")
     for name in reversed(names):
         write(folder / name)
     assert sorted(path.stem for path in folder.glob("*.txt")) == sorted(sidecars)

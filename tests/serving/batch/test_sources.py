@@ -80,7 +80,7 @@ def test_globs(tree: Path) -> None:
 
 def test_lists(tree: Path) -> None:
     (tree / "list").write_bytes(
-        b"\xef\xbb\xbfb.jpg\r\n\n  odd name \nhttps://x.org/y.jpg\ncaf\xe9.jpg"
+        b"\xef\xbb\xbfb.jpg\r\n\n  odd name \rhttps://x.org/y.jpg\ncaf\xe9.jpg"
     )
     listed = ["b.jpg", "  odd name ", "https://x.org/y.jpg", os.fsdecode(b"caf\xe9.jpg")]
     assert names(lists=("list",)) == listed

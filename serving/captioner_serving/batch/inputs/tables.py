@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from io import BufferedReader
+from pathlib import Path
 
 from captioner.errors import DataError
 from captioner.shared.tables import JSON_TABLES, read_json_rows, read_lines, read_table
 from captioner_serving.batch.inputs.photos import LostPhoto, name_on_disk
+from captioner_serving.batch.outputs.formats import own_cells
 
 _LONGEST = 1 << 20  # bytes of a name in a list; file systems take 4,096
 
@@ -24,16 +27,22 @@ def list_names(path: str, *, root: str | None = None) -> Iterator[str]:
             if b"\0" in file.peek():  # UTF-16
                 lines = iter(read_lines(file.read(), name=label))
             else:
-                lines = map(os.fsdecode, iter(lambda: file.readline(_LONGEST), b""))
+                lines = _lines(file, label)
             for line in lines:
-                if len(line) >= _LONGEST:
-                    raise DataError(
-                        f"{label} has a name of {_LONGEST:,} bytes or more: use a list of photos"
-                    )
-                if name := line.rstrip("\r\n").removeprefix("\ufeff"):
+                if name := line.removeprefix("\ufeff"):
                     yield name_on_disk(_unquoted(name, root), root)
     except OSError as error:
         raise DataError(f"{label} cannot be read: {error.strerror}") from error
+
+
+def _lines(file: BufferedReader, label: str) -> Iterator[str]:
+    """Yield lines, which may end with CR, LF or both."""
+    while line := file.readline(_LONGEST):
+        if len(line) == _LONGEST:
+            raise DataError(
+                f"{label} has a name of {_LONGEST:,} bytes or more: use a list of photos"
+            )
+        yield from os.fsdecode(line.rstrip(b"\n")).split("\r")
 
 
 def _unquoted(name: str, root: str | None) -> str:
@@ -59,4 +68,6 @@ def _cells(path: str, column: str) -> list[str]:
         for number, row in read_json_rows(path, name=path):
             if not isinstance(row, Mapping):
                 raise DataError(f"{path}: line {number} is not a JSON object")
+    elif suffix == ".csv" and (cells := own_cells(Path(path), column)) is not None:
+        return cells
     return list(read_table(path, name=path, columns=[column])[column])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import zip_longest
 
-from PIL import ExifTags, Image, IptcImagePlugin, TiffImagePlugin
+from PIL import ExifTags, Image, ImageFile, IptcImagePlugin, TiffImagePlugin
 
 from captioner.errors import CaptionerError, OutputError
 from captioner.photos.orientation import exif_entries
@@ -55,9 +55,8 @@ def _read_texts(path: str) -> tuple[str, dict[str, str]]:
     """
     try:
         with Image.open(path) as image:
-            iptc = (IptcImagePlugin.getiptcinfo(image) or {}).get((2, 120), b"")
-            caption = _decoded(iptc if isinstance(iptc, bytes) else iptc[0])
-            return caption or _exif_description(image), texts_in(image.info.get("xmp", b""))
+            description = _iptc_caption(image) or _exif_description(image)
+            return description, texts_in(image.info.get("xmp", b""))
     except Exception:  # damaged metadata can raise almost anything
         return "", {}
 
@@ -172,11 +171,21 @@ def _failure(photo: str, reason: str) -> OutputError:
     return OutputError(f"exiftool cannot write {photo} ({reason}): its sidecar has the texts")
 
 
+def _iptc_caption(image: ImageFile.ImageFile) -> str:
+    """Return the caption in IPTC: record 2, dataset 120; "" if the block is damaged."""
+    try:
+        caption = (IptcImagePlugin.getiptcinfo(image) or {}).get((2, 120), b"")
+    except Exception:  # damaged metadata can raise almost anything
+        return ""
+    return _decoded(caption if isinstance(caption, bytes) else caption[0])
+
+
 def _exif_description(image: Image.Image) -> str:
     """Return ImageDescription; "" if it is missing, or the name of a camera."""
     tag, data = ExifTags.Base.ImageDescription, b""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
-        data = str(image.tag_v2.get(tag, "")).encode("latin-1")
+        value = image.tag_v2.get(tag, "")
+        data = value if isinstance(value, bytes) else str(value).encode("latin-1")
     for entry in exif_entries(image.info.get("exif", b"")):
         if entry.tag == tag:
             data = entry.value

@@ -125,7 +125,7 @@ def _write_coco(path: Path, records: Iterator[Record]) -> str:
     note = ""
     if len({*ids}) < len(ids):
         ids = [*range(1, len(ids) + 1)]
-        note = "photos share a number: each image_id is a position in the run"
+        note = "photos share an id: each image_id is a position in the run"
     pairs = zip(ids, captions.values(), strict=True)
     lines = (json_line({"image_id": number, "caption": text}) for number, text in pairs)
     path.write_text("[" + ",".join("\n" + line for line in lines) + "\n]\n", encoding="utf-8")
@@ -149,10 +149,8 @@ def read_record_table(path: Path) -> Iterator[Record | None]:
     has_keywords = any(row.get("keywords") for _, row in rows)
     for number, row in rows:
         if row.get("error"):
-            name, is_by_person = (
-                _DEFUSED.sub(r"\1", row["image"] or ""),
-                row["caption_by"] == "person",
-            )
+            name = _DEFUSED.sub(r"\1", row["image"] or "")
+            is_by_person = row.get("caption_by") == "person" and bool(name) and _is_name(name)
             yield _without_caption({"image": name}, _text(row, "alt")) if is_by_person else None
             continue
         record = _record_of_row(row, f"{path}, line {number}")
@@ -162,6 +160,14 @@ def read_record_table(path: Path) -> Iterator[Record | None]:
             keywords = map(str.strip, _text(row, "keywords").split(","))
             record["keywords"] = list(filter(None, keywords))
         yield record
+
+
+def own_cells(path: Path, column: str) -> list[str] | None:
+    """Return a column of a .csv that this package wrote; None if another program wrote it."""
+    with _reading(path) as table:
+        if not {*COLUMNS[:5], column} <= {*(table.fieldnames or ())}:
+            return None
+        return [_DEFUSED.sub(r"\1", row[column] or "") for row in table]
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageChops, ImageCms, ImageOps
+from PIL import ExifTags, Image, ImageChops, ImageCms
 
 # Disables onnxruntime's telemetry and its device id in ~/.cache.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -33,6 +33,16 @@ import onnxruntime
 
 PAD, START, END, UNK = range(4)
 MOST_PIXELS = 200_000_000
+
+TURNS = {  # the transposition for each EXIF orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 DTYPES = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4"}
 
@@ -97,9 +107,9 @@ class Captioner:
 
     def _plain(self, image: Image.Image) -> Image.Image:
         image.load()  # the EXIF of a PNG may follow its pixels
-        for name in ("xmp", "XML:com.adobe.xmp"):
-            image.info.pop(name, None)  # only EXIF turns a photo
-        image = ImageOps.exif_transpose(image)
+        # ImageOps.exif_transpose would also read XMP, and write the whole EXIF again.
+        exif = Image.Exif()
+        exif.load(image.info.get("exif") or b"")
         profile, opacity = image.info.get("icc_profile"), None
         if image.mode.startswith("I;16"):
             image = image.convert("I").point([(v + 128) // 257 for v in range(65536)], "L")
@@ -111,7 +121,8 @@ class Captioner:
             white = Image.new("RGB", picture.size, "white")
             white.paste(picture, mask=opacity)
             picture = white
-        return picture
+        turn = TURNS.get(exif.get(ExifTags.Base.Orientation, 1))
+        return picture if turn is None else picture.transpose(turn)
 
     def square(self, image: Image.Image) -> Image.Image:
         """Return the square that the encoder gets for an RGB image."""

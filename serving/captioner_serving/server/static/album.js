@@ -80,7 +80,8 @@ export async function all() {
   return (await read(keys)).filter(Boolean);
 }
 
-const entryOf = (key, visit, file) => ({ sentence: 0, reviewed: visit.text !== undefined, ...visit, key, ...(file && { file }) });
+// Records of version 3 have the file beside the other fields, and `accepted` for reviewed.
+const entryOf = (key, visit, file) => ({ sentence: 0, reviewed: visit.accepted || visit.text !== undefined, ...visit, key, ...(file && { file }) });
 
 // Delete what is older than a week, but no person's words, and what was removed an hour ago. Returns their keys.
 export async function sweep() {
