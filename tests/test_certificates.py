@@ -23,7 +23,7 @@ from captioner_serving.batch import caption_batch
 from captioner_serving.batch.inputs import urls
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.inputs.urls import RemotePhoto
-from captioner_serving.server import api as routes
+from captioner_serving.server import service
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.urls import WebPhoto
 from captioner_training.prepare.download import fetch
@@ -104,7 +104,7 @@ def test_a_certificate_of_an_unknown_authority_is_refused(
 def test_the_server_s_processes_trust_the_same_authority(
     host: str, photo: Path, captioner: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "WebPhoto", partial(WebPhoto, trusted_host="localhost"))
+    monkeypatch.setattr(service, "WebPhoto", partial(WebPhoto, trusted_host="localhost"))
     asked = {"image_url": (None, f"{host}/{photo.name}")}
     with serving(captioner, ServerConfig(allow_urls=True)) as url:
         (record,) = httpx.post(f"{url}/api/caption", files=asked, timeout=60).json()["records"]

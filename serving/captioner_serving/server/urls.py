@@ -38,10 +38,11 @@ class WebPhoto:
         """
         if not is_web_address(self.url):
             raise ImageNotFoundError(f"{self.name!r} is not an http or https URL")
-        data, transport = bytearray(), PublicTransport(self.trusted_host)
+        data = bytearray()
         try:
             if (httpx.URL(self.url).port or 0) > _LARGEST_PORT:
                 raise httpx.InvalidURL("the port is too large")
+            transport = PublicTransport(self.trusted_host)
             with stream_url(self.url, transport, timeout=_SECONDS) as pieces:
                 for piece in pieces:
                     data += piece
