@@ -245,7 +245,9 @@ def test_other_backbones_train_are_saved_and_caption(
     assert caption.words[0].attention.shape == (again.rows, again.columns)
 
 
-@pytest.mark.parametrize(("name", "stride"), [("efficientnet_v2_b0", 32), ("resnet18", 16)])
+@pytest.mark.parametrize(
+    ("name", "stride"), [("efficientnet_v2_b0", 32), ("resnet18", 16), ("timm/regnetx_002", 32)]
+)
 def test_a_folded_encoder_is_the_same_function(name: str, stride: int) -> None:
     torch.manual_seed(0)
     encoder = Encoder(EncoderConfig(name=name, stride=stride)).eval()

@@ -190,6 +190,18 @@ def test_a_narrow_beam_is_beam_search_with_lists(
             assert hypothesis.score == pytest.approx(score, abs=1e-5)
 
 
+@pytest.mark.parametrize("scale", [2.0, 4.0])
+def test_a_search_ends_when_no_later_sentence_can_be_better(scale: float) -> None:
+    model = Historian(words=9, scale=scale, blind=True)
+    config = GenerationConfig(
+        beam_size=3, captions=1, length_penalty=1.0, maximum_length=7, no_repeat_ngram=0
+    )
+    for image in range(1, 41):  # alone: it does not wait for others
+        (found,) = generate(model, features(image), config)
+        expected = [said for _, said in plain_search(model, image, config)]
+        assert [tuple(hypothesis.tokens) for hypothesis in found] == expected
+
+
 @pytest.mark.parametrize("captions", [1, 3])
 def test_a_search_that_never_reads_from_the_device_finds_the_same(captions: int) -> None:
     """A CUDA graph holds a search without checks, which takes all steps."""

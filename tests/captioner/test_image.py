@@ -82,6 +82,8 @@ def test_exif_orientation_is_applied(kind):
         assert difference(picture, draw()) <= (0 if kind in LOSSLESS else 4), orientation
         assert difference(open_image(picture), picture) == 0  # not turned twice
         assert not picture.info
+        reduced = open_image(turned(kind, orientation), at_least=8)
+        assert reduced.info["size"] == draw().size, orientation
 
 
 def test_invalid_exif_is_ignored():

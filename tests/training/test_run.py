@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import time
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from captioner.checkpoint import load_checkpoint
-from captioner.errors import GenerationError
+from captioner.errors import ConfigError, GenerationError
 from captioner.inference.device import best_dtype
 from captioner.model.encoder import Encoder
 from captioner.model.scores import SCORES, ScaledDotScore
@@ -31,7 +32,7 @@ from captioner_training.distributed import Processes
 from captioner_training.evaluation import captioning
 from captioner_training.losses.objective import Objective, TeacherForcedOutput
 from captioner_training.recipe import load_recipe
-from captioner_training.run_folder import RunFolder, write_json
+from captioner_training.run_folder import RunFolder, read_json, read_recipe, write_json
 from captioner_training.state import AveragedWeights
 from tests.conftest import read_tree
 from tests.launcher import Run
@@ -135,6 +136,9 @@ def test_a_folder_with_another_run_is_refused(
     before = files(finished)
     check_refusals(run_main, refused, place / "data")
     assert files(finished) == before
+    recipe = read_recipe(read_json(finished / "recipe.json"))
+    with pytest.raises(ConfigError, match=r"stages\.2\.\w+ was .*, is None"):
+        RunFolder(replace(recipe, stages=recipe.stages[:1]), finished, default_precision="float32")
 
 
 def test_a_finished_run_of_version_0_2_is_read(place: Path, finished: Path, tmp_path: Path) -> None:

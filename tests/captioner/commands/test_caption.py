@@ -14,6 +14,7 @@ from captioner.commands.caption import plan_pictures
 from captioner.errors import ConfigError
 from captioner.photos.open import open_image
 from tests.launcher import Run
+from tests.web import Handler, hosting
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +24,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_bytes(b"a photo")
     return tmp_path
+
+
+def test_a_photo_on_the_web_is_downloaded_once(tiny_file: Path, photo: Path) -> None:
+    asked: list[str] = []
+
+    class Photos(Handler):
+        def do_GET(self) -> None:  # noqa: N802
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(photo.read_bytes())
+
+    with hosting(Photos) as address:
+        pictures = ("--sheet", "s.png", "--overlay", "o.png")
+        assert main(["caption", f"{address}/a.jpg", "--checkpoint", str(tiny_file), *pictures]) == 0
+    assert asked == ["/a.jpg"]
 
 
 def plan(photos: str, inputs: tuple[str, ...] = (), **patterns: str) -> list[dict[str, str]]:
