@@ -84,6 +84,10 @@ def test_checkpoints_that_cannot_be_averaged_are_refused(
     run_main: Run, tiny_file: Path, shifted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    checkpoint = load_checkpoint(tiny_file)
+    for name in ("nan", "inf"):
+        next(iter(checkpoint.model.state_dict().values())).view(-1)[0] = float(name)
+        checkpoint.save(Path(name))
     others = {
         "words": {"vocabulary": [*WORDS[:-1], "zebra"]},
         "order": {"vocabulary": [*WORDS[::-1]]},
@@ -110,6 +114,8 @@ def test_checkpoints_that_cannot_be_averaged_are_refused(
         f"{tiny} letters": (1, "tokenizer is 'characters' and 'words'"),
         f"{tiny} capitals": (1, "lowercase is False and True"),
         f"{tiny} colours": (1, "transform.std is (0.5, 0.5, 0.5) and "),
+        f"{tiny} inf": (1, "inf has NaN or infinity in "),
+        f"average --out mean nan {two}": (1, "nan has NaN or infinity in "),
     }
     check_refusals(run_main, refused, tmp_path)
 

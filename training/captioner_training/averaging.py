@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.errors import CheckpointMismatchError, ConfigError
+from captioner.errors import CheckpointFormatError, CheckpointMismatchError, ConfigError
 from captioner_training.initialization import model_settings
 
 # Least cosine of the decoders' matrices. It is near 1 for runs from the same weights, else near 0.
@@ -33,17 +33,17 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
     Raises:
         ConfigError: there are fewer than two checkpoints, or shares are not one positive number for
             each.
-        CheckpointError: a checkpoint cannot be read, or does not fit the first.
+        CheckpointError: a checkpoint cannot be read, is not finite, or does not fit the first.
     """
     parts = _check_shares(shares, len(paths))
     first = load_checkpoint(paths[0])
-    ours = _floats(first)
+    ours = _floats(first, paths[0])
     mean = {name: parts[0] * tensor for name, tensor in ours.items()}
     for path, share in zip(paths[1:], parts[1:], strict=True):
         other = load_checkpoint(path)
-        theirs = _floats(other)
+        theirs = _floats(other, path)
         problems = "; ".join(_differences(first, other))
-        if not problems and not (near := _cosine(ours, theirs)) >= _RELATED:  # NaN too
+        if not problems and (near := _cosine(ours, theirs)) < _RELATED:
             problems = f"they started from different weights (cosine of decoders {near:.2f})"
         if problems:
             raise CheckpointMismatchError(
@@ -94,7 +94,10 @@ def _cosine(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
     return float(F.cosine_similarity(first, second, dim=0))
 
 
-def _floats(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Return the floating-point tensors, without a copy."""
+def _floats(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
+    """Return the floating-point tensors, without a copy. Raises CheckpointFormatError."""
     tensors = checkpoint.model.state_dict().items()
-    return {name: tensor for name, tensor in tensors if tensor.is_floating_point()}
+    floats = {name: tensor for name, tensor in tensors if tensor.is_floating_point()}
+    if bad := [name for name, tensor in floats.items() if not tensor.isfinite().all()]:
+        raise CheckpointFormatError(f"{path} has NaN or infinity in {bad[0]}: leave it out")
+    return floats

@@ -114,6 +114,12 @@ def test_a_glob_matches_tar_files_and_folders_without_conflicts(data: Path) -> N
         DataError, match=r"-01\.tar and .*-03\.TAR have different images named 2\.png"
     ):
         ImageStore(data / "images*")
+    for path, last in ((data / "same-1.tar", b"a"), (data / "same-2.tar", b"b")):
+        with tarfile.open(path, "w") as tar:
+            (data / "9.png").write_bytes(bytes(9000) + last)  # of equal size and beginning
+            tar.add(data / "9.png", "9.png")
+    with pytest.raises(DataError, match=r"-1\.tar and .*-2\.tar have different images named 9"):
+        ImageStore(data / "same*")
     with tarfile.open(whole) as tar:
         os.truncate(whole, tar.getmember("2.png").offset_data + 20)
     with pytest.raises(DataError, match=r"-01\.tar ends inside 2\.png: copy or prepare it again"):

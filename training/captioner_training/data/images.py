@@ -86,7 +86,7 @@ class ImageStore:
         first = self._members.setdefault(name, member)
         if first.path == member.path:  # as in tar, the last member of a name counts
             self._members[name] = member
-        elif first.size != member.size:
+        elif first.size != member.size or self._bytes(first) != self._bytes(member):
             raise DataError(
                 f"{first.path} and {member.path} have different images named {name}: remove one"
             )
