@@ -108,6 +108,7 @@ def test_the_card_describes_the_model_and_its_scores(styled: Checkpoint) -> None
             {"data.train": "[flickr, more/coco]"}, "flickr, coco",
             "checkpoint bundled with Captioner",
         ),
+        ({}, "notes", "checkpoint bundled with Captioner"),
         (
             {"weights": "null", "encoder_weights": "torchvision"}, "mine",
             "encoder: torchvision (ImageNet)",
@@ -119,7 +120,11 @@ def test_a_card_names_data_and_weights_without_the_paths_of_this_machine(
     fields: dict[str, str], data: str, origin: str, tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     recipe = load_recipe("finetune", {"data.root": "/home/me/mine", **fields})
-    write_json(tmp_path / "recipe.json", {**plain(recipe), "keep_states": 2})  # as 0.2 wrote it
+    values = {**plain(recipe), "keep_states": 2}  # as 0.2 wrote it
+    if data == "notes":
+        source = {"captions": "/home/me/notes.json", "images": "/home/me/photos"}
+        values["data"] |= {"train": [source], "validation": [{**source, "style": "short"}]}
+    write_json(tmp_path / "recipe.json", values)
     card = describe_run(tiny_checkpoint, tmp_path, repository="user/model")
     assert card.data == data and card.origin is not None
     assert card.origin.partition(" (trained")[0] == origin
@@ -142,6 +147,11 @@ def test_scores_of_a_report_are_those_of_its_checkpoint(
     assert len(results) == 6
     bleu = results["BLEU-4 (Treebank tokens, beam 3)"]
     assert (bleu.dataset_split, bleu.metric_value) == ("val", round(scores["BLEU-4"], 1))
+    whole = json.loads(report.read_text())
+    whole["document_frequencies"] = {"images": 5000, "hash": "of a whole split"}
+    (tmp_path / "part.json").write_text(json.dumps(whole))
+    part = run_main("push", trained, "user/model", "--report", tmp_path / "part.json", "--dry-run")
+    assert part.returncode == 1 and "other document frequencies: evaluate again" in part.stderr
     more = tmp_path / "more.json"
     more.write_text(report.read_text().replace('"name": "val"', '"name": "other"'))
     done = run_main(

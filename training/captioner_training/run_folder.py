@@ -183,13 +183,20 @@ class RunFolder:
 def read_recipe(values: Any) -> Recipe | None:
     """Return a recipe from its JSON values; fields of 0.2 that are gone do not count.
 
-    Returns None if the values are invalid.
+    A data set that is given by its files is named by its style or its captions. Returns None if the
+    values are invalid.
     """
     try:
         for stage in values["stages"]:
             (stage.get("self_critical") or {}).pop("baseline", None)
         current = {name: values[name] for name in values.keys() - _GONE}
         current["generation"] = current_settings(values["generation"])
+        current["data"] = {**values["data"]}
+        for split in ("train", "validation"):
+            current["data"][split] = [
+                one if isinstance(one, str) else one.get("style") or Path(one["captions"]).stem
+                for one in values["data"].get(split, ())
+            ]
         return TypeAdapter(Recipe).validate_python(current)
     except (ValidationError, ConfigError, AttributeError, KeyError, TypeError):
         return None

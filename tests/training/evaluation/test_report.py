@@ -189,7 +189,12 @@ def test_only_comparable_reports_can_be_compared(evaluated: Evaluated, run_main:
     assert difference["CIDEr"] == difference["ROUGE-L"] == 0
     part = run_main(*evaluated.command(evaluated.part, "--compare", other))
     assert part.returncode == 1 and "of different splits" in part.stderr
-    assert not part.stdout  # before any photo was captioned
+    whole = json.loads(other.read_text())
+    whole["document_frequencies"] = {"images": 5000, "hash": "of a whole split"}
+    whole_file = evaluated.write("whole.json", whole)
+    alike = run_main(*evaluated.command(evaluated.captions, "--compare", whole_file))
+    assert alike.returncode == 1 and "other document frequencies" in alike.stderr
+    assert not part.stdout and not alike.stdout  # before any photo was captioned
 
 
 def test_photos_whose_captions_changed_most_have_both_captions(

@@ -471,6 +471,9 @@ def read_report(path: Path) -> Report:
     report = read_json(path, name=str(path))
     if not isinstance(report, dict) or not {"split", "per_image"} <= report.keys():
         raise DataError(f"{path} is not a report.json of `captioner evaluate --report`")
+    frequencies = report.get("document_frequencies") or report["split"]  # of 0.1
+    if frequencies["hash"] != report["split"]["hash"]:
+        raise DataError(f"{path} has CIDEr with other document frequencies: evaluate again")
     return report
 
 
