@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,10 +15,11 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
-from captioner import ConfigError
+from captioner import ConfigError, DataError
 from captioner_training.data.batches import BucketSampler
-from captioner_training.distributed import start_processes
+from captioner_training.distributed import memory_errors, start_processes
 from captioner_training.run_folder import lock_folder
 from tests.launcher import environment
 from tests.training.runs import (
@@ -183,6 +185,36 @@ def test_errors_are_printed_by_one_process_of_two(recipe: Path, tmp_path: Path) 
             assert errors.count("captioner: ") == 1, errors
             assert f"captioner: {message}" in errors
             assert "captioner/" not in errors  # no traceback of ours
+
+
+@pytest.mark.parametrize("missing", ["RANK", "LOCAL_RANK"])
+def test_several_processes_need_torchrun(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    world = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    for name, value in {**world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(missing)
+    with pytest.raises(ConfigError, match=f"but {missing} is not set.*torchrun"):
+        start_processes("cpu").__enter__()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with start_processes("cpu") as processes:
+        assert (processes.rank, processes.world) == (0, 1)
+
+
+class Killed:
+    """Images whose worker is killed, as the system does when memory runs out."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+
+def test_a_killed_worker_is_an_error_with_its_remedy() -> None:
+    images: Any = Killed()
+    with pytest.raises(DataError, match=r"lower --data\.workers"), memory_errors():
+        next(iter(DataLoader(images, num_workers=1)))
 
 
 def test_shares_make_up_the_batch() -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torchvision.ops import StochasticDepth
 
+from captioner import ConfigError
 from captioner.checkpoint import load_checkpoint
 from captioner.model.config import DECODERS
 from captioner.vocabulary import Vocabulary
@@ -178,6 +179,12 @@ def test_weights_of_shared_words_are_kept(recipe: Path, tiny_file: Path) -> None
     zebra, dog = model.decoder.output_bias[vocabulary.encode(["zebra", "dog"])].tolist()
     assert zebra == before[source.vocabulary.encode(source.vocabulary.ordinary_words)].min()
     assert dog == before[source.vocabulary.encode(["dog"])[0]] != zebra
+
+
+def test_a_decoder_that_does_not_fit_into_memory_is_refused(recipe: Path) -> None:
+    words: Any = range(2**45)
+    with pytest.raises(ConfigError, match=r"miniature does not fit into memory .*: lower decoder"):
+        built(load_recipe(str(recipe), TINY), words)
 
 
 @pytest.mark.parametrize("last_stage", ["null", "4"])

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 from tqdm import tqdm
 
-from captioner.errors import CaptionerError, DeviceError
+from captioner.errors import CaptionerError, ConfigError, DataError, DeviceError
 from captioner.inference.device import find_device
 
 Value = TypeVar("Value")
@@ -129,7 +129,12 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
 
     For `device` see find_device; "cuda" selects the GPU of the local rank.
     """
-    if not os.environ.keys() >= _TORCHRUN:
+    if missing := sorted(_TORCHRUN - os.environ.keys()):
+        if (world_size := os.environ.get("WORLD_SIZE", "1")) != "1":
+            raise ConfigError(
+                f"WORLD_SIZE is {world_size}, but {', '.join(missing)} is not set: start several "
+                "processes with torchrun, or unset WORLD_SIZE"
+            )
         alone = Processes(device=find_device(device))
         if alone.device.type == "cuda" and (count := torch.cuda.device_count()) > 1:
             print(
@@ -159,13 +164,20 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Convert torch's error about an exhausted GPU to a DeviceError."""
+    """Convert torch's errors about exhausted memory to DeviceError and DataError."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise DeviceError(
             "the GPU has too little memory: lower batch_size or raise accumulate in the stages of "
             "the recipe, or end other programs that use the GPU"
+        ) from error
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise DataError(
+            "a process that loads images was killed, most likely because memory ran out: lower "
+            "--data.workers and run the same command again"
         ) from error
 
 

@@ -116,9 +116,18 @@ def _load_stages(encoder: Encoder, path: Path) -> None:
 def build_model(
     recipe: Recipe, vocabulary: Vocabulary, *, encoder: Encoder, origin: Checkpoint | None = None
 ) -> CaptionModel:
-    """Build the model of a recipe from the results of `load_encoder` and `load_initial`."""
+    """Build the model of a recipe from the results of `load_encoder` and `load_initial`.
+
+    Raises ConfigError: the decoder does not fit into memory.
+    """
     config = ModelConfig(encoder=recipe.encoder, decoder=recipe.decoder)
-    model = CaptionModel(config, vocabulary_size=len(vocabulary), encoder=encoder)
+    try:
+        model = CaptionModel(config, vocabulary_size=len(vocabulary), encoder=encoder)
+    except (MemoryError, RuntimeError) as error:  # RuntimeError: from torch's allocator
+        raise ConfigError(
+            f"the decoder of recipe {recipe.name} does not fit into memory ({error}): lower "
+            "decoder.hidden_dim or another size of the decoder"
+        ) from error
     if origin is not None:
         _load_initial_weights(model, vocabulary, origin)
     return model
