@@ -146,7 +146,7 @@ def test_webdataset_reads_the_shards(prepared: Path) -> None:
         ("manifest.json", b'"version": 1', b'"version": 2', r"not a valid manifest \(version"),
         ("manifest.json", b"train-00002.tar", b"../train-00002.tar",
          r"not a valid manifest \(splits\.train\.shards\.2\.file"),
-        ("manifest.json", b"", None, r"own has no manifest\.json: copy or prepare it again"),
+        ("manifest.json", b"", None, "own is not a prepared data set; prepare it first"),
     ],
 )  # fmt: skip
 def test_damage_is_named(own: Path, name: str, old: bytes, new: bytes | None, message: str) -> None:

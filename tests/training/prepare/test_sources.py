@@ -148,8 +148,8 @@ def test_archives_of_photos_with_captions_beside_them(tmp_path: Path) -> None:
     """As img2dataset writes them: a caption is in two files, and failed downloads have no photo."""
     packed = tmp_path / "few.zip"
     texts = {
-        "0.txt": "a dog", "0.json": '{"caption": "a dog"}',
-        "1.caption": "a cat", "2.json": '{"caption": "a cow"}',
+        "0.txt": "a dog", "0.json": '{"caption": "a dog", "split": "test"}',
+        "1.caption": "a cat", "2.json": '{"caption": "a cow", "split": "dev"}',
         "3.json": '{"status": "failed", "caption": "a hen"}', "4.txt": "a pig",
         "5.txt": "a" * 2**20 + "b",
     }  # fmt: skip
@@ -160,8 +160,9 @@ def test_archives_of_photos_with_captions_beside_them(tmp_path: Path) -> None:
         for name, text in texts.items():
             archive.writestr(name, text)
     data = read("folder", packed, val=0)
-    assert captions_of(data) == {
-        "few/0.jpg": ("a dog",), "few/1.jpg": ("a cat",), "few/2.jpg": ("a cow",)
+    assert {(image.file_name, image.captions, image.split) for image in data.images} == {
+        ("few/0.jpg", ("a dog",), "test"), ("few/1.jpg", ("a cat",), "train"),
+        ("few/2.jpg", ("a cow",), "val"),
     }  # fmt: skip
     assert data.name == "few"
     assert data.problems.counts == {"caption of an unknown image": 1, "image without caption": 1}

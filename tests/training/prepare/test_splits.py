@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from captioner import ConfigError
-from captioner_training.prepare.files import ImageFiles, equal_images, read_location
+from captioner_training.prepare import files as files_module
+from captioner_training.prepare.files import ImageFiles, Location, equal_images, read_location
 from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.selection import select
 from captioner_training.prepare.splits import Fractions
@@ -108,6 +109,23 @@ def test_equal_images_are_found_wherever_they_lie(tmp_path: Path) -> None:
     found = [files.find(f"{letter}.jpg") for letter in "abcdef"]
     groups = equal_images([one.location for one in found if one])
     assert groups == [[0, 3, 4, 5], [1], [2]]
+
+
+def test_few_bytes_are_read_of_different_images_of_equal_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        (tmp_path / f"{n}.jpg").write_bytes(random.Random(n).randbytes(90_000))
+    files, sizes = ImageFiles([tmp_path]), list[int]()
+
+    def reading(location: Location) -> bytes:
+        sizes.append(location.size)
+        return read_location(location)
+
+    found = [files.find(f"{n}.jpg") for n in range(3)]
+    monkeypatch.setattr(files_module, "read_location", reading)
+    assert equal_images([one.location for one in found if one]) == [[0], [1], [2]]
+    assert sum(sizes) < 20_000
 
 
 @pytest.mark.parametrize(("val", "test"), [(0.6, 0.4), (-0.1, 0.2)])

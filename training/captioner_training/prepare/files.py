@@ -31,6 +31,8 @@ from captioner_training.prepare.splits import split_in_folders, split_in_stem, s
 ARCHIVES = (".tar", ".zip")
 """Suffixes of archives of photos."""
 
+_SAMPLE = 4096  # bytes from the middle that are compared first
+
 
 class Location(NamedTuple):
     """The bytes of one original image."""
@@ -129,7 +131,7 @@ def _group_ends(path: str) -> list[int]:
 def equal_images(locations: Sequence[Location]) -> list[list[int]]:
     """Group the positions of images with equal bytes.
 
-    Size and checksum are compared first, so that few images are read whole.
+    Size, known checksums and a few bytes are compared first, so that few images are read whole.
     """
 
     def part(group: Sequence[int], key: Callable[[Location], Hashable]) -> Iterable[list[int]]:
@@ -145,13 +147,20 @@ def equal_images(locations: Sequence[Location]) -> list[list[int]]:
 
     groups: list[list[int]] = []
     for same_size in part(range(len(locations)), lambda location: location.size):
-        for similar in part(same_size, _checksum):
+        known = any(locations[index].has_checksum for index in same_size)
+        for similar in part(same_size, _checksum if known else _middle):
             groups += part(similar, lambda place: hashlib.sha256(read_location(place)).digest())
     return sorted(groups)
 
 
 def _checksum(location: Location) -> Hashable:
     return location.stamp if location.has_checksum else zlib.crc32(read_location(location))
+
+
+def _middle(location: Location) -> Hashable:
+    skip = max(0, location.size - _SAMPLE) // 2
+    size = min(_SAMPLE, location.size)
+    return read_location(location._replace(offset=location.offset + skip, size=size))
 
 
 def to_nfc(name: str) -> str:

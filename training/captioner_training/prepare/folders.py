@@ -213,14 +213,14 @@ def _read_shards(paths: Sequence[Path], top: Path, problems: Problems) -> list[L
         split = split_of_file(path, top)
         prefix = Path(os.path.relpath(path, top)).with_suffix("")
         for key, photo in photos.items():
-            captions = _captions_in(texts[key], f"{path.name}/{key}", problems)
+            captions, named = _captions_in(texts[key], f"{path.name}/{key}", problems)
             name = (prefix / photo.name).as_posix()
             listed.append(
                 ListedImage(
                     id=name,
                     file_name=name,
                     captions=tuple(captions),
-                    split=split,
+                    split=named or split,
                     rows=(f"{path.name}/{key}",) * len(captions),
                     location=photo.location,
                 )
@@ -228,8 +228,10 @@ def _read_shards(paths: Sequence[Path], top: Path, problems: Problems) -> list[L
     return listed
 
 
-def _captions_in(texts: Mapping[str, Location], name: str, problems: Problems) -> list[str]:
-    """Return the captions in the texts beside a photo in an archive."""
+def _captions_in(
+    texts: Mapping[str, Location], name: str, problems: Problems
+) -> tuple[list[str], str | None]:
+    """Return the captions and the split in the texts beside a photo in an archive."""
     captions: list[str] = []
     about: Any = {}
     for suffix in filter(texts.__contains__, _TEXTS):
@@ -243,6 +245,8 @@ def _captions_in(texts: Mapping[str, Location], name: str, problems: Problems) -
             problems.add("unreadable captions", f"{name}{suffix} cannot be read: {error}")
         except (ValueError, RecursionError):
             pass  # other JSON has no captions
-    if captions or not isinstance(about, dict):
-        return captions
-    return [caption for caption in cell_captions(about) if caption]
+    if not isinstance(about, dict):
+        return captions, None
+    split = about.get("split")
+    captions = captions or [caption for caption in cell_captions(about) if caption]
+    return captions, split if isinstance(split, str) else None
