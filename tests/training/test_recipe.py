@@ -154,6 +154,10 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
             "training folders with different names: rename one",
         ),
         ({"data": "{train: [a], validation: [v], any_style: 0.5}"}, "any_style needs data.styles"),
+        (
+            {"data": "{root: /any, train: [.], validation: [v], styles: true, any_style: 0.5}"},
+            "any_style adds the style any: rename the training set any",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(fields: dict[str, str], problem: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from captioner.checkpoint import Checkpoint
+from captioner.errors import ConfigError
 from captioner.model.decoder import DecoderOutput
 from captioner.photos.transform import Transform
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
@@ -282,6 +283,32 @@ def test_a_stage_has_the_objectives_of_its_fields_and_names() -> None:
     people, spread = objectives["cross_entropy"], objectives["doubly_stochastic"]
     assert isinstance(people, CrossEntropy) and isinstance(spread, DoublyStochastic)
     assert (people.weight, people.label_smoothing, spread.weight) == (0.25, 0.2, 0.5)
+
+
+class Nothing(CrossEntropy):
+    @classmethod
+    def build(cls, *_: object) -> Any:
+        return None
+
+
+class Sampled(SelfCriticalCaptions):
+    @classmethod
+    def build(cls, *_: object) -> Any:
+        return object.__new__(cls)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Nothing", r"Nothing: build\(\) must return an Objective"),
+        ("Sampled", "self_critical and .*Sampled both sample captions: use one per stage"),
+    ],
+)
+def test_objectives_of_ones_own_that_cannot_work_are_refused(name: str, problem: str) -> None:
+    corpus: Any = SimpleNamespace(vocabulary=Vocabulary(["a"]), train=[])
+    stage = Stage(epochs=1, self_critical=SelfCritical(), objectives={f"{__name__}:{name}": 1})
+    with pytest.raises(ConfigError, match=problem):
+        stage_objectives(recipe(), stage, corpus)
 
 
 @pytest.mark.parametrize("training", [True, False])

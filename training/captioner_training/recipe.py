@@ -104,6 +104,8 @@ class DataConfig:
         names = [self.style_of(folder) for folder in self.train]
         if len(set(names)) < len(names):
             yield "data.styles needs training folders with different names: rename one"
+        if self.any_style > 0 and ANY_STYLE in names:
+            yield f"data.any_style adds the style {ANY_STYLE}: rename the training set {ANY_STYLE}"
 
     def tokenize(self, caption: str) -> list[str]:
         """Split a caption into words."""

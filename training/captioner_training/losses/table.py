@@ -8,7 +8,7 @@ import yaml
 
 from captioner.errors import CaptionerError, ConfigError
 from captioner_training.data.corpus import Corpus
-from captioner_training.losses.objective import Objective
+from captioner_training.losses.objective import Objective, SamplingObjective
 from captioner_training.recipe import Recipe, Stage, import_class
 
 _LOSSES = "captioner_training.losses"
@@ -49,6 +49,13 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
             raise ConfigError(
                 f"objectives {name}: the setting {setting!r} is invalid ({error})"
             ) from error
+        if not isinstance(objectives[name], Objective):
+            raise ConfigError(f"objectives {name}: build() must return an Objective")
+    sampling = [name for name in objectives if isinstance(objectives[name], SamplingObjective)]
+    if len(sampling) > 1:
+        raise ConfigError(
+            f"objectives {' and '.join(sampling)} both sample captions: use one per stage"
+        )
     return objectives
 
 
