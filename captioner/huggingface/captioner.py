@@ -150,7 +150,6 @@ class HuggingFaceCaptioner(Captioner):
         hypotheses = [[sentence.hypothesis for sentence in beam] for beam in beams]
         return GeneratedBatch(hypotheses, effects, grid)
 
-    @torch.inference_mode()
     def _generate(self, features: Tensor, config: GenerationConfig, count: int) -> list[_Sentence]:
         """Generate `count` sentences for each image (B, L', D), in total B * count."""
         images = features.repeat_interleave(count, 0)

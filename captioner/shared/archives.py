@@ -24,7 +24,7 @@ _HEADERS = (
 )
 
 
-class BoundedTarInfo(tarfile.TarInfo):
+class _BoundedTarInfo(tarfile.TarInfo):
     """A member whose size is checked when its header is read."""
 
     @classmethod
@@ -36,28 +36,19 @@ class BoundedTarInfo(tarfile.TarInfo):
         return member
 
 
-def walk_tar(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Iterate over the members of an open tar file without keeping them in memory.
-
-    Raises tarfile.ReadError: the file is damaged.
-    """
-    offset = -1
-    while (member := tar.next()) is not None:
-        if member.size < 0 or tar.offset <= offset:  # an endless loop otherwise
-            raise tarfile.ReadError(f"damaged at byte {member.offset:,}")
-        offset = tar.offset
-        yield member
-        tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members
-
-
 def tar_members(path: str | Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """Iterate over the members of an uncompressed tar file, each with the open file.
 
     Raises tarfile.ReadError: the file is damaged or truncated.
     """
-    with tarfile.open(path, "r:", tarinfo=BoundedTarInfo) as tar:
-        for member in walk_tar(tar):
+    offset = -1
+    with tarfile.open(path, "r:", tarinfo=_BoundedTarInfo) as tar:
+        while (member := tar.next()) is not None:
+            if member.size < 0 or tar.offset <= offset:  # an endless loop otherwise
+                raise tarfile.ReadError(f"damaged at byte {member.offset:,}")
+            offset = tar.offset
             yield tar, member
+            tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members
         # tarfile stops at damage without an error. A valid end is zeros or the end of the file.
         end = tar.offset
     with Path(path).open("rb") as file:

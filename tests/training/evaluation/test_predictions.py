@@ -231,7 +231,8 @@ REFUSED: Refusals = {
     f"{PHOTOS} --compare hf:/nowhere": (1, "neither a local file or folder nor a model"),
     "--captions split.json --score s.json --compare bundled": (2, "takes report.json files"),
     "--captions split.json --score none.json": (1, "none.json"),
-    f"{PHOTOS} --checkpoint hf:a/b --calibration": (2, "needs a Captioner checkpoint"),
+    f"{PHOTOS} --checkpoint hf:a/b --calibration": (2, "needs Captioner checkpoints"),
+    f"{PHOTOS} --compare bundled hf:a/b --calibration": (2, "needs Captioner checkpoints, not hf:"),
     f"{PHOTOS} --checkpoint split.json": (1, "split.json is cut off, damaged or not"),
     "--captions broken.json --images photos --checkpoint tiny.safetensors": (1, "is not JSON"),
     # Nothing is written over but reports.

@@ -90,8 +90,9 @@ def _check_use(arguments: argparse.Namespace) -> None:
         raise ConfigError("name either a folder DIR, or --captions FILE with --images PATH")
     if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions requires --images (and vice versa)")
-    if arguments.calibration and str(arguments.checkpoint).startswith(HUGGING_FACE):
-        raise ConfigError(f"--calibration needs a Captioner checkpoint, not {arguments.checkpoint}")
+    for model in (arguments.checkpoint, *arguments.compare) if arguments.calibration else ():
+        if str(model).startswith(HUGGING_FACE):
+            raise ConfigError(f"--calibration needs Captioner checkpoints, not {model}")
     if arguments.open and arguments.report is None:
         raise ConfigError("--open requires --report DIR")
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
