@@ -220,7 +220,8 @@ def _captions(
         beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
     )
     if arguments.head is not None and not 1 <= arguments.head <= captioner.heads:
-        raise ConfigError(f"head {arguments.head}: {captioner.name} has {captioner.heads}")
+        has = "one head" if captioner.heads == 1 else f"the heads 1 to {captioner.heads}"
+        raise ConfigError(f"head {arguments.head}: the model {captioner.name} has {has}")
     captioner.check_trust(arguments.keywords, setting="keywords")
     results = captioner.caption_iter(
         sources,
@@ -314,6 +315,11 @@ def _find_word(caption: Caption, word: str | None) -> int:
     Raises ConfigError: there is no such word.
     """
     words = [candidate.text for candidate in caption.words]
-    if word not in words and word is not None and word.isdigit() and int(word) > 0:
-        return caption.find_word(int(word) - 1)
-    return caption.find_word(word)
+    if word is None or word in words:
+        return caption.find_word(word)
+    if word.isdecimal() and 1 <= int(word) <= len(words):
+        return int(word) - 1
+    raise ConfigError(
+        f"{caption.image}: there is no word {word!r} in {caption.text!r}: use one of its words, or "
+        f"a position from 1 to {len(words)}"
+    )

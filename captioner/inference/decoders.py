@@ -1,4 +1,4 @@
-"""`FastLSTM` stands in for the LSTM decoder: the same numbers up to rounding, in less time.
+"""Stand-ins for recurrent decoders: the same numbers up to rounding, in less time.
 
 - Tables: the product of every word's embedding with the next layer is computed once. A step looks
   it up (float32, one photo, CPU: 62.7 instead of 77.7 ms a caption).
@@ -17,8 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioner.model.attention import maps
-from captioner.model.decoder import Decoder, DecoderOutput, State, StepOutput, advance
+from captioner.model.decoder import (
+    Decoder,
+    DecoderOutput,
+    State,
+    StepOutput,
+    WordDecoder,
+    advance,
+)
 from captioner.model.lstm import LSTMDecoder
+from captioner.model.top_down import TopDownDecoder
 
 _PACK, _MULTIPLY = "_reorder_linear_weight", "_linear_pointwise"  # operations of oneDNN
 _ROWS = 5  # rows that the packed layout is optimised for; other numbers work too
@@ -31,29 +39,37 @@ def fast_decoder(decoder: Decoder, *, tables: bool = True) -> Decoder:
 
     tables: precompute the products of all words, which takes three times the memory.
     """
-    return FastLSTM(decoder, tables=tables) if type(decoder) is LSTMDecoder else decoder
+    if type(decoder) is LSTMDecoder:
+        return FastLSTM(decoder, tables=tables)
+    return FastTopDown(decoder, tables=tables) if type(decoder) is TopDownDecoder else decoder
 
 
-class FastLSTM(Decoder):
-    """An LSTMDecoder with folded values and a table of the words' gates."""
+class FastDecoder(Decoder):
+    """A recurrent decoder with folded values and a table of the words' gates.
+
+    Args:
+        plain: the decoder, which also runs teacher forcing.
+        layer: its layer after the embedding.
+        matrix: (F, V), its matrix after the context.
+        tables: compute the layer of all words.
+    """
 
     matrix: Tensor
 
-    def __init__(self, plain: LSTMDecoder, *, tables: bool = True) -> None:
+    def __init__(
+        self, plain: WordDecoder, layer: nn.Linear, matrix: Tensor, *, tables: bool
+    ) -> None:
         super().__init__()
-        self.plain = plain  # also runs teacher forcing
+        self.plain = plain
         # A second name of the matrix would double it in an exported model.
         self.output = _linear(plain.embedding.weight, plain.output_bias) if tables else None
-        self.word_gates: nn.Module = nn.Sequential(plain.embedding, plain.word_gates)
+        self.word_gates: nn.Module = nn.Sequential(plain.embedding, layer)
         if tables:
             with torch.no_grad():
-                products = plain.word_gates(plain.embedding.weight)
+                products = layer(plain.embedding.weight)
             rows, columns = products.shape
             self.word_gates = nn.Embedding(rows, columns, _weight=products, _freeze=True)
-        matrices = [plain.deep_context.weight]
-        if plain.config.query == "previous":
-            matrices.insert(0, plain.context_gates.weight)
-        self.register_buffer("matrix", torch.cat(matrices).detach())
+        self.register_buffer("matrix", matrix.detach())
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         """Run teacher forcing; see `Decoder.forward`."""
@@ -68,6 +84,18 @@ class FastLSTM(Decoder):
         state = self.plain.start(features)
         values = fold(state.image["values"], self.matrix, heads=self.plain.config.heads)
         return state._replace(image=state.image | {"values": values})
+
+
+class FastLSTM(FastDecoder):
+    """Stands in for an LSTMDecoder."""
+
+    plain: LSTMDecoder
+
+    def __init__(self, plain: LSTMDecoder, *, tables: bool = True) -> None:
+        matrices = [plain.deep_context.weight]
+        if plain.config.query == "previous":
+            matrices.insert(0, plain.context_gates.weight)
+        super().__init__(plain, plain.word_gates, torch.cat(matrices), tables=tables)
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score their successors."""
@@ -91,6 +119,26 @@ class FastLSTM(Decoder):
         following = State(grid, {"hidden": hidden, "cell": cell})
         attention, heads = maps(weights)
         return StepOutput(self.logits(deep), following, attention, beta, heads)
+
+
+class FastTopDown(FastDecoder):
+    """Stands in for a TopDownDecoder (float32, one photo, CPU: a third of its search is saved)."""
+
+    plain: TopDownDecoder
+
+    def __init__(self, plain: TopDownDecoder, *, tables: bool = True) -> None:
+        matrix = plain.language_lstm_context.weight
+        super().__init__(plain, plain.attention_lstm_word, matrix, tables=tables)
+
+    def step(self, tokens: Tensor, state: State) -> StepOutput:
+        """Read the tokens (B, K) and score their successors."""
+        hidden, cell = self.plain.attention_step(self.word_gates(tokens), state)
+        weights = self.plain.attention.weigh(hidden, state.image["keys"])
+        context_gates = average_folded(weights, state.image["values"])
+        state = self.plain.language_step(context_gates, hidden, cell, state)
+        attention, heads = maps(weights)
+        logits = self.logits(self.plain.deep_hidden(state.hypothesis["language_hidden"]))
+        return StepOutput(logits, state, attention, None, heads)
 
 
 def fold(values: Tensor, matrix: Tensor, *, heads: int) -> Tensor:

@@ -58,6 +58,14 @@ class TopDownDecoder(RecurrentDecoder):
 
     def recur(self, word_gates: Tensor, state: State) -> tuple[Recurrence, State]:
         """Advance the attention LSTM, attend, and advance the language LSTM."""
+        hidden, cell = self.attention_step(word_gates, state)
+        grid = ProjectedGrid(state.image["keys"], state.image["values"])
+        context, weights = self.attention(hidden, grid)
+        state = self.language_step(self.language_lstm_context(context), hidden, cell, state)
+        return Recurrence(state.hypothesis["language_hidden"], weights), state
+
+    def attention_step(self, word_gates: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Advance the attention LSTM; return its hidden state and cell state (B, K, n)."""
         before = state.hypothesis
         gates = (
             word_gates
@@ -65,15 +73,25 @@ class TopDownDecoder(RecurrentDecoder):
             + self.attention_lstm_language(before["language_hidden"])
             + self.attention_lstm_hidden(before["attention_hidden"])
         )
-        hidden, cell = advance(gates, before["attention_cell"])  # equation 2
-        grid = ProjectedGrid(state.image["keys"], state.image["values"])
-        context, weights = self.attention(hidden, grid)
+        return advance(gates, before["attention_cell"])
+
+    def language_step(
+        self, context_gates: Tensor, hidden: Tensor, cell: Tensor, state: State
+    ) -> State:
+        """Advance the language LSTM; return the new state.
+
+        Args:
+            context_gates: (B, K, 4n), the context's part of its gates.
+            hidden, cell: (B, K, n), the new states of the attention LSTM.
+            state: the state before the step.
+        """
+        before = state.hypothesis
         gates = (
-            self.language_lstm_context(context)
+            context_gates
             + self.language_lstm_attention(hidden)
             + self.language_lstm_hidden(before["language_hidden"])
         )
-        language_hidden, language_cell = advance(gates, before["language_cell"])  # equation 6
+        language_hidden, language_cell = advance(gates, before["language_cell"])
         hypothesis = {
             "mean": before["mean"],
             "attention_hidden": hidden,
@@ -81,4 +99,4 @@ class TopDownDecoder(RecurrentDecoder):
             "language_hidden": language_hidden,
             "language_cell": language_cell,
         }
-        return Recurrence(language_hidden, weights), State(state.image, hypothesis)
+        return State(state.image, hypothesis)

@@ -91,7 +91,7 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} {tiny} --beam-size 5 --captions 9": (2, "set beam_size 9 too"),
         f"caption {name} {tiny} --max-pixels 0": (2, "max_pixels is 0; it must be at least 1"),
         f"caption {name} {tiny} --max-pixels 9599": (1, "limit of 9,599"),
-        f"caption {name} {tiny} --sheet s.png --head 2": (2, "head 2: tiny has 1"),
+        f"caption {name} {tiny} --sheet s.png --head 2": (2, "head 2: the model tiny has one head"),
         f"caption {name} {tiny} --dtype float8": (2, "dtype 'float8' is not one of auto, float"),
         f"caption {name} {tiny} --device quantum": (1, "device 'quantum' cannot be used here"),
         f"caption {tiny} missing.jpg": (1, "missing.jpg cannot be read"),

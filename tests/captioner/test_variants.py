@@ -20,7 +20,7 @@ from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.inference.decoders import (
-    FastLSTM,
+    FastDecoder,
     PackedLinear,
     can_pack,
     fast_decoder,
@@ -28,7 +28,6 @@ from captioner.inference.decoders import (
 )
 from captioner.model.config import DecoderConfig
 from captioner.model.decoder import Decoder, build_decoder
-from captioner.model.lstm import LSTMDecoder
 from captioner.model.model import CaptionModel, ModelConfig
 from captioner.model.positions import POSITIONS
 from captioner.model.scores import SCORES
@@ -106,7 +105,8 @@ def test_steps_with_their_cache_are_teacher_forcing(variant: dict[str, Any], cel
         prepared["packed"] = fast_decoder(copy.deepcopy(decoder))
         pack_linear(prepared["packed"])
     for name, steps in prepared.items():
-        assert isinstance(steps, FastLSTM) == (name != "plain" and isinstance(decoder, LSTMDecoder))
+        has_stand_in = name != "plain" and variant["kind"] != "transformer"
+        assert isinstance(steps, FastDecoder) == has_stand_in
         state = steps.start(features).expand(3)
         for t in range(5):
             output = steps.step(tokens[..., t], state)
@@ -161,8 +161,9 @@ def test_packed_layers_can_be_copied_and_pickled(captioner: Captioner) -> None:
         torch.testing.assert_close(again(rows), layer(rows))
 
 
-def test_the_stand_in_is_copied_and_keeps_up_with_a_dtype() -> None:
-    decoder = fast_decoder(made({"kind": "lstm"}))
+@pytest.mark.parametrize("kind", ["lstm", "top_down"])
+def test_stand_ins_are_copied_and_keep_up_with_a_dtype(kind: str) -> None:
+    decoder = fast_decoder(made({"kind": kind}))
     token, features = torch.tensor([[3]]), torch.randn(1, 9, 6)
     computed = decoder.step(token, decoder.start(features)).logits
     copied = pickle.loads(pickle.dumps(copy.deepcopy(decoder))).to(torch.bfloat16)

@@ -106,7 +106,7 @@ def test_a_word_is_given_by_itself_or_its_position_from_1(
         expected = f"o.png shows {words[place - 1]!r}, word {place} of {last}\n"
         assert (done.returncode, done.stderr) == (0, expected)
     Path("o.png").unlink()
-    for word in ("0", str(last + 1), "zebra"):
+    for word in ("0", str(last + 1), "²", "zebra"):
         done = run_main(*caption, f"--word={word}")
         assert done.returncode == 1 and done.stdout.split() == words  # the caption is printed
         assert "there is no word" in done.stderr
