@@ -121,6 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         except CaptionerError as error:
             _say(in_a_line(str(error)))
             status = 1
+        if isinstance(source, _Download):
+            vars(source).pop("_data", None)  # photos of all addresses may not fit into memory
     return status
 
 
