@@ -186,9 +186,7 @@ def beam_search(
     taken = best.pop("rows").unbind(2)
     for name, steps in parts.items():
         if steps:
-            chosen = [
-                _select({name: part}, rows)[name] for part, rows in zip(steps, taken, strict=False)
-            ]
+            chosen = [_take(part, rows) for part, rows in zip(steps, taken, strict=False)]
             best[name] = torch.stack(chosen, 2)
     return best
 
@@ -203,8 +201,13 @@ def _best_of(best: Sentences, finished: Sentences, *, count: int) -> Sentences:
 
 def _select(sentences: Sentences, rows: Tensor) -> Sentences:
     """Select rows (B, R) of sentences (B, K, ...) of each image."""
+    return {name: _take(part, rows) for name, part in sentences.items()}
+
+
+def _take(part: Tensor, rows: Tensor) -> Tensor:
+    """Select rows (B, R) of a tensor (B, K, ...) of each image."""
     images = torch.arange(len(rows), device=rows.device).unsqueeze(1)
-    return {name: part[images, rows] for name, part in sentences.items()}
+    return part[images, rows]
 
 
 def read_sentences(sentences: Sentences) -> list[list[Hypothesis]]:

@@ -54,7 +54,9 @@ class Demo:
                 f"launch() has no option {min(unknown)}: pass limits of the server to gradio_demo()"
             )
         is_pair = isinstance(auth, tuple) and len(auth) == 2
-        if auth is not None and not (is_pair and all(isinstance(it, str) and it for it in auth)):
+        if auth is not None and not (
+            is_pair and all(isinstance(part, str) and part for part in auth)
+        ):
             raise ConfigError("auth must be a tuple of a name and a token")
         host = options.get("server_name") or os.environ.get("GRADIO_SERVER_NAME", self._config.host)
         config = launch_config(self._config, host, share=options.get("share"))

@@ -104,7 +104,7 @@ def train_here(
 
 
 def link_states(out: Path) -> Path:
-    """Keep the states of a run beside it: its end leaves what a link leads to."""
+    """Keep the states of a run in another folder; the end of a run deletes only the link."""
     states, beside = out / "state", out.with_name(f"{out.name}-states")
     if not states.is_symlink():
         out.mkdir(parents=True, exist_ok=True)

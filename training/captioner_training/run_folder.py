@@ -234,7 +234,7 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the operating system's reason, which torch wraps in exceptions of its own."""
+    """Return the reason of the operating system. torch wraps it in its own exceptions."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     cause = error.__cause__ or error.__context__

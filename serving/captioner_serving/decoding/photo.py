@@ -116,8 +116,9 @@ class Decoded(NamedTuple):
     def of_head(cls, head: Any) -> tuple[Decoded, int]:
         """Return the result without pixels, and the number of bytes of the pixels.
 
-        Raises ValueError, TypeError, KeyError, OverflowError: the head is invalid, for it may come
-            from a compromised child.
+        The head is untrusted, because a child process may be compromised.
+
+        Raises ValueError, TypeError, KeyError, OverflowError: the head is invalid.
         """
         (width, height), (across, down) = head["size"], head["shape"]
         count, content, box = head["pixels"], bytes.fromhex(head["content"]), Box(*head["box"])

@@ -69,7 +69,7 @@ def start_reader(captioner: Captioner, config: ServerConfig) -> Reader:
 class Photo:
     """A photo of a request.
 
-    name: the client's name for it; no file of this name is opened.
+    name: the name that the client gave; no file of this name is opened.
     has_preview: also make a preview.
     preview: width, height and data URL of the preview, once the photo is decoded.
     """

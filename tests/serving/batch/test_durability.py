@@ -216,8 +216,8 @@ def test_a_kill_or_a_power_cut_at_every_step(run: Run, watch: Watch, output: str
 def test_a_file_of_lines_that_is_cut_anywhere(run: Run, watch: Watch) -> None:
     """The run is completed, or refused without changes.
 
-    Of a run that was killed, and of one that has ended. A tail that was never synced is no reason
-    to refuse. The journal of a .csv is what a .jsonl is.
+    The run was killed, or has ended. A tail that was never synced is no reason to refuse. A .csv
+    has a journal in the format of a .jsonl.
     """
     output = "c.csv"
     disk, wanted = watch(output)

@@ -36,7 +36,8 @@ class Evaluated(NamedTuple):
     """A model that is evaluated on five photos with two captions each.
 
     options: the split, as options of the command.
-    report, rows: what the command has printed, and the captions of the images.
+    report: the printed report.
+    rows: the images with their captions.
     """
 
     folder: Path

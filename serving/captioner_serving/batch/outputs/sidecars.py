@@ -52,7 +52,7 @@ class SidecarWriter:
         earlier: tells which sidecars are ours; a person's text replaces the text in these.
 
     Attributes:
-        counts: what was done, for `summary`.
+        counts: the numbers of sidecars by what happened to them; see `summary`.
         before: by photo, the texts of the XMP sidecar that a person's text replaced.
     """
 

@@ -29,7 +29,7 @@ export function start(element, props) {
   //   settings                the settings of its request
   //   records, record         one record per model, and the one that is open; or `problem`
   //   missing                 the problems of models that failed
-  //   sentence                what the visitor has selected: 0 for the caption, 1 for the first alternative
+  //   sentence                the index of the selected sentence: 0 for the caption, 1 for the first alternative
   //   text, aside             the visitor's text, and a text that Decorative or Undo has replaced
   //   reviewed                whether a person has accepted or written the text
   //   unsaved, stored         fields that the album does not have yet, and whether it has the photo; or `deleted`

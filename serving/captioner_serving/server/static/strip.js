@@ -45,7 +45,7 @@ export class Strip {
     const count = done < photos.length ? `${done} of ${photos.length}` : `${photos.length}${failed ? `, ${failed} without a caption` : ""}`;
     if (photos.length > 1 && this.done < this.asked && done === photos.length) this.root.querySelector(".news").textContent = "All photos are done: " + count;
     const state = `${photos.length} ${photos.filter(isToReview).length}`;
-    if (state !== this.state) this.#answer("");  // what was said of the list is no longer true
+    if (state !== this.state) this.#answer("");  // the message is about an earlier state of the list
     if (photos.length !== this.asked) this.root.querySelector(".clear").textContent = "Empty";  // it names another number
     Object.assign(this, { done, asked: photos.length, state });
     this.root.querySelector(".count").textContent = count;
