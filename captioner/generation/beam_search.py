@@ -1,6 +1,7 @@
 """Beam search over a batch of images.
 
-Shapes: B images, K unfinished hypotheses and C finished ones per image, T words, L grid cells.
+Shapes: B images, K unfinished hypotheses and C finished sentences per image, T words, L grid cells,
+H heads.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from captioner.errors import GenerationError
 from captioner.generation.config import GenerationConfig
@@ -20,7 +22,7 @@ OPTIONAL = ("attention", "gate", "heads")
 """The parts of a hypothesis that some decoders do not have."""
 
 Sentences = dict[str, Tensor]
-"""The parts of C sentences of each of B images; see `read_sentences`."""
+"""Parts of C sentences of each of B images, such as "tokens" (B, C, T); see `read_sentences`."""
 
 
 class Hypothesis(NamedTuple):
@@ -50,17 +52,17 @@ class Hypothesis(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The result of a step of B images: K' extended hypotheses, and those that end.
+    """One step of B images: the K' best extensions of K hypotheses, and the hypotheses that end.
 
     tokens: (B, K'), the new words.
     parents: (B, K'), the hypotheses that they extend.
     logs: (B, K'), the log-probabilities of the new words.
     totals: (B, K'), the summed log-probabilities of all words, best first.
-    ending: (B, K'), the totals, including <end>, of hypotheses that end; -inf for unused entries.
-    ended: (B, K'), the indices of the hypotheses that end.
+    ending: (B, K'), the totals with <end> of hypotheses that end; -inf for unused entries.
+    ended: (B, K'), the indices of these hypotheses.
     end_logs: (B, K), the log-probability of <end> after each hypothesis.
-    output: the decoder's output for the K hypotheses before the step.
-    state: the decoder's state for the K' hypotheses after the step.
+    output: the decoder's output for the K hypotheses.
+    state: the decoder's state for the K' extensions.
     """
 
     tokens: Tensor
@@ -72,11 +74,6 @@ class Step(NamedTuple):
     end_logs: Tensor
     output: StepOutput
     state: State
-
-    def end_all(self, totals: Tensor) -> Step:
-        """End all K hypotheses at the maximum length, given their totals (B, K) before the step."""
-        hypotheses = torch.arange(totals.shape[1], device=totals.device)
-        return self._replace(ending=totals + self.end_logs, ended=hypotheses.expand_as(totals))
 
 
 class BeamStep(nn.Module):
@@ -94,7 +91,7 @@ class BeamStep(nn.Module):
         Args:
             tokens: (B, K), the last words.
             totals: (B, K), the summed log-probabilities of the words so far.
-            forbidden: (B, K, F), the words that each hypothesis must not use next.
+            forbidden: (B, K, F), the words that must not follow each hypothesis.
             state: the decoder's state.
             beam: K'.
         """
@@ -144,15 +141,8 @@ class Search(NamedTuple):
 
     def take(self, rows: Tensor) -> Search:
         """Return the search of these images only."""
-        return Search(
-            self.images[rows],
-            self.tokens[rows],
-            self.totals[rows],
-            self.state.take(rows),
-            {name: part[rows] for name, part in self.unfinished.items()},
-            {name: part[rows] for name, part in self.best.items()},
-            {name: [part[rows] for part in steps] for name, steps in self.parts.items()},
-        )
+        search: Search = tree_map(lambda part: part[rows], self)
+        return search
 
     def sentences(self) -> Sentences:
         """Return the best finished sentences with their optional parts."""
@@ -216,7 +206,12 @@ def beam_search(
         if count <= 0.75 * len(is_open):
             ended.append(search.take(~is_open))
             search = search.take(is_open)
-    return _in_order([*ended, search])
+    if not ended:
+        return search.sentences()
+    searches = [*ended, search]
+    order = torch.cat([part.images for part in searches]).argsort()
+    columns = [part.sentences() for part in searches]
+    return {name: torch.cat([part[name] for part in columns])[order] for name in columns[0]}
 
 
 def _advance(
@@ -228,44 +223,31 @@ def _advance(
     length: int,
 ) -> Search:
     """Extend the hypotheses of `length` words by a word; at the maximum length, end them."""
-    unfinished = search.unfinished
+    unfinished, totals = search.unfinished, search.totals
     forbidden = constraints.forbidden(unfinished["tokens"][..., :length])
-    new = step(search.tokens, search.totals, forbidden, search.state, beam=config.beam_size)
-    if length == config.maximum_length:
-        new = new.end_all(search.totals)
+    new = step(search.tokens, totals, forbidden, search.state, beam=config.beam_size)
     parts = {
         name: [*search.parts.get(name, ()), part]
         for name in OPTIONAL
         if (part := getattr(new.output, name)) is not None
     }
-    rows = torch.arange(search.totals.shape[1], device=new.ended.device)
+    rows = torch.arange(totals.shape[1], device=totals.device)
     unfinished["rows"][..., length] = rows
-    finished = _select(unfinished, new.ended)
-    finished["log_probabilities"][..., length] = new.end_logs.gather(1, new.ended)
-    finished["length"] = torch.full_like(new.ended, length)
-    finished["score"] = new.ending / (length + 1) ** config.length_penalty
-    best = _best_of(search.best, finished, count=config.captions)
+    ending, ended = new.ending, new.ended
+    if length == config.maximum_length:
+        ending, ended = totals + new.end_logs, rows.expand_as(totals)
+    finished = _select(unfinished, ended)
+    finished["log_probabilities"][..., length] = new.end_logs.gather(1, ended)
+    finished["length"] = torch.full_like(ended, length)
+    finished["score"] = ending / (length + 1) ** config.length_penalty
+    for name, part in search.best.items():
+        finished[name] = torch.cat([part, finished[name]], 1)
+    score = finished["score"]
+    best = _select(finished, score.topk(min(config.captions, score.shape[1]), dim=1).indices)
     unfinished = _select(unfinished, new.parents)
     unfinished["tokens"][..., length] = new.tokens
     unfinished["log_probabilities"][..., length] = new.logs
     return Search(search.images, new.tokens, new.totals, new.state, unfinished, best, parts)
-
-
-def _in_order(searches: list[Search]) -> Sentences:
-    """Return the sentences of all images, in the order of the batch."""
-    if len(searches) == 1:
-        return searches[0].sentences()
-    order = torch.cat([search.images for search in searches]).argsort()
-    columns = [search.sentences() for search in searches]
-    return {name: torch.cat([part[name] for part in columns])[order] for name in columns[0]}
-
-
-def _best_of(best: Sentences, finished: Sentences, *, count: int) -> Sentences:
-    """Return the `count` best sentences of both."""
-    if best:
-        finished = {name: torch.cat([best[name], part], 1) for name, part in finished.items()}
-    score = finished["score"]
-    return _select(finished, score.topk(min(count, score.shape[1]), dim=1).indices)
 
 
 def _select(sentences: Sentences, rows: Tensor) -> Sentences:
@@ -287,14 +269,12 @@ def read_sentences(sentences: Sentences) -> list[list[Hypothesis]]:
     """
     # One copy from the device; float32 is exact for tokens.
     rows = [part.float().reshape(*part.shape[:2], -1) for part in sentences.values()]
-    whole = torch.cat(rows, dim=2).cpu()
-    pieces = torch.split(whole, [row.shape[2] for row in rows], dim=2)
+    pieces = torch.split(torch.cat(rows, dim=2).cpu(), [row.shape[2] for row in rows], dim=2)
     parts = {
         name: piece.reshape(part.shape)
         for (name, part), piece in zip(sentences.items(), pieces, strict=True)
     }
-    # Hypotheses with NaN are first in the beam, so they end as the best ones.
-    raise_if_nan(parts["score"])
+    raise_if_nan(parts["score"])  # hypotheses with NaN are first in the beam, so they end as best
     optional = {name: parts[name] for name in OPTIONAL if name in parts}
     lengths, tokens = parts["length"].int().tolist(), parts["tokens"].int().tolist()
     return [

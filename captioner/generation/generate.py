@@ -1,7 +1,4 @@
-"""Generation with a decoder: beam search, greedy search or sampling.
-
-Every method works on B images with K hypotheses each, on the decoder's device.
-"""
+"""Generation with a decoder: beam search, greedy search or sampling."""
 
 from __future__ import annotations
 
@@ -16,12 +13,7 @@ from torch import Tensor
 from captioner.generation.beam_search import Hypothesis, beam_search, read_sentences
 from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
-from captioner.generation.sampling import (
-    Sampler,
-    choose_likeliest,
-    roll_out,
-    score_sentences,
-)
+from captioner.generation.sampling import Sampler, roll_out, score_sentences
 from captioner.model.decoder import StepDecoder
 from captioner.trust.consensus import Consensus
 from captioner.vocabulary import Vocabulary
@@ -76,54 +68,33 @@ def generate(
         never_generated=vocabulary.never_generated,
         device=features.device,
     )
-    search = partial(_search, decoder, features, begin, constraints=constraints, graphs=graphs)
-    if config.uses_consensus and consensus is not None:
-        beams = search(config=replace(config, captions=config.beam_size))
-        return [beam[: config.captions] for beam in consensus.choose(features, beams)]
     if config.uses_beam:
-        return search(config=config)
+        ranked = consensus if config.consensus else None
+        search = config if ranked is None else replace(config, captions=config.beam_size)
+        run = partial(beam_search, decoder, config=search, constraints=constraints)
+        if graphs is None or not features.is_cuda or config.maximum_length > _LONGEST:
+            beams = read_sentences(run(features, begin))
+        else:
+            # Requests with the same search share a graph, whatever their other settings.
+            key = replace(
+                search, consensus=True, temperature=1.0, top_k=0, top_p=1.0, seed=None, style=""
+            )
+            run = partial(run, checks=False)
+            beams = read_sentences(graphs((decoder, key), run, features, begin))
+        if ranked is None:
+            return beams
+        orders = ranked.order(features, [[sentence.tokens for sentence in beam] for beam in beams])
+        pairs = zip(beams, orders, strict=True)
+        return [[beam[at] for at in order[: config.captions]] for beam, order in pairs]
+    choose: Callable[[Tensor], Tensor] = partial(torch.argmax, dim=-1)
+    if config.sample:
+        choose = Sampler.seeded(config, features.device)
     sentences = roll_out(
         decoder,
         features,
         count=config.captions,
         constraints=constraints,
-        choose=_sampler(config, features.device) if config.sample else choose_likeliest,
+        choose=choose,
         starts=begin,
     )
     return read_sentences(score_sentences(sentences, length_penalty=config.length_penalty))
-
-
-def _search(
-    decoder: StepDecoder,
-    features: Tensor,
-    starts: Tensor,
-    *,
-    config: GenerationConfig,
-    constraints: Constraints,
-    graphs: Graphs | None,
-) -> list[list[Hypothesis]]:
-    """Run a beam search, on a GPU from a graph if sentences are not too long."""
-    search = partial(beam_search, decoder, config=config, constraints=constraints)
-    if graphs is None or not features.is_cuda or config.maximum_length > _LONGEST:
-        return read_sentences(search(features, starts))
-    # Requests with the same search share a graph, whatever their other settings.
-    shape = replace(
-        config, consensus=True, temperature=1.0, top_k=0, top_p=1.0, seed=None, style=""
-    )
-    sentences = graphs((decoder, shape), partial(search, checks=False), features, starts)
-    return read_sentences(sentences)
-
-
-def _sampler(config: GenerationConfig, device: torch.device) -> Sampler:
-    generator = torch.Generator(device)
-    if config.seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(config.seed)
-    return Sampler(
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        generator=generator,
-        shared=config.seed is not None,
-    )

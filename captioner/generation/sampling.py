@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from captioner.generation.beam_search import OPTIONAL, Sentences, sync_interval
+from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
 from captioner.model.decoder import StepDecoder, log_probabilities
 from captioner.vocabulary import END
@@ -27,18 +28,12 @@ def roll_out(
     """Generate `count` hypotheses for each of the grids (B, L, D) until all have ended.
 
     Args:
-        decoder: scores the words.
-        features: (B, L, D).
+        decoder, features, starts, constraints, checks: as for `beam_search`.
         count: K, hypotheses per image.
-        constraints: the constraints on the words.
         choose: maps log-probabilities (B, K, words), -inf for forbidden words, to words (B, K).
-        starts: (B,), the first token of each image's hypotheses.
-        checks: stop once all hypotheses have ended. False: take all steps without reading from the
-            device, for a CUDA graph.
 
-    Returns:
-        "tokens" and "log_probabilities" (B, K, T), with <end>, and the optional parts of
-        `read_sentences`. Values after a hypothesis's first <end> are arbitrary.
+    Returns "tokens", "log_probabilities" and the optional parts of `read_sentences`. Values after a
+    hypothesis's first <end> are arbitrary.
     """
     state = decoder.start(features).expand(count)
     tokens = starts.unsqueeze(1).expand(-1, count)
@@ -75,11 +70,6 @@ def score_sentences(sentences: Sentences, *, length_penalty: float) -> Sentences
     return {**sentences, "length": length, "score": score}
 
 
-def choose_likeliest(logs: Tensor) -> Tensor:
-    """Choose the most probable word for each row of log-probabilities (B, K, words): greedy."""
-    return logs.argmax(dim=-1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
     """Samples words by their probability.
@@ -96,6 +86,22 @@ class Sampler:
     top_p: float = 1.0
     generator: torch.Generator | None = None
     shared: bool = False
+
+    @classmethod
+    def seeded(cls, config: GenerationConfig, device: torch.device) -> Sampler:
+        """Make the sampler of a configuration; without a seed it differs every time."""
+        generator, seed = torch.Generator(device), config.seed
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(seed)
+        return cls(
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            generator=generator,
+            shared=seed is not None,
+        )
 
     def __call__(self, logs: Tensor) -> Tensor:
         """Choose a word for each row of log-probabilities (B, K, words): (B, K)."""

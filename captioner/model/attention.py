@@ -4,8 +4,7 @@ A score function compares a query, such as the decoder's hidden state, with each
 cell of the grid. The softmax of the scores gives the attention weights (equation 5). The mean of
 the values with these weights is the context (equation 13).
 
-`Attention.project` computes what depends only on keys and values, once per image. Hypotheses of an
-image share the result without a copy.
+`Attention.project` computes once per image what depends only on keys and values.
 
 A mask is True where a query may see a key. A query that may see no key has weights and context 0.
 
@@ -35,16 +34,13 @@ class ProjectedGrid(NamedTuple):
 def average(weights: Tensor, values: Tensor) -> Tensor:
     """Return the context (B, K, V): the weighted mean of the values (equation 13).
 
-    Args:
-        weights: (B, K, H, L).
-        values: (B, L, V). Head h averages the h-th block of V / H numbers.
+    Weights are (B, K, H, L), values (B, L, V). Head h averages the h-th block of V / H numbers.
     """
     weights = weights.to(values.dtype)
     heads = weights.shape[2]
     if heads == 1:
         return torch.bmm(weights.squeeze(2), values)
-    # Each head averages the blocks of all heads; the diagonal selects its own block. So the values
-    # are not copied.
+    # Each head averages all blocks, and the diagonal selects its own, so values are not copied.
     every = torch.bmm(weights.flatten(1, 2), values)  # (B, K * H, V)
     own = every.view(*weights.shape[:3], heads, -1).diagonal(dim1=2, dim2=3)  # (B, K, V / H, H)
     return own.transpose(2, 3).flatten(2)
@@ -55,13 +51,8 @@ def attend_fused(
 ) -> Tensor:
     """Return the context (B, K, V) of product scores, with PyTorch's fused attention.
 
-    Args:
-        queries: (B, K, A), projected and scaled.
-        keys: (B, L, A).
-        values: (B, L, V).
-        heads: H.
-        mask: (K, L) or (B, K, L): True where a query may see a key, or floats that are added to the
-            scores. None: every query sees every key.
+    Queries (B, K, A) are projected and scaled; keys are (B, L, A), values (B, L, V). A mask (K, L)
+    or (B, K, L) is True where a query may see a key, or has floats that are added to the scores.
     """
     queries, keys, values = (
         split_heads(part.to(keys.dtype), heads).transpose(1, 2) for part in (queries, keys, values)
@@ -72,10 +63,7 @@ def attend_fused(
 
 
 def maps(weights: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Average weights (..., H, L) over the heads.
-
-    Returns the mean (..., L), and the weights per head or None if H is 1.
-    """
+    """Return the mean (..., L) of weights (..., H, L), and the weights or None if H is 1."""
     if weights.shape[-2] == 1:
         return weights.squeeze(-2), None
     return weights.mean(dim=-2), weights
@@ -130,16 +118,10 @@ class Attention(nn.Module):
             self.value = nn.Linear(input_size, value_dim, bias=value_bias)
 
     def project(self, keys: Tensor, values: Tensor | None = None) -> ProjectedGrid:
-        """Project keys and values, once for all queries.
-
-        Args:
-            keys: (B, L, D), such as the cells of a grid.
-            values: (B, L, input_dim). None: the keys.
-        """
+        """Project keys (B, L, D) and values (B, L, input_dim), by default the keys."""
         projected = cast(Tensor, self.value(keys if values is None else values))
-        return ProjectedGrid(
-            self.score.project(projected if self.keys_are_values else keys), projected
-        )
+        keys = self.score.project(projected if self.keys_are_values else keys)
+        return ProjectedGrid(keys, projected)
 
     def forward(
         self, query: Tensor, grid: ProjectedGrid, mask: Tensor | None = None
@@ -166,11 +148,12 @@ class Attention(nn.Module):
         For scores that compare as ProductScore does, if keys and values have the same size, this
         uses PyTorch's fused attention, which never stores the weights.
         """
-        is_product = type(self.score).compare is ProductScore.compare
-        if not is_product or grid.keys.shape[-1] != grid.values.shape[-1]:
-            return average(self.weigh(query, grid.keys, mask), grid.values)
-        queries = self.score.query(query) * cast(ProductScore, self.score).scale
-        return attend_fused(queries, grid.keys, grid.values, heads=self.score.heads, mask=mask)
+        score = self.score
+        score, same_size = self.score, grid.keys.shape[-1] == grid.values.shape[-1]
+        if same_size and type(score).compare is ProductScore.compare:
+            queries = score.query(query) * cast(ProductScore, score).scale
+            return attend_fused(queries, grid.keys, grid.values, heads=score.heads, mask=mask)
+        return average(self.weigh(query, grid.keys, mask), grid.values)
 
 
 def full(queries: int, keys: int, *, device: torch.device | str = "cpu") -> Tensor:
@@ -203,14 +186,8 @@ def local(queries: int, keys: int, *, delta: int, device: torch.device | str = "
 def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the softmax of scores over the visible keys; weights are 0 elsewhere.
 
-    A row without a visible key has weights of 0, not NaN.
-
-    Args:
-        scores: (..., L).
-        mask: bool, broadcasts to the scores. None: every key is visible.
-
-    Returns:
-        The weights (..., L), float32 or float64.
+    Scores and weights are (..., L); the weights are float32 or float64. A mask broadcasts to the
+    scores. A row without a visible key has weights of 0, not NaN.
     """
     # In half precision the weights of a large grid would not sum to 1.
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))

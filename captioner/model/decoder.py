@@ -1,7 +1,6 @@
 """The interface of a decoder: single steps for generation, one pass for training.
 
-`WordDecoder` and `RecurrentDecoder` contain the code that decoders share. `build_decoder` makes the
-decoder that a configuration names.
+`WordDecoder` and `RecurrentDecoder` contain the code that decoders share.
 
 Shapes: B images, K hypotheses or captions per image, T tokens, L grid cells, H heads; m is the size
 of a word embedding, n the size of a hidden state. K is the number of captions of an image in
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 from captioner.model.attention import Attention, maps
 from captioner.model.config import DECODERS, DecoderConfig
@@ -28,9 +28,8 @@ from captioner.model.positions import GRID_SIDE, Positions
 class State(NamedTuple):
     """The state of B images with K hypotheses each.
 
-    image: tensors (B, L, ...) of the images, with a row for each of the L grid cells, so
-        cells can be removed or replaced in the same way for every decoder.
-    hypothesis: tensors (B, K, ...) of the hypotheses.
+    image: tensors (B, L, ...), with a row for each grid cell, so that cells can be replaced.
+    hypothesis: tensors (B, K, ...).
 
     The names of the tensors are private to the decoder.
     """
@@ -40,12 +39,9 @@ class State(NamedTuple):
 
     def expand(self, hypotheses: int) -> State:
         """Repeat each image's only hypothesis K times, without a copy."""
-        return self._replace(
-            hypothesis={
-                name: part.expand(-1, hypotheses, *part.shape[2:])
-                for name, part in self.hypothesis.items()
-            }
-        )
+        parts = self.hypothesis.items()
+        wide = {name: part.expand(-1, hypotheses, *part.shape[2:]) for name, part in parts}
+        return State(self.image, wide)
 
     def select(self, parents: Tensor) -> State:
         """Replace hypothesis k of image b by hypothesis parents[b, k]; parents are (B, K)."""
@@ -54,19 +50,16 @@ class State(NamedTuple):
         count = next(iter(self.hypothesis.values())).shape[1]
         first = torch.arange(parents.shape[0], device=parents.device).unsqueeze(1) * count
         rows = (first + parents).flatten()
-        return self._replace(
-            hypothesis={
-                name: part.flatten(0, 1).index_select(0, rows).view(*parents.shape, *part.shape[2:])
-                for name, part in self.hypothesis.items()
-            }
-        )
+        hypothesis = {
+            name: part.flatten(0, 1).index_select(0, rows).view(*parents.shape, *part.shape[2:])
+            for name, part in self.hypothesis.items()
+        }
+        return State(self.image, hypothesis)
 
     def take(self, rows: Tensor) -> State:
         """Return the state of these images only."""
-        return State(
-            {name: part[rows] for name, part in self.image.items()},
-            {name: part[rows] for name, part in self.hypothesis.items()},
-        )
+        state: State = tree_map(lambda part: part[rows], self)
+        return state
 
 
 class StepOutput(NamedTuple):
@@ -139,7 +132,7 @@ class Decoder(nn.Module, ABC):
 
 
 class WordDecoder(Decoder):
-    """A decoder whose output layer shares the matrix of the word embeddings (tied weights)."""
+    """A decoder whose output layer has the matrix of the word embeddings (tied weights)."""
 
     def __init__(self, config: DecoderConfig, *, vocabulary_size: int) -> None:
         super().__init__()
@@ -237,12 +230,11 @@ def advance(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     """Advance an LSTM cell by one step (Xu et al. 2015, equations 1 to 3).
 
     Args:
-        gates: (..., 4n), the values of input gate, forget gate, output gate and candidate before
-            their nonlinearities.
+        gates: (..., 4n), input gate, forget gate, output gate and candidate, before their
+            nonlinearities (equation 1).
         cell: (..., n), the cell state.
 
-    Returns:
-        The new hidden state and cell state, both (..., n).
+    Returns the new hidden state and cell state, both (..., n).
     """
     size = cell.shape[-1]
     opened, candidate = torch.split(gates, [3 * size, size], dim=-1)
@@ -252,12 +244,7 @@ def advance(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> Decoder:
-    """Make the decoder that the configuration names, with random weights.
-
-    Args:
-        config: the kind and the sizes of the decoder.
-        grid_dim: D, the number of features of a grid cell.
-        vocabulary_size: the number of words and special tokens.
+    """Make the decoder that the configuration names, for grids (B, L, D) with D = `grid_dim`.
 
     Raises ConfigError: the sizes do not fit together.
     """

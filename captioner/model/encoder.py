@@ -88,16 +88,17 @@ class Encoder(nn.Module):
         Raises ConfigError: the network needs images of another size, as many transformers do.
         """
         maps = images
-        for index, stage in enumerate(self.stages):
-            # Frozen stages store no activations.
-            with torch.set_grad_enabled(torch.is_grad_enabled() and index >= self._first_trained):
-                try:
+        try:
+            for index, stage in enumerate(self.stages):
+                trained = index >= self._first_trained
+                # Frozen stages store no activations.
+                with torch.set_grad_enabled(torch.is_grad_enabled() and trained):
                     maps = stage(maps)
-                except AssertionError as error:
-                    raise ConfigError(
-                        f"{self.config.name} cannot take images of {tuple(images.shape[2:])} "
-                        f"pixels ({str(error).rstrip('.')}): set transform.size"
-                    ) from error
+        except AssertionError as error:
+            raise ConfigError(
+                f"{self.config.name} cannot take images of {tuple(images.shape[2:])} pixels "
+                f"({str(error).rstrip('.')}): set transform.size"
+            ) from error
         rows, columns = maps.shape[-2:]
         if self.config.coordinates:
             maps = torch.cat([maps, _coordinates(maps).expand(maps.shape[0], -1, -1, -1)], dim=1)

@@ -4,59 +4,28 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
-from captioner.model.attention import Attention, attend_fused
+from captioner.model.attention import Attention
 from captioner.model.config import DecoderConfig
 from captioner.model.positions import GRID_SIDE, Positions
-from captioner.model.scores import ProductScore
-
-
-class SelfAttention(Attention):
-    """Multi-head scaled dot-product attention of a sequence over itself.
-
-    Args:
-        dim: n, the size of an element of the sequence.
-        heads: H.
-    """
-
-    def __init__(self, *, dim: int, heads: int) -> None:
-        super().__init__(
-            score="scaled_dot",
-            query_dim=dim,
-            key_dim=dim,
-            attention_dim=dim,
-            value_dim=dim,
-            heads=heads,
-        )
-
-    def attend_newest(self, words: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend from the newest words (B, K, n) to themselves and to the words before.
-
-        `cache` (B, K, S, 2n) has keys and values of the S words before. Returns the context
-        (B, K, n) and the new cache (B, K, S + 1, 2n).
-        """
-        queries = self.score.query(words) * cast(ProductScore, self.score).scale
-        cache = torch.cat([cache, torch.cat(self.project(words), dim=-1).unsqueeze(2)], dim=2)
-        keys, values = cache.flatten(0, 1).chunk(2, dim=-1)
-        queries = queries.flatten(0, 1).unsqueeze(1)
-        return attend_fused(queries, keys, values, heads=self.score.heads).view_as(words), cache
 
 
 class Layer(nn.Module):
-    """Self-attention, sublayers of a subclass, and a feed-forward network, all residual.
-
-    Args:
-        config: n, heads, dropout, and the place of the norms.
-        sublayers: the number of sublayers; each has a norm.
-    """
+    """Residual sublayers, each with a norm: self-attention, others, a feed-forward network."""
 
     def __init__(self, config: DecoderConfig, *, sublayers: int) -> None:
         super().__init__()
         n = config.hidden_dim
         self.pre_norm = config.norm == "pre"
-        self.self_attention = SelfAttention(dim=n, heads=config.heads)
+        self.self_attention = Attention(
+            score="scaled_dot",
+            query_dim=n,
+            key_dim=n,
+            attention_dim=n,
+            value_dim=n,
+            heads=config.heads,
+        )
         self.self_attention_output = nn.Linear(n, n)
         self.feed_forward = nn.Sequential(nn.Linear(n, 2 * n), nn.ReLU(), nn.Linear(2 * n, n))
         self.norms = nn.ModuleList(nn.LayerNorm(n) for _ in range(sublayers))
@@ -106,9 +75,7 @@ class GridLayers(nn.Module):
 def grid_layers(config: DecoderConfig, *, grid_dim: int) -> tuple[nn.Module, int, str]:
     """Make the `encoder_layers`, which turn grids (B, L, D) into grids (B, L, D').
 
-    Returns:
-        The layers (the identity if there are none), D', and the kind of positions that the decoder
-        still has to add.
+    Returns the layers, D', and the kind of positions that the decoder still has to add.
     """
     if config.encoder_layers == 0:
         return nn.Identity(), grid_dim, config.positions

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
-from captioner.model.attention import Attention, ProjectedGrid, causal, maps
+from captioner.model.attention import Attention, ProjectedGrid, attend_fused, causal, maps
 from captioner.model.config import DecoderConfig
 from captioner.model.decoder import DecoderOutput, State, StepOutput, WordDecoder
 from captioner.model.layers import Layer, grid_layers, project_back
 from captioner.model.positions import GRID_SIDE, Positions
+from captioner.model.scores import ProductScore
 
 _WORDS = 512  # positions of a caption; 9 bits
 
@@ -140,23 +142,27 @@ class _Layer(Layer):
             self.norms[1] = nn.Identity()  # the score ignores queries
 
     def attend_newest(self, words: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply self-attention to the newest words (B, K, n); see SelfAttention.attend_newest."""
-        context, cache = self.self_attention.attend_newest(self.sublayer_input(words, 0), cache)
+        """Apply self-attention from the newest words (B, K, n) to themselves and earlier words.
+
+        `cache` (B, K, S, 2n) has keys and values of the S words before. Returns the words and the
+        new cache (B, K, S + 1, 2n).
+        """
+        attention, newest = self.self_attention, self.sublayer_input(words, 0)
+        queries = attention.score.query(newest) * cast(ProductScore, attention.score).scale
+        new = torch.cat(attention.project(newest), dim=-1).unsqueeze(2)
+        cache = torch.cat([cache, new], dim=2)
+        keys, values = cache.flatten(0, 1).chunk(2, dim=-1)
+        queries = queries.flatten(0, 1).unsqueeze(1)
+        context = attend_fused(queries, keys, values, heads=attention.score.heads).view_as(words)
         return self.residual(words, self.self_attention_output(context), 0), cache
 
     def attend_grid(
         self, words: Tensor, grid: ProjectedGrid, *, need_weights: bool
     ) -> tuple[Tensor, Tensor]:
-        """Apply attention over the grid and the feed-forward network.
+        """Apply attention over this layer's grid, and the feed-forward network.
 
-        Args:
-            words: (B, Q, n), after self-attention.
-            grid: the grid, projected by this layer.
-            need_weights: whether to return the attention weights.
-
-        Returns:
-            The words (B, Q, n), and the weights (B, Q, H, L). Without `need_weights` the second
-            result is a placeholder.
+        Returns the words (B, Q, n), and the weights (B, Q, H, L) or without `need_weights` a
+        placeholder.
         """
         queries, weights = self.sublayer_input(words, 1), words
         if need_weights:

@@ -30,8 +30,6 @@ from captioner.trust.familiarity import multiply
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from captioner.generation.beam_search import Hypothesis
-
 ORDERS = (1, 2)
 """The n of the n-grams. Longer n-grams are too rare to help."""
 
@@ -80,21 +78,11 @@ class Consensus:
         pairs = enumerate(self.grams.tolist())
         return {(first,) if second < 0 else (first, second): row for row, (first, second) in pairs}
 
-    def choose(
-        self, features: Tensor, beams: Sequence[Sequence[Hypothesis]]
-    ) -> list[list[Hypothesis]]:
-        """Sort the sentences of B photos by expected CIDEr, best first.
-
-        Args:
-            features: (B, L, D), the photos' grids.
-            beams: the sentences of each photo.
-        """
-        tokens = [[hypothesis.tokens for hypothesis in beam] for beam in beams]
-        pairs = zip(beams, self.order(features, tokens), strict=True)
-        return [[beam[at] for at in order] for beam, order in pairs]
-
     def order(self, features: Tensor, beams: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
-        """Return, for each of B beams, the indices of its sentences in order of expected CIDEr."""
+        """Rank the sentences (as tokens) of B photos by expected CIDEr.
+
+        Returns, for each photo of the grids (B, L, D), the indices of its sentences, best first.
+        """
         means = features.float().mean(dim=1).cpu().numpy()
         orders = []
         for offset, sentences in zip(means - self.feature_mean, beams, strict=True):

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from captioner import Captioner
-from captioner.generation.beam_search import Hypothesis
 from captioner.trust.consensus import Consensus
 from captioner.trust.trust import digest_weights, trust_file
 from tests.conftest import make_consensus, make_trust
@@ -45,16 +44,10 @@ def test_the_expected_cider_by_hand(known: Consensus) -> None:
 
 
 def test_sentences_are_sorted_by_expected_cider(known: Consensus) -> None:
-    made = [
-        [Hypothesis([9], -1.0, np.zeros(2)), Hypothesis([5], -2.0, np.zeros(2)),
-         Hypothesis([4, 5], -3.0, np.zeros(3)), Hypothesis([8], -4.0, np.zeros(2))],
-        [Hypothesis([5], -1.0, np.zeros(2)), Hypothesis([4], -2.0, np.zeros(2))],
-    ]  # fmt: skip
     # The cells of a grid are averaged: the first photo is that of the test above.
     grids = torch.tensor([[[2.0, 0.0], [4.0, -1.0]], [[1.0, 2.0], [1.0, 2.0]]])
-    first, second = known.choose(grids, made)
-    assert [sentence.tokens for sentence in first] == [[4, 5], [5], [9], [8]]  # ties stay
-    assert [sentence.tokens for sentence in second] == [[4], [5]]
+    beams = [[[9], [5], [4, 5], [8]], [[5], [4]]]
+    assert known.order(grids, beams) == [[2, 1, 0, 3], [1, 0]]  # ties stay
 
 
 def test_only_beams_are_reordered(tiny_file: Path, photo: Path) -> None:

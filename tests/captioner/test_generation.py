@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from captioner import ConfigError, GenerationConfig, GenerationError
-from captioner.generation.beam_search import Hypothesis, beam_search, read_sentences
+from captioner.generation.beam_search import beam_search, read_sentences
 from captioner.generation.constraints import Constraints
 from captioner.generation.generate import generate
 from captioner.generation.sampling import draw, filter_top
@@ -230,8 +230,8 @@ def test_greedy_search_stops_when_all_captions_have_ended() -> None:
 
 def test_consensus_chooses_from_the_whole_beam() -> None:
     class Reverse:
-        def choose(self, features: Tensor, beams: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-            return [beam[::-1] for beam in beams[: len(features)]]
+        def order(self, features: Tensor, beams: list[list[list[int]]]) -> list[list[int]]:
+            return [[*range(len(beam))][::-1] for beam in beams[: len(features)]]
 
     model, images = Historian(), features(1, 2, 3)
     config = GenerationConfig(beam_size=4, captions=4, maximum_length=6, consensus=False)
