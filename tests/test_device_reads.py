@@ -31,8 +31,7 @@ from captioner.model.decoder import build_decoder
 from captioner.trust.trust import digest_weights, trust_file
 from captioner_training.losses import self_critical
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
-from captioner_training.losses.cross_entropy import CrossEntropy
-from captioner_training.losses.objective import Objective
+from captioner_training.losses.objective import CrossEntropy, Objective
 from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.recipe import SelfCritical, Stage
 from captioner_training.step import TrainStep

@@ -52,8 +52,7 @@ from captioner.vocabulary import START, Vocabulary
 from captioner_serving.batch import caption_batch
 from captioner_training.data.batches import Batch
 from captioner_training.distributed import Processes
-from captioner_training.losses.cross_entropy import CrossEntropy
-from captioner_training.losses.objective import Objective
+from captioner_training.losses.objective import CrossEntropy, Objective
 from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import TrainState

@@ -28,7 +28,7 @@ from captioner.model.encoder import Encoder
 from captioner.photos.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
-from captioner_training.data.corpus import Corpus
+from captioner_training.data.captions import Corpus
 from captioner_training.data.grids import CachedGrids, fits_on_gpu
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.pixels import ImageDataset, split_loader

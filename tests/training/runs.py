@@ -21,8 +21,7 @@ from captioner_training.data.captions import collate
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.log import Tracker
-from captioner_training.losses.cross_entropy import CrossEntropy
-from captioner_training.losses.objective import Objective
+from captioner_training.losses.objective import CrossEntropy, Objective
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage, load_recipe
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep

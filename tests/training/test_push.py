@@ -12,10 +12,9 @@ import pytest
 from captioner import Captioner
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.cli import main
-from captioner.model_card import ModelCard, Scores
 from captioner.trust.trust import digest_weights
 from captioner_training.recipe import load_recipe
-from captioner_training.report.card import describe_run
+from captioner_training.report.card import write_card
 from captioner_training.run_folder import plain, write_json
 from tests.conftest import make_trust
 from tests.hub_server import TOKEN, Hub
@@ -78,14 +77,9 @@ def test_a_run_is_uploaded_with_its_card_and_captions_from_the_hub(
     assert "--checkpoint user/model\n" in card.text
 
 
-def test_the_card_describes_the_model_and_its_scores(styled: Checkpoint) -> None:
-    more: dict[str, Any] = {"split": "val", "scorer": "nltk", "beam_size": 5}
-    scores = (
-        Scores(data="COCO", images=5000, values={"CIDEr": 26.04, "BLEU-4": 9.96},
-               intervals={"CIDEr": (23.56, 28.44)}, **more),
-        Scores(data="Flickr", images=1000, values={"METEOR": 20}, **more),
-    )  # fmt: skip
-    card = ModelCard(repository="user/model", scores=scores).write(styled, has_trust=False)
+def test_the_card_describes_the_model(styled: Checkpoint, tmp_path: Path) -> None:
+    card, missing = write_card(styled, tmp_path, repository="user/model")
+    assert missing == ["license", "data", "scores"] and "Not measured." in card
     for row in (
         "| name | tiny, version 1 |",
         "| encoder | mobilenet_v3_small, photos of 96 x 96 pixels (squash), grid of 3 x 3 cells |",
@@ -93,9 +87,6 @@ def test_the_card_describes_the_model_and_its_scores(styled: Checkpoint) -> None
         "| vocabulary | 10 words, tokenizer `words` |",
         "| styles | long, short |",
         "| trust | not included |",
-        "| data | split | images | scorer | beam | CIDEr | BLEU-4 | METEOR |",
-        "| COCO | val | 5,000 | nltk | 5 | 26.0 [23.6, 28.4] | 10.0 | – |",
-        "| Flickr | val | 1,000 | nltk | 5 | – | – | 20.0 |",
     ):
         assert f"\n{row}\n" in card
 
@@ -125,9 +116,8 @@ def test_a_card_names_data_and_weights_without_the_paths_of_this_machine(
         source = {"captions": "/home/me/notes.json", "images": "/home/me/photos"}
         values["data"] |= {"train": [source], "validation": [{**source, "style": "short"}]}
     write_json(tmp_path / "recipe.json", values)
-    card = describe_run(tiny_checkpoint, tmp_path, repository="user/model")
-    assert card.data == data and card.origin is not None
-    assert card.origin.partition(" (trained")[0] == origin
+    card, _ = write_card(tiny_checkpoint, tmp_path, repository="user/model")
+    assert f"| data | {data} |" in card and f"| initial weights | {origin} " in card
 
 
 def test_scores_of_a_report_are_those_of_its_checkpoint(
@@ -157,8 +147,10 @@ def test_scores_of_a_report_are_those_of_its_checkpoint(
     done = run_main(
         "push", trained, "user/model", *("--report", report, "--report", more), "--dry-run"
     )
-    listed = read_card(done.stdout).data.eval_results
-    assert [result.dataset_split for result in listed] == ["val"] * 6 + ["other"] * 6
+    card = read_card(done.stdout)
+    splits = [result.dataset_split for result in card.data.eval_results]
+    assert splits == ["val"] * 6 + ["other"] * 6
+    assert "| data | other | 10 | Treebank tokens | 3 | " in card.text
     done = run_main("push", saved_tiny, "user/model", "--report", report, "--dry-run")
     assert done.returncode == 1 and "not of the checkpoint to upload" in done.stderr
 

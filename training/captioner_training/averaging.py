@@ -35,7 +35,15 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
             each.
         CheckpointError: a checkpoint cannot be read, is not finite, or does not fit the first.
     """
-    parts = _check_shares(shares, len(paths))
+    if len(paths) < 2:
+        raise ConfigError("there is only one checkpoint to average: name two or more")
+    shares = [1.0] * len(paths) if shares is None else shares
+    if len(shares) != len(paths) or not min(shares) > 0 or not math.isfinite(sum(shares)):
+        typed = " ".join(f"{share:g}" for share in shares)
+        raise ConfigError(
+            f"--shares {typed}: {len(paths)} checkpoints need {len(paths)} numbers above 0"
+        )
+    parts = [share / sum(shares) for share in shares]
     first = load_checkpoint(paths[0])
     ours = _floats(first, paths[0])
     mean = {name: parts[0] * tensor for name, tensor in ours.items()}
@@ -56,20 +64,13 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
     return replace(first, metrics={})
 
 
-def _check_shares(shares: Sequence[float] | None, count: int) -> list[float]:
-    """Return the share of each checkpoint; their sum is 1."""
-    if count < 2:
-        raise ConfigError("there is only one checkpoint to average: name two or more")
-    shares = [1.0] * count if shares is None else shares
-    if len(shares) != count or not min(shares) > 0 or not math.isfinite(sum(shares)):
-        typed = " ".join(f"{share:g}" for share in shares)
-        raise ConfigError(f"--shares {typed}: {count} checkpoints need {count} numbers above 0")
-    return [share / sum(shares) for share in shares]
-
-
 def _differences(first: Checkpoint, other: Checkpoint) -> Iterator[str]:
     """Yield each setting in which two checkpoints differ, except dropout."""
-    ours, theirs = _settings(first), _settings(other)
+    ours, theirs = (
+        model_settings(one.model.config, one.transform, one.vocabulary)
+        | {"styles": one.vocabulary.styles}
+        for one in (first, other)
+    )
     for name, value in ours.items():
         if theirs[name] != value:
             yield f"{name} is {theirs[name]!r} and {value!r}"
@@ -77,12 +78,6 @@ def _differences(first: Checkpoint, other: Checkpoint) -> Iterator[str]:
     if our_words != their_words:
         count = len({*our_words} ^ {*their_words})
         yield f"{count:,} words differ" if count else "their words have different orders"
-
-
-def _settings(checkpoint: Checkpoint) -> dict[str, object]:
-    words = checkpoint.vocabulary
-    settings = model_settings(checkpoint.model.config, checkpoint.transform, words)
-    return {**settings, "styles": words.styles}
 
 
 def _cosine(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:

@@ -6,9 +6,7 @@ Running the same command again makes the parts that are missing or have failed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +18,7 @@ from captioner.checkpoint import load_checkpoint
 from captioner.errors import CaptionerError
 from captioner.shared.text import counted, printable
 from captioner.trust.trust import trust_file
-from captioner_training.data.corpus import Corpus
+from captioner_training.data.captions import Corpus
 from captioner_training.data.reading import read_corpus, read_test
 from captioner_training.distributed import memory_errors
 from captioner_training.evaluation.bootstrap import mean_table, summary
@@ -50,123 +48,110 @@ def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
     failed parts again.
     """
     note = read_json(out / "finished.json") or {}
-    if not (note.get("concluded", True) and (out / "report.html").exists()):
-        _Conclusion(recipe=recipe, out=out, device=device, note=note).run()
+    if note.get("concluded", True) and (out / "report.html").exists():
+        return
+    best, failed = out / "best.safetensors", list[str]()
 
-
-@dataclass(kw_only=True)
-class _Conclusion:
-    """note: the content of finished.json."""
-
-    recipe: Recipe
-    out: Path
-    device: torch.device
-    note: dict[str, Any]
-    has_failed: bool = False  # whether a part has failed
-
-    @cached_property
-    def corpus(self) -> Corpus:
-        origin = load_initial(self.recipe)
-        words = origin.vocabulary if origin else None
-        return read_corpus(self.recipe, out=self.out, origin=words, drawn=True)
-
-    def run(self) -> None:
-        recipe, best = self.recipe, self.out / "best.safetensors"
-        best_at = (self.note.get("progress") or {}).get("best_at")
-        self._attempt("trust", lambda: self._write_trust(best))
-        gain = None
-        if recipe.max_steps is not None:
-            notes = ["This was a dry run; its scores mean nothing."]
-        elif recipe.weights is not None and best_at is None:
-            notes = ["No epoch was better than the original model, so best.safetensors is a copy."]
-        else:
-            gain = self.note.get("gain") or self._attempt("gain", lambda: self._measure_gain(best))
-            notes = [] if gain is None else [describe_gain(gain)]
-        for line in notes:
-            _print(f"{line} ({best})")
-
-        def report() -> None:
-            validation = self.corpus.validation
-            shown = validation[:: -(-len(validation) // _SHOWN)]  # evenly spread over the split
-            captioner = Captioner.from_pretrained(best, device=self.device)
-            write_run(
-                self.out / "report.html",
-                recipe,
-                caption_images(captioner, shown, recipe.generation),
-                gain=gain,
-                notes=notes,
-                best_at=None if best_at is None else (best_at[0], best_at[1]),
-                has_cider=len(validation) >= MIN_IMAGES,
-            )
-            write_json(self.out / "finished.json", {**self.note, "concluded": not self.has_failed})
-
-        self._attempt("report", report)
-
-    def _attempt(self, part: str, work: Callable[[], T]) -> T | None:
+    def attempt(part: str, work: Callable[[], T]) -> T | None:
         try:
             with memory_errors():
                 return work()
         except CaptionerError as error:
             _print(f"{part}: {error}")
-            self.has_failed = True
+            failed.append(part)
             return None
 
-    def _measure_gain(self, best: Path) -> dict[str, Any]:
-        """Compare the best checkpoint with the original model and store the result."""
+    def read() -> Corpus:
+        origin = load_initial(recipe)
+        words = origin.vocabulary if origin else None
+        return read_corpus(recipe, out=out, origin=words, drawn=True)
 
-        def ciders(captioner: Captioner) -> list[float]:
-            captioned = caption_images(captioner, images, self.recipe.generation)
-            words = [caption.words for caption in captioned]
-            return image_scores(score_tables([image.words for image in images], words)["CIDEr"])
+    corpus = attempt("data", read)
+    if corpus is None:
+        return
+    attempt("trust", lambda: _write_trust(recipe, corpus, best, device=device))
+    gain, best_at = None, (note.get("progress") or {}).get("best_at")
+    if recipe.max_steps is not None:
+        notes = ["This was a dry run; its scores mean nothing."]
+    elif recipe.weights is not None and best_at is None:
+        notes = ["No epoch was better than the original model, so best.safetensors is a copy."]
+    else:
+        gain = note.get("gain") or attempt(
+            "gain", lambda: measure_gain(recipe, corpus, best, device=device)
+        )
+        notes = [] if gain is None else [describe_gain(gain)]
+    if gain is not None:
+        note["gain"] = gain
+        write_json(out / "finished.json", note)
+    for line in notes:
+        _print(f"{line} ({best})")
 
-        test = self._attempt("test", partial(read_test, self.recipe, self.corpus.vocabulary))
-        images = test or self.corpus.validation
-        origin = load_initial(self.recipe)
-        before = None if origin is None else ciders(Captioner(origin, device=self.device))
-        after = ciders(Captioner.from_pretrained(best, device=self.device))
-        gain = measure_gain(after, before, split="test" if test else "val")
-        self.note["gain"] = gain
-        write_json(self.out / "finished.json", self.note)
-        return gain
+    def report() -> None:
+        validation = corpus.validation
+        shown = validation[:: -(-len(validation) // _SHOWN)]  # evenly spread over the split
+        captioner = Captioner.from_pretrained(best, device=device)
+        write_run(
+            out / "report.html",
+            recipe,
+            caption_images(captioner, shown, recipe.generation),
+            gain=gain,
+            notes=notes,
+            best_at=None if best_at is None else (best_at[0], best_at[1]),
+            has_cider=len(validation) >= MIN_IMAGES,
+        )
+        write_json(out / "finished.json", {**note, "concluded": not failed})
 
-    def _write_trust(self, best: Path) -> None:
-        """Write the trust of the best checkpoint, given enough photos with English captions."""
-        recipe = self.recipe
-        if recipe.max_steps or recipe.data.scenes or trust_file(best).exists():
-            return
-        train, held_out = self.corpus.train, self.corpus.validation
-        words = [word for image in train[:_MAX_PHOTOS] for words in image.words for word in words]
-        if sum(word in FUNCTION_WORDS for word in words) < _ENGLISH * len(words):
-            _print("No trust is fitted: the captions are not English.")
-        elif min(len(train), len(held_out)) < MIN_PHOTOS:
-            _print(
-                f"No trust is fitted: it needs {MIN_PHOTOS} training photos and {MIN_PHOTOS} "
-                f"validation photos; there are {len(train)} and {len(held_out)}."
-            )
-        else:
-            captioner = Captioner(load_checkpoint(best), device=self.device)
-            photos = train[:: -(-len(train) // _MAX_PHOTOS)]
-            for line in write_trust(captioner, best, photos, held_out[: _MAX_PHOTOS // 2]):
-                _print(line)
+    attempt("report", report)
 
 
-def _print(text: str) -> None:
-    print(printable(text), file=sys.stderr)
+def _write_trust(recipe: Recipe, corpus: Corpus, best: Path, *, device: torch.device) -> None:
+    """Write the trust of the best checkpoint, given enough photos with English captions."""
+    if recipe.max_steps or recipe.data.scenes or trust_file(best).exists():
+        return
+    train, held_out = corpus.train, corpus.validation
+    words = [word for image in train[:_MAX_PHOTOS] for words in image.words for word in words]
+    if sum(word in FUNCTION_WORDS for word in words) < _ENGLISH * len(words):
+        _print("No trust is fitted: the captions are not English.")
+    elif min(len(train), len(held_out)) < MIN_PHOTOS:
+        _print(
+            f"No trust is fitted: it needs {MIN_PHOTOS} training photos and {MIN_PHOTOS} "
+            f"validation photos; there are {len(train)} and {len(held_out)}."
+        )
+    else:
+        captioner = Captioner(load_checkpoint(best), device=device)
+        photos = train[:: -(-len(train) // _MAX_PHOTOS)]
+        for line in write_trust(captioner, best, photos, held_out[: _MAX_PHOTOS // 2]):
+            _print(line)
 
 
 def measure_gain(
-    after: Sequence[float], before: Sequence[float] | None, *, split: str
+    recipe: Recipe, corpus: Corpus, best: Path, *, device: torch.device
 ) -> dict[str, Any]:
-    """Compare the CIDEr-D of each image of a split after a run and before it, in percent.
+    """Measure CIDEr-D of the best checkpoint, in percent, on test or else on validation.
 
     Returns `split`, `images`, the mean score `after`, and `intervals`. If the run started from a
-    model, also the mean score `before`, and `gain`, the mean difference over images.
+    model, also its mean score `before`, and `gain`, the mean difference over images.
     """
+
+    def ciders(captioner: Captioner) -> list[float]:
+        captioned = caption_images(captioner, images, recipe.generation)
+        words = [caption.words for caption in captioned]
+        return image_scores(score_tables([image.words for image in images], words)["CIDEr"])
+
+    test = read_test(recipe, corpus.vocabulary)
+    images = test or corpus.validation
+    origin = load_initial(recipe)
+    before = None if origin is None else ciders(Captioner(origin, device=device))
+    after = ciders(Captioner.from_pretrained(best, device=device))
     tables = {"after": mean_table(after)}
     if before is not None:
         tables["before"] = mean_table(before)
         tables["gain"] = mean_table(np.subtract(after, before))
-    return {"split": split, "images": len(after), **summary(tables)}
+    return {"split": "test" if test else "val", "images": len(images), **summary(tables)}
+
+
+def _print(text: str) -> None:
+    print(printable(text), file=sys.stderr)
 
 
 def describe_gain(gain: Mapping[str, Any]) -> str:

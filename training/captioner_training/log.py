@@ -21,7 +21,7 @@ from captioner.closing import Closing
 from captioner.errors import ConfigError
 from captioner.shared.files import writing
 from captioner.shared.text import counted
-from captioner_training.data.corpus import OTHER_LANGUAGE, Corpus, unknown_share
+from captioner_training.data.captions import OTHER_LANGUAGE, Corpus, unknown_share
 from captioner_training.distributed import Processes, exit_silently, progress_bar
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import Recipe

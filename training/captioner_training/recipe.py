@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from annotated_types import Ge, Interval, MinLen
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from captioner.errors import ConfigError, DataError
+from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig, Length
 from captioner.model.config import DecoderConfig
 from captioner.model.encoder import EncoderConfig
@@ -42,9 +42,15 @@ _WIDTH = 96  # columns of a field's description
 _CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-def _refuse(problems: Iterator[str]) -> None:
-    if sentences := list(problems):
-        raise ConfigError("; ".join(sentences))
+class _Checked:
+    """Refuses fields that contradict each other."""
+
+    def __post_init__(self) -> None:
+        if problems := list(self._contradictions()):
+            raise ConfigError("; ".join(problems))
+
+    def _contradictions(self) -> Iterator[str]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
@@ -56,7 +62,7 @@ class ScenesConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
-class DataConfig:
+class DataConfig(_Checked):
     """The data sets, and how their captions become tokens."""
 
     root: str = "."
@@ -89,9 +95,6 @@ class DataConfig:
     """Number of processes that decode images, at most one per core. auto: the number of cores,
     divided by the number of training processes on the machine."""
 
-    def __post_init__(self) -> None:
-        _refuse(self._contradictions())
-
     def _contradictions(self) -> Iterator[str]:
         if (self.scenes is None) == (not self.train or not self.validation):
             yield "data needs either scenes, or both train and validation"
@@ -120,7 +123,7 @@ class DataConfig:
 class SelfCritical:
     """Self-critical sequence training (Rennie et al. 2017); see losses/self_critical.py."""
 
-    samples: Positive = 5
+    samples: Annotated[int, Ge(2)] = 5
     """Captions sampled per image."""
     temperature: PositiveFloat = 0.5
     """Samples are drawn from softmax(scores / temperature). Label smoothing gives every word some
@@ -132,13 +135,9 @@ class SelfCritical:
     """Longest sample in words; null: data.maximum_length. It determines the time of a step on a
     GPU; on a CPU the longest sample of the batch does."""
 
-    def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise ConfigError("samples is 1; it must be at least 2")
-
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
-class Stage:
+class Stage(_Checked):
     """A stage of the training, with its own learning rates and losses."""
 
     epochs: Positive
@@ -179,9 +178,6 @@ class Stage:
     self_critical: SelfCritical | None = None
     """Learn from the CIDEr-D of sampled captions instead of the data's captions."""
 
-    def __post_init__(self) -> None:
-        _refuse(self._contradictions())
-
     def _contradictions(self) -> Iterator[str]:
         if self.fine_tune_from is None:
             for name in ("flip", "crop", "size", "encoder_learning_rate"):
@@ -192,7 +188,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
-class Recipe:
+class Recipe(_Checked):
     """A training run."""
 
     name: str
@@ -239,9 +235,6 @@ class Recipe:
     max_steps: Positive | None = None
     """Dry run: take only this many steps in each stage, and read only as much data as they need."""
 
-    def __post_init__(self) -> None:
-        _refuse(self._contradictions())
-
     def _contradictions(self) -> Iterator[str]:
         if not self.stages:
             yield "a recipe needs at least one stage"
@@ -283,15 +276,6 @@ def recipe_path(name: str) -> Path:
     )
 
 
-def recipe_text(name: str) -> str:
-    """Return the text of a recipe. Raises ConfigError: it does not exist or cannot be read."""
-    source = recipe_path(name)
-    try:
-        return read_text(source, name=f"recipe {source}")
-    except DataError as error:
-        raise ConfigError(error.detail) from error
-
-
 def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
     """Read a shipped recipe by its name, or a YAML file.
 
@@ -300,11 +284,13 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
         overrides: values of single fields by their dotted names, with stages counted from 1:
             {"stages.1.epochs": "3"}.
 
-    Raises ConfigError: the recipe does not exist, is not YAML, or has invalid fields. The message
-    names all of them.
+    Raises:
+        ConfigError: the recipe does not exist, is not YAML, or has invalid fields. The message
+            names all of them.
+        DataError: the file cannot be read.
     """
     source = recipe_path(name)
-    values = _parse(recipe_text(name), f"recipe {source}")
+    values = _parse(read_text(source, name=f"recipe {source}"), f"recipe {source}")
     if not isinstance(values, dict):
         raise ConfigError(f"recipe {source} is not a YAML mapping of fields to values")
     values.setdefault("name", source.stem)
@@ -327,15 +313,7 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses repeated keys, and reads all scalars but null as strings.
-
-    pydantic converts strings to the type of their field.
-    """
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        sign: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
-        for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    """Refuses repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = set[str]()
@@ -373,8 +351,8 @@ def _set(values: dict[str, Any], key: str, text: str) -> str | None:
             target = target[part]
     if not isinstance(target, dict):
         return "there is no such field"
-    # Only lists, mappings and null are parsed as YAML: a path may contain " #", or be called 2024.
-    is_yaml = text[:1] in ("[", "{") or text == "null"
+    # A path may contain " #", or be called 2024. pydantic converts texts to numbers.
+    is_yaml = is_objective or text[:1] in ("[", "{") or text == "null"
     try:
         target[last] = _parse(text, "its value") if is_yaml else text
     except ConfigError as error:
@@ -429,10 +407,8 @@ def _fields(
 def import_class(path: str, base: type, *, field: str) -> Any:
     """Import a class, named module:Class, of an installed module or a file in the current folder.
 
-    `field` is the field of the recipe, for messages.
-
-    Raises ConfigError: `path` has another form, the class cannot be imported, or it is not a
-    subclass of `base`.
+    Raises ConfigError: `path`, the value of `field`, has another form, or the class cannot be
+    imported or is not a subclass of `base`.
     """
     module, _, name = path.partition(":")
     if not all(map(str.isidentifier, (*module.split("."), name))) or module.endswith(".py"):

@@ -32,8 +32,6 @@ _KEPT = 2  # states
 # Files and folders that may exist when a run begins.
 _BEFORE_A_RUN = {"lock", "cache", "scenes", "tensorboard", "wandb", "wandb-run"}
 _GONE = {"save_every_steps", "keep_states", "keep_files"}  # fields of earlier versions
-# Folders and files that a finished run does not need.
-_REMOVED = {"state": "step-*.pt", "cache": GRIDS_FILES}
 
 
 class RunFolder:
@@ -50,6 +48,7 @@ class RunFolder:
     ) -> None:
         self.out = out
         self.best, self.last = out / "best.safetensors", out / "last.safetensors"
+        self.epochs = out / "epochs"
         self._recipe_file, self._finished_file = out / "recipe.json", out / "finished.json"
         self.finished = self._finished_file.exists()
         existing = read_json(self._recipe_file) or {}
@@ -59,8 +58,7 @@ class RunFolder:
             recipe = replace(recipe, precision=precision)
         self.recipe = recipe
         if existing and (self.finished or self.best.exists() or self.states()):
-            old = existing if before is None else plain(before)  # adds defaults
-            self._refuse_other_recipe(_flat(old), _flat(plain(recipe)))
+            self._refuse_other_recipe(existing if before is None else plain(before))
             return
         # Files of a run that failed before its first checkpoint are overwritten.
         known = _BEFORE_A_RUN | (set() if before is None else {"recipe.json", "log.jsonl"})
@@ -68,7 +66,8 @@ class RunFolder:
         if {path.name for path in files} - known:
             raise ConfigError(f"{out} has other files, but no run to resume: choose another --out")
 
-    def _refuse_other_recipe(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    def _refuse_other_recipe(self, existing: Mapping[str, Any]) -> None:
+        old, new = _flat(existing), _flat(plain(self.recipe))
         changed = [
             f"{name} was {old.get(name)!r}, is {new.get(name)!r}"
             for name in sorted(old.keys() | new.keys())
@@ -96,39 +95,29 @@ class RunFolder:
         return None if self.finished else state
 
     def _newest(self) -> dict[str, Any] | None:
-        reason = ""
+        problems = []
         for path in self.states():
             try:
-                state = torch.load(path, map_location="cpu", weights_only=True)
+                state: Any = torch.load(path, map_location="cpu", weights_only=True)
             except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
-                reason = reason or f"{path}: {_reason(error)}"
+                problems.append(f"{path}: {_reason(error)}")
                 continue
             if isinstance(state, dict) and state.get("format") == _FORMAT:
                 return state
-            reason = reason or f"{path} was written by another version of Captioner"
-        if reason:
+            problems.append(f"{path} was written by another version of Captioner")
+        if problems:
             raise DataError(
-                f"no state of this run can be read ({reason}): start again with another --out; "
-                "--weights can name this run's best checkpoint"
+                f"no state of this run can be read ({problems[0]}): start again with another "
+                "--out; --weights can name this run's best checkpoint"
             )
         return None
-
-    def epoch(self, stage: int, number: int) -> Path:
-        """Return the path of the checkpoint of an epoch and stage, both counted from 1."""
-        folder = self.out / "epochs"
-        with writing(folder):
-            folder.mkdir(exist_ok=True)
-        return folder / f"{stage}.{number}.safetensors"
 
     def states(self) -> list[Path]:
         """Return the saved states, newest first."""
         return sorted((self.out / "state").glob("step-*.pt"), reverse=True)
 
     def check_space(self, model: CaptionModel, *, images: int) -> None:
-        """Check that the disk has room for grids, and for three states of 20 bytes a parameter.
-
-        Raises OutputError: the free space and existing files are smaller.
-        """
+        """Check that the disk has room for grids, and for three states of 20 bytes a parameter."""
         side = self.recipe.transform.size // model.encoder.config.stride
         is_frozen = any(stage.fine_tune_from is None for stage in self.recipe.stages)
         grids = 2 * side * side * model.encoder.channels() * images if is_frozen else 0
@@ -143,14 +132,14 @@ class RunFolder:
             )
 
     def begin(self) -> None:
-        """Write the recipe."""
+        """Write the recipe, and make the folder of the epochs that are kept."""
         write_json(self._recipe_file, plain(self.recipe))
+        if self.recipe.keep_epochs:
+            with writing(self.epochs):
+                self.epochs.mkdir(exist_ok=True)
 
     def save(self, state: Mapping[str, Any], *, digest: str) -> None:
-        """Write a state atomically.
-
-        Raises OutputError: the state cannot be written. Earlier states are kept.
-        """
+        """Write a state atomically. Earlier states are kept if it cannot be written."""
         path = self.out / "state" / f"step-{state['progress']['global_step']:09d}.pt"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +160,7 @@ class RunFolder:
         note = {"recipe": plain(self.recipe), "data": digest, "progress": asdict(progress)}
         write_json(self._finished_file, note)
         self.finished = True
-        for name, pattern in _REMOVED.items():
+        for name, pattern in (("state", "step-*.pt"), ("cache", GRIDS_FILES)):
             folder = self.out / name
             if not folder.is_symlink():  # other runs may share it
                 for path in (*folder.glob(pattern), *folder.glob(".captioner-*.part")):
@@ -181,10 +170,10 @@ class RunFolder:
 
 
 def read_recipe(values: Any) -> Recipe | None:
-    """Return a recipe from its JSON values; fields of 0.2 that are gone do not count.
+    """Return a recipe from its JSON values, or None if they are invalid.
 
-    A data set that is given by its files is named by its style or its captions. Returns None if the
-    values are invalid.
+    Recipes of 0.2 may have fields that are gone, and data sets given by their files: the style or
+    the file of the captions is then the name.
     """
     try:
         for stage in values["stages"]:
@@ -245,9 +234,8 @@ def _reason(error: BaseException) -> str:
 def lock_folder(file: Path, *, command: str, folder: Path) -> Iterator[None]:
     """Hold a lock file until the block or the process ends; messages name command and folder.
 
-    Missing parent folders are created, and removed again if the block leaves them empty.
-
-    Raises OutputError: another process has the lock, or the file cannot be written.
+    Missing parent folders are created, and removed again if the block leaves them empty. Raises
+    OutputError: another process has the lock.
     """
     created = [parent for parent in file.parents if not parent.exists()]
     lock = FileLock(file, blocking=False)

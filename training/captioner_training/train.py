@@ -31,8 +31,7 @@ from captioner.inference.device import best_dtype
 from captioner.model.model import CaptionModel
 from captioner.photos.transform import Transform, TransformConfig
 from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
-from captioner_training.data.captions import CaptionTable
-from captioner_training.data.corpus import Corpus, new_word_nats
+from captioner_training.data.captions import CaptionTable, Corpus, new_word_nats
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.pixels import SIGNALS, ImageDataset
@@ -384,7 +383,9 @@ class Run:
             checkpoint.save(self.folder.best)
         if self.recipe.keep_epochs:
             progress = self.state.progress
-            checkpoint.save(self.folder.epoch(progress.stage + 1, progress.epoch))
+            checkpoint.save(
+                self.folder.epochs / f"{progress.stage + 1}.{progress.epoch}.safetensors"
+            )
 
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint(

@@ -10,7 +10,7 @@ import pytest
 from captioner import DataError
 from captioner.shared.paths import sample_photos
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.corpus import Corpus
+from captioner_training.data.captions import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.reading import read_corpus, read_test
 from captioner_training.data.scenes import draw_scene, scene_seed

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from captioner.hub import CARD, push_files, repository_name
+from captioner.hub import CARD, CHECKPOINT, TRUST, push_files, repository_name
 from captioner.shared.paths import checkpoint_file, expanded
 from captioner.shared.text import printable
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Upload, and print the address of the model."""
     from captioner.checkpoint import load_checkpoint
     from captioner.trust.trust import Trust, trust_file
-    from captioner_training.report.card import describe_run
+    from captioner_training.report.card import write_card
 
     name = repository_name(arguments.repository, arguments.revision)
     path = checkpoint_file(arguments.checkpoint)
@@ -54,23 +54,26 @@ def run(arguments: argparse.Namespace) -> int:
     has_trust = Trust.for_checkpoint(path) is not None
     if trust.exists() and not has_trust:
         _say(f"{trust} belongs to other weights and is not uploaded")
-    card = describe_run(
+    card, missing = write_card(
         checkpoint,
         path.parent,
         repository=arguments.repository,
+        has_trust=has_trust,
         reports=[expanded(report) for report in arguments.report],
         license=arguments.license,
         data=arguments.data,
     )
-    for missing, option in (("license", "--license"), ("data", "--data"), ("scores", "--report")):
-        if not getattr(card, missing):
-            _say(f"the model card has no {missing}; {option} adds it")
-    files = card.files(path, checkpoint, trust=trust if has_trust else None)
+    options = {"license": "--license", "data": "--data", "scores": "--report"}
+    for part in missing:
+        _say(f"the model card has no {part}; {options[part]} adds it")
+    files: dict[str, Path | bytes] = {CHECKPOINT: path}
+    files |= {TRUST: trust} if has_trust else {}
+    files[CARD] = card.encode(errors="backslashreplace")
     if arguments.dry_run:
         for file, content in files.items():
             size = len(content) if isinstance(content, bytes) else content.stat().st_size
             _say(f"would upload {file} ({size:,} bytes) to {name}")
-        print(card.write(checkpoint, has_trust=has_trust), end="")
+        print(card, end="")
         return 0
     address, kept = push_files(
         name, files, private=arguments.private, replace_card=arguments.replace_card

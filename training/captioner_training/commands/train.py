@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and print the path of the best checkpoint."""
-    from captioner_training.recipe import fields_text, load_recipe, recipe_text
+    from captioner.shared.tables import read_text
+    from captioner_training.recipe import fields_text, load_recipe, recipe_path
 
     if arguments.list_fields:
         print(fields_text(), end="")
@@ -50,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.recipe is None:
         raise ConfigError(f"name a recipe: a .yaml file, or one of {', '.join(RECIPES)}")
     if arguments.show:
-        print(recipe_text(arguments.recipe), end="")
+        path = recipe_path(arguments.recipe)
+        print(read_text(path, name=f"recipe {path}"), end="")
         return 0
 
     from captioner_training.conclusion import conclude

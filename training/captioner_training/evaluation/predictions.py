@@ -12,8 +12,8 @@ from typing import Any
 from captioner.errors import DataError
 from captioner.shared.tables import read_json_rows, read_table
 from captioner.shared.text import counted
-from captioner_training.data.coco import read_captions
 from captioner_training.data.images import CaptionedImage
+from captioner_training.data.reading import read_captions
 
 _TAIL_NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
 

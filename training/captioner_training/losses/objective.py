@@ -17,7 +17,7 @@ from torch import Tensor
 from captioner.model.decoder import Decoder, DecoderOutput
 from captioner.vocabulary import PAD
 from captioner_training.data.batches import Batch
-from captioner_training.data.corpus import Corpus
+from captioner_training.data.captions import Corpus
 from captioner_training.recipe import Recipe
 
 _CHUNK = 512  # targets whose logits are computed at once on a CPU
@@ -143,6 +143,29 @@ class Objective(ABC):
         `forced.count`, which count the whole batch; the results of all parts and processes then add
         up to the mean. `forced.output.attention` is None for a decoder without attention.
         """
+
+
+class CrossEntropy(Objective):
+    """Cross-entropy of the data's captions with label smoothing (Szegedy et al. 2016).
+
+    `label_smoothing` is the share of probability spread over all words.
+    """
+
+    uses_references = True
+
+    def __init__(self, weight: float = 1.0, *, label_smoothing: float = 0.0) -> None:
+        super().__init__(weight)
+        self.label_smoothing = label_smoothing
+
+    @classmethod
+    def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:  # noqa: ARG003
+        """Use the label smoothing of the recipe."""
+        return cls(setting, label_smoothing=recipe.label_smoothing)
+
+    def loss(self, forced: TeacherForcedOutput) -> Tensor:
+        """Return the mean over tokens."""
+        losses = -torch.lerp(*forced.log_probabilities, self.label_smoothing)
+        return self.weight * forced.sum(losses) / forced.tokens
 
 
 class SamplingObjective(Objective):

@@ -22,7 +22,7 @@ from captioner.inference.cuda_graphs import CudaGraphs
 from captioner.model.decoder import Decoder
 from captioner.vocabulary import END, PAD, UNK, Vocabulary
 from captioner_training.data.batches import Batch
-from captioner_training.data.corpus import Corpus
+from captioner_training.data.captions import Corpus
 from captioner_training.losses.cider import CiderD
 from captioner_training.losses.objective import SamplingObjective, TeacherForcedOutput
 from captioner_training.recipe import Recipe, SelfCritical

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from captioner.errors import CaptionerError, ConfigError
-from captioner_training.data.corpus import Corpus
-from captioner_training.losses.objective import Objective, SamplingObjective
+from captioner_training.data.captions import Corpus
+from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
+from captioner_training.losses.objective import CrossEntropy, Objective, SamplingObjective
+from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.recipe import Recipe, Stage, import_class
 
-_LOSSES = "captioner_training.losses"
 # The classes behind the fields of a stage.
-_FIELDS = {
-    "self_critical": f"{_LOSSES}.self_critical:SelfCriticalCaptions",
-    "doubly_stochastic": f"{_LOSSES}.attention:DoublyStochastic",
-    "attention_entropy": f"{_LOSSES}.attention:AttentionEntropy",
+_FIELDS: dict[str, type[Objective]] = {
+    "self_critical": SelfCriticalCaptions,
+    "doubly_stochastic": DoublyStochastic,
+    "attention_entropy": AttentionEntropy,
 }
-_PATHS: dict[str, str] = {"cross_entropy": f"{_LOSSES}.cross_entropy:CrossEntropy", **_FIELDS}
+_CLASSES: dict[str, type[Objective]] = {"cross_entropy": CrossEntropy, **_FIELDS}
 
 
 def objective_classes(stage: Stage) -> dict[str, type[Objective]]:
-    """Import the classes of a stage's objectives, by name. Raises ConfigError."""
-    names = [*_PATHS, *(name for name in stage.objectives if name not in _PATHS)]
-    return {
-        name: import_class(_PATHS.get(name, name), Objective, field="objectives") for name in names
-    }
+    """Return the classes of a stage's objectives, by name. Raises ConfigError."""
+    own = [name for name in stage.objectives if name not in _CLASSES]
+    return _CLASSES | {name: import_class(name, Objective, field="objectives") for name in own}
 
 
 def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, Objective]:
@@ -38,7 +35,7 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
     weights = {"cross_entropy": 1.0 if critic is None else critic.cross_entropy}
     weights |= {name: getattr(stage, name) for name in _FIELDS}
     settings: dict[str, Any] = {name: weight for name, weight in weights.items() if weight}
-    settings |= {name: _typed(setting) for name, setting in stage.objectives.items()}
+    settings |= stage.objectives
     classes, objectives = objective_classes(stage), dict[str, Objective]()
     for name, setting in settings.items():
         try:
@@ -57,12 +54,3 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
             f"objectives {' and '.join(sampling)} both sample captions: use one per stage"
         )
     return objectives
-
-
-def _typed(setting: Any) -> Any:
-    """Convert strings in a setting to numbers and booleans, as YAML does."""
-    if isinstance(setting, dict):
-        return {name: _typed(value) for name, value in setting.items()}
-    if isinstance(setting, list):
-        return [_typed(value) for value in setting]
-    return yaml.safe_load(setting) if isinstance(setting, str) else setting

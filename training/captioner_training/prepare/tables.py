@@ -22,7 +22,7 @@ from captioner.shared.tables import (
     read_sheet,
     unique_names,
 )
-from captioner_training.data.coco import parse_captions
+from captioner_training.data.reading import parse_captions
 from captioner_training.prepare.columns import Columns, cell_captions
 from captioner_training.prepare.files import Found, Location, image_suffix, open_parquet, walk
 from captioner_training.prepare.listing import (
