@@ -87,8 +87,8 @@ class BatchConfig:
             yield "embed requires sidecar xmp"
         if self.existing != "skip" and self.sidecar is None:
             yield f"existing is {self.existing!r}; it requires sidecar"
-        if self.existing in ("prepend", "append") and self.sidecar == "json":
-            yield f"existing is {self.existing!r}; use skip or overwrite for json sidecars"
+        if self.existing == "append" and self.sidecar == "json":
+            yield "existing is 'append'; use skip or overwrite for json sidecars"
         if _LANGUAGE.fullmatch(self.language) is None:
             yield f"language is {self.language!r}; use a language tag such as en or pt-BR"
 

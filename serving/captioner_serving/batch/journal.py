@@ -29,7 +29,7 @@ from captioner_serving.batch.files import (
     size_of,
     write_all,
 )
-from captioner_serving.batch.outputs.formats import read_captions, write_records
+from captioner_serving.batch.outputs.formats import read_records, write_records
 from captioner_serving.batch.outputs.written import WrittenFiles
 
 RECORDS, ERRORS = range(2)
@@ -243,7 +243,7 @@ class Journal(Closing):
         self._check_exported()
         try:
             with replace_file(output, part=self.files.part()) as file:
-                rows, settings = filter(None, read_captions(records)), self._state["settings"]
+                rows, settings = filter(None, read_records(records)), self._state["settings"]
                 plain = settings.get("wording", {}).get("template") is not None
                 self.note = write_records(file, output.suffix, rows, plain=plain)
                 # Save the digest before the new file replaces the old one.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from captioner.errors import ConfigError
 
-Existing = Literal["skip", "overwrite", "prepend", "append"]
+Existing = Literal["skip", "overwrite", "append"]
 """How an existing text is combined with a new one."""
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -100,12 +100,9 @@ def combine(old: str | None, new: str, existing: Existing) -> str | None:
         return new
     if existing == "skip":
         return None
-    between = "\n" if "\n" in old else " "
-    if existing == "append":
-        has_it = old == new or old.endswith((f" {new}", f"\n{new}"))
-        return old if has_it else f"{old}{between}{new}"
-    has_it = old == new or old.startswith((f"{new} ", f"{new}\n"))
-    return old if has_it else f"{new}{between}{old}"
+    if old == new or old.endswith((f" {new}", f"\n{new}")):
+        return old
+    return f"{old}\n{new}" if "\n" in old else f"{old} {new}"
 
 
 def combine_keywords(old: str | None, new: Sequence[str], existing: Existing) -> str:
@@ -115,9 +112,8 @@ def combine_keywords(old: str | None, new: Sequence[str], existing: Existing) ->
     'Dog, sea, beach'
     """
     before = [] if existing == "overwrite" else re.split(r"[,\n]", old or "")
-    parts = [*new, *before] if existing == "prepend" else [*before, *new]
     named: dict[str, str] = {}
-    for part in filter(None, map(str.strip, parts)):
+    for part in filter(None, map(str.strip, [*before, *new])):
         named.setdefault(part.casefold(), part)
     return ", ".join(named.values())
 

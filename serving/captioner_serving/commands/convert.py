@@ -55,19 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.shared.files import replace_file
     from captioner.shared.text import counted, printable
     from captioner_serving.batch.config import BatchConfig
-    from captioner_serving.batch.outputs.formats import (
-        keywords_of,
-        read_captions,
-        read_record_table,
-        write_records,
-    )
+    from captioner_serving.batch.outputs.formats import keywords_of, read_records, write_records
 
     config = BatchConfig(**given_fields(BatchConfig, arguments), wording=read_wording(arguments))
     paths = _check(arguments)
 
     def captions(path: Path) -> Iterator[dict[str, Any] | None]:
         """Yield the worded records of a file; None for a failed photo."""
-        for record in (read_record_table if path.suffix == ".csv" else read_captions)(path):
+        for record in read_records(path):
             if record is not None:
                 if config.keywords is not None:
                     record["keywords"] = keywords_of(record, config.keywords)
@@ -81,9 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         if record is None:
             counts["failed"] += 1
             continue
-        by_person = bool(record.get("corrected")) and record.get("caption_by", "person") == "person"
         with_trust = config.keywords is not None and any("trust" in w for w in record["words"])
-        counts.update(captions=1, person=by_person, page="reviewed" in record, trust=with_trust)
+        counts.update(captions=1, person=bool(record.get("corrected")), trust=with_trust)
     if config.keywords is not None and counts["captions"] and not counts["trust"]:
         raise ConfigError(
             "--keywords needs words with trust, and these records have none: caption with a "
@@ -102,9 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         summary |= {f"written to {arguments.to}": 1, note: len(note)}
     problems = 0
     if config.sidecar is not None:
-        written, problems = _write_sidecars(
-            paths, captions, config, arguments.root, is_page=counts["page"] > 0
-        )
+        written, problems = _write_sidecars(paths, captions, config, arguments.root)
         summary |= written
     text = "; ".join(part for part, count in summary.items() if count)
     print(printable(text), file=sys.stderr)
@@ -124,22 +116,20 @@ def _check(arguments: argparse.Namespace) -> list[Path]:
         check_exiftool()
     # A pattern such as captions-*.jsonl also matches a run's files without captions.
     names = [name for name in arguments.records if not name.endswith(AUXILIARY)]
-    paths = list(map(Path, names))
-    for path in paths or map(Path, arguments.records):
-        if path not in paths or path.suffix not in (".jsonl", ".csv"):
+    for name in names or arguments.records:
+        if name not in names or not name.endswith((".jsonl", ".csv")):
             raise ConfigError(
-                f"{path} has no records: use the .jsonl or .csv that captioner batch wrote"
+                f"{name} has no records: use the .jsonl or .csv that captioner batch wrote"
             )
-        if path.suffix == ".csv" and arguments.keywords is not None:
+        options = {"--keywords": arguments.keywords, "--to": arguments.to}
+        options["--sidecar json"] = True if arguments.sidecar == "json" else None
+        given = [option for option, value in options.items() if value is not None]
+        if given and name.endswith(".csv"):
             raise ConfigError(
-                f"{path} has no trust, which --keywords needs: leave out --keywords "
-                "to use the keywords in the file"
-            )
-        if path.suffix == ".csv" and (arguments.to is not None or arguments.sidecar == "json"):
-            raise ConfigError(
-                f"{path} does not have the complete records: --to and --sidecar json need the "
+                f"{name} does not have the complete records: leave out {given[0]}, or use the "
                 ".jsonl beside it"
             )
+    paths = list(map(Path, names))
     if arguments.to is not None:
         check_output(arguments.to)
         if arguments.to.endswith(AUXILIARY):
@@ -155,25 +145,21 @@ def _write_sidecars(
     captions: Callable[[Path], Iterator[dict[str, Any] | None]],
     config: BatchConfig,
     root: str | None,
-    *,
-    is_page: bool,
 ) -> tuple[dict[str, int], int]:
     """Write sidecars, and embed them; return the counts of the summary, and of failed photos."""
     from captioner.shared.text import counted, in_a_line
     from captioner_serving.batch.outputs.embedding import Embedder
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, find_photo, is_fatal
-    from captioner_serving.batch.outputs.written import EarlierFiles, lock_and_log
+    from captioner_serving.batch.outputs.written import lock_and_log
 
-    folders = {Path(), Path(root or ""), *(path.parent for path in paths)}
-    writer = SidecarWriter(config, earlier=EarlierFiles({folder.resolve() for folder in folders}))
-    embedder, counts = Embedder(), Counter[str]()
+    writer, embedder, counts = SidecarWriter(config), Embedder(), Counter[str]()
 
     def fail(error: OutputError) -> None:
         print(in_a_line(f"captioner: {error}"), file=sys.stderr)
         counts["failed"] += 1
 
     for path in paths:
-        with lock_and_log(path, is_page=is_page) as writer.log:
+        with lock_and_log(path) as writer.log:
             sidecars = {}
             for record in filter(None, captions(path)):
                 if not record["caption"].strip():
@@ -191,7 +177,7 @@ def _write_sidecars(
                         raise
                     fail(error)
             if config.embed:
-                for failure in embedder.embed(sidecars, writer.before).values():
+                for failure in embedder.embed(sidecars).values():
                     fail(failure)
     return {
         f"{counted(writer.counts['written'], 'sidecar')} written": 1,

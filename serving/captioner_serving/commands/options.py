@@ -19,7 +19,7 @@ def add_sidecars(group: argparse._ArgumentGroup) -> None:
     add("--embed", action="store_true",
         help="with --sidecar xmp: copy it into the JPEG file too (needs exiftool)")  # fmt: skip
     add("--existing", default="skip", metavar="HOW",
-        help="if a text exists: skip, overwrite, prepend or append")  # fmt: skip
+        help="if a text exists: skip, overwrite or append")  # fmt: skip
     add("--language", default="en", metavar="TAG",
         help="language of the captions in XMP; default: en")  # fmt: skip
 

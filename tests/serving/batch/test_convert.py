@@ -21,6 +21,7 @@ from captioner_serving.batch.wording import Wording
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
 from tests.serving.batch.conftest import read_lines, record_of, write_lines, write_run
+from tests.serving.batch.test_xmp import LIGHTROOM
 
 
 @pytest.fixture
@@ -72,12 +73,11 @@ def test_new_wording_starts_from_the_models_sentence(folder: Path) -> None:
     assert Wording().apply(first) == read_lines(folder / "r.jsonl")[0]
 
 
-@pytest.mark.parametrize("existing", ["append", "prepend"])
-def test_a_wording_of_two_lines_is_added_once(folder: Path, existing: str) -> None:
+def test_a_wording_of_two_lines_is_added_once(folder: Path) -> None:
     (folder / "a.txt").write_text("mine\n")
     texts = []
     for kind in ("txt", "xmp", "txt", "xmp"):
-        options = ("--template", "{caption}\n(model)\n", "--existing", existing)
+        options = ("--template", "{caption}\n(model)\n", "--existing", "append")
         assert main(["convert", "r.jsonl", "--sidecar", kind, *options]) == 0
         texts.append((folder / f"a.{kind}").read_text())
     assert texts[:2] == texts[2:] and "mine" in texts[0] and "(model)" in texts[0]
@@ -130,38 +130,21 @@ def test_the_texts_of_a_person_reach_the_sidecars(folder: Path, run_main: Run, k
 
 
 @pytest.mark.parametrize("kind", ["xmp", "txt"])
-def test_corrections_replace_our_texts_and_no_text_of_the_owner(
+def test_a_correction_of_an_older_text_is_counted_or_overwrites_it(
     folder: Path, run_main: Run, kind: str
 ) -> None:
-    write_run(folder / "batch.jsonl", record_of("a.jpg"))
-    assert run_main("convert", "batch.jsonl", "--sidecar", kind).returncode == 0
-    write_lines(folder / "b.jsonl", record_of("b.jpg", "mine"))  # without a run: no log
-    assert run_main("convert", "b.jsonl", "--sidecar", kind).returncode == 0
-    (downloads := folder / "downloads").mkdir()
-
-    def correct(text: str) -> str:
-        """Convert another download."""
-        records = [record_of(f"{name}.jpg", corrected=text, reviewed=True) for name in "ab"]
-        write_lines(downloads / f"{text}.jsonl", *records)
-        result = run_main("convert", f"downloads/{text}.jsonl", "--sidecar", kind, "--root", ".")
-        assert result.returncode == 0
-        assert "mine" in (folder / f"b.{kind}").read_text().lower()
+    (folder / f"a.{kind}").write_text(LIGHTROOM if kind == "xmp" else "mine")
+    options = ("convert", "p.jsonl", "--sidecar", kind, "--language", "de", "--existing")
+    for text in ("eins", "zwei"):
+        write_lines(folder / "p.jsonl", record_of("a.jpg", corrected=text, reviewed=True))
+        before = (folder / f"a.{kind}").read_text()
+        result = run_main(*options, "skip")
         assert "1 by a person not written" in result.stderr
         assert "--existing overwrite" in result.stderr
-        return (folder / f"a.{kind}").read_text()
-
-    assert "one" in correct("one") and "one" in correct("one")
-    text = correct("two")
-    assert "two" in text and "one" not in text
-    (folder / f"a.{kind}").write_text(text.replace("two", "edited"))
-    write_lines(downloads / "three.jsonl", record_of("a.jpg", corrected="three", reviewed=True))
-    result = run_main("convert", "downloads/three.jsonl", "--sidecar", kind, "--root", ".")
-    assert "1 by a person not written" in result.stderr
-    assert "edited" in (folder / f"a.{kind}").read_text()
-    # A pattern also matches the logs of downloads.
-    names = sorted(str(path) for path in downloads.glob("*.jsonl"))
-    assert any("written" in name for name in names)
-    assert run_main("convert", *names, "--to", "all.jsonl").returncode == 0
+        assert kind == "xmp" or (folder / f"a.{kind}").read_text() == before
+        assert "by a person not written" not in run_main(*options, "overwrite").stderr
+        assert text in (folder / f"a.{kind}").read_text()
+        assert "by a person not written" not in run_main(*options, "skip").stderr
 
 
 def test_no_other_photo_of_the_same_name_gets_a_text(folder: Path, run_main: Run) -> None:
@@ -311,8 +294,8 @@ def damaged(image: str, caption: str = "a dog", **more: Any) -> str:
 DAMAGED = {
     "no column": ("image;caption\n", "has no column score"),
     "empty": ("", "has no column"),
-    "no image": ("image,caption,score\n,a dog,-0.5\n", "line 2 has no image"),
-    "nan": ("image,caption,score\na.jpg,a dog,nan\n", "line 2 needs a caption"),
+    "no image": ("image,caption,score\n,a dog,-0.5\n", "line 2 is not a caption record: image"),
+    "nan": ("image,caption,score\na.jpg,a dog,nan\n", "line 2 is not a caption record: caption"),
     "torn line": ('{"image": "a.jpg", "capt', "line 4 is an incomplete record"),
     "no record": ("[]", "line 4 is not a caption record: image is missing"),
     "no name": (damaged("a\0.jpg"), "image is missing"),
@@ -344,7 +327,7 @@ REFUSED: Refusals = {
     "convert r.jsonl --to old.csv": (1, "old.csv exists: choose"),
     "convert r.jsonl --to c.xlsx": (2, "it must end in .jsonl, .csv, .parquet, .json"),
     "convert t.csv --to c.json": (2, "t.csv does not have the complete records"),
-    "convert t.csv --sidecar json": (2, "--sidecar json need the .jsonl"),
+    "convert t.csv --sidecar json": (2, "leave out --sidecar json"),
     "convert r.jsonl --to no/c.csv": (1, "there is no folder"),
     "convert gone.jsonl --to c.csv": (1, "gone.jsonl cannot be read"),
     "convert r.jsonl --sidecar doc": (2, "sidecar 'doc' is invalid: it"),

@@ -9,7 +9,6 @@ import signal
 import struct
 import subprocess
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,33 +141,6 @@ def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> Non
     assert {path.name: path.read_bytes() for path in paths} == after
 
 
-def test_corrections_of_a_second_download_are_embedded(photos: Photos, run_main: Run) -> None:
-    """Also without the backups of exiftool. The owner's texts stay."""
-    folder = photos(3)
-    own = folder / "p001.jpg"
-    exiftool("-overwrite_original", "-XMP-dc:Description=Oma", own)
-    names = [f"p00{number}.jpg" for number in range(3)]
-    data = [(folder / name).read_bytes() for name in names]
-    contents = [f"{len(one)}-{zlib.crc32(one):x}" for one in data]
-    for text in ("eins", "zwei", "zwei", "drei"):
-        more = {"corrected": text, "reviewed": True}
-        records = [record_of(n, content=c, **more) for n, c in zip(names, contents, strict=True)]
-        write_lines(folder / f"{text}.jsonl", *records)
-        options = ("--root", folder, "--sidecar", "xmp", "--embed", "--language", "de")
-        result = run_main("convert", folder / f"{text}.jsonl", *options)
-        assert result.returncode == 0, result.stderr
-        for name, tags in zip(names, read_tags(*(folder / name for name in names)), strict=True):
-            assert tags["XMP-iptcCore:AltTextAccessibility"] == text
-            assert text == "eins" or b"eins" not in (folder / name).read_bytes()
-            assert tags["XMP-dc:Description"] == ("Oma" if name == own.name else text)
-        (folder / "p000.jpg_original").unlink(missing_ok=True)
-    exiftool("-XMP-iptcCore:AltTextAccessibility=Opa", folder / "p002.jpg")
-    write_lines(folder / "vier.jsonl", record_of(names[2], corrected="vier", reviewed=True))
-    assert run_main("convert", folder / "vier.jsonl", *options).returncode == 0
-    (tags,) = read_tags(folder / "p002.jpg")
-    assert tags["XMP-iptcCore:AltTextAccessibility"] == "Opa"
-
-
 def test_damaged_iptc_hides_no_other_text_of_the_owner(tmp_path: Path) -> None:
     """Pillow raises on an IPTC block with junk. A TIFF may have its description as bytes."""
     iptc = b"\x1c\x02\x05\0\x01T junk"
@@ -283,25 +255,6 @@ def test_without_a_fit_exiftool_nothing_begins(
     program.chmod(0o755)
     for line in embed(folder):
         assert line["caption"] and "exiftool cannot write" in line["error"]["detail"]
-
-
-def test_a_restart_writes_whole_sidecars_beside_embedded_texts(
-    embed: Embed, photos: Photos, tmp_path: Path
-) -> None:
-    """The owner's text stays the owner's, also one that exiftool wrote with a backup."""
-    folder, output = photos(2), tmp_path / "c.jsonl"
-    exiftool("-XMP-dc:Description=Oma", folder / "p001.jpg")
-    embed(folder, output)
-    before = {path.name: path.read_bytes() for path in folder.glob("*.xmp")}
-    assert b"AltText" in before["p001.xmp"] and b"dc:description" not in before["p001.xmp"]
-    embed(folder, output, restart=True)
-    assert {path.name: path.read_bytes() for path in folder.glob("*.xmp")} == before
-    # A photo that has both texts of its owner gets no sidecar.
-    for path in folder.glob("*.xmp"):
-        path.unlink()
-    (folder / "p000.jpg_original").unlink()
-    embed(folder, output, restart=True)
-    assert [path.name for path in folder.glob("*.xmp")] == ["p001.xmp"]
 
 
 def test_kill_9_leaves_every_photo_whole_and_a_resume_embeds_the_rest(

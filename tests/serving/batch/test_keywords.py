@@ -109,7 +109,7 @@ def test_keywords_of_others_stay_as_exiftool_reads_them(folder: Path, run_main: 
     write_lines(
         folder / "r.jsonl", *(record_of(f"{p.stem}.jpg", said, words=WORDS) for p in sidecars)
     )
-    for existing in ("skip", "overwrite", "prepend"):
+    for existing in ("skip", "overwrite", "append"):
         options = ("--keywords", "--sidecar", "xmp", "--existing", existing)
         run_main("convert", "r.jsonl", *options)
         subjects = [tags["XMP-dc:Subject"] for tags in read_tags(*sidecars)]
@@ -130,7 +130,7 @@ def test_a_subject_that_is_no_list_stays(folder: Path, run_main: Run) -> None:
     [
         (None, "skip", "dog, sea"),
         ("Dog,  cat ,", "append", "Dog, cat, sea"),
-        ("cat\nDOG", "prepend", "dog, sea, cat"),
+        ("cat\nDOG", "append", "cat, DOG, sea"),
         ("cat", "overwrite", "dog, sea"),
     ],
 )

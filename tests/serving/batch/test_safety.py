@@ -107,22 +107,22 @@ def test_restart_deletes_the_sidecars_that_the_run_created(
         wording = Wording(template=prefix + "{caption}")
         return [one["caption"] for one in caption(folder, wording=wording, **options)]
 
-    text: dict[str, Any] = {"sidecar": "txt", "existing": "prepend"}
+    text: dict[str, Any] = {"sidecar": "txt", "existing": "append"}
     before = run("Old: ", **text)
-    assert texts[1].read_text() == f"{before[1]} mine\n"
+    assert texts[1].read_text() == f"mine {before[1]}\n"
     texts[2].write_text("edited")
     texts[3].write_text(f"{before[3]} edited")
     after = run("New: ", restart=True, **text)
     assert [path.read_text() for path in texts] == [
         f"{after[0]}\n",
-        f"{after[1]} {before[1]} mine\n",
-        f"{after[2]} edited\n",
-        f"{after[3]} {before[3]} edited\n",
+        f"mine {before[1]} {after[1]}\n",
+        f"edited {after[2]}\n",
+        f"{before[3]} edited {after[3]}\n",
     ]
     run("No sidecars: ", restart=True)
     # Sidecars that were there before the run, or were edited since, stay.
-    assert not texts[0].exists() and texts[1].read_text() == f"{after[1]} {before[1]} mine\n"
-    assert texts[2].read_text() == f"{after[2]} edited\n"
+    assert not texts[0].exists() and texts[1].read_text() == f"mine {before[1]} {after[1]}\n"
+    assert texts[2].read_text() == f"edited {after[2]}\n"
     assert not RunFiles(tmp_path / "c.jsonl").written.exists()
 
 

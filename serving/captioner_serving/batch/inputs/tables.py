@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from io import BufferedReader
-from pathlib import Path
 
 from captioner.errors import DataError
 from captioner.shared.tables import JSON_TABLES, read_json_rows, read_lines, read_table
 from captioner_serving.batch.inputs.photos import LostPhoto, name_on_disk
-from captioner_serving.batch.outputs.formats import own_cells
 
 _LONGEST = 1 << 20  # bytes of a name in a list; file systems take 4,096
 
@@ -68,6 +66,4 @@ def _cells(path: str, column: str) -> list[str]:
         for number, row in read_json_rows(path, name=path):
             if not isinstance(row, Mapping):
                 raise DataError(f"{path}: line {number} is not a JSON object")
-    elif suffix == ".csv" and (cells := own_cells(Path(path), column)) is not None:
-        return cells
     return list(read_table(path, name=path, columns=[column])[column])

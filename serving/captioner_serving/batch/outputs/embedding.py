@@ -7,7 +7,6 @@ import re
 import stat
 import struct
 import subprocess
-from collections.abc import Mapping
 from contextlib import suppress
 from itertools import zip_longest
 
@@ -17,15 +16,12 @@ from captioner.errors import CaptionerError, OutputError
 from captioner.photos.orientation import exif_entries
 from captioner.shared.files import IS_WINDOWS
 from captioner.shared.text import counted
-from captioner_serving.batch.inputs.photos import open_quietly
-from captioner_serving.batch.outputs.xmp import ALT_TEXT, DESCRIPTION, texts_in
+from captioner_serving.batch.outputs.xmp import DESCRIPTION, texts_in
 
 _SECONDS = 120.0  # for one call, and 10 more for each photo
 _OLDEST = 12.39  # the first version with AltTextAccessibility
 _REMEDY = "install it (Debian: libimage-exiftool-perl; macOS: brew install exiftool; exiftool.org)"
-_TAGS = {DESCRIPTION: "-XMP-dc:Description*", ALT_TEXT: "-XMP-iptcCore:AltTextAccessibility*"}
 _END = "{end}"  # printed by exiftool after the messages about a photo
-_JPEG = b"\xff\xd8\xff"
 # What cameras write into ImageDescription.
 _CAMERA = re.compile(
     r"[\w-]+ digital (still )?camera|(sony|minolta|konica minolta) dsc|exif_jpeg_picture"
@@ -35,30 +31,17 @@ _CAMERA = re.compile(
 
 
 def read_own_texts(path: str) -> dict[str, str]:
-    """Read the owner's texts in a photo by property, without those that Embedder copied.
+    """Read the texts in a photo by property; a damaged file has none.
 
-    A text is a copy if the photo has it as a new alt text too. exiftool's backup,
-    photo.jpg_original, shows what is new; without it every text counts as the owner's.
-    """
-    description, own = _read_texts(path)
-    if os.path.isfile(backup := f"{path}_original"):
-        _, before = _read_texts(backup)
-        copied = None if ALT_TEXT in before else own.get(ALT_TEXT)
-        own = {name: text for name, text in own.items() if name in before or text != copied}
-    return {DESCRIPTION: description, **own} if description else own
-
-
-def _read_texts(path: str) -> tuple[str, dict[str, str]]:
-    """Read the description in IPTC or EXIF, and the texts in XMP by property.
-
-    A damaged file has none. Names of cameras do not count as descriptions.
+    A description in IPTC or EXIF comes before one in XMP.
     """
     try:
         with Image.open(path) as image:
-            description = _iptc_caption(image) or _exif_description(image)
-            return description, texts_in(image.info.get("xmp", b""))
+            texts = texts_in(image.info.get("xmp", b""))
+            description = _old_description(image)
+            return {**texts, DESCRIPTION: description} if description else texts
     except Exception:  # damaged metadata can raise almost anything
-        return "", {}
+        return {}
 
 
 class Embedder:
@@ -75,19 +58,6 @@ class Embedder:
     def __init__(self) -> None:
         self.written = self.left = 0
 
-    def embed(
-        self, sidecars: dict[str, str], before: Mapping[str, dict[str, str]] | None = None
-    ) -> dict[str, OutputError]:
-        """Copy sidecars, given by the path of the photo; return errors by path.
-
-        Args:
-            sidecars: by photo.jpg, the path of photo.xmp or photo.jpg.xmp.
-            before: by photo, earlier texts of its sidecar. Copies of these are replaced.
-        """
-        suited = {photo: path for photo, path in sidecars.items() if _may_change(photo)}
-        self.left += len(sidecars) - len(suited)
-        return self._copy(suited, before or {}) if suited else {}
-
     def counts(self) -> dict[str, int]:
         """Return the counts of the summary."""
         return {
@@ -95,43 +65,44 @@ class Embedder:
             f"{self.left:,} without (not a writable JPEG, a link, or described)": self.left,
         }
 
-    def _copy(
-        self, sidecars: dict[str, str], before: Mapping[str, dict[str, str]]
-    ) -> dict[str, OutputError]:
-        command = ["exiftool", "-config", "", "-@", "-", "-common_args", "-P"]
+    def embed(self, sidecars: dict[str, str]) -> dict[str, OutputError]:
+        """Copy sidecars, given by the path of the photo; return errors by path.
+
+        sidecars: by photo.jpg, the path of photo.xmp or photo.jpg.xmp.
+        """
+        suited = {photo: path for photo, path in sidecars.items() if _may_change(photo)}
+        self.left += len(sidecars) - len(suited)
+        if not suited:
+            return {}
+        command = ["exiftool", "-config", "", "-@", "-", "-common_args", "-P", "-wm", "cg"]
         command += ["-charset", "filename=utf8"] if IS_WINDOWS else []
         copies = []
-        for photo, sidecar in sidecars.items():
+        for photo, sidecar in suited.items():
             path = os.path.abspath(photo)
             with suppress(OSError):  # of a call that was killed
                 os.unlink(f"{path}_exiftool_tmp")
             # %f and %e are around the last dot.
             is_longer = sidecar == f"{photo}.xmp" and "." in os.path.basename(photo)
             pattern = "%d%f.%e.xmp" if is_longer else "%d%f.xmp"
-            mode, tags = "cg", ["-XMP:all"]  # create only
-            if earlier := before.get(photo):
-                texts = _read_texts(photo)[1]
-                copied = [_TAGS[title] for title in texts if texts[title] == earlier.get(title)]
-                mode, tags = ("wcg", copied) if copied else (mode, tags)
-            copies.append(("-wm", mode, "-tagsFromFile", pattern, *tags, path, "-echo4", _END))
+            copies.append(("-tagsFromFile", pattern, "-XMP:all", path, "-echo4", _END))
         lines = "\n-execute\n".join(map("\n".join, copies)) + "\n"
         pipe = subprocess.PIPE
         with subprocess.Popen(  # in another session, because Ctrl-C must not end it
             command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         ) as process:
             try:
-                limit = _SECONDS + 10 * len(sidecars)
+                limit = _SECONDS + 10 * len(suited)
                 counts, messages = process.communicate(os.fsencode(lines), timeout=limit)
             except subprocess.TimeoutExpired:
                 process.kill()
-                return {photo: _failure(photo, "it took too long") for photo in sidecars}
+                return {photo: _failure(photo, "it took too long") for photo in suited}
             except KeyboardInterrupt:  # exiftool finishes: it may be replacing a photo
                 process.communicate()
                 raise
         self.written += sum(map(int, re.findall(rb"(\d+) image files updated", counts)))
         *reports, rest = os.fsdecode(messages.replace(b"\r\n", b"\n")).split(f"{_END}\n")
         errors = {}
-        for photo, report in zip_longest(sidecars, reports, fillvalue=f"Error: {rest}"):
+        for photo, report in zip_longest(suited, reports, fillvalue=f"Error: {rest}"):
             if problem := re.search(r"^(?:Error|Warning(?=: Error opening)): (.*)$", report, re.M):
                 reason = problem[1].removesuffix(f" - {os.path.abspath(photo)}").strip()
                 errors[photo] = _failure(photo, reason or f"status {process.returncode}")
@@ -153,22 +124,23 @@ def _may_change(photo: str) -> bool:
     """Return whether a photo is a writable JPEG file with one name and no older description."""
     try:
         status = os.lstat(photo)
-        with open(photo, "rb", opener=open_quietly) as file:
-            head = file.read(len(_JPEG))
-    except OSError:
+        is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        # Line ends separate exiftool's arguments.
+        if not is_plain or not status.st_mode & stat.S_IWUSR or re.search(r"[\r\n]", photo):
+            return False
+        with Image.open(photo) as image:
+            return image.format in ("JPEG", "MPO") and not _old_description(image)
+    except Exception:  # damaged metadata can raise almost anything
         return False
-    return (
-        head == _JPEG
-        and stat.S_ISREG(status.st_mode)
-        and status.st_nlink == 1
-        and status.st_mode & stat.S_IWUSR != 0
-        and not re.search(r"[\r\n]", photo)  # which separate exiftool's arguments
-        and not _read_texts(photo)[0]
-    )
 
 
 def _failure(photo: str, reason: str) -> OutputError:
     return OutputError(f"exiftool cannot write {photo} ({reason}): its sidecar has the texts")
+
+
+def _old_description(image: ImageFile.ImageFile) -> str:
+    """Return the description in IPTC or EXIF, or ""."""
+    return _iptc_caption(image) or _exif_description(image)
 
 
 def _iptc_caption(image: ImageFile.ImageFile) -> str:

@@ -1,4 +1,4 @@
-r"""The formats of outputs: .jsonl, .csv, .parquet and COCO results; records come back from .csv.
+r"""The formats of outputs: .jsonl, .csv, .parquet and COCO results; records come back from two.
 
 In a .csv an apostrophe precedes what a spreadsheet would run as a formula. A formula may begin
 after any separator, because programs disagree about the separator of a file.
@@ -12,15 +12,15 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, BinaryIO
 
 from captioner.errors import ConfigError, DataError, MissingExtraError, OutputError
 from captioner.shared.tables import decode_text, read_bytes
-from captioner.shared.text import json_line
+from captioner.shared.text import counted, json_line
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.keywords import choose_keywords
 from captioner_serving.batch.wording import CONTROL, INVALID, has_word, sentence
@@ -36,9 +36,12 @@ _FORMATS = (".jsonl", ".csv", ".parquet", ".json")
 _ROWS = 10_000  # rows of Parquet that are written together
 _SPACE = r'[^\S\x1c-\x1f\x85]|[\ufeff"]'  # \s of JavaScript, and quotation marks
 _BEGIN = rf"((?:^|[,;|\t\r\n])(?:{_SPACE})*)"  # the beginning of a cell; in record.js too
-_FORMULA = re.compile(rf"{_BEGIN}(?='*[=+@-])")
-_DEFUSED = re.compile(rf"{_BEGIN}'(?='*[=+@-])")
+_SIGNS = r"'*[=+@\-＝＋＠－]"  # programs in East Asian languages also run full-width signs
+_FORMULA = re.compile(rf"{_BEGIN}(?={_SIGNS})")
+_DEFUSED = re.compile(rf"{_BEGIN}'(?={_SIGNS})")
 _NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
+_NO_KEYWORD = re.compile(rf"[,\n\t]|{INVALID.pattern}")
+_NO_NAME = re.compile(r"\A\Z|[\0\ud800-\udc7f\udd00-\udfff]")  # others are bytes, not UTF-8
 
 
 def check_output(output: str) -> None:
@@ -119,60 +122,48 @@ def _write_coco(path: Path, records: Iterator[Record]) -> str:
 
     If photos share an id, all ids are positions in the run.
     """
-    captions = {record["image"]: record["caption"] for record in records}
+    pairs = [(record["image"], record["caption"]) for record in records]
+    captions, notes = dict(pairs), []
+    if len(captions) < len(pairs):
+        notes.append(f"{counted(len(captions), 'result')}, one for each photo")
     stems = [Path(name).stem for name in captions]
     ids = [int(match[1]) if (match := _NUMBER.search(stem)) else stem for stem in stems]
-    note = ""
     if len({*ids}) < len(ids):
         ids = [*range(1, len(ids) + 1)]
-        note = "photos share an id: each image_id is a position in the run"
-    pairs = zip(ids, captions.values(), strict=True)
-    lines = (json_line({"image_id": number, "caption": text}) for number, text in pairs)
+        notes.append("photos share an id: each image_id is a position in the run")
+    results = zip(ids, captions.values(), strict=True)
+    lines = (json_line({"image_id": key, "caption": text}) for key, text in results)
     path.write_text("[" + ",".join("\n" + line for line in lines) + "\n]\n", encoding="utf-8")
-    return note
+    return "; ".join(notes)
 
 
-def read_record_table(path: Path) -> Iterator[Record | None]:
-    """Yield a record for each row of a .csv, which a spreadsheet may have edited and saved.
+def read_records(path: Path) -> Iterator[Record | None]:
+    """Yield the records in a .jsonl or .csv file; None for a photo that failed.
 
-    The .csv of the page also has alt texts (`corrected`), and failed photos (None). If any row has
-    keywords, all records have `keywords`.
+    A person's text on the page (`corrected`) becomes the caption. A spreadsheet may have edited and
+    saved a .csv. If any row has keywords, all records have `keywords`.
+
+    Raises DataError: the file cannot be read, or a line is not a record.
     """
-    with _reading(path) as table:
-        if missing := {"image", "caption", "score"} - set(table.fieldnames or ()):
-            raise DataError(
-                f"{path} has no column {', '.join(sorted(missing))}: use a .csv that captioner "
-                "batch wrote, with its header"
-            )
-        # A spreadsheet may leave empty rows at the end.
-        rows = [(table.line_num, row) for row in table if any(row.values())]
-    has_keywords = any(row.get("keywords") for _, row in rows)
-    for number, row in rows:
-        if row.get("error"):
-            name = _DEFUSED.sub(r"\1", row["image"] or "")
-            is_by_person = row.get("caption_by") == "person" and bool(name) and _is_name(name)
-            yield _without_caption({"image": name}, _text(row, "alt")) if is_by_person else None
-            continue
-        record = _record_of_row(row, f"{path}, line {number}")
-        if row.get("alt") is not None:
-            _read_alt(record, row)
-        if has_keywords:
-            keywords = map(str.strip, _text(row, "keywords").split(","))
-            record["keywords"] = list(filter(None, keywords))
-        yield record
+    for number, record in _read_table(path) if path.suffix == ".csv" else _read_lines(path):
+        yield _checked(record, f"{path}, line {number}")
 
 
-def own_cells(path: Path, column: str) -> list[str] | None:
-    """Return a column of a .csv that this package wrote; None if another program wrote it."""
-    with _reading(path) as table:
-        if not {*COLUMNS[:5], column} <= {*(table.fieldnames or ())}:
-            return None
-        return [_DEFUSED.sub(r"\1", row[column] or "") for row in table]
+def _read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number and value of each line; None for a torn line."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                value = None
+                with suppress(ValueError, RecursionError):
+                    value = json.loads(line)
+                yield number, value
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[csv.DictReader[str]]:
-    """Open a table of this package or a spreadsheet. Bytes that are not UTF-8 become surrogates."""
+def _read_table(path: Path) -> Iterator[tuple[int, Record]]:
+    """Yield the number and record of each row. Bytes that are not UTF-8 become surrogates."""
     data = read_bytes(path, name=str(path))
     if b"\0" in data[:1000]:
         text, _ = decode_text(data, name=str(path))
@@ -180,103 +171,96 @@ def _reading(path: Path) -> Iterator[csv.DictReader[str]]:
         text = data.decode("utf-8-sig", "surrogateescape")
     first = text.partition("\n")[0]
     try:
-        yield csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t|", key=first.count))
+        table = csv.DictReader(
+            io.StringIO(text, newline=""), delimiter=max(",;\t|", key=first.count), restval=""
+        )
+        if missing := {"image", "caption", "score"} - set(table.fieldnames or ()):
+            raise DataError(
+                f"{path} has no column {', '.join(sorted(missing))}: use a .csv that captioner "
+                "batch wrote, with its header"
+            )
+        # A spreadsheet may leave empty rows at the end.
+        rows = [(table.line_num, row) for row in table if any(row.values())]
     except csv.Error as error:
         raise DataError(f"{path} cannot be read as a table: {error}") from error
+    has_keywords = any(row.get("keywords") for _, row in rows)
+    for number, row in rows:
+        record = _record_of_row(row)
+        if has_keywords:
+            keywords = map(str.strip, _text(row, "keywords").split(","))
+            record["keywords"] = list(filter(None, keywords))
+        yield number, record
 
 
-def _record_of_row(row: dict[str, str | None], place: str) -> Record:
-    image, caption = _DEFUSED.sub(r"\1", row["image"] or ""), _text(row, "caption")
-    if not image or not _is_name(image):
-        raise DataError(f"{place} has no image")
+def _record_of_row(row: dict[str, str]) -> Record:
+    """Return the record of a row. Only tables of the page have alt texts and failed photos."""
+    caption, alt, marks = _text(row, "caption"), _text(row, "alt"), row.get("marks", "")
+    record: Record = {"image": _DEFUSED.sub(r"\1", row["image"])}
+    is_by_person = row.get("caption_by") == "person"
+    if row.get("error"):
+        return record | {"error": {}} | ({"corrected": alt} if is_by_person else {})
     score = math.nan
     with suppress(ValueError):
-        score = float((row["score"] or "").replace(",", "."))
-    record = {"image": image, "caption": caption, "score": score, "alternatives": []}
-    if (row.get("review") or "").strip().lower() not in ("", "false", "no", "0"):
-        record["review"] = True
-    if not _is_sentence(record):
-        raise DataError(f"{place} needs a caption, and a number as score: correct the line")
-    return record
+        score = float(row["score"].replace(",", "."))
+    model = {"name": "", "version": ""}
+    record |= {"caption": caption, "score": score, "alternatives": [], "model": model}
+    is_review = row.get("review", "").strip().lower() not in ("", "false", "no", "0")
+    if "alt" in row:
+        record["reviewed"] = row.get("reviewed", "").strip().lower() == "true"
+        record["unfamiliar"] = "unfamiliar" in marks
+        # The page always adds a full stop, also to scripts without capitals.
+        models = {sentence(caption), f"{caption[:1].upper()}{caption[1:]}.", ""}
+        if is_by_person or alt not in models:
+            record["corrected"] = alt
+        is_review |= not alt or "untrusted" in marks
+    return record | ({"review": True} if is_review else {})
 
 
-def _read_alt(record: Record, row: dict[str, str | None]) -> None:
-    """Read the alt text of the page. It is a person's if the page or its difference says so."""
-    alt, caption, marks = _printable(_text(row, "alt")), record["caption"], row.get("marks") or ""
-    record["reviewed"] = (row.get("reviewed") or "").strip().lower() == "true"
-    # The page always adds a full stop, also to scripts without capitals.
-    models = {sentence(caption), f"{caption[:1].upper()}{caption[1:]}.", ""}
-    if row.get("caption_by") == "person" or alt not in models:
-        record["corrected"] = record["caption"] = alt
-    elif not alt or "untrusted" in marks or ("unfamiliar" in marks and not record["reviewed"]):
-        record["review"] = True
-
-
-def _text(row: dict[str, str | None], column: str) -> str:
-    text = _DEFUSED.sub(r"\1", row.get(column) or "")
+def _text(row: dict[str, str], column: str) -> str:
+    text = _DEFUSED.sub(r"\1", row.get(column, ""))
     if any("\udc80" <= sign <= "\udcff" for sign in text):
         return text.encode("utf-8", "surrogateescape").decode("cp1252", "replace")
     return text
 
 
-def read_captions(path: Path) -> Iterator[Record | None]:
-    """Yield the records in a .jsonl file; None for a photo that failed.
-
-    A person's text on the page (`corrected`) becomes the caption.
-
-    Raises DataError: the file cannot be read, or a line is not a record.
-    """
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                yield _record(line, f"{path}, line {number}")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _record(line: bytes, place: str) -> Record | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
+def _checked(value: Any, place: str) -> Record | None:
+    """Check a record, and use a person's text; return None for a failed photo without one."""
+    if value is None:
         raise DataError(
             f"{place} is an incomplete record: resume the run that wrote it, or remove the line"
-        ) from error
-    if not isinstance(record, dict) or not _is_name(record.get("image")):
+        )
+    record: Record = value if isinstance(value, dict) else {}
+    if not _is_text(record.get("image"), without=_NO_NAME):
         raise DataError(f"{place} is not a caption record: image is missing or invalid")
+    if isinstance(text := record.get("corrected", ""), str):
+        # People paste control characters from other programs.
+        text = CONTROL.sub(" ", text.replace("\r\n", "\n"))
     if "error" in record and "caption" not in record:
-        text = record.get("corrected")
-        return _without_caption(record, text) if _is_text(text) else None
-    others, model = record.get("alternatives"), record.get("model")
-    keywords, text = record.get("keywords", []), record.get("corrected", "")
+        if "corrected" not in record or not _is_text(text):
+            return None
+        others = {key: record[key] for key in ("image", "content") if key in record}
+        empty: Record = {"score": 0.0, "words": [], "alternatives": [], "reviewed": True}
+        record = others | empty | {"model": {"name": "", "version": ""}, "corrected": text}
+        record["caption"] = text
+    alternatives, model = record.get("alternatives"), record.get("model")
+    keywords = record.get("keywords", [])
     valid = {
-        "caption, score or alternatives": isinstance(others, list)
-        and all(map(_is_sentence, (record, *others))),
+        "caption, score or alternatives": isinstance(alternatives, list)
+        and all(map(_is_sentence, (record, *alternatives))),
         "model": isinstance(model, dict)
         and all(_is_text(model.get(key)) for key in ("name", "version")),
         "corrected": _is_text(text),
-        "keywords": isinstance(keywords, list) and all(map(_is_keyword, keywords)),
+        "keywords": isinstance(keywords, list)
+        and all(_is_text(keyword, without=_NO_KEYWORD) for keyword in keywords),
     }
     if invalid := [name for name, is_valid in valid.items() if not is_valid]:
         raise DataError(f"{place} is not a caption record: {invalid[0]} missing or invalid")
     if "corrected" in record:
-        # The text of a person; people paste control characters from other programs.
-        record["corrected"] = record["caption"] = _printable(text)
+        record["corrected"] = record["caption"] = text
         record.pop("review", None)
     elif record.get("unfamiliar") and record.get("reviewed") is False:  # only the page adds it
         record["review"] = True
     return record
-
-
-def _printable(text: str) -> str:
-    return CONTROL.sub(" ", text.replace("\r\n", "\n"))
-
-
-def _without_caption(record: Record, text: str) -> Record:
-    """Return the record of a failed photo for which a person wrote a text on the page."""
-    text = _printable(text)
-    empty: Record = {"score": 0.0, "words": [], "alternatives": [], "reviewed": True}
-    empty |= {"model": {"name": "", "version": ""}, "caption": text, "corrected": text}
-    return {key: record[key] for key in ("image", "content") if key in record} | empty
 
 
 def keywords_of(record: Record, minimum_trust: float) -> list[str]:
@@ -303,20 +287,8 @@ def _is_sentence(value: object) -> bool:
         return False
     score = value.get("score")
     is_number = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < 1e9
-    texts = (value.get("caption"), value.get("unworded", ""))
-    return is_number and all(isinstance(text, str) and not INVALID.search(text) for text in texts)
+    return is_number and _is_text(value.get("caption")) and _is_text(value.get("unworded", ""))
 
 
-def _is_keyword(value: object) -> bool:
-    return isinstance(value, str) and not re.search(rf"[,\n\t]|{INVALID.pattern}", value)
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
-
-
-def _is_name(value: object) -> bool:
-    """Return whether a value can be a file name, with surrogates for bytes that are not UTF-8."""
-    with suppress(UnicodeEncodeError):
-        return isinstance(value, str) and b"\0" not in value.encode("utf-8", "surrogateescape")
-    return False
+def _is_text(value: object, *, without: re.Pattern[str] = INVALID) -> bool:
+    return isinstance(value, str) and without.search(value) is None

@@ -27,15 +27,15 @@ from captioner_serving.batch.inputs.photos import (
     open_quietly,
 )
 from captioner_serving.batch.outputs.embedding import read_own_texts
-from captioner_serving.batch.outputs.written import EarlierFiles, WrittenFiles, read_existing
-from captioner_serving.batch.outputs.xmp import DESCRIPTION, merge_xmp, texts_in
+from captioner_serving.batch.outputs.written import WrittenFiles, read_existing
+from captioner_serving.batch.outputs.xmp import DESCRIPTION, merge_xmp
 from captioner_serving.batch.wording import Existing, combine, combine_keywords, sentence
 
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 _PHOTO = re.compile(
     rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|GIF8|BM|....ftyp(avi|hei|hev|mif1|msf1)", re.DOTALL
 )
-_CONTENT = re.compile(r"[0-9]{1,15}-[0-9a-f]{1,8}")  # size and CRC-32, as the page writes them
+_CONTENT = re.compile(r"[0-9]{1,15}-[0-9a-f]{1,8}")
 # Suffixes of raw photos, whose settings are in photo.xmp.
 _RAW = (
     *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".iiq", ".kdc"),
@@ -47,25 +47,15 @@ _RAW = (
 class SidecarWriter:
     """Writes the sidecars of photos; docs/sidecars.md describes their names and contents.
 
-    Args:
-        log: logs the files, if the records have a run; it may be replaced between two photos.
-        earlier: tells which sidecars are ours; a person's text replaces the text in these.
-
     Attributes:
+        log: logs the files, if the records have a run; it may be replaced between two photos.
         counts: the numbers of sidecars by what happened to them; see `summary`.
-        before: by photo, the texts of the XMP sidecar that a person's text replaced.
     """
 
-    def __init__(
-        self,
-        config: BatchConfig,
-        log: WrittenFiles | None = None,
-        earlier: EarlierFiles | None = None,
-    ) -> None:
-        self._config, self.log, self._earlier = config, log, earlier or EarlierFiles(())
+    def __init__(self, config: BatchConfig, log: WrittenFiles | None = None) -> None:
+        self._config, self.log = config, log
         self._folder: tuple[str | None, dict[str, list[str]]] = None, {}
         self.counts: Counter[str] = Counter()
-        self.before: dict[str, dict[str, str]] = {}
 
     def write(self, photo: Photo, record: dict[str, Any]) -> str | None:
         """Write the sidecar of a photo; return its path, or None if the photo needs no sidecar.
@@ -78,21 +68,14 @@ class SidecarWriter:
         path = os.path.realpath(place)
         if _is_same(path, photo.path):
             raise OutputError(f"{photo.name} would be its own sidecar: rename the photo")
-        content = record.get("content")
-        content = content if isinstance(content, str) and _CONTENT.fullmatch(content) else None
-        if content is not None:
-            self._check_content(photo.path, path, content)
+        _check_content(photo.path, record.get("content"))
         old = read_existing(path)
-        is_xmp, existing = self._config.sidecar == "xmp", self._config.existing
-        is_by_person = existing == "skip" and "corrected" in record
-        own: dict[str, str] = {}
-        if is_xmp and existing != "overwrite":
+        own, existing = {}, self._config.existing
+        if self._config.sidecar == "xmp" and existing != "overwrite":
             own = read_own_texts(photo.path)
             self.counts["described"] += old is None and DESCRIPTION in own
-        if is_by_person and old and self._earlier.is_ours(path, old):
-            existing = "overwrite"
         new = self._content(path, old, record, own, existing)
-        if is_by_person and record.get("caption_by", "person") == "person":
+        if existing == "skip" and "corrected" in record:
             data = old if new is None else new
             whole = data and self._content(path, data, record, {}, "overwrite")
             self.counts["withheld"] += data is None or whole not in (None, data)
@@ -105,16 +88,13 @@ class SidecarWriter:
                 f"{place} is a symbolic link to {path}, outside its folder: replace it with a file"
             )
         if self.log is not None:
-            self.log.write(path, new, old=old, content=content)
+            self.log.write(path, new, old=old)
         else:
             with replace_file(path) as file:
                 file.write(new)
         self.counts["written"] += 1
-        self.counts["replaced"] += self._config.existing == "overwrite" and bool(
-            (old or b"").strip()
-        )
-        if is_by_person and is_xmp and old:
-            self.before[photo.path] = texts_in(old)
+        is_replaced = existing == "overwrite" and bool((old or b"").strip())
+        self.counts["replaced"] += is_replaced
         return place
 
     def summary(self) -> dict[str, int]:
@@ -131,17 +111,6 @@ class SidecarWriter:
                 "described"
             ],
         }
-
-    def _check_content(self, path: str, sidecar: str, content: str) -> None:
-        """Refuse another photo of the same name; exiftool and --embed may have changed this one."""
-        if not (
-            any(_has_content(name, content) for name in (path, f"{path}_original"))
-            or self._earlier.has_content(sidecar, content)
-        ):
-            raise OutputError(
-                f"{path} is not the photo that was captioned (its size or checksum differs from "
-                f"{content}): check --root, or caption the photo again"
-            )
 
     def _path(self, photo: str) -> str:
         """Return the sidecar's path, with the photo's stem, or its name if photos share a stem."""
@@ -240,14 +209,23 @@ def _is_same(path: str, other: str) -> bool:
         return False
 
 
-def _has_content(path: str, content: str) -> bool:
-    """Return whether a file has this size and CRC-32."""
+def _check_content(path: str, content: object) -> None:
+    """Refuse another photo of the same name. `content`: size and CRC-32, as the page writes them.
+
+    exiftool may have changed the photo since, but then keeps the original.
+    """
+    if not isinstance(content, str) or not _CONTENT.fullmatch(content):
+        return
     size, _, wanted = content.partition("-")
-    with suppress(OSError), open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size != int(size):
-            return False
-        checksum = 0
-        while part := file.read(1 << 20):
-            checksum = zlib.crc32(part, checksum)
-        return checksum == int(wanted, 16)
-    return False
+    for name in (path, f"{path}_original"):
+        with suppress(OSError), open(name, "rb") as file:
+            if os.fstat(file.fileno()).st_size == int(size):
+                checksum = 0
+                while part := file.read(1 << 20):
+                    checksum = zlib.crc32(part, checksum)
+                if checksum == int(wanted, 16):
+                    return
+    raise OutputError(
+        f"{path} is not the photo that was captioned (its size or checksum differs from "
+        f"{content}): check --root, or caption the photo again"
+    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,25 +23,28 @@ _TAIL = 1 << 16  # bytes of a log that contain its last line
 class WrittenFiles:
     """Writes and logs sidecars.
 
-    The log has a line for each file: its path, its digest, the digest of the file that it replaced,
-    and the size and CRC-32 of the photo if the record has them (`content`). The line is written
-    before the file, so the log of a killed run is complete.
+    The log has a line for each file: its path, its digest, and the digest of the file that it
+    replaced. The line is written before the file, so the log of a killed run is complete.
     """
 
     def __init__(self, files: RunFiles) -> None:
         self._files = files
         self._log: BinaryIO | None = None
 
-    def write(
-        self,
-        path: str | os.PathLike[str],
-        new: bytes,
-        *,
-        old: bytes | None,
-        content: str | None = None,
-    ) -> None:
+    def write(self, path: str | os.PathLike[str], new: bytes, *, old: bytes | None) -> None:
         """Write a file; `old` is the present content, or None if the file does not exist."""
-        self._append(path, new, old, {} if content is None else {"content": content})
+        log = self._files.written
+        line = {
+            "path": os.path.realpath(path),
+            "written": _sha256(new),
+            "before": None if old is None else _sha256(old),
+        }
+        with writing(log):
+            if self._log is None:
+                self._log = log.open("ab", buffering=0)
+                sync_folder(log.absolute().parent)
+                write_all(self._log, b"\n")  # ends a torn line
+            write_all(self._log, json.dumps(line).encode() + b"\n")
         with replace_file(path, part=self._files.part()) as file:
             file.write(new)
 
@@ -75,77 +76,26 @@ class WrittenFiles:
         Files that existed before the run, or that were changed since, are kept.
         """
         self.close()
-        log = self._files.written
-        earlier = EarlierFiles([log.parent], glob.escape(log.name))
-        for path in earlier.paths:
+        before: dict[tuple[str, str], str | None] = {}  # None: the file was new
+        with suppress(FileNotFoundError), self._files.written.open("rb") as log:
+            for line in _parsed(log):
+                key = (line["path"], line["written"])
+                if line["before"] is None or key not in before:
+                    before[key] = line["before"]
+        for path in {path for path, _ in before}:
             with suppress(OutputError):
-                if (data := read_existing(path)) is not None and earlier.is_ours(path, data):
+                data, seen = read_existing(path), set()
+                digest = None if data is None else _sha256(data)
+                while digest is not None and digest not in seen:
+                    seen.add(digest)
+                    digest = before.get((path, digest), digest)
+                if data is not None and digest is None:
                     Path(path).unlink()
-        log.unlink(missing_ok=True)
-
-    def _append(
-        self, path: str | os.PathLike[str], new: bytes, old: bytes | None, more: dict[str, str]
-    ) -> None:
-        log = self._files.written
-        line = {
-            "path": os.path.realpath(path),
-            "written": hashlib.sha256(new).hexdigest(),
-            "before": None if old is None else hashlib.sha256(old).hexdigest(),
-            **more,
-        }
-        with writing(log):
-            if self._log is None:
-                self._log = log.open("ab", buffering=0)
-                sync_folder(log.absolute().parent)
-                write_all(self._log, b"\n")  # ends a torn line
-            write_all(self._log, json.dumps(line).encode() + b"\n")
+        self._files.written.unlink(missing_ok=True)
 
 
-class EarlierFiles:
-    """What the logs in some folders say about sidecars. They are read when first needed."""
-
-    def __init__(self, folders: Iterable[Path], pattern: str = "*.written.jsonl") -> None:
-        self._folders, self._pattern = folders, pattern
-
-    @property
-    def paths(self) -> set[str]:
-        """The logged files."""
-        return {line["path"] for line in self._lines}
-
-    def is_ours(self, path: str, data: bytes) -> bool:
-        """Return whether a sidecar was new when it was written, and only runs have changed it."""
-        digest: str | None = hashlib.sha256(data).hexdigest()
-        seen = set()
-        while digest is not None and digest not in seen:
-            seen.add(digest)
-            digest = self._before.get((path, digest), digest)
-        return digest is None
-
-    def has_content(self, path: str, content: str) -> bool:
-        """Return whether a run wrote this sidecar for a photo of this size and CRC-32."""
-        return (path, content) in self._contents
-
-    @cached_property
-    def _lines(self) -> list[dict[str, Any]]:
-        lines: list[dict[str, Any]] = []
-        for log in {log for folder in self._folders for log in folder.glob(self._pattern)}:
-            with suppress(OSError), log.open("rb") as file:
-                lines += _parsed(file)
-        return lines
-
-    @cached_property
-    def _before(self) -> dict[tuple[str, str], str | None]:
-        """By path and digest: the digest before, or None if the file was new."""
-        found: dict[tuple[str, str], str | None] = {}
-        for line in self._lines:
-            key = (line["path"], line["written"])
-            if line["before"] is None or key not in found:
-                found[key] = line["before"]
-        return found
-
-    @cached_property
-    def _contents(self) -> set[tuple[str, str]]:
-        return {(line["path"], line["content"]) for line in self._lines if "content" in line}
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -177,39 +127,18 @@ def read_existing(path: str | os.PathLike[str]) -> bytes | None:
 
 
 @contextmanager
-def lock_and_log(records: Path, *, is_page: bool = False) -> Iterator[WrittenFiles | None]:
-    """Lock the run that wrote these records; yield the log of its files, if there is such a run.
-
-    is_page: the records are a download of the page, which gets a log of its own.
-    """
-    runs = (RunFiles(Path(str(records).removesuffix(end))) for end in ("", ".journal.jsonl"))
-    with_state = (
-        run for run in runs if records in (run.records, run.output) and run.state.is_file()
-    )
-    run = next(with_state, None)
-    if run is None or not run.records.exists():  # these records have no run
-        page = page_files(records)
-        if not is_page or not os.access(page.folder, os.W_OK):
-            yield None
-            return
-        with closing(WrittenFiles(page)) as written:
-            yield written
-            written.sync()
+def lock_and_log(records: Path) -> Iterator[WrittenFiles | None]:
+    """Lock the run that wrote these records; yield the log of its files, or None without a run."""
+    for output in (records, Path(str(records).removesuffix(".journal.jsonl"))):
+        run = RunFiles(output)
+        if records in (run.records, output) and run.state.is_file() and run.records.exists():
+            break
+    else:
+        yield None
         return
-    try:
+    with writing(run.records):
         lock = RunLock(run.records)
-    except OSError as error:
-        raise OutputError(
-            f"{run.records} cannot be locked ({error.strerror}): copy the records to a folder "
-            "that you can write to"
-        ) from error
-    written = WrittenFiles(run)
-    with lock, closing(written):
+    with lock, closing(WrittenFiles(run)) as written:
         written.remove_parts()
         yield written
         written.sync()
-
-
-def page_files(records: Path) -> RunFiles:
-    """Return the files of a download of the page. `batch --restart` knows no such name."""
-    return RunFiles(records.with_name(f"{records.name}.page"))

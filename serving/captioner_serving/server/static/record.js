@@ -86,7 +86,7 @@ export async function readTexts(file) {
 const COLUMNS = ["image", "alt", "caption", "score", "trust", "marks", "reviewed", "caption_by", "error"];
 
 // Escape beginnings of cells that a spreadsheet would run as a formula, as captioner batch does.
-const cellOf = (value) => `"${String(value ?? "").replace(/((?:^|[,;|\t\r\n])[\s"]*)(?='*[=+@-])/g, "$1'").replaceAll('"', '""')}"`;
+const cellOf = (value) => `"${String(value ?? "").replace(/((?:^|[,;|\t\r\n])[\s"]*)(?='*[=+@＝＋＠－-])/g, "$1'").replaceAll('"', '""')}"`;
 
 function rowOf(photo) {
   const { image, caption, score, trust, reviewed, caption_by, error } = recordOf(photo);
