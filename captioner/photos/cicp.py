@@ -15,9 +15,8 @@ from PIL import Image
 _HEAD = 1 << 16  # bytes of the file that are searched
 _WHITE = 203.0  # nits of the reference white (ITU-R BT.2408)
 _PQ, _HLG = 16, 18
-_SRGB = (0.64, 0.33, 0.30, 0.60, 0.15, 0.06)
 _PRIMARIES = {  # x and y of red, green and blue; their white is D65
-    1: _SRGB,
+    1: (0.64, 0.33, 0.30, 0.60, 0.15, 0.06),  # sRGB
     9: (0.708, 0.292, 0.170, 0.797, 0.131, 0.046),  # BT.2020
     12: (0.680, 0.320, 0.265, 0.690, 0.150, 0.060),  # Display P3
 }
@@ -36,20 +35,18 @@ class Colours(NamedTuple):
     is_narrow: bool = False
 
     def is_known(self) -> bool:
-        """Whether this module converts these colours, or they are sRGB."""
-        return self.primaries in _PRIMARIES and self.transfer in (1, 6, 13, _PQ, _HLG)
+        """Whether this module has the primaries; an unknown transfer is taken for that of sRGB."""
+        return self.primaries in _PRIMARIES
 
     def is_srgb(self) -> bool:
-        """Whether the colours need no conversion; unknown ones are taken for sRGB."""
-        is_deep = self.transfer in (_PQ, _HLG)
-        return not (is_deep or self.is_narrow or self.primaries in (9, 12))
+        """Whether the levels are those of sRGB."""
+        return self.primaries == 1 and self.transfer not in (_PQ, _HLG) and not self.is_narrow
 
 
 def read_nclx(data: bytes) -> Colours | None:
     """Return the colours of the primary item of an AVIF or HEIC.
 
-    None: it has none, has an ICC profile, which wins, or is like sRGB. Decoders widen narrow
-    levels.
+    None: it has none, or has an ICC profile, which wins. Decoders widen narrow levels.
     """
     meta = _boxes(_body(_boxes(data[:_HEAD]), b"meta")[4:])
     properties = _boxes(_body(meta, b"iprp"))
@@ -60,8 +57,7 @@ def read_nclx(data: bytes) -> Colours | None:
         return None
     for body in colours:
         if body[:4] == b"nclx" and len(body) >= 8:
-            described = Colours(int.from_bytes(body[4:6]), int.from_bytes(body[6:8]))
-            return None if described.is_srgb() else described
+            return Colours(int.from_bytes(body[4:6]), int.from_bytes(body[6:8]))
     return None
 
 
@@ -110,8 +106,8 @@ def from_cicp(image: Image.Image, colours: Colours) -> Image.Image:
     if colours.is_narrow:
         signal = ((255 * signal - 16) / 219).clip(0, 1)
     levels = _linear(signal, transfer)
-    chosen = _PRIMARIES.get(colours.primaries, _SRGB)
-    matrix = (np.linalg.inv(_to_xyz(_SRGB)) @ _to_xyz(chosen)).T.astype(np.float32)
+    ours, theirs = _to_xyz(_PRIMARIES[1]), _to_xyz(_PRIMARIES[colours.primaries])
+    matrix = (np.linalg.inv(ours) @ theirs).T.astype(np.float32)
     pixels = np.array(image).reshape(-1, 3)
     for start in range(0, len(pixels), _ROWS):
         light = levels[pixels[start : start + _ROWS]]

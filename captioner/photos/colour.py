@@ -41,10 +41,10 @@ def to_srgb(image: Image.Image, name: str) -> Image.Image:
 
 def _apply_profile(plain: Image.Image, source: Image.Image) -> Image.Image | None:
     """Convert to sRGB by the profile of `source`; None if there is nothing to convert."""
-    profile = source.info.get("icc_profile")
+    profile, numbers = source.info.get("icc_profile"), source.info.get("cicp")
+    if plain.mode in ("L", "RGB") and numbers is not None and numbers.is_known():
+        return None if numbers.is_srgb() else from_cicp(plain.convert("RGB"), numbers)
     if not profile and plain.mode in ("L", "RGB"):
-        if numbers := source.info.get("cicp"):
-            return from_cicp(plain.convert("RGB"), numbers)
         gamma = source.info.get("gamma", _GAMMA)
         if "srgb" not in source.info and 0.1 <= gamma <= 10 and abs(gamma / _GAMMA - 1) > 0.05:
             return from_gamma(plain, gamma).convert("RGB")

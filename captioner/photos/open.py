@@ -20,10 +20,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner import errors
 from captioner.photos.colour import to_srgb
-from captioner.photos.header import check_size, read_header
-from captioner.photos.jpeg import with_end
+from captioner.photos.formats import TiffReader, check_size, read_header, with_end
 from captioner.photos.orientation import orientation, turned
-from captioner.photos.tiff import TiffReader
 from captioner.shared.paths import is_web_address
 
 FileSource = str | os.PathLike[str] | bytes
@@ -164,7 +162,9 @@ def _diagnosis(error: Exception, name: str) -> errors.ImageError:
     if number not in (None, errno.EINVAL, errno.EOVERFLOW):
         return errors.ImageNotFoundError(f"{name} cannot be read ({reason}): try again")
     if isinstance(error, Image.DecompressionBombError):
-        return errors.ImageTooLargeError(f"{name} has too many pixels ({reason}): make it smaller")
+        return errors.ImageTooLargeError(
+            f"{name} is too large ({reason}): make it smaller, or export it again"
+        )
     if "not identified by this driver" in reason:
         return errors.ImageEmptyError(f"{name} has no pixels: save or export it again")
     if re.search("unknown|unsupported|not supported|cannot handle", reason, re.IGNORECASE):

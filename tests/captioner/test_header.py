@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageChops, ImageStat
 
 from captioner.errors import ImageError, ImageTooLargeError
-from captioner.photos.jpeg import MAX_SCANS
+from captioner.photos.formats import MAX_SCANS
 from captioner.photos.open import open_image
 from tests.captioner import bombs
 from tests.captioner.pictures import HEIC, draw, encode, tiff

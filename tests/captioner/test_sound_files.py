@@ -77,7 +77,7 @@ def test_a_jpeg_of_12_bits_is_not_supported() -> None:
     for kind in (0xC0, 0xC1, 0xC2):
         data[frame + 1] = kind
         with pytest.raises(
-            ImageFormatError, match=r"12 bits .*not supported: convert it to JPEG or P"
+            ImageFormatError, match=r"12-bit .*not supported: convert it to JPEG or P"
         ):
             open_image(bytes(data))
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from captioner import errors
-from captioner.photos.jpeg import START_OF_SCAN, segments
+from captioner.photos.formats import START_OF_SCAN, segments
 from captioner.photos.open import MAX_PIXELS, open_image
 from captioner.photos.transform import Box, Transform, TransformConfig
 from captioner.shared.files import digest

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from captioner.errors import DataError, MissingExtraError
-from captioner.photos.header import IMAGE_SUFFIXES
+from captioner.photos.formats import IMAGE_SUFFIXES
 from captioner.photos.open import LARGEST_FILE
 from captioner.shared.archives import open_zip, tar_members
 from captioner.shared.paths import expanded, is_system_folder, there_is_no

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, DataError
-from captioner.photos.header import IMAGE_SUFFIXES
+from captioner.photos.formats import IMAGE_SUFFIXES
 from captioner.shared.paths import expanded, is_system_folder
 from captioner.shared.tables import split_lines
 from captioner_training.prepare.columns import Columns, cell_captions

@@ -28,7 +28,7 @@ from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
 from captioner.errors import DataError, ImageError, OutputError
-from captioner.photos.header import read_header
+from captioner.photos.formats import read_header
 from captioner.photos.open import MAX_PIXELS, open_image
 from captioner.photos.orientation import orientation
 from captioner.shared.files import file_digest, replace_file

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from captioner.errors import ImageError, ImageNotFoundError
-from captioner.photos.header import IMAGE_SUFFIXES
+from captioner.photos.formats import IMAGE_SUFFIXES
 from captioner.shared.archives import open_zip, tar_members
 from captioner.shared.files import digest
 from captioner_serving.batch.inputs.photos import (

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from captioner.errors import CaptionerError, ConfigError, DataError
-from captioner.photos.header import IMAGE_SUFFIXES
+from captioner.photos.formats import IMAGE_SUFFIXES
 from captioner.shared.paths import is_system_folder, is_web_address, there_is_no
 from captioner.shared.tables import TABLES
 from captioner.shared.text import in_a_line

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from captioner.errors import DataError, OutputError
-from captioner.photos.header import IMAGE_SUFFIXES
+from captioner.photos.formats import IMAGE_SUFFIXES
 from captioner.shared.files import is_inside, replace_file
 from captioner.shared.tables import decode_text
 from captioner.shared.text import counted, json_line
