@@ -23,7 +23,6 @@ from captioner_training.data.reading import read_corpus, read_test
 from captioner_training.distributed import memory_errors
 from captioner_training.evaluation.bootstrap import mean_table, summary
 from captioner_training.evaluation.captioning import caption_images
-from captioner_training.evaluation.evaluate import image_scores
 from captioner_training.evaluation.fit_trust import MIN_PHOTOS, write_trust
 from captioner_training.evaluation.scores import score_tables
 from captioner_training.evaluation.words import FUNCTION_WORDS
@@ -136,7 +135,7 @@ def measure_gain(
     def ciders(captioner: Captioner) -> list[float]:
         captioned = caption_images(captioner, images, recipe.generation)
         words = [caption.words for caption in captioned]
-        return image_scores(score_tables([image.words for image in images], words)["CIDEr"])
+        return score_tables([image.words for image in images], words)["CIDEr"].of_images()
 
     test = read_test(recipe, corpus.vocabulary)
     images = test or corpus.validation

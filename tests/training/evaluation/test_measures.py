@@ -21,7 +21,6 @@ from captioner_training.evaluation.deletion import measure_deletion
 from captioner_training.evaluation.evaluate import Evaluation, measure
 from captioner_training.evaluation.fit_trust import pooled_grids
 from captioner_training.evaluation.grounding import BoxedObject
-from captioner_training.evaluation.predictions import targets
 from tests.conftest import make_consensus, make_tiny, make_trust
 
 
@@ -33,10 +32,7 @@ def measured(
         "style": None,
     }  # fmt: skip
     report = {"split": {"images": len(images), "hash": ""}}
-    return measure(
-        captioner, images, targets(images), Namespace(**defaults | options), report=report,
-        boxes=boxes,
-    )  # fmt: skip
+    return measure(captioner, images, Namespace(**defaults | options), report=report, boxes=boxes)
 
 
 class _Noted(ImageStore):

@@ -11,18 +11,17 @@ import pytest
 from pandas import DataFrame
 
 from captioner import DataError
+from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.evaluate import describe_captions, hash_split
-from captioner_training.evaluation.predictions import (
-    Target,
-    read_predictions,
-)
+from captioner_training.evaluation.predictions import read_predictions
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
+from tests.training.evaluation.test_trust import image
 
 SPLIT = [
-    Target(id=7, name="seven.jpg", references=("A dog runs in the grass.", "the dog is running")),
-    Target(id=8, name="eight.jpg", references=("Two cats sit on a mat.", "a pair of cats")),
-    Target(id=9, name="nine.jpg", references=("A red ball.", "one ball on the floor")),
+    image("A dog runs in the grass.", "the dog is running", id=7, name="seven.jpg"),
+    image("Two cats sit on a mat.", "a pair of cats", id=8, name="eight.jpg"),
+    image("A red ball.", "one ball on the floor", id=9, name="nine.jpg"),
 ]
 
 
@@ -31,13 +30,13 @@ def write(path: Path, *entries: object) -> Path:
     return path
 
 
-def captions(path: Path, *targets: Target) -> Path:
+def captions(path: Path, *targets: CaptionedImage) -> Path:
     images = [{"id": one.id, "file_name": one.name} for one in targets]
-    notes = [{"image_id": one.id, "caption": text} for one in targets for text in one.references]
+    notes = [{"image_id": one.id, "caption": text} for one in targets for text in one.captions]
     return write(path, {"images": images, "annotations": notes})
 
 
-def results(path: Path, split: list[Target], said: list[str]) -> Path:
+def results(path: Path, split: list[CaptionedImage], said: list[str]) -> Path:
     """Write captions as COCO results."""
     pairs = zip(split, said, strict=True)
     path.write_text(json.dumps([{"image_id": one.id, "caption": text} for one, text in pairs]))
@@ -93,7 +92,7 @@ def test_image_id_is_an_id_a_stem_or_the_number_of_a_stem(
     tmp_path: Path, form: str, keys: list[object]
 ) -> None:
     names = [form.format(number) for number in range(1000, 1008)]
-    split = [Target(id=name, name=name, references=("A dog.",)) for name in names]
+    split = [image("A dog.", id=name, name=name) for name in names]
     for key in keys:
         path = write(tmp_path / "r.json", {"image_id": key, "caption": "a dog"})
         captions = read_predictions(path, split).captions
@@ -102,7 +101,7 @@ def test_image_id_is_an_id_a_stem_or_the_number_of_a_stem(
 
 def test_a_stem_or_number_of_several_images_names_none_of_them(tmp_path: Path) -> None:
     split = [
-        Target(id=name, name=name, references=("A dog.",))
+        image("A dog.", id=name, name=name)
         for name in ("a/1.jpg", "b/1.png", "IMG_0007.jpg", "DSC_0007.jpg", "12.jpg", "12")
     ]
     path = write(
@@ -167,8 +166,8 @@ def test_captions_are_described_by_hand_counts() -> None:
 def test_captions_without_spaces_are_scored_by_characters(run_main: Run, tmp_path: Path) -> None:
     """A caption that is a reference but for a character shares most of it."""
     split = [
-        Target(id=1, name="1.jpg", references=("一只狗在草地上跑",)),
-        Target(id=2, name="2.jpg", references=("两只猫坐在桌子上",)),
+        image("一只狗在草地上跑", id=1, name="1.jpg"),
+        image("两只猫坐在桌子上", id=2, name="2.jpg"),
     ]
     said = results(tmp_path / "said.json", split, ["一只狗在草地上", "两只猫坐在桌子上"])
     references = captions(tmp_path / "captions.json", *split)
@@ -184,7 +183,7 @@ def test_captions_without_spaces_are_scored_by_characters(run_main: Run, tmp_pat
 
 def test_the_command_scores_what_can_be_scored(run_main: Run, tmp_path: Path) -> None:
     references = captions(tmp_path / "captions.json", *SPLIT)
-    right = results(tmp_path / "right.json", SPLIT, [one.references[0] for one in SPLIT])
+    right = results(tmp_path / "right.json", SPLIT, [one.captions[0] for one in SPLIT])
     options = ("--captions", references, "--score", right)
     result = run_main("evaluate", *options, "--json")
     report = json.loads(result.stdout)
@@ -213,15 +212,13 @@ def test_the_command_scores_what_can_be_scored(run_main: Run, tmp_path: Path) ->
 
 
 def test_the_hash_of_a_split_depends_on_ids_and_references_in_any_order() -> None:
-    turned = [
-        Target(id=str(one.id), name="", references=one.references[::-1]) for one in SPLIT[::-1]
-    ]
+    turned = [image(*one.captions[::-1], id=str(one.id)) for one in SPLIT[::-1]]
     assert hash_split(turned) == hash_split(SPLIT)
-    for change in ({"id": 6}, {"references": ("A dog runs in the grass.",)}):
+    for change in ({"id": 6}, {"captions": ("A dog runs in the grass.",)}):
         assert hash_split([replace(SPLIT[0], **change), *SPLIT[1:]]) != hash_split(SPLIT)
 
 
-TARGETS = [Target(id=at, name=f"{at}.jpg", references=("a dog",)) for at in (1, 2)]
+TARGETS = [image("a dog", id=at, name=f"{at}.jpg") for at in (1, 2)]
 PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
 # What follows `captioner evaluate`.
 REFUSED: Refusals = {

@@ -22,9 +22,9 @@ from tests.conftest import make_trust
 NOWHERE = ImageStore.from_members((), pattern=Path("nowhere"), identity="none")
 
 
-def image(*references: str) -> CaptionedImage:
+def image(*references: str, id: int | str = 1, name: str = "a.jpg") -> CaptionedImage:
     words = tuple(tuple(text.split()) for text in references)
-    return CaptionedImage(name="a.jpg", id=1, store=NOWHERE, captions=references, words=words)
+    return CaptionedImage(name=name, id=id, store=NOWHERE, captions=references, words=words)
 
 
 def captioned(text: str, probability: float, *references: str) -> Captioned:

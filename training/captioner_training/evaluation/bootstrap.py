@@ -36,6 +36,11 @@ class Table(NamedTuple):
         """Return the score of all images."""
         return float(self.score(self.rows.sum(axis=0)))
 
+    def of_images(self) -> list[float]:
+        """Return the score of each image."""
+        scores: list[float] = self.score(self.rows).tolist()
+        return scores
+
 
 def mean_table(values: ArrayLike, counts: ArrayLike | None = None, *, scale: float = 1.0) -> Table:
     """Return the table of a mean, from the sum and the count of the values of each image, (N,)."""

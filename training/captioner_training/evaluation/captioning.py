@@ -14,13 +14,14 @@ from captioner.generation.beam_search import Hypothesis
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.inference.decoders import fast_decoder
+from captioner.model.decoder import Decoder
 from captioner.model.encoder import Grid
 from captioner.photos.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.captions import starts_of
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import Captioned, CaptionedImage
-from captioner_training.data.pixels import Workers, split_loader
+from captioner_training.data.pixels import split_loader
 from captioner_training.distributed import Processes
 from captioner_training.evaluation.calibration import force_references
 from captioner_training.evaluation.grounding import points_at, read_boxes
@@ -108,32 +109,19 @@ def validate(
         grids: cached grids of the images; None: encode the photos.
         on_batch: called after full batches, equally often in every process.
     """
-    model, vocabulary = checkpoint.model, checkpoint.vocabulary
-    model.eval()
-    decoder = fast_decoder(model.decoder, tables=False)
-    share = list(range(len(images)))[processes.rank :: processes.world]
-    own = [images[index] for index in share]
+    checkpoint.model.eval()
+    decoder = fast_decoder(checkpoint.model.decoder, tables=False)
+    share = range(len(images))[processes.rank :: processes.world]
     full = len(images) // processes.world // BATCH  # full batches of the smallest share
     captioned: list[Captioned] = []
     losses: list[tuple[float, int]] = []  # nats and tokens of each batch
-    stored = None if grids is None else (grids, share)
-    encoded = _encoded(checkpoint, own, autocast=autocast, workers=data.workers, grids=stored)
     quiet = None if processes.main else True  # None: a bar on a terminal
-    with tqdm(desc="captions", total=len(own), leave=False, disable=quiet) as bar:
-        for number, grid in enumerate(encoded, start=1):
-            batch = own[len(captioned) : len(captioned) + len(grid.features)]
-            starts = starts_of(batch, vocabulary)
-            with autocast:
-                beams = generate(
-                    decoder, grid.features, checkpoint.generation, vocabulary=vocabulary,
-                    starts=starts,
-                )  # fmt: skip
-            captioned += [
-                _captioned(image, beam[0].copy(), grid, vocabulary)
-                for image, beam in zip(batch, beams, strict=True)
-            ]
+    encoded = _encoded(checkpoint, images, share, autocast=autocast, data=data, grids=grids)
+    with tqdm(desc="captions", total=len(share), leave=False, disable=quiet) as bar:
+        for number, (batch, grid) in enumerate(encoded, start=1):
+            captioned += _search(checkpoint, decoder, batch, grid, autocast=autocast)
             forced = force_references(
-                model.decoder, grid, batch, vocabulary=vocabulary,
+                checkpoint.model.decoder, grid, batch, vocabulary=checkpoint.vocabulary,
                 maximum_length=data.maximum_length, autocast=autocast,
             )  # fmt: skip
             losses.append((float(forced.nats().cpu().double().sum()), len(forced.targets)))
@@ -156,25 +144,48 @@ def validate(
 def _encoded(
     checkpoint: Checkpoint,
     images: Sequence[CaptionedImage],
+    share: Sequence[int],
     *,
     autocast: torch.autocast,
-    workers: Workers,
-    grids: tuple[CachedGrids, Sequence[int]] | None,
-) -> Iterator[Grid]:
-    """Yield the grids of images in batches, from the cache if there is one."""
+    data: DataConfig,
+    grids: CachedGrids | None,
+) -> Iterator[tuple[list[CaptionedImage], Grid]]:
+    """Yield a share of the images in batches with their grids, from the cache if there is one."""
     model, transform = checkpoint.model, Transform(checkpoint.transform)
     device = next(model.parameters()).device
+    places = [share[first : first + BATCH] for first in range(0, len(share), BATCH)]
+    batches = [[images[at] for at in batch] for batch in places]
     if grids is not None:
-        stored, places = grids
         side = transform.config.size // model.config.encoder.stride
-        for first in range(0, len(places), BATCH):
-            features = stored[places[first : first + BATCH]].float()
-            yield Grid(features.to(device), side, side)
+        for batch, of_batch in zip(batches, places, strict=True):
+            yield batch, Grid(grids[of_batch].float().to(device), side, side)
         return
-    for pixels in split_loader(images, transform, workers=workers, batch_size=BATCH):
+    own = [image for batch in batches for image in batch]
+    loader = split_loader(own, transform, workers=data.workers, batch_size=BATCH)
+    for batch, pixels in zip(batches, loader, strict=True):
         with autocast:
             grid = model.encode(transform.normalize(pixels.to(device)))
-        yield grid
+        yield batch, grid
+
+
+def _search(
+    checkpoint: Checkpoint,
+    decoder: Decoder,
+    images: Sequence[CaptionedImage],
+    grid: Grid,
+    *,
+    autocast: torch.autocast,
+) -> list[Captioned]:
+    vocabulary = checkpoint.vocabulary
+    starts = starts_of(images, vocabulary)
+    with autocast:
+        beams = generate(
+            decoder, grid.features, checkpoint.generation, vocabulary=vocabulary, starts=starts
+        )
+    return [
+        _captioned(image, best.copy(), grid, vocabulary)
+        for image, (best, *_) in zip(images, beams, strict=True)
+    ]
 
 
 def _gather(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import to_jsonable_python
 
 from captioner.captioner import Captioner
 from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
@@ -31,7 +31,7 @@ from captioner.shared.tables import read_json
 from captioner.shared.text import printable
 from captioner.trust.consensus import n_grams
 from captioner.trust.familiarity import pool
-from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
+from captioner.vocabulary import tokenize
 from captioner_training.data.images import Captioned, CaptionedImage
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.evaluation.bootstrap import Table, mean_table, summary
@@ -43,10 +43,9 @@ from captioner_training.evaluation.java import check_java
 from captioner_training.evaluation.measure_trust import measure_trust
 from captioner_training.evaluation.predictions import (
     Predictions,
-    Target,
     read_predictions,
-    read_targets,
-    targets,
+    read_references,
+    tokenizer_of,
 )
 from captioner_training.evaluation.scores import (
     human_tables,
@@ -75,7 +74,7 @@ class Evaluation:
 
     report: what `captioner evaluate --json` prints. A measure that failed has an `error`.
     rows: one per scored image, as in report.json.
-    images: the photos of the rows; empty without photos.
+    images: the images of the rows.
     captioned: captions and attention of the rows; empty for captions from a file.
     transform: the transform of the model.
     others: the evaluations of other models that were compared.
@@ -110,25 +109,26 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
         check_java()
     source: Captioner | Predictions
     if arguments.score is None:
-        source = _load(arguments, arguments.checkpoint, arguments.style)
+        source = _load(arguments, arguments.checkpoint)
         images = _read_images(arguments, source.vocabulary.tokenize)
-        split = targets(images)
     else:
         images = _read_images(arguments, tokenize)
-        split = targets(images) or read_targets(arguments.captions)
-        source = read_predictions(arguments.score, split)
+        tokenizer = tokenizer_of(images)
+        if tokenizer != "words":
+            images = _read_images(arguments, partial(tokenize, by=tokenizer))
+        source = read_predictions(arguments.score, images, tokenizer)
         for problem in source.problems:
             print(f"captioner: {printable(problem)}", file=sys.stderr)
-    report = _describe_data(arguments, split)
+    report = _describe_data(arguments, images)
     others = [_load_other(arguments, name, source, report) for name in arguments.compare]
-    boxes, *boxes_of_others = (_read_boxes(arguments, model, split) for model in (source, *others))
+    boxes, *boxes_of_others = (_read_boxes(arguments, model, images) for model in (source, *others))
 
-    evaluation = measure(source, images, split, arguments, report=dict(report), boxes=boxes)
+    evaluation = measure(source, images, arguments, report=dict(report), boxes=boxes)
     options = argparse.Namespace(**{**vars(arguments), "style": None})
     for other, boxes in zip(others, boxes_of_others, strict=True):
         if isinstance(other, Captioner):
             own = _read_images(arguments, other.vocabulary.tokenize)
-            compared = measure(other, own, split, options, report=dict(report), boxes=boxes)
+            compared = measure(other, own, options, report=dict(report), boxes=boxes)
         else:
             compared = Evaluation(report=other, rows=other["per_image"])
         difference = compare(evaluation, compared)
@@ -138,19 +138,17 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
 
 
 @dataclass(kw_only=True)
-class _Said:
-    """The captions of a split.
+class _Captions:
+    """The captions of the images to score.
 
-    places: the position of each caption's image in the split.
-    words: the tokens of each caption that are scored, made by `tokenize` and described by `tokens`.
+    words: the tokens of each caption, made by `tokenizer`.
     columns: values of the images for the rows of report.json.
     """
 
-    places: Sequence[int]
-    captions: Sequence[str]
+    images: Sequence[CaptionedImage]
+    texts: Sequence[str]
     words: Sequence[Words]
-    tokenize: Callable[[str], list[str]]
-    tokens: str
+    tokenizer: str
     captioned: Sequence[Captioned] = ()
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
@@ -158,7 +156,6 @@ class _Said:
 def measure(
     source: Captioner | Predictions,
     images: Sequence[CaptionedImage],
-    split: Sequence[Target],
     options: argparse.Namespace,
     *,
     report: Report,
@@ -168,89 +165,101 @@ def measure(
 
     Args:
         source: a captioner, or captions of the split.
-        images: the photos of the split with their references; may be empty for given captions.
-        split: the same images as ids, names and references.
+        images: the split; the words of its references are tokenized as those of the captions.
         options: `official`, `calibration`, `deletion`, `beam_size` and `style`.
         report: the facts about the split, to which the measures are added.
         boxes: boxes of objects in the images.
     """
-    if isinstance(source, Predictions):
-        said = _read_captions(source, split, report)
-    else:
-        said = _generate(source, images, options, report)
-    captioned, scored = said.captioned, [split[at] for at in said.places]
-    report["scored"] = len(scored)
-    whole = [[said.tokenize(text) for text in target.references] for target in split]
-    references = [whole[at] for at in said.places]
-    score = partial(score_tables, corpus=whole)
-    tables = score(references, said.words)
+    is_given = isinstance(source, Predictions)
+    captions = (
+        _read_captions(source, images, report)
+        if isinstance(source, Predictions)
+        else _generate(source, images, options, report)
+    )
+    references, corpus = ([image.words for image in part] for part in (captions.images, images))
+    score = partial(score_tables, corpus=corpus)
+    tables = score(references, captions.words)
+    report["scored"] = len(references)
     report["nltk"] = {
-        "tokenizer": said.tokens,
-        **(model_facts(captioned) if captioned else {}),
+        "tokenizer": captions.tokenizer,
+        **({} if is_given else model_facts(captions.captioned)),
         **summary(tables),
         "human": summary(human_tables(references, score)),
     }
     if options.official:
-        texts = [target.references for target in split]
-        given = [target.references for target in scored]
-        official = partial(official_scores, given, said.captions, corpus=texts)
+        texts, known = ([image.captions for image in part] for part in (captions.images, images))
+        official = partial(official_scores, texts, captions.texts, corpus=known)
         add_measure(report, "pycocoevalcap", official)
-    objects = None
-    if boxes is not None:
-        objects = [{boxed.category for boxed in boxes.get(target.id, ())} for target in scored]
+    objects = None if boxes is None else [_categories(boxes, image) for image in captions.images]
     report["captions"] = {
-        **describe_captions(said.words),
-        "hallucination": hallucination(references, said.words, objects=objects),
+        **describe_captions(captions.words),
+        "hallucination": hallucination(references, captions.words, objects=objects),
     }
-    if boxes is not None and captioned:
-        categories = {boxed.category for found in boxes.values() for boxed in found}
-        for people in sorted({category == PERSON for category in categories}, reverse=True):
-            grounding = partial(measure_grounding, captioned, boxes, people=people)
-            add_measure(report, "person_boxes" if people else "object_boxes", grounding)
-    if options.deletion and captioned:
-        add_measure(report, "deletion", partial(measure_deletion, captioned))
-    scores = {name: image_scores(tables[name]) for name in ("CIDEr", "ROUGE-L")}
-    columns = {**scores, **said.columns}
-    rows: list[dict[str, Any]] = [
-        {
-            "id": target.id,
-            "name": target.name,
-            "caption": said.captions[at],
-            "references": list(target.references),
-            **{name: values[at] for name, values in columns.items() if values[at] is not None},
-        }
-        for at, target in enumerate(scored)
-    ]
+    if not is_given:
+        _measure_attention(captions.captioned, boxes, report, deletion=options.deletion)
     return Evaluation(
         report=report,
-        rows=rows,
-        images=[images[at] for at in said.places] if images else [],
-        captioned=captioned,
+        rows=_rows(captions, tables),
+        images=captions.images,
+        captioned=captions.captioned,
         transform=source.transform if isinstance(source, Captioner) else None,
     )
 
 
-def _read_captions(source: Predictions, split: Sequence[Target], report: Report) -> _Said:
+def _categories(boxes: Boxes, image: CaptionedImage) -> set[str]:
+    return {boxed.category for boxed in boxes.get(image.id, ())}
+
+
+def _rows(captions: _Captions, tables: Mapping[str, Table]) -> list[dict[str, Any]]:
+    scores = {name: tables[name].of_images() for name in ("CIDEr", "ROUGE-L")}
+    columns = {**scores, **captions.columns}
+    return [
+        {
+            "id": image.id,
+            "name": image.name,
+            "caption": text,
+            "references": list(image.captions),
+            **{name: values[at] for name, values in columns.items() if values[at] is not None},
+        }
+        for at, (image, text) in enumerate(zip(captions.images, captions.texts, strict=True))
+    ]
+
+
+def _measure_attention(
+    captioned: Sequence[Captioned], boxes: Boxes | None, report: Report, *, deletion: bool
+) -> None:
+    """Add the attention in boxes, and the deletion test."""
+    if boxes is not None:
+        is_person = {boxed.category == PERSON for objects in boxes.values() for boxed in objects}
+        for people in sorted(is_person, reverse=True):
+            grounding = partial(measure_grounding, captioned, boxes, people=people)
+            add_measure(report, "person_boxes" if people else "object_boxes", grounding)
+    if deletion:
+        add_measure(report, "deletion", partial(measure_deletion, captioned))
+
+
+def _read_captions(
+    source: Predictions, images: Sequence[CaptionedImage], report: Report
+) -> _Captions:
     """Return captions from a file, and add their origin to the report."""
     report |= {"predictions": str(source.path), "problems": source.problems}
-    unspaced = has_no_spaces(text for target in split for text in target.references)
-    tokenizer: Tokenizer = "characters" if unspaced else "words"
-    captions = {at: text for at, text in enumerate(source.captions) if text is not None}
-    return _Said(
-        places=list(captions),
-        captions=list(captions.values()),
-        words=[tokenize(text, tokenizer) for text in captions.values()],
-        tokenize=partial(tokenize, by=tokenizer),
-        tokens=token_name(tokenizer),
+    pairs = zip(images, source.captions, strict=True)
+    captions = [(image, text) for image, text in pairs if text is not None]
+    return _Captions(
+        images=[image for image, _ in captions],
+        texts=[text for _, text in captions],
+        words=[tokenize(text, source.tokenizer) for _, text in captions],
+        tokenizer=token_name(source.tokenizer),
     )
 
 
 def _generate(
     source: Captioner, images: Sequence[CaptionedImage], options: argparse.Namespace, report: Report
-) -> _Said:
+) -> _Captions:
     """Caption a split, and add the model and its settings to the report."""
     vocabulary, calibration = source.vocabulary, None
     config = source.generation.for_request(beam_size=options.beam_size, style=options.style)
+    style = vocabulary.style(config.style)
     if options.calibration and source.source is None:
         calibration = Calibration(source, maximum_length=config.maximum_length)
     pooled: list[NDArray[np.float32]] = []
@@ -260,14 +269,10 @@ def _generate(
         if calibration is not None:
             calibration.add(grid, batch)
 
+    styled = [replace(image, style=config.style) for image in images]
     captioned = caption_images(
-        source,
-        [replace(image, style=config.style) for image in images],
-        config,
-        check_attention=options.deletion,
-        on_batch=on_batch,
+        source, styled, config, check_attention=options.deletion, on_batch=on_batch
     )
-    style = vocabulary.style(config.style)
     report |= {
         "beam_size": config.beam_size,
         **({} if style is None else {"style": style}),
@@ -279,18 +284,15 @@ def _generate(
     }  # fmt: skip
     if calibration is not None:
         add_measure(report, "calibration", calibration.result)
-    captions = [
-        vocabulary.join(vocabulary.decode(caption.hypothesis.tokens)) for caption in captioned
-    ]
+    texts = [vocabulary.join(vocabulary.decode(caption.hypothesis.tokens)) for caption in captioned]
     words: Sequence[Words] = [caption.words for caption in captioned]
     if source.source is not None:  # words of a Hugging Face model are not tokenized as references
-        words = [vocabulary.tokenize(text) for text in captions]
-    return _Said(
-        places=range(len(images)),
-        captions=captions,
+        words = [vocabulary.tokenize(text) for text in texts]
+    return _Captions(
+        images=images,
+        texts=texts,
         words=words,
-        tokenize=vocabulary.tokenize,
-        tokens=_tokens(source),
+        tokenizer=_tokens(source),
         captioned=captioned,
         columns=_measure_trust(source, captioned, np.concatenate(pooled), report),
     )
@@ -322,12 +324,6 @@ def add_measure(report: Report, name: str, work: Callable[[], object]) -> None:
         print(f"captioner: {place}: {printable(reason)}", file=sys.stderr)
 
 
-def image_scores(table: Table) -> list[float]:
-    """Return the score of each image in percent, given the table of a mean."""
-    scores: list[float] = (100 * table.rows[:, 0]).tolist()
-    return scores
-
-
 def describe_captions(captions: Sequence[Words]) -> dict[str, object]:
     """Return length and variety of captions; shares in percent."""
     lengths = np.array([len(words) for words in captions])
@@ -350,14 +346,8 @@ def _is_report(name: str) -> bool:
     return name.endswith(".json")
 
 
-def _load(arguments: argparse.Namespace, checkpoint: str | None, style: str | None) -> Captioner:
-    """Load a checkpoint and check that it supports the beam size and the style."""
-    captioner = Captioner.from_pretrained(
-        checkpoint, device=arguments.device, dtype=arguments.dtype
-    )
-    config = captioner.generation.for_request(beam_size=arguments.beam_size, style=style)
-    captioner.vocabulary.style(config.style)
-    return captioner
+def _load(arguments: argparse.Namespace, checkpoint: str | None) -> Captioner:
+    return Captioner.from_pretrained(checkpoint, device=arguments.device, dtype=arguments.dtype)
 
 
 def _load_other(
@@ -368,7 +358,7 @@ def _load_other(
         other = read_report(expanded(name))
         _check_comparable(report, other)
         return other
-    captioner = _load(arguments, name, None)
+    captioner = _load(arguments, name)
     if isinstance(source, Captioner) and _tokens(captioner) != _tokens(source):
         raise DataError(
             f"{source.name} and {captioner.name} cannot be compared: they split captions into "
@@ -389,11 +379,11 @@ def _read_images(
         return read_dataset(arguments.data, split=arguments.split, words=words)
     if arguments.images is not None:
         return read_coco(arguments.captions, arguments.images, words=words)
-    return []
+    return read_references(arguments.captions, words)
 
 
 def _read_boxes(
-    arguments: argparse.Namespace, source: object, split: Sequence[Target]
+    arguments: argparse.Namespace, source: object, images: Sequence[CaptionedImage]
 ) -> Boxes | None:
     """Read boxes relative to the area that the model sees, or to the whole photo."""
     if arguments.boxes is None:
@@ -401,7 +391,7 @@ def _read_boxes(
     squash = Transform(TransformConfig(mode="squash"))
     transform = source.transform if isinstance(source, Captioner) else squash
     boxes = read_boxes(arguments.boxes, transform)
-    if not boxes.keys() & {target.id for target in split}:
+    if not boxes.keys() & {image.id for image in images}:
         raise DataError(
             f"{arguments.boxes} has boxes for {len(boxes):,} images, but for none of this split; "
             "image_id must be the id of the image in the data set"
@@ -433,32 +423,28 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             ) from error
 
 
-def _describe_data(arguments: argparse.Namespace, split: Sequence[Target]) -> Report:
+def _describe_data(arguments: argparse.Namespace, images: Sequence[CaptionedImage]) -> Report:
     """Return the first part of a report: the data and the split."""
     return {
         "data": str(arguments.data or arguments.captions),
         "split": {
             **({"name": arguments.split} if arguments.data else {}),
-            "images": len(split),
-            "references": sum(len(target.references) for target in split),
-            "hash": hash_split(split),
+            "images": len(images),
+            "references": sum(len(image.captions) for image in images),
+            "hash": hash_split(images),
         },
     }
 
 
-def hash_split(images: Sequence[Target]) -> str:
+def hash_split(images: Sequence[CaptionedImage]) -> str:
     """Return a hash of the ids and references of a split, independent of their order."""
-    lines = sorted(json.dumps([str(image.id), sorted(image.references)]) for image in images)
+    lines = sorted(json.dumps([str(image.id), sorted(image.captions)]) for image in images)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def as_json(value: Any) -> Any:
+def as_json(report: Report) -> Any:
     """Replace NaN and infinity, which JSON does not have, by None."""
-    if isinstance(value, Mapping):
-        return {key: as_json(element) for key, element in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(element) for element in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return to_jsonable_python(report, inf_nan_mode="null")
 
 
 def read_report(path: Path) -> Report:

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from captioner.errors import DataError
 from captioner.shared.tables import read_json_rows, read_table
 from captioner.shared.text import counted
-from captioner_training.data.images import CaptionedImage
+from captioner.vocabulary import Tokenizer, has_no_spaces
+from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.reading import read_captions
 
 _TAIL_NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
-    """An image whose caption is scored: its id, file name and references as written."""
-
-    id: int | str
-    name: str
-    references: tuple[str, ...]
-
-
-@dataclass(kw_only=True)
 class Predictions:
     """Captions read from a file.
 
@@ -35,30 +27,42 @@ class Predictions:
     problems: sentences about entries of the file.
     """
 
-    captions: list[str | None]
-    problems: list[str] = field(default_factory=list)
-    path: Path = Path()
+    captions: Sequence[str | None]
+    problems: Sequence[str]
+    path: Path
+    tokenizer: Tokenizer
 
 
-def targets(images: Sequence[CaptionedImage]) -> list[Target]:
-    """Return the ids, names and references of a split, which are all that scoring needs."""
-    return [Target(id=image.id, name=image.name, references=image.captions) for image in images]
-
-
-def read_targets(path: Path) -> list[Target]:
-    """Read the references of a file in COCO's captions format, without its images.
+def read_references(path: Path, words: Callable[[str], list[str]]) -> list[CaptionedImage]:
+    """Read the references of a file in COCO's captions format, without the photos.
 
     Raises DataError: the file cannot be read, or an image has no caption.
     """
     images = read_captions(path)
     if bare := [image.file_name for image in images if not image.captions]:
         raise DataError(f"{path}: {counted(len(bare), 'image')} without caption (first: {bare[0]})")
+    store = ImageStore.from_members((), pattern=path, identity="")
     return [
-        Target(id=image.id, name=image.file_name, references=image.captions) for image in images
+        CaptionedImage(
+            name=image.file_name,
+            id=image.id,
+            store=store,
+            captions=image.captions,
+            words=tuple(tuple(words(text)) for text in image.captions),
+        )
+        for image in images
     ]
 
 
-def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
+def tokenizer_of(images: Sequence[CaptionedImage]) -> Tokenizer:
+    """Return the tokenizer for references in their script."""
+    unspaced = has_no_spaces(text for image in images for text in image.captions)
+    return "characters" if unspaced else "words"
+
+
+def read_predictions(
+    path: Path, images: Sequence[CaptionedImage], tokenizer: Tokenizer = "words"
+) -> Predictions:
     """Read captions that another program made.
 
     An entry names its image by id, file name, stem of the file name, or the number at the end of
@@ -68,30 +72,35 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
         path: COCO results, a JSON list of {"image_id": 7, "caption": "..."}; or caption records
             with "image" and "caption", as JSON Lines, CSV or Parquet. A null caption has no words.
         images: the split.
+        tokenizer: splits the captions into words.
 
     Raises DataError: the file cannot be read, has another format, or names no image of the split.
     """
-    index = _Index(images)
+    names = [image.name for image in images]
+    exact = {name: place for place, name in enumerate(names)}
+    exact |= {str(image.id): place for place, image in enumerate(images)}
+    tables = exact, _unique(map(_stem, names)), _unique(map(_number, names))
     captions: list[str | None] = [None] * len(images)
-    names: dict[str, list[str]] = defaultdict(list)  # of the entries with each problem
+    entries: dict[str, list[str]] = defaultdict(list)  # names of the entries with each problem
     for number, entry in _entries(path):
         name, caption = _read(entry, f"{path}: entry {number}")
-        place = index.find(name)
+        keys = zip(tables, (name, _stem(name), _number(name)), strict=True)
+        place = next((table[key] for table, key in keys if key in table), None)
         if place is None:
-            names["whose image is not in the split or not unique, skipped"].append(name)
+            entries["whose image is not in the split or not unique, skipped"].append(name)
         elif caption is None:
-            names["missing because captioning the image failed"].append(name)
+            entries["missing because captioning the image failed"].append(name)
         elif captions[place] is not None:
-            names["for an image that already has one, skipped"].append(name)
+            entries["for an image that already has one, skipped"].append(name)
         else:
             captions[place] = caption
             if not caption.strip():
-                names["without a word, scored as such"].append(name)
+                entries["without a word, scored as such"].append(name)
     problems = [
         f"{path}: {counted(len(found), 'caption')} {problem} (first: {found[0]})"
-        for problem, found in names.items()
+        for problem, found in entries.items()
     ]
-    missing = [image.name for image, text in zip(images, captions, strict=True) if text is None]
+    missing = [name for name, text in zip(names, captions, strict=True) if text is None]
     if len(missing) == len(images):
         reason = (
             f"{path} has captions for none of the {len(images):,} images of the split: image_id "
@@ -103,22 +112,7 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
             f"{path} has no caption for {len(missing):,} of {len(images):,} images (first: "
             f"{missing[0]}); the scores are not scores of the whole split"
         )
-    return Predictions(captions=captions, problems=problems, path=path)
-
-
-class _Index:
-    """Finds images by id or file name, by the stem of the name, and by the number at its end."""
-
-    def __init__(self, images: Sequence[Target]) -> None:
-        names = [image.name for image in images]
-        exact = {name: place for place, name in enumerate(names)}
-        exact |= {str(image.id): place for place, image in enumerate(images)}
-        self._tables = exact, _unique(map(_stem, names)), _unique(map(_number, names))
-
-    def find(self, name: str) -> int | None:
-        """Return the position of an image in the split, or None."""
-        pairs = zip(self._tables, (name, _stem(name), _number(name)), strict=True)
-        return next((table[key] for table, key in pairs if key in table), None)
+    return Predictions(captions=captions, problems=problems, path=path, tokenizer=tokenizer)
 
 
 def _unique(keys: Iterable[str]) -> dict[str, int]:

@@ -203,7 +203,7 @@ def _photo(evaluation: Evaluation, at: int, *, label: str = "", maps: bool = Fal
         captions = [captions[0]._replace(title="")]
     return Photo(
         name=row["name"],
-        picture=picture_of(evaluation.images[at]) if evaluation.images else None,
+        picture=picture_of(evaluation.images[at]),
         captions=captions,
         references=() if is_compared else row["references"],
         label=label or f"{row['CIDEr']:.0f}",
@@ -258,7 +258,7 @@ def maps_of(caption: Captioned, transform: Transform) -> list[tuple[str, str]]:
 def _open(image: CaptionedImage) -> Image.Image | None:
     try:
         photo = open_image(image.store.read(image.name), at_least=_SIDE)
-    except ImageError:
+    except (DataError, ImageError):
         return None
     photo.thumbnail((_SIDE, _SIDE))
     return photo
