@@ -11,17 +11,16 @@ does everything with CAPTIONER_TESTS_FORK=0.
 
 from __future__ import annotations
 
-import array
 import atexit
 import contextlib
 import encodings.cp437  # noqa: F401  # see Twin
 import gc
-import inspect
 import io
 import json
 import os
 import resource
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -30,18 +29,17 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving", "tests/processor"))
 _FORKED = {"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"}
 # An interpreter reads these once, when it starts.
 _FIXED = ("LANG", "LC_ALL", "LC_CTYPE", "LD_PRELOAD", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
-# The arguments of a private method, by name.
-_GIVEN = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[2:]  # type: ignore[attr-defined]
-_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _ADDRESS = "CAPTIONER_TESTS_NURSERY"  # environment variable: the address of the nursery's socket
 _PRELOADED = (
     "captioner.captioner",
@@ -68,27 +66,14 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": PATH, "PYTHONWARNINGS": "error", **more}
 
 
-def start(
-    *arguments: object, file_size: int | None = None, **options: Any
-) -> subprocess.Popen[str]:
-    """Start `captioner ARGUMENTS` without waiting for it.
-
-    Args:
-        file_size: the largest size of a file in bytes, to simulate a full disk.
-        **options: options of Popen.
-    """
+def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """Start `captioner ARGUMENTS` with options of Popen, without waiting for it."""
     defaults = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     options = {**defaults, "env": environment(), **options}
     command = [sys.executable, "-m", "captioner", *map(str, arguments)]
     if _can_fork(options):
-        return _Forked(command, file_size=file_size, **options)
-    if file_size is not None:
-        options["preexec_fn"] = lambda: _limit(file_size)
+        return cast("subprocess.Popen[str]", _Forked(command, **options))
     return subprocess.Popen(command, **options)
-
-
-def _limit(file_size: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
 
 
 def run(
@@ -119,53 +104,109 @@ def _can_fork(options: dict[str, Any]) -> bool:
     )
 
 
-class _Forked(subprocess.Popen[str]):
-    """A Popen whose process is a fork of the nursery, which waits for it and sends its status."""
+class _Process:
+    """The methods of Popen for a process whose end makes a file readable."""
 
-    def __init__(self, command: list[str], *, file_size: int | None, **options: Any) -> None:
-        self._file_size = file_size
-        super().__init__(command, **options)
+    stdin: IO[str] | None = None
+    stdout: IO[str] | None = None
+    stderr: IO[str] | None = None
+    returncode: int | None = None
 
-    def _execute_child(self, args: Any, *rest: Any) -> None:
-        given = dict(zip(_GIVEN, rest, strict=True))
-        pipes = [given[name] for name in _PIPES]
-        request = {
-            "arguments": [os.fsdecode(word) for word in args[3:]],
-            "env": {os.fsdecode(k): os.fsdecode(v) for k, v in given["env"].items()},
-            "cwd": os.fspath(given["cwd"] or Path.cwd()),
-            "session": bool(given["start_new_session"]),
-            "file_size": self._file_size,
-        }
-        theirs_of = (given["p2cread"], given["c2pwrite"], given["errwrite"])
-        ours = [number if pipe == -1 else pipe for number, pipe in enumerate(theirs_of)]
-        # With packets, the process ID and the status arrive separately.
-        self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            _nursery().ask(request, [*ours, theirs.fileno()])
-        self.pid = int(self._status.recv(32))
-        self._child_created = True
-        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+    def __init__(self, args: list[str]) -> None:
+        self.args, self._lock = args, threading.Lock()
 
-    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        """Wait like waitpid."""
-        if wait_flags & os.WNOHANG and not select.select([self._status], [], [], 0)[0]:
-            return 0, 0
-        told = self._status.recv(32)
-        self._status.close()
-        return self.pid, int(told or 9)  # nothing: the nursery itself was killed
+    def _follow(self, pid: int, ended: Any, read_status: Callable[[], int]) -> None:
+        self.pid, self._ended, self._read_status = pid, ended, read_status
 
-    def _internal_poll(self, _deadstate: int | None = None, **_: Any) -> int | None:
-        if self.returncode is None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
-            try:
-                pid, status = self._try_wait(os.WNOHANG)
-                if pid == self.pid:
-                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
-            finally:
-                self._waitpid_lock.release()  # type: ignore[attr-defined]
+    def wait(self, timeout: float | None = None) -> int:
+        with contextlib.suppress(ValueError):  # closed, because another thread has the status
+            if self.returncode is None and not select.select([self._ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        with self._lock:
+            if self.returncode is None:
+                self.returncode = os.waitstatus_to_exitcode(self._read_status())
+                self._ended.close()
         return self.returncode
 
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
 
-class Twin(subprocess.Popen[bytes]):
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class _Forked(_Process):
+    """A process that is a fork of the nursery, which waits for it and sends its status."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        super().__init__(command)
+        request = {
+            "arguments": command[3:],
+            "env": options["env"],
+            "cwd": os.fspath(options.get("cwd") or Path.cwd()),
+            "session": options.get("start_new_session", False),
+        }
+        names = ("stdin", "stdout", "stderr")
+        theirs, ours = zip(
+            *(_stream(at, options.get(name)) for at, name in enumerate(names)), strict=True
+        )
+        self.stdin, self.stdout, self.stderr = ours
+        # With packets, the process ID and the status arrive separately.
+        status, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        descriptors = [*theirs, other.detach()]
+        data = json.dumps(request).encode(errors="surrogateescape")
+        socket.send_fds(_nursery(), [data], descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        # Nothing is received if the nursery itself was killed.
+        self._follow(int(status.recv(32)), status, lambda: int(status.recv(32) or signal.SIGKILL))
+
+    def communicate(
+        self, input: str | None = None, timeout: float | None = None
+    ) -> list[str | None]:
+        readers = ThreadPoolExecutor(2)
+        pipes = (self.stdout, self.stderr)
+        texts = [None if pipe is None else readers.submit(_drain, pipe) for pipe in pipes]
+        readers.shutdown(wait=False)
+        if self.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), self.stdin:
+                self.stdin.write(input or "")
+        self.wait(timeout)
+        return [None if text is None else text.result(timeout) for text in texts]
+
+    def __enter__(self) -> _Forked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
+        self.wait()
+
+
+def _drain(pipe: IO[str]) -> str:
+    with pipe:
+        return pipe.read()
+
+
+def _stream(number: int, kind: Any) -> tuple[int, IO[str] | None]:
+    """Return a descriptor for the process, and this end of a pipe."""
+    if kind == subprocess.PIPE:
+        reading, writing = os.pipe()
+        return (reading, os.fdopen(writing, "w")) if number == 0 else (writing, os.fdopen(reading))
+    if kind == subprocess.DEVNULL:
+        return os.open(os.devnull, os.O_RDWR), None
+    given = number if kind is None else kind
+    return os.dup(given if isinstance(given, int) else given.fileno()), None
+
+
+class Twin(_Process):
     """A decoding process that is a fork of this process.
 
     Readers of links start real processes, because threads are missing in a fork. A fork deadlocks
@@ -173,85 +214,35 @@ class Twin(subprocess.Popen[bytes]):
     imported above.
     """
 
-    def _execute_child(self, args: Any, *rest: Any) -> None:
-        given = dict(zip(_GIVEN, rest, strict=True))
-        pipes = [given[name] for name in _PIPES]
-        self.pid = os.fork()
-        if self.pid == 0:
-            status = 1
-            try:
-                os.environ.clear()
-                os.environ.update(given["env"])
-                os.dup2(pipes[0], 0)
-                os.dup2(pipes[-1], 2)
-                first = 3
-                for number in sorted(given["pass_fds"]):
-                    os.closerange(first, number)
-                    first = number + 1
-                os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-                sys.stderr = _text(2)
-                exec(args[-1], {})
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        self._child_created = True
-        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+    def __init__(
+        self, command: list[str], *, env: dict[str, str], pass_fds: list[int], stderr: int, **_: Any
+    ) -> None:
+        super().__init__(command)
+        if pid := os.fork():
+            ended = io.FileIO(os.pidfd_open(pid))
+            return self._follow(pid, ended, lambda: os.waitpid(pid, 0)[1])
+        status = 1
+        try:
+            os.environ.clear()
+            os.environ.update(env)
+            os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+            os.dup2(stderr, 2)
+            first = 3
+            for number in sorted(pass_fds):
+                os.closerange(first, number)
+                first = number + 1
+            os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+            sys.stderr = _text(2)
+            exec(command[-1], {})
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
 
 
 # Replaces the module subprocess in captioner_serving.decoding.process.
 TWINS = SimpleNamespace(**{**vars(subprocess), "Popen": Twin})
-
-
-class _Nursery:
-    """A connection to the nursery.
-
-    The first connection starts the nursery; child processes find it by an environment variable. It
-    ends with the last connection.
-    """
-
-    def __init__(self) -> None:
-        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = None if _ADDRESS in os.environ else self._start()
-        self._control.connect("\0" + os.environ[_ADDRESS])
-        atexit.register(self.close)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-            listening.bind("")  # the system finds a name
-            listening.listen()
-            started = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    f"from tests.launcher import nurse; nurse({listening.fileno()})",
-                ],
-                env={**environment(), "PYTHONPATH": PATH},
-                pass_fds=[listening.fileno()],
-                stdin=subprocess.DEVNULL,
-                cwd=ROOT,
-            )
-            os.environ[_ADDRESS] = listening.getsockname()[1:].decode()
-        return started
-
-    def ask(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-        data = json.dumps(request).encode(errors="surrogateescape")
-        self._control.sendmsg([data], [rights])
-
-    def close(self) -> None:
-        self._control.close()
-        if self._process:
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:  # a stray child of a test still holds a connection
-                self._process.kill()
-                self._process.wait()
-
-
-_lock = threading.Lock()
-_nurseries: list[_Nursery] = []
 
 
 def forks() -> bool:
@@ -265,16 +256,35 @@ def prepare() -> None:
         _nursery()
 
 
-def _nursery() -> _Nursery:
-    with _lock:
-        if not _nurseries:
-            _nurseries.append(_Nursery())
-    return _nurseries[0]
+@cache
+def _nursery() -> socket.socket:
+    """Connect to the nursery.
+
+    The first process starts it; child processes find it by an environment variable.
+    """
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    atexit.register(control.close)
+    if _ADDRESS not in os.environ:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind("")  # the system finds a name
+            listening.listen()
+            code = f"from tests.launcher import nurse; nurse({listening.fileno()})"
+            started = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=environment(),
+                pass_fds=[listening.fileno()],
+                stdin=subprocess.DEVNULL,
+                cwd=ROOT,
+            )
+            atexit.register(started.wait)
+            atexit.register(started.kill)  # called first
+            os.environ[_ADDRESS] = listening.getsockname()[1:].decode()
+    control.connect("\0" + os.environ[_ADDRESS])
+    return control
 
 
 def nurse(descriptor: int) -> None:
     """Run the nursery: import, then fork a command for every request until all connections end."""
-    import signal
     from importlib import import_module
 
     listening = socket.socket(fileno=descriptor)
@@ -288,35 +298,40 @@ def nurse(descriptor: int) -> None:
     _warm_up()
     gc.collect()
     gc.freeze()  # otherwise garbage collection in commands would copy all pages
-    wake, woken = socket.socketpair()
-    for end in (wake, woken):
-        end.setblocking(False)
-    signal.set_wakeup_fd(woken.fileno())
-    signal.signal(signal.SIGCHLD, lambda *_: None)
     askers = [listening.accept()[0]]
-    running: dict[int, socket.socket] = {}
+    running: dict[int, tuple[int, socket.socket]] = {}  # process and client by its pidfd
     while askers:
-        ready, _, _ = select.select([listening, wake, *askers], [], [])
-        if wake in ready:
-            wake.recv(4096)
-            _reap(running)
+        ready, _, _ = select.select([listening, *askers, *running], [], [])
+        for ended in running.keys() & set(ready):
+            pid, client = running.pop(ended)
+            os.close(ended)
+            _send(client, os.waitpid(pid, 0)[1])
+            client.close()
         if listening in ready:
             askers.append(listening.accept()[0])
         for control in set(askers).intersection(ready):
-            if (asked := _receive(control)) is None:
+            data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 4)
+            if not data:
                 askers.remove(control)
                 control.close()
             elif pid := os.fork():
-                for number in asked[1][:3]:
+                for number in descriptors[:3]:
                     os.close(number)
-                running[pid] = socket.socket(fileno=asked[1][3])
-                with contextlib.suppress(OSError):  # the client has ended
-                    running[pid].send(b"%d" % pid)
+                client = socket.socket(fileno=descriptors[3])
+                running[os.pidfd_open(pid)] = pid, client
+                _send(client, pid)
             else:
-                for other in (listening, *askers, wake, woken, *running.values()):
+                for other in (listening, *askers, *(client for _, client in running.values())):
                     other.close()
-                _be_the_command(*asked)
+                for number in running:
+                    os.close(number)
+                _be_the_command(json.loads(data.decode(errors="surrogateescape")), descriptors)
     os._exit(0)
+
+
+def _send(client: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # the client has ended
+        client.send(b"%d" % number)
 
 
 def _warm_up() -> None:
@@ -331,33 +346,16 @@ def _warm_up() -> None:
     gradio.blocks.App = NO_DRAFTS
 
 
-def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Receive a request and its descriptors; None if the connection has ended."""
-    descriptors = array.array("i")
-    size = descriptors.itemsize * 4
-    data, rights, _, _ = control.recvmsg(1 << 20, socket.CMSG_SPACE(size))
-    if not data:
-        return None
-    descriptors.frombytes(rights[0][2][:size])
-    return json.loads(data.decode(errors="surrogateescape")), descriptors.tolist()
-
-
-def _reap(running: dict[int, socket.socket]) -> None:
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        # The client may have ended.
-        with running.pop(pid) as told, contextlib.suppress(OSError):
-            told.send(b"%d" % status)
-
-
 def _be_the_command(request: dict[str, Any], descriptors: list[int]) -> None:
     """Run `python -m captioner ARGUMENTS` in this process, and exit."""
-    status = 1
+    from captioner.__main__ import main
+
+    status: Any = 1
     try:
         _settle(request, descriptors)
-        status = _run_module()
+        status = main()
+    except SystemExit as end:
+        status = end.code
     except BaseException:
         traceback.print_exc()
     finally:
@@ -372,13 +370,9 @@ def _be_the_command(request: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
-    import signal
-
     from captioner_serving.decoding import process as decoding
 
     atexit._clear()
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
@@ -386,8 +380,6 @@ def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
         os.close(descriptor)
     if request["session"]:
         os.setsid()
-    if request["file_size"] is not None:
-        _limit(request["file_size"])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -409,16 +401,3 @@ def _text(number: int) -> io.TextIOWrapper:
     buffer = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
     lines = number == 2 or os.isatty(number)
     return io.TextIOWrapper(buffer, errors=errors, line_buffering=lines)
-
-
-def _run_module() -> int:
-    import runpy
-
-    try:
-        runpy.run_module("captioner", run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        print(end.code, file=sys.stderr)
-        return 1
-    return 0

@@ -18,7 +18,7 @@ import pytest
 
 from captioner.errors import ImageError
 from captioner.photos.open import open_image
-from tests.benchmarks.fuzz import KINDS, encoded, mutated
+from tests.captioner.mutated import KINDS, encoded, mutated
 from tests.captioner.pictures import HEIC, profile, turned
 from tests.captioner.test_colour import P3
 from tests.launcher import environment

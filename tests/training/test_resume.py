@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -220,7 +221,8 @@ def test_file_too_large_while_saving(
     """The states of the frozen stage can be written; those of fine-tuning are larger."""
     out = killed(15)
     shutil.copytree(recipe.parent / "all", out, dirs_exist_ok=True)  # scenes and grids
-    process = start("train", recipe, "--out", out, "--data.workers", 0, file_size=8_000_000)
+    process = start("train", recipe, "--out", out, "--data.workers", 0)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (8_000_000, 8_000_000))
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 1 and "Traceback" not in errors
     assert "cannot be written (File too large)" in errors and "then resumes from" in errors

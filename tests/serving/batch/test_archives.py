@@ -19,7 +19,7 @@ from captioner.shared.archives import open_zip
 from captioner_serving.batch.inputs.archives import archive_photos
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo
 from captioner_serving.batch.inputs.sources import Inputs
-from tests.benchmarks.fuzz import NUMBERS, mutated
+from tests.captioner.mutated import NUMBERS, mutated
 
 
 def jpeg(colour: str = "red") -> bytes:
