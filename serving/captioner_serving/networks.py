@@ -1,4 +1,4 @@
-"""HTTP requests that cannot reach private networks (SSRF protection).
+"""Addresses of clients, and HTTP requests that cannot reach private networks (SSRF protection).
 
 A URL or a redirect may lead to this machine or its network. So the host is resolved once, its
 addresses are checked, and the request connects to a checked address. Resolving twice could give
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -147,3 +147,21 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     if high in _TRANSLATED:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour
+
+
+def parse_address(text: str) -> _Address | None:
+    """Parse an IP address, with or without brackets; IPv4-mapped ones become IPv4."""
+    try:
+        address = ipaddress.ip_address(text.strip().removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def client_of(scope: Mapping[str, Any]) -> str:
+    """Return the key of a request's client: its address, or its /64 network for IPv6."""
+    host, *_ = scope.get("client") or ("",)
+    address = parse_address(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address or host)

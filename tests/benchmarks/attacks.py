@@ -178,7 +178,7 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
     prompt = client.post("/api/generate", {"prompt": "a, " * 6_000_000})
     coded = base64.b64encode(honest_photos()[0] + bytes(14_000_000)).decode()
     costly = client.upload(honest_photos()[0], beam_size=20, captions=20, check_attention="true")
-    stream = client.head("GET", f"/gradio_api/heartbeat/x{secrets.token_hex(4)}")
+    stream = client.head("GET", f"/gradio_api/queue/data?session_hash={secrets.token_hex(4)}")
     guesser = Client(f"http://{client.host}:{client.port}{client.prefix}", "127.0.3.1")
 
     async def guess() -> None:

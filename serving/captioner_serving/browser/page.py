@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from captioner_serving.server.parts import STATIC, with_parts
+from captioner_serving.server import STATIC, with_parts
 
 _STATIC = Path(__file__).parent / "static"
 _SHARED = (

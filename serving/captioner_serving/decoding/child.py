@@ -31,7 +31,7 @@ from captioner_serving.decoding.photo import decode
 READY = b"ready"
 """The first message of a child."""
 
-_POLL = 0.2  # seconds between checks of is_stopped and the deadline
+_POLL = 0.2  # seconds between checks of the deadline
 _WAIT_ALL = 0 if IS_WINDOWS else socket.MSG_WAITALL
 _SMALL = 4_000_000  # pixels of photos that need no budget; they take at most 50 MB
 _SMALL_MESSAGE = 1 << 16  # bytes of a message that is sent with one call
@@ -49,26 +49,18 @@ class Limits:
     nice: int = 0  # the priority of the process, 0 to 19
 
 
-class StoppedError(Exception):
-    """The caller no longer needs the result."""
-
-
 class Line:
     """Messages over a socket, each preceded by its length, with an optional deadline."""
 
     def __init__(self, own: socket.socket) -> None:
         self.socket = own
         self._end: float | None = None
-        self._is_stopped: Callable[[], bool] = lambda: False
 
-    def end_in(self, seconds: float, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Set a deadline. After it, messages raise TimeoutError.
-
-        When `is_stopped` returns True, messages raise StoppedError.
-        """
+    def end_in(self, seconds: float) -> None:
+        """Set a deadline. After it, messages raise TimeoutError."""
         if self._end is None:
             _return_after(self.socket, _POLL)
-        self._end, self._is_stopped = time.monotonic() + seconds, is_stopped
+        self._end = time.monotonic() + seconds
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Send a message, which may be in parts."""
@@ -80,12 +72,7 @@ class Line:
                 left = left[self._transfer(self.socket.send, left[:_PIECE]) :]
 
     def receive(self, most: int) -> memoryview:
-        """Receive a message.
-
-        Raises:
-            ValueError: it has more than `most` bytes.
-            EOFError: the other side closed the socket.
-        """
+        """Receive a message of at most `most` bytes; a longer one raises ValueError."""
         length = int.from_bytes(self._read(8), "big")
         if length > most:
             raise ValueError(f"the message has {length} bytes; the limit is {most}")
@@ -106,8 +93,6 @@ class Line:
     def _transfer(self, transfer: Callable[[memoryview], int], data: memoryview) -> int:
         """Call `transfer` until it transfers bytes; return their number."""
         while True:
-            if self._is_stopped():
-                raise StoppedError
             if self._end is not None and time.monotonic() >= self._end:
                 raise TimeoutError
             with suppress(BlockingIOError, TimeoutError):
@@ -132,17 +117,13 @@ def connect(port: int) -> None:
     """Connect to the parent, and decode photos. The parent's token is on standard input."""
     own = socket.create_connection(("127.0.0.1", port))
     own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    line = Line(own)
-    line.send(sys.stdin.buffer.read())
-    _serve(line)
+    Line(own).send(sys.stdin.buffer.read())
+    serve(own.detach())
 
 
 def serve(descriptor: int) -> None:
     """Decode photos until the parent closes the socket."""
-    _serve(Line(socket.socket(fileno=descriptor)))
-
-
-def _serve(line: Line) -> None:
+    line = Line(socket.socket(fileno=descriptor))
     # Ctrl-C reaches the whole process group; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")

@@ -7,12 +7,11 @@ One thread serves each process. Clients take turns, see FairQueue.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -102,19 +101,13 @@ class Reader(Closing):
         )
 
     def produce(
-        self,
-        photo: Readable,
-        outputs: Sequence[Output],
-        *,
-        client: str = "",
-        is_stopped: Callable[[], bool] = lambda: False,
+        self, photo: Readable, outputs: Sequence[Output], *, client: str = ""
     ) -> Future[list[Decoded]]:
         """Read a photo of a client once and make the outputs in a child process.
 
         A photo that cannot be decoded gives results with an `error`. The future raises
         CaptionerError if no process can be started, memory is short, or the reader is closed. If it
-        is cancelled before its turn, the photo is not read. The process is killed when
-        `is_stopped` returns True.
+        is cancelled before its turn, the photo is not read.
 
         Raises CaptionerError: the reader is closed.
         """
@@ -123,19 +116,7 @@ class Reader(Closing):
             lane = fetching
         elif self._quick and all(isinstance(output, Square) for output in outputs):
             lane = quick if is_ordinary(getattr(photo, "data", b"")) else lane
-        return lane.submit(lambda process: process.decode(photo, outputs, is_stopped), client)
-
-    async def decode(
-        self, photo: Readable, outputs: Sequence[Output], *, client: str = ""
-    ) -> list[Decoded]:
-        """Make outputs as `produce` does. Cancelling the caller stops the decoding."""
-        cancelled = threading.Event()
-        try:
-            return await asyncio.wrap_future(
-                self.produce(photo, outputs, client=client, is_stopped=cancelled.is_set)
-            )
-        finally:
-            cancelled.set()
+        return lane.submit(lambda process: process.decode(photo, outputs), client)
 
     def stream(
         self, photos: Iterator[_Photo], *, ahead: int = 1

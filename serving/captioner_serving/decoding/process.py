@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from captioner.errors import (
 )
 from captioner.shared.files import IS_WINDOWS
 from captioner_serving.decoding import child
-from captioner_serving.decoding.child import READY, Limits, Line, StoppedError
+from captioner_serving.decoding.child import READY, Limits, Line
 from captioner_serving.decoding.fair_queue import Budget
 from captioner_serving.decoding.photo import Decoded, Output, Readable, Square
 
@@ -120,12 +120,7 @@ class DecodeProcess:
                 raise
         return process, Line(ours)
 
-    def decode(
-        self,
-        photo: Readable,
-        outputs: Sequence[Output],
-        is_stopped: Callable[[], bool] = lambda: False,
-    ) -> list[Decoded]:
+    def decode(self, photo: Readable, outputs: Sequence[Output]) -> list[Decoded]:
         """Decode a photo; after a crash, try again in a new process. See `Reader.produce`.
 
         A photo that is too slow, or crashes two processes, gives results with an `error`.
@@ -138,13 +133,10 @@ class DecodeProcess:
         while not self._closed:
             self.start()
             try:
-                return self._ask([photo], outputs, is_stopped)
+                return self._ask([photo], outputs)
             except TimeoutError:
                 self.end(kill=True)
                 return failed(_too_slow(photo, self._limits.seconds))
-            except StoppedError as error:
-                self.end(kill=True)
-                raise CaptionerError(f"decoding {photo.name} was cancelled") from error
             except (EOFError, OSError):
                 status = self.end()
             except _INVALID:
@@ -179,7 +171,7 @@ class DecodeProcess:
         if len(photos) > 1 and not self._closed:
             self.start()
             try:
-                return [*self._ask(photos, [output], lambda: False)]
+                return [*self._ask(photos, [output])]
             except (EOFError, OSError, *_INVALID):
                 self.end(kill=True)
         results: list[Decoded | CaptionerError] = []
@@ -190,9 +182,7 @@ class DecodeProcess:
                 return [*results, error]
         return results
 
-    def _ask(
-        self, photos: Sequence[Readable], outputs: Sequence[Output], is_stopped: Callable[[], bool]
-    ) -> list[Decoded]:
+    def _ask(self, photos: Sequence[Readable], outputs: Sequence[Output]) -> list[Decoded]:
         """Send photos and receive the results: for each photo, one for each output.
 
         A large photo is decoded when the pixel budget, which several processes share, has room.
@@ -201,14 +191,14 @@ class DecodeProcess:
             raise EOFError
         _, line = self._running
         most = _HEAD + len(photos) * sum(map(_most_bytes, outputs))
-        line.end_in(self._limits.seconds, is_stopped)
+        line.end_in(self._limits.seconds)
         line.send(pickle.dumps((photos, outputs)))
         head, pixels = _split(line.receive(most))
         for _ in photos:
             if type(head) is not int or head < 0:
                 break
             with self._budget.hold(head):
-                line.end_in(self._limits.seconds, is_stopped)
+                line.end_in(self._limits.seconds)
                 line.send(b"")
                 head, pixels = _split(line.receive(most))
         return self._answers(head, pixels, [*outputs] * len(photos))

@@ -20,7 +20,7 @@ from captioner.shared.paths import expanded
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION, DOUBTFUL_SUBJECT, Trust, trust_file
 from captioner_serving.export.graphs import export_graphs
-from captioner_serving.server.parts import limits_of
+from captioner_serving.server import limits_of
 
 _APP = Path(__file__).parent / "app"
 

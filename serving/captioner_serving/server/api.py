@@ -15,10 +15,10 @@ from captioner import __version__
 from captioner.captioner import Captioner
 from captioner.errors import ImageError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
+from captioner_serving.networks import client_of
 from captioner_serving.server.bodies import Upload, read_form
 from captioner_serving.server.errors import PROBLEM_TYPE, RefusedError, problem
 from captioner_serving.server.records import Health, Problem, Records, needs_preview, served_record
-from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService, Photo
 
 T = TypeVar("T")

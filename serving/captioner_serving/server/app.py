@@ -11,7 +11,6 @@ scales horizontally.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -29,9 +28,9 @@ from starlette.types import ASGIApp
 
 from captioner import __version__
 from captioner.captioner import Captioner
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, ImageError
+from captioner_serving.server import STATIC, gradio_page, ollama, openai, pictures
 from captioner_serving.server import api as captions
-from captioner_serving.server import gradio_page, ollama, openai, pictures
 from captioner_serving.server.bodies import BodyLimits
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.errors import problem
@@ -39,9 +38,7 @@ from captioner_serving.server.gradio_calls import GradioCalls
 from captioner_serving.server.mcp import McpServer
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.middleware import Access, AccessLog, RequestLimits, TrustedHosts
-from captioner_serving.server.parts import STATIC
 from captioner_serving.server.records import served_record
-from captioner_serving.server.request import request_info
 from captioner_serving.server.service import CaptionService, start_reader
 
 _DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.
@@ -94,18 +91,15 @@ class Application:
 
     def _page(self, samples: Mapping[str, Path]) -> ASGIApp:
         """Return the application with the Gradio page."""
+        captioners = [service.captioner for service in self.services.values()]
         first = [
-            service.sample(name, samples[name], captions=gradio_page.SENTENCES)
-            for name in list(samples)[:1]
-            for service in self.services.values()
+            served_record(captioner.caption(path, config), name=name, attention=True)
+            for name, path in list(samples.items())[:1]
+            for captioner in captioners
+            for config in [captioner.generation.for_request(captions=gradio_page.SENTENCES)]
         ]
-        captioner = next(iter(self.services.values())).captioner
         blocks = gradio_page.build(
-            captioner,
-            self._config,
-            models=[*self.services],
-            samples=samples,
-            first=[served_record(sample, name=sample.image, attention=True) for sample in first],
+            captioners[0], self._config, models=[*self.services], samples=samples, first=first
         )
         return gradio_page.GradioFiles(blocks, self._config)
 
@@ -147,10 +141,9 @@ class Application:
         )
 
     def refuse(self) -> None:
-        """Refuse new photos, and end the heartbeats of Gradio."""
+        """Refuse new photos."""
         for service in self.services.values():
             service.batcher.refuse()
-        self._calls.close()
 
     def close(self) -> None:
         """Finish accepted photos."""
@@ -160,19 +153,14 @@ class Application:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        """Run MCP, and delete old uploads and results of gradio_client."""
-        async with contextlib.AsyncExitStack() as stack:
-            if self._mcp is not None:
-                await stack.enter_async_context(self._mcp.manager.run())
-            watching = asyncio.create_task(self._calls.watch())
-            try:
-                yield
-            finally:
-                watching.cancel()
+        """Run MCP, if it is on."""
+        async with contextlib.nullcontext() if self._mcp is None else self._mcp.manager.run():
+            yield
 
-    def _answer(self, request: Request, error: Exception) -> Response:
+    def _answer(self, _: Request, error: Exception) -> Response:
         """Return the problem document of an error."""
-        if isinstance(error, CaptionerError) and not request_info(request.scope).is_reported:
+        if isinstance(error, CaptionerError) and not isinstance(error, ImageError):
+            # The service has counted errors of photos.
             self.metrics.errors.labels(error.record()["type"]).inc()
         return problem(error)
 

@@ -18,10 +18,10 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from captioner.caption import Caption
 from captioner.shared.paths import is_web_address
 from captioner_serving.batch.wording import sentence
+from captioner_serving.networks import client_of
 from captioner_serving.server.api import first_service, named_service, services_of, while_connected
 from captioner_serving.server.bodies import decode_photo, read_json
 from captioner_serving.server.errors import RefusedError
-from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
 
 Fields = TypeVar("Fields", bound=BaseModel)

@@ -16,7 +16,7 @@ from captioner.errors import ConfigError
 from captioner.photos.open import MAX_PIXELS
 from captioner.shared.paths import there_is_no
 from captioner.shared.settings import Positive, check_bounds
-from captioner_serving.server.request import parse_address
+from captioner_serving.networks import parse_address
 
 # ASCII only, because browsers send international names as xn--...
 _NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII | re.IGNORECASE)

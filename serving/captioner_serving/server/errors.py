@@ -1,16 +1,20 @@
-"""Convert exceptions to HTTP statuses and problem documents (RFC 9457)."""
+"""Convert exceptions to HTTP statuses and problem documents (RFC 9457), in a request's protocol."""
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageFormatError
 from captioner_serving.memory import is_out_of_memory
-from captioner_serving.server.request import current_request
 
 PROBLEM_TYPE = "application/problem+json"
 """The media type of errors."""
@@ -34,6 +38,52 @@ PROBLEMS = {
     "not-ready": (503, "The model does not answer"),
 }
 """The server's problems by `type`: status and title; see docs/api.md."""
+
+
+_OLLAMA = re.compile(
+    r"/api/(generate|chat|show|tags|ps|version|pull|push|create|copy|delete|embed|embeddings|blobs/.+)"
+)
+
+
+@dataclass(eq=False)
+class RequestInfo:
+    """Information about a request, which `middleware.RequestLimits` adds to the scope."""
+
+    path: str  # without the prefix of a proxy
+    route: str | None = None  # its pattern
+    user: str | None = None  # the name of the token
+    # A unique text for the answer's headers, the problem document and the log.
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def is_api(self) -> bool:
+        """Whether the route belongs to the API."""
+        return self.path.startswith(("/api/", "/v1/"))
+
+    @property
+    def protocol(self) -> Literal["ollama", "openai"] | None:
+        """The protocol that defines the form of errors; None: RFC 9457."""
+        if self.path.startswith("/v1/"):
+            return "openai"
+        return "ollama" if _OLLAMA.fullmatch(self.path) else None
+
+    @property
+    def shown_path(self) -> str:
+        """The path without text from clients."""
+        if self.route is None:
+            first, slash, _ = self.path[1:].partition("/")
+            return f"/{first[:40]}{'/...' if slash else ''}"
+        return self.route
+
+
+current_request: ContextVar[RequestInfo | None] = ContextVar("current_request", default=None)
+"""The current request, for the form of its errors."""
+
+
+def request_info(scope: Scope) -> RequestInfo:
+    """Return the information that `middleware.RequestLimits` added to the scope."""
+    info: RequestInfo = scope["captioner"]
+    return info
 
 
 class RefusedError(CaptionerError):

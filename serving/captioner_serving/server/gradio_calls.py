@@ -8,11 +8,9 @@ keep results that are never read. Here photos and results stay in memory, for a 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 import secrets
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -25,10 +23,10 @@ from pydantic_core import PydanticCustomError
 
 from captioner.errors import CaptionerError
 from captioner_serving.memory import is_out_of_memory
+from captioner_serving.networks import client_of
 from captioner_serving.server.api import CaptionFields
 from captioner_serving.server.bodies import read_json, read_parts
 from captioner_serving.server.errors import BusyError, RefusedError, bad_fields, error_of
-from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
 
 FIELDS = ("beam_size", "captions", "attention", "check_attention", "style", "minimum_trust")
@@ -36,7 +34,6 @@ FIELDS = ("beam_size", "captions", "attention", "check_attention", "style", "min
 
 _KEPT = 60.0  # seconds that uploads, and results without a reader, are kept
 _SMALLEST = 16_384  # bytes; smaller uploads count as much, which limits their number
-_HEARTBEATS = 16  # open streams of a client
 _LONGEST_CALL = 16_000  # bytes
 _LOGGER = logging.getLogger("captioner.server")
 
@@ -44,7 +41,6 @@ _LOGGER = logging.getLogger("captioner.server")
 class _Photo(NamedTuple):
     data: bytes
     client: str
-    stored: float  # time.monotonic()
 
     @property
     def size(self) -> int:
@@ -69,77 +65,52 @@ class _Call(BaseModel):
     ]
 
 
-class _Cancel(BaseModel):
-    session_hash: str
-    event_id: str
-
-
 @dataclass(eq=False)
 class _Session:
     """The unread calls of a session, and the identifiers of those that are done."""
 
     client: str
-    touched: float
-    readers: int = 0
     calls: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
     done: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    expiry: asyncio.TimerHandle | None = None  # None: it is being read
 
 
 class GradioCalls:
-    """The routes, with limits of uploads, unread results and open streams.
+    """The routes, with limits of uploads and unread results.
 
-    One client may use half of the space for uploads, and a quarter of the sessions. A session may
-    have as many unread results as the queue has places.
+    One client may use half of the space for uploads, and have as many unread results as the queue
+    has places; all clients together may have four times as many.
     """
 
     def __init__(self, service: CaptionService) -> None:
         self._service = service
         self._photos: dict[str, _Photo] = {}
         self._sessions: dict[str, _Session] = {}
-        self._heartbeats = Counter[str]()
-        self._closed = False
         self.router = APIRouter(prefix="/gradio_api", include_in_schema=False)
-        for path, method, route in (
-            ("/upload", "POST", self._upload),
-            ("/queue/join", "POST", self._join),
-            ("/queue/data", "GET", self._data),
-            ("/cancel", "POST", self._cancel),
-            ("/heartbeat/{session}", "GET", self._heartbeat),
-        ):
-            self.router.add_api_route(path, route, methods=[method])
-
-    async def watch(self) -> None:
-        """Delete old photos and results, until cancelled."""
-        while True:
-            await asyncio.sleep(10)
-            self._expire()
-
-    def close(self) -> None:
-        """End the heartbeats."""
-        self._closed = True
+        self.router.add_api_route("/upload", self._upload, methods=["POST"])
+        self.router.add_api_route("/queue/join", self._join, methods=["POST"])
+        self.router.add_api_route("/queue/data", self._data, methods=["GET"])
 
     async def _upload(self, request: Request) -> list[str]:
         """Store one file; return its path."""
         limit, capacity = self._service.config.max_upload, self._service.config.max_bodies
         files, _ = await read_parts(request, key="files", max_bytes=limit)
-        self._expire()
-        paths = []
-        for file in files:
-            photo = _Photo(file.data, client_of(request.scope), time.monotonic())
-            sizes = Counter[str]()
-            for stored in (photo, *self._photos.values()):
-                sizes[stored.client] += stored.size
-            own_limit = max(capacity // 2, photo.size)
-            if sizes.total() > capacity or sizes[photo.client] > own_limit:
-                raise BusyError(round(_KEPT), "recent uploads fill the space for uploads")
-            paths.append(f"{secrets.token_urlsafe(16)}/{file.name or 'image'}")
-            self._photos[paths[-1]] = photo
-        return paths
+        if not files:
+            raise RefusedError("bad-request", "there is no file: send one as 'files'")
+        photo = _Photo(files[0].data, client_of(request.scope))
+        sizes = Counter[str]()
+        for stored in (photo, *self._photos.values()):
+            sizes[stored.client] += stored.size
+        if sizes.total() > capacity or sizes[photo.client] > max(capacity // 2, photo.size):
+            raise BusyError(round(_KEPT), "recent uploads fill the space for uploads")
+        path = f"{secrets.token_urlsafe(16)}/{files[0].name or 'image'}"
+        self._photos[path] = photo
+        asyncio.get_running_loop().call_later(_KEPT, self._photos.pop, path)
+        return [path]
 
     async def _join(self, request: Request) -> dict[str, str]:
         """Begin a call of the endpoint."""
         call = await read_json(request, _Call, max_bytes=_LONGEST_CALL)
-        self._expire()
         image, *values = call.data
         photo = self._photos.get(image.path)
         if photo is None:
@@ -157,17 +128,16 @@ class GradioCalls:
         return {"event_id": event}
 
     def _session(self, name: str, client: str) -> _Session:
-        session, limit = self._sessions.get(name), self._service.config.queue
-        unread = Counter(entry.client for entry in self._sessions.values() if not entry.readers)
-        if (
-            len(session.calls) >= limit
-            if session is not None
-            else unread.total() >= 4 * limit or unread[client] >= limit
-        ):
+        unread, limit = Counter[str](), self._service.config.queue
+        for session in self._sessions.values():
+            unread[session.client] += len(session.calls)
+        if unread[client] >= limit or unread.total() >= 4 * limit:
             raise BusyError(round(_KEPT), "too many results are unread")
-        session = self._sessions.setdefault(name, _Session(client, 0.0))
-        session.touched = time.monotonic()
-        return session
+        if name not in self._sessions:
+            self._sessions[name] = session = _Session(client)
+            loop = asyncio.get_running_loop()
+            session.expiry = loop.call_later(_KEPT, self._drop, name, session)
+        return self._sessions[name]
 
     async def _output(
         self, photo: bytes, values: dict[str, Any], name: str | None, client: str
@@ -191,15 +161,19 @@ class GradioCalls:
     async def _data(self, session_hash: str = "") -> Response:
         """Stream the results of a session, until all its calls are answered."""
         session = self._sessions.get(session_hash)
-        if session is None:
+        if session is None or session.expiry is None:
             raise RefusedError(
                 "no-such-session",
                 "the results of this session were already read or have expired: call again",
             )
-        return _stream(self._events(session_hash, session))
+        events = self._events(session_hash, session, session.expiry)
+        return StreamingResponse(events, media_type="text/event-stream")
 
-    async def _events(self, name: str, session: _Session) -> AsyncIterator[str]:
-        session.readers += 1
+    async def _events(
+        self, name: str, session: _Session, expiry: asyncio.TimerHandle
+    ) -> AsyncIterator[str]:
+        expiry.cancel()
+        session.expiry = None
         try:
             while session.calls:
                 try:
@@ -208,60 +182,19 @@ class GradioCalls:
                 except TimeoutError:
                     yield _message("heartbeat")
                     continue
-                call = session.calls.pop(event)
-                output = {"error": "cancelled"} if call.cancelled() else call.result()
+                output = session.calls.pop(event).result()
                 success = "error" not in output
                 yield _message("process_completed", event, output=output, success=success)
             self._drop(name, session)  # a later call begins another session
             yield _message("close_stream")
         finally:
-            session.readers -= 1
-            if not session.readers:
-                self._drop(name, session)
-
-    async def _cancel(self, request: Request) -> dict[str, bool]:
-        call = await read_json(request, _Cancel, max_bytes=_LONGEST_CALL)
-        session = self._sessions.get(call.session_hash)
-        task = session and session.calls.get(call.event_id)
-        return {"success": bool(task and task.cancel())}
-
-    async def _heartbeat(self, request: Request) -> Response:
-        """Keep a stream open while the server runs, which clients expect."""
-        client = client_of(request.scope)
-        if self._heartbeats[client] >= _HEARTBEATS:
-            raise BusyError(5, "too many streams are open")
-        return _stream(self._beats(client))
-
-    async def _beats(self, client: str) -> AsyncIterator[str]:
-        self._heartbeats[client] += 1
-        try:
-            for second in itertools.count():
-                if self._closed:
-                    return
-                if second % 15 == 0:
-                    yield "data: ALIVE\n\n"
-                await asyncio.sleep(1)
-        finally:
-            self._heartbeats -= Counter([client])
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        self._photos = {
-            path: photo for path, photo in self._photos.items() if now - photo.stored < _KEPT
-        }
-        for name, session in list(self._sessions.items()):
-            if not session.readers and now - session.touched > _KEPT:
-                self._drop(name, session)
+            self._drop(name, session)
 
     def _drop(self, name: str, session: _Session) -> None:
         if self._sessions.get(name) is session:
             del self._sessions[name]
         for call in session.calls.values():
             call.cancel()
-
-
-def _stream(events: AsyncIterator[str]) -> Response:
-    return StreamingResponse(events, media_type="text/event-stream")
 
 
 def _message(kind: str, event: str | None = None, **members: Any) -> str:

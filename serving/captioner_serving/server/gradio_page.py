@@ -10,29 +10,25 @@ from __future__ import annotations
 import base64
 import io
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import gradio as gr
 from fastapi import FastAPI
 from gradio import utils
-from jinja2 import BaseLoader, ChoiceLoader, DictLoader
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.captioner import Captioner
 from captioner.drawing.overlay import drawing_constants
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.photos.open import open_image
+from captioner_serving.server import limits_of, read_static, with_parts
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.parts import limits_of, read_static, with_parts
 
 SENTENCES = 3
 """The number of sentences that the page shows for the sample."""
@@ -148,13 +144,10 @@ class GradioFiles:
     """
 
     def __init__(self, blocks: gr.Blocks, config: ServerConfig) -> None:
-        self._docs = f"{config.root_path}/docs"
         self._app = _mounted(blocks, config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if Request(scope).query_params.get("view") == "api":
-            return await RedirectResponse(self._docs)(scope, receive, send)
         # Without Origin, because Gradio would allow any origin to read the answer.
         headers = [header for header in scope["headers"] if header[0] != b"origin"]
         status = 200
@@ -168,11 +161,9 @@ class GradioFiles:
         await self._app({**scope, "headers": headers, "query_string": b""}, receive, pass_on)
         if status >= 400:
             raise HTTPException(404)
-        return None
 
 
 def _mounted(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
-    remove_preview_tags()
     app = FastAPI(openapi_url=None)
     gr.mount_gradio_app(
         app,
@@ -196,17 +187,6 @@ def _mounted(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
         head=f"<style>{read_static('page.css')}{read_static('viewer.css')}</style>",
     )
     return app
-
-
-@cache
-def remove_preview_tags() -> None:
-    """Remove Gradio's preview tags, which name gradio.app, from all pages of the process."""
-    environment = gr.routes.templates.env
-    loader = cast(BaseLoader, environment.loader)
-    name = "frontend/index.html"
-    source, _, _ = loader.get_source(environment, name)
-    changed = re.sub(r'<meta\s+(?:property="og:|name="twitter:)[^>]*>', "", source)
-    environment.loader = ChoiceLoader([DictLoader({name: changed}), loader])
 
 
 def launch_config(config: ServerConfig, host: str, *, share: bool | None) -> ServerConfig:

@@ -15,9 +15,9 @@ from captioner.caption import Caption, Word
 from captioner.drawing.overlay import attention_density
 from captioner.errors import CaptionerError, ImageNotFoundError, MissingExtraError
 from captioner.photos.transform import Box
+from captioner_serving.networks import client_of
 from captioner_serving.server.bodies import decode_photo, parse_body, parse_object
 from captioner_serving.server.errors import RefusedError
-from captioner_serving.server.request import client_of
 from captioner_serving.server.service import CaptionService
 
 _TOOL = "describe_image"

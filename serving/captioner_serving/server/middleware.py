@@ -29,9 +29,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.shared.text import in_a_line
 from captioner_serving.memory import is_out_of_memory
-from captioner_serving.server.errors import PROBLEMS, ClosedError, RefusedError, problem
+from captioner_serving.server.errors import (
+    PROBLEMS,
+    ClosedError,
+    RefusedError,
+    RequestInfo,
+    current_request,
+    problem,
+    request_info,
+)
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.request import RequestInfo, current_request, request_info
 
 # Gradio needs inline scripts and eval. Other hosts are not allowed for anything.
 _POLICY = (
@@ -200,7 +207,7 @@ class AccessLog:
         self._metrics.requests.labels(name, answer.status).inc()
         self._metrics.latency.labels(name).observe(seconds)
         client = (scope.get("client") or ("",))[0]
-        if answer.status >= 400 and not info.is_reported:
+        if answer.status >= 400:
             path = in_a_line(info.shown_path[:200])
             self._say(f"{client} {scope['method'][:10]} {path}: {answer.status}")
         if self._stream is None:

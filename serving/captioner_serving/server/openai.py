@@ -24,7 +24,7 @@ from captioner_serving.server.chat import (
     model_of,
     read_fields,
 )
-from captioner_serving.server.request import request_info
+from captioner_serving.server.errors import request_info
 
 router = APIRouter(include_in_schema=False)
 

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +32,6 @@ from captioner_serving.server.errors import (
     too_large,
 )
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.request import current_request
 from captioner_serving.server.urls import WebPhoto
 
 _LOGGER = logging.getLogger("captioner.server")
@@ -118,18 +116,6 @@ class CaptionService:
             raise too_large(self.config.max_upload)
         return EncodedPhoto("the image", photo)
 
-    def sample(self, name: str, path: Path, *, captions: int) -> Caption:
-        """Caption a sample photo, without limits.
-
-        Raises ImageError: it cannot be decoded.
-        """
-        square = Square(self.captioner.transform.config)
-        photo = EncodedPhoto(str(path), path.read_bytes())
-        (decoded,) = self.reader.produce(photo, [square]).result()
-        decoded.check()
-        config = self.captioner.generation.for_request(captions=captions)
-        return self.batcher.submit(decoded.prepared(image=name), JobSettings(config)).result()
-
     async def caption(
         self,
         photos: Sequence[Photo],
@@ -148,9 +134,27 @@ class CaptionService:
             ClosedError: the server is shutting down.
             ConfigError: the model has no such style.
         """
-        settings = self._settings(config, check_attention=check_attention)
+        # Name the default style, so that requests with and without its name share a batch.
+        style = self.captioner.vocabulary.style(config.style) or ""
+        settings = JobSettings(replace(config, style=style), check_attention)
+        start = time.monotonic()
         with self.batcher.admit(len(photos) * settings.cost, client):
-            return await self._run(photos, settings, client)
+            self.metrics.queue.inc(len(photos))
+            try:
+                work = (self._caption_one(photo, settings, client) for photo in photos)
+                results = await asyncio.gather(*work)
+            finally:
+                self.metrics.queue.dec(len(photos))
+        captions = sum(isinstance(result, Caption) for result in results)
+        self.metrics.captions.inc(captions)
+        if captions:
+            names = "a photo" if captions == 1 else f"{captions} photos"
+            self._say(f"captioned {names} in {time.monotonic() - start:.2f} s")
+        for result in results:
+            if isinstance(result, ImageError):
+                self.metrics.errors.labels(result.type).inc()
+                self._say(f"a photo was not captioned: {result.title}")
+        return results
 
     async def caption_one(
         self,
@@ -164,8 +168,15 @@ class CaptionService:
 
         Raises ImageError: it cannot be captioned.
         """
-        work = self.caption([Photo(photo)], config, client=client, check_attention=check_attention)
-        return _only(await work)
+        (result,) = await self.caption(
+            [Photo(photo)], config, client=client, check_attention=check_attention
+        )
+        if isinstance(result, Caption):
+            return result
+        try:
+            raise result
+        finally:
+            del result  # its traceback would keep the photo in memory
 
     async def draw(
         self,
@@ -181,17 +192,12 @@ class CaptionService:
             ImageError: the photo cannot be captioned, or drawing takes too long.
             ConfigError: an option of the drawing is out of range.
         """
-        settings = self._settings(config)
-        with self.batcher.admit(1 + settings.cost, client):
-            caption = _only(await self._run([Photo(photo)], settings, client))
-            (drawn,) = await self.reader.decode(photo, [make(caption)], client=client)
+        with self.batcher.admit(1, client):
+            caption = await self.caption_one(photo, config, client=client)
+            work = self.reader.produce(photo, [make(caption)], client=client)
+            (drawn,) = await asyncio.wrap_future(work)
         drawn.check()
         return bytes(drawn.pixels)
-
-    def _settings(self, config: GenerationConfig, *, check_attention: bool = False) -> JobSettings:
-        # Name the default style, so that requests with and without its name share a batch.
-        style = self.captioner.vocabulary.style(config.style) or ""
-        return JobSettings(replace(config, style=style), check_attention)
 
     def check_capacity(self, client: str) -> None:
         """Raise BusyError or ClosedError, before an upload, if the queue has no room for it."""
@@ -210,29 +216,6 @@ class CaptionService:
         begun = self.batcher.busy_since
         if begun is not None and time.monotonic() - begun > _LONGEST_BATCH:
             raise RefusedError("not-ready", f"a batch has taken more than {_LONGEST_BATCH:.0f} s")
-
-    async def _run(
-        self, photos: Sequence[Photo], settings: JobSettings, client: str
-    ) -> list[Caption | ImageError]:
-        start = time.monotonic()
-        self.metrics.queue.inc(len(photos))
-        try:
-            work = (self._caption_one(photo, settings, client) for photo in photos)
-            results = await asyncio.gather(*work)
-        finally:
-            self.metrics.queue.dec(len(photos))
-        captions = sum(isinstance(result, Caption) for result in results)
-        self.metrics.captions.inc(captions)
-        if captions:
-            names = "a photo" if captions == 1 else f"{captions} photos"
-            self._say(f"captioned {names} in {time.monotonic() - start:.2f} s")
-        for result in results:
-            if isinstance(result, ImageError):
-                self.metrics.errors.labels(result.type).inc()
-                self._say(f"a photo was not captioned: {result.title}")
-                if (request := current_request.get()) is not None:
-                    request.is_reported = True
-        return results
 
     async def _caption_one(
         self, photo: Photo, settings: JobSettings, client: str
@@ -257,7 +240,8 @@ class CaptionService:
     async def _decode(self, photo: Photo, client: str) -> Decoded:
         outputs: list[Output] = [Square(self.captioner.transform.config)]
         outputs += [Preview(_LONGEST_PREVIEW)] if photo.has_preview else []
-        square, *previews = await self.reader.decode(photo.source, outputs, client=client)
+        work = self.reader.produce(photo.source, outputs, client=client)
+        square, *previews = await asyncio.wrap_future(work)
         square.check()
         for preview in previews:
             width, height = preview.shape
@@ -288,14 +272,3 @@ class CaptionService:
         finally:
             self.metrics.batch_size.observe(len(images))
             self.metrics.batch_seconds.observe(time.monotonic() - start)
-
-
-def _only(results: list[Caption | ImageError]) -> Caption:
-    """Return the only result, or raise its error."""
-    result = results.pop()
-    if isinstance(result, Caption):
-        return result
-    try:
-        raise result
-    finally:
-        del result  # its traceback would keep the photo in memory

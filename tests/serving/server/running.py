@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx
@@ -48,20 +47,15 @@ def client_at(url: str | httpx.URL, address: str = "127.0.0.1", **options: Any) 
 
 
 class Clock:
-    """The clock of this process, or of one module, which can be advanced.
+    """The clock of this process, which can be advanced.
 
-    When a test ends it goes back. With the clock of the process, a server that then still runs
-    would wait for as long, because its event loop has this clock.
+    When a test ends it goes back. A server that then still runs would wait for as long, because its
+    event loop has this clock.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType | None = None) -> None:
-        self.ahead = 0.0
-        real = time.monotonic
-        advanced = SimpleNamespace(monotonic=lambda: real() + self.ahead)
-        if module is not None:
-            monkeypatch.setattr(module, "time", advanced)
-        else:
-            monkeypatch.setattr(time, "monotonic", advanced.monotonic)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead, real = 0.0, time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + self.ahead)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ TOKENS = "shop:0123456789abcdef\n\n desk:Abc-._~+/0456789== \n"
 WHO = ("anyone", "0123456789abcdef")
 ROUTES = [
     "/", "/api/health/ready", "/metrics", "/docs", "/openapi.json", "/config", "/nonsense",
-    "/gradio_api/info", "/gradio_api/heartbeat/x", "/page/samples/coffee", "/page/static/viewer.js",
+    "/gradio_api/info", "/page/samples/coffee", "/page/static/viewer.js",
     "/static-offline-docs/swagger-ui.css",
 ]  # fmt: skip
 
@@ -144,5 +144,6 @@ def test_a_terminal_gets_a_line_a_caption_or_failure(server: Server) -> None:
     assert said == [
         "captioned a photo in N s",
         "a photo was not captioned: Not an image in a known format",
+        "127.0.0.1 POST /api/caption: 415",
         "127.0.0.1 GET /nowhere: 404",
     ]

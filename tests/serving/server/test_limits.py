@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import socket
 import threading
@@ -178,25 +177,3 @@ def test_slow_photos_do_not_block_others(server: Server) -> None:
     for thread in threads:
         thread.join()
     assert before == 0 and len(done) == 2
-
-
-def test_a_client_that_leaves_stops_its_drawing(server: Server) -> None:
-    noise = Image.frombytes("RGB", (2500, 2400), os.urandom(2500 * 2400 * 3))
-    noise.save(buffer := io.BytesIO(), "WEBP", lossless=True, quality=0, method=0)
-    photo = buffer.getvalue()  # 18 MB, and many frames to draw: seconds of work
-    fields = httpx.Request(
-        "POST", f"{server.url}/api/animation", files={"image": ("x.webp", photo)}
-    )
-    where = urlsplit(server.url)
-    head = "".join(f"{name}: {value}\r\n" for name, value in fields.headers.items())
-    before = set(children(server.process.pid))
-    with server.client() as client, socket.create_connection((where.hostname, where.port)) as peer:
-        captioned = metric(client, "captioner_captions_total")
-        peer.sendall(f"POST /api/animation HTTP/1.1\r\n{head}\r\n".encode() + fields.read())
-        assert until(lambda: metric(client, "captioner_captions_total") > captioned)
-        worked = seconds(before)
-        assert until(lambda: seconds(before) > worked + 0.1)  # it is drawn
-    # The process that drew is killed, and there is a fresh one for the next photo.
-    assert until(lambda: set(children(server.process.pid)) != before, 15)
-    with server.client() as client:
-        assert client.post("/api/caption", files={"image": jpeg()}).status_code == 200

@@ -21,8 +21,7 @@ from captioner.captioner import Captioner, PreparedImage
 from captioner.checkpoint import Checkpoint
 from captioner.generation.config import GenerationConfig
 from captioner_serving.server.batcher import Batcher
-from tests.serving.server.running import Clock, bindable, client_at, serving, until
-from tests.serving.server.test_endpoint import USUAL, call, file_data, result, upload
+from tests.serving.server.running import bindable, client_at, serving, until
 
 pytestmark = pytest.mark.slow
 
@@ -57,12 +56,7 @@ def model(tiny_checkpoint: Checkpoint) -> Iterator[Model]:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
-
-
-@pytest.fixture
-def url(model: Model, clock: Clock) -> Iterator[str]:
+def url(model: Model) -> Iterator[str]:
     with serving(model) as address:
         yield address
         model.going.set()
@@ -184,22 +178,3 @@ def test_a_client_that_disconnects_leaves_the_queue(
         model.going.set()
         assert "caption" in last(first)
     assert [levels for levels, _, _ in model.batches] == [[1]]
-
-
-def test_an_old_reader_leaves_a_newer_session_of_its_name(
-    model: Model, url: str, clock: Clock
-) -> None:
-    path, query = "/gradio_api/queue/data", {"session_hash": "one"}
-    with client_at(url) as http, ExitStack() as stack:
-        image = file_data(upload(http))
-        call(http, image, *USUAL, session_hash="one")
-        first, second = (
-            stack.enter_context(http.stream("GET", path, params=query)) for _ in range(2)
-        )
-        model.going.set()
-        assert "process_completed" in first.read().decode()
-        newer = call(http, image, *USUAL, session_hash="one")
-        clock.ahead += 16  # the second reader looks for calls every 15 s
-        assert http.get("/api/health").status_code == 200  # wakes the server's loop
-        assert "process_completed" not in second.read().decode()
-        assert result(http, newer)["data"][0]["caption"]

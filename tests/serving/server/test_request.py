@@ -18,10 +18,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from captioner_serving.commands.serve import _say
+from captioner_serving.networks import client_of
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.errors import request_info
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.middleware import Access, AccessLog, RequestLimits, TrustedHosts
-from captioner_serving.server.request import client_key, request_info
 from tests.serving.server.conftest import Server, run_async
 
 
@@ -61,11 +62,16 @@ def test_forwarding_headers_and_cookies_are_dropped() -> None:
 
 
 def test_ipv6_clients_are_counted_by_their_network() -> None:
-    assert client_key("2001:db8:1:2::1") == client_key("2001:db8:1:2:ffff::9")
-    assert client_key("2001:db8:1:2::1") != client_key("2001:db8:1:3::1")
-    assert client_key("[2001:db8:1:2::1]") == client_key("2001:db8:1:2::1")
-    assert client_key("no address") == "no address"
-    assert client_key("::ffff:203.0.113.9") == "203.0.113.9" != client_key("203.0.113.8")
+    keys = {
+        address: client_of({"client": (address, 1)})
+        for address in ("2001:db8:1:2::1", "[2001:db8:1:2:ffff::9]", "2001:db8:1:3::1",
+                        "::ffff:203.0.113.9", "203.0.113.8", "no address")
+    }  # fmt: skip
+    assert [*keys.values()] == [
+        "2001:db8:1:2::/64", "2001:db8:1:2::/64", "2001:db8:1:3::/64",
+        "203.0.113.9", "203.0.113.8", "no address",
+    ]  # fmt: skip
+    assert client_of({}) == ""
 
 
 @pytest.mark.parametrize("prefix", ["", "/photos/words"])
