@@ -153,5 +153,8 @@ def test_connections_per_address_are_limited(client: httpx.Client) -> None:
         peers = [stack.enter_context(connect(str(client.base_url), unfinished)) for _ in range(80)]
         with client_at(client.base_url, "127.0.0.9") as other:
             assert other.get("api/health").status_code == 200
-        statuses = [peer.recv(12)[9:12] for peer in peers]
+        statuses = []
+        for peer in peers:
+            with suppress(ConnectionResetError):  # of an upload that takes too long
+                statuses.append(peer.recv(12)[9:12])
         assert statuses.count(b"503") >= 15
