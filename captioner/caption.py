@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
 from math import prod
@@ -22,12 +23,12 @@ from captioner.errors import ConfigError, ImageError, ImageNotFoundError, NoWord
 from captioner.images import ImageSource, as_source
 from captioner.photos.open import MAX_PIXELS, open_image
 from captioner.photos.transform import Box
-from captioner.record import SentenceRecord, WordRecord, read_record
+from captioner.record import ModelRecord, SentenceRecord, WordRecord, read_record
+from captioner.shared.text import KEYWORD_TRUST, choose_keywords
 from captioner.trust.familiarity import UNFAMILIAR
-from captioner.trust.keywords import KEYWORD_TRUST, choose_keywords
 from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION, DOUBTFUL_SUBJECT
 
-__all__ = ["Alternative", "Caption", "ModelName", "Word"]
+__all__ = ["Alternative", "Caption", "Word"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,13 +81,6 @@ class Word:
             raise ConfigError(f"there is no head {head}: choose from 1 to {len(heads)}")
         return heads[head - 1]
 
-    def head_label(self, head: int | None = None) -> str:
-        """Return a label for the weights of `map(head)`; "" if the model has one head."""
-        if self.heads is None:
-            return ""
-        count = len(self.heads)
-        return f"mean of {count} heads" if head is None else f"head {head} of {count}"
-
     @property
     def visual_share(self) -> float:
         """The gate; without a gate, the largest attention weight."""
@@ -107,10 +101,9 @@ class Word:
             record["trust"] = round(self.trust, 4)
         if self.doubtful:  # a word's trust does not show whether it is the subject
             record["doubtful"] = True
-        if self.gate is not None:
-            record["gate"] = round(self.gate, 4)
-        if self.effect is not None:
-            record["effect"] = round(self.effect, 4)
+        for name in ("gate", "effect"):
+            if (value := getattr(self, name)) is not None:
+                record[name] = round(value, 4)
         if box is not None and self.attention is not None:
             rows, columns = self.attention.shape
             record["attention"] = {
@@ -150,19 +143,6 @@ class Alternative:
         return {**record, "words": [word.record(box=box) for word in self.words]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelName:
-    """The model that made a caption. `dtype` is None in records of version 0.1."""
-
-    name: str
-    version: str
-    dtype: str | None = None
-
-    def record(self) -> dict[str, str]:
-        """Return the value of `model` in a record."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Caption:
     """A caption of one image. Prints as its sentence and score.
@@ -182,7 +162,7 @@ class Caption:
 
     sentences: tuple[Alternative, ...]
     image: str | None
-    model: ModelName
+    model: ModelRecord
     box: Box
     size: tuple[int, int] | None = None
     familiarity: float | None = None
@@ -303,10 +283,8 @@ class Caption:
                 if key in keys:
                     return keys.index(key)
         elif word is not None:
-            try:
+            with suppress(TypeError, IndexError):
                 return range(len(texts))[index(word)]
-            except (TypeError, IndexError):
-                pass
         raise ConfigError(
             f"there is no word {word!r} in {self.text!r}: use one of its {len(texts)} words"
         )
@@ -371,11 +349,10 @@ class Caption:
         Arguments and errors as for `overlay`.
         """
         panels = self.panels(head)
-        title = f"{self.text} {self._head_label(head)}".strip()
         return contact_sheet(
             self._open_photo(photo),
             panels,
-            title=title,
+            title=f"{self.text} {self.head_label(head)}".strip(),
             note=self.note,
             measure=self.measure,
             box=self.box,
@@ -397,7 +374,7 @@ class Caption:
         """
         panels = self.panels(head)
         return animation(
-            self._open_photo(photo), panels, note=self._head_label(head), box=self.box, **options
+            self._open_photo(photo), panels, note=self.head_label(head), box=self.box, **options
         )
 
     def _open_photo(self, photo: ImageSource | None) -> Image.Image:
@@ -410,38 +387,30 @@ class Caption:
         limit = max(MAX_PIXELS, prod(self.size or (0,)))
         return open_image(as_source(self.image if photo is None else photo), max_pixels=limit)
 
-    def _head_label(self, head: int | None) -> str:
-        """Return the label of a head in brackets; "" if the model has one head."""
-        label = self.words[0].head_label(head) if self.words else ""
-        return f"({label})" if label else ""
-
-    @property
-    def _has_trust(self) -> bool:
-        return any(word.trust is not None for word in self.words)
+    def head_label(self, head: int | None = None) -> str:
+        """Return a label of a head's weights, in brackets; "" if the model has one head."""
+        if not self.words or (heads := self.words[0].heads) is None:
+            return ""
+        count = len(heads)
+        return f"(mean of {count} heads)" if head is None else f"(head {head} of {count})"
 
     @property
     def measure(self) -> str:
         """The label of the numbers beside the words in pictures: trusts or probabilities."""
-        return "likely right" if self._has_trust else "probability"
+        has_trust = any(word.trust is not None for word in self.words)
+        return "likely right" if has_trust else "probability"
 
     def panels(self, head: int | None = None) -> Sequence[Panel]:
         """Return the words for captioner.drawing, with the attention of one head or the mean.
 
         Raises ConfigError: the model has no attention, or no such head.
         """
-        has_trust = self._has_trust
-        panels = [
-            Panel(
-                word.text,
-                word.trust if has_trust else word.probability,
-                weights,
-                doubtful=word.doubtful,
-            )
-            for word in self.words
-            if (weights := word.map(head)) is not None
-        ]
-        if len(panels) < len(self.words):
-            raise ConfigError(f"the model {self.model.name} has no attention to draw")
+        panels, has_trust = [], any(word.trust is not None for word in self.words)
+        for word in self.words:
+            if (weights := word.map(head)) is None:
+                raise ConfigError(f"the model {self.model.name} has no attention to draw")
+            confidence = word.trust if has_trust else word.probability
+            panels.append(Panel(word.text, confidence, weights, doubtful=word.doubtful))
         return panels
 
     def choose(self, number: int) -> Caption:
@@ -454,9 +423,7 @@ class Caption:
             raise ConfigError(
                 f"there is no alternative {number}: the caption has {len(sentences) - 1}"
             )
-        if number == 0:
-            return self
-        return replace(self, sentences=(sentences.pop(number), *sentences))
+        return replace(self, sentences=(sentences.pop(number), *sentences)) if number else self
 
     def is_below(self, minimum_trust: float | None) -> bool:
         """Whether the trust is below a minimum; a caption without trust counts as 0."""
@@ -466,8 +433,7 @@ class Caption:
     def keywords(self, minimum_trust: float = KEYWORD_TRUST) -> list[str]:
         """Return the words with a trust of at least `minimum_trust`, in lower case.
 
-        Empty if the checkpoint has no trust, or if the photo is unlike the training photos, from
-        which trust was learned.
+        Empty if the checkpoint has no trust, or if the photo is unlike the training photos.
         """
         words = () if self.is_unfamiliar else self.words
         return choose_keywords(
@@ -500,7 +466,7 @@ class Caption:
             record["review"] = True
         if keywords is not None:
             record["keywords"] = self.keywords(keywords)
-        model = self.model.record()
+        model = self.model.model_dump(exclude_none=True)
         return {**record, "words": words, "alternatives": alternatives, "model": model}
 
     @classmethod
@@ -520,7 +486,7 @@ class Caption:
         return cls(
             sentences=tuple(map(_read_sentence, sentences)),
             image=read.image,
-            model=ModelName(**dict(read.model)),
+            model=read.model,
             box=next(iter(boxes), WHOLE),
             familiarity=read.familiarity,
             style=read.style,
@@ -533,24 +499,22 @@ def _read_sentence(read: SentenceRecord) -> Alternative:
 
 
 def _read_word(read: WordRecord) -> Word:
-    word = Word(
+    attention = read.attention
+    maps: dict[str, NDArray[np.float32]] = {}
+    if attention is not None:
+        shape = (attention.rows, attention.columns)
+        maps["attention"] = np.array(attention.weights, np.float32).reshape(shape)
+        if attention.heads is not None:
+            maps["heads"] = np.array(attention.heads, np.float32).reshape(-1, *shape)
+    return Word(
         text=read.word,
         probability=read.probability,
         trust=read.trust,
         subject=read.doubtful is True,
         gate=read.gate,
         effect=read.effect,
+        **maps,
     )
-    if (attention := read.attention) is None:
-        return word
-
-    def table(weights: Sequence[float]) -> NDArray[np.float32]:
-        return np.array(weights, np.float32).reshape(attention.rows, attention.columns)
-
-    heads = None
-    if attention.heads is not None:
-        heads = np.stack([table(head) for head in attention.heads])
-    return replace(word, attention=table(attention.weights), heads=heads)
 
 
 def _rounded(weights: NDArray[np.float32]) -> list[float]:

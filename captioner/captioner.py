@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from math import exp
 from numbers import Integral
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from captioner.caption import Alternative, Caption, ModelName, Word
+from captioner.caption import Alternative, Caption, Word
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.deletion import sentence_effects
 from captioner.errors import (
@@ -48,6 +48,7 @@ from captioner.inference.prepare import prepare_model
 from captioner.model.encoder import Grid
 from captioner.photos.open import MAX_PIXELS, open_image, source_name
 from captioner.photos.transform import Box, Transform
+from captioner.record import ModelRecord
 from captioner.shared.paths import HUGGING_FACE, bundled_checkpoint, checkpoint_file
 from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement, Trust
@@ -102,7 +103,7 @@ class CaptionOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedImage:
-    """An image prepared for the encoder, small enough to be sent between processes.
+    """An image prepared for the encoder.
 
     image: the path or address of the image, for records; None if it has none.
     pixels: uint8 (3, size, size), the encoder's input.
@@ -117,12 +118,7 @@ class PreparedImage:
 
 
 class GeneratedBatch(NamedTuple):
-    """The sentences of B images.
-
-    hypotheses: the hypotheses of each image, best first.
-    effects: for each hypothesis, the effects of its words, or None; see captioner.deletion.
-    grid: the features (B, L, D).
-    """
+    """The hypotheses of B images, best first; the effects of their words, or None; the grids."""
 
     hypotheses: Sequence[Sequence[Hypothesis]]
     effects: Sequence[Sequence[list[float] | None]]
@@ -146,8 +142,6 @@ class Captioner:
 
     source: str | None = None
     """The name from which a worker process loads the same model; None: pickle `checkpoint`."""
-    graphs: CudaGraphs
-    """The CUDA graphs of the encoder and the beam search."""
 
     def __init__(
         self,
@@ -195,7 +189,7 @@ class Captioner:
                 a transformers model; None: the bundled checkpoint. A local path that exists takes
                 precedence over a name on the Hub.
             revision: a branch, tag or commit of a model on the Hub.
-            **options: device, dtype and max_pixels; see MachineOptions.
+            **options: see MachineOptions.
 
         Raises:
             CheckpointError: the file is missing, damaged or not a checkpoint, or cannot be
@@ -260,11 +254,11 @@ class Captioner:
             consensus=self.consensus,
             graphs=self.graphs,
         )
-        effects: list[list[list[float] | None]] = [[None] * len(beam) for beam in hypotheses]
-        if check_attention:
-            sentences = [[hypothesis.tokens for hypothesis in beam] for beam in hypotheses]
-            start = self.vocabulary.start(config.style)
-            effects = sentence_effects(self.model.decoder, grid.features, sentences, start=start)
+        if not check_attention:
+            return GeneratedBatch(hypotheses, [[None] * len(beam) for beam in hypotheses], grid)
+        sentences = [[hypothesis.tokens for hypothesis in beam] for beam in hypotheses]
+        start = self.vocabulary.start(config.style)
+        effects = sentence_effects(self.model.decoder, grid.features, sentences, start=start)
         return GeneratedBatch(hypotheses, effects, grid)
 
     @overload
@@ -353,7 +347,9 @@ class Captioner:
                 f"config is of type {type(config).__name__}; pass a GenerationConfig, or settings "
                 "such as beam_size=3"
             )
-        config = (config or self.generation).changed(**settings)
+        config = config or self.generation
+        if settings:
+            config = config.changed(**settings)
         self.vocabulary.style(config.style)
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
@@ -365,9 +361,9 @@ class Captioner:
         batches: Iterator[list[PreparedImage | ImageError]]
         if is_several := is_many(sources := split_batch(images)):
             size = batch_size or self.batch_size
-            batches = decode_ahead(sources, self._try_load, batch_size=size)
+            batches = decode_ahead(sources, self._try_prepare, batch_size=size)
         else:
-            batches = ([self._try_load(source)] for source in [sources])
+            batches = ([self._try_prepare(source)] for source in [sources])
 
         def results() -> Iterator[Caption | ImageError]:
             with closing(batches):
@@ -388,14 +384,11 @@ class Captioner:
 
         return results()
 
-    def prepare(self, image: ImageSource) -> PreparedImage:
-        """Decode an image to the square that the encoder takes; web addresses are not downloaded.
+    def prepare(self, image: ImageSource, *, follow_links: bool = False) -> PreparedImage:
+        """Decode an image to the square that the encoder takes; download only if `follow_links`.
 
         Raises ImageError.
         """
-        return self._load(image, follow_links=False)
-
-    def _load(self, image: Any, *, follow_links: bool = True) -> PreparedImage:
         source, name = as_source(image, follow_links=follow_links), image_name(image)
         try:
             photo = open_image(source, at_least=self.transform.at_least, max_pixels=self.max_pixels)
@@ -404,18 +397,19 @@ class Captioner:
             raise ImageTooLargeError(
                 f"{source_name(source)} needs too much memory: make it smaller"
             ) from error
-        return PreparedImage(
-            image=name,
-            pixels=pixels,
-            box=self.transform.box(*photo.size),
-            size=photo.info.get("size", photo.size),
-        )
+        box, size = self.transform.box(*photo.size), photo.info.get("size", photo.size)
+        return PreparedImage(image=name, pixels=pixels, box=box, size=size)
 
-    def _try_load(self, image: Any) -> PreparedImage | ImageError:
-        """Load an image; called in threads."""
-        with _lock_of(image):
+    def _try_prepare(self, image: Any) -> PreparedImage | ImageError:
+        """Prepare an image, in a thread; a list may have a PIL image or open file twice."""
+        lock: AbstractContextManager[Any] = nullcontext()
+        if isinstance(image, Image.Image) or hasattr(image, "read"):
+            file = getattr(image, "fp", None) or image
+            with _LOCKS_LOCK:
+                lock = _LOCKS.setdefault(id(file), Lock())
+        with lock:
             try:
-                return self._load(image)
+                return self.prepare(image, follow_links=True)
             except ImageError as error:
                 return error.without_traceback()
 
@@ -433,47 +427,37 @@ class Captioner:
         style = self.vocabulary.style(config.style)
         pixels = np.stack([image.pixels for image in images])
         beams, effects, grid = self.generate_batch(pixels, config, check_attention=check_attention)
+        judgements: Sequence[Sequence[Judgement | None]] = [[None] * len(beam) for beam in beams]
         familiarities: Sequence[float | None] = [None] * len(images)
         if self.trust is not None:
             judgements, familiarities = self.trust.assess(pool(grid.features), beams)
-        else:
-            judgements = [
-                [Judgement([None] * len(hypothesis.tokens), None) for hypothesis in beam]
-                for beam in beams
-            ]
         dtype = str(self.dtype).removeprefix("torch.")
-        model = ModelName(name=self.name, version=self.version, dtype=dtype)
-        captions = []
-        for image, familiarity, *parts in zip(
-            images, familiarities, beams, effects, judgements, strict=True
-        ):
-            sentences = (
-                self._sentence(*part, cells=(grid.rows, grid.columns))
-                for part in zip(*parts, strict=True)
+        model = ModelRecord(name=self.name, version=self.version, dtype=dtype)
+        return [
+            Caption(
+                sentences=tuple(map(partial(self._sentence, grid), *parts)),
+                image=image.image,
+                model=model,
+                box=image.box,
+                size=image.size,
+                familiarity=familiarity,
+                style=style,
             )
-            captions.append(
-                Caption(
-                    sentences=tuple(sentences),
-                    image=image.image,
-                    model=model,
-                    box=image.box,
-                    size=image.size,
-                    familiarity=familiarity,
-                    style=style,
-                )
+            for image, familiarity, *parts in zip(
+                images, familiarities, beams, effects, judgements, strict=True
             )
-        return captions
+        ]
 
     def _sentence(
         self,
+        grid: Grid,
         hypothesis: Hypothesis,
         effects: Sequence[float | None] | None,
-        judgement: Judgement,
-        *,
-        cells: tuple[int, int],
+        judgement: Judgement | None,
     ) -> Alternative:
-        """Make the sentence of a hypothesis, whose grid has `cells` (rows, columns)."""
         texts, count = self.vocabulary.decode(hypothesis.tokens), len(hypothesis.tokens)
+        judgement = judgement or Judgement([None] * count, None)
+        cells = (grid.rows, grid.columns)
         columns = zip(
             texts,
             hypothesis.log_probabilities[:-1].tolist(),  # the last one belongs to <end>
@@ -497,12 +481,8 @@ class Captioner:
             )
             for index, (text, log, gate, attention, heads, effect, trust) in enumerate(columns)
         ]
-        return Alternative(
-            text=self.vocabulary.join(texts),
-            score=hypothesis.score,
-            words=tuple(words),
-            trust=judgement.caption,
-        )
+        text, trust = self.vocabulary.join(texts), judgement.caption
+        return Alternative(text=text, score=hypothesis.score, words=tuple(words), trust=trust)
 
     def check_trust(self, minimum_trust: float | None, *, setting: str = "minimum_trust") -> None:
         """Raise ConfigError if the minimum is not in 0 to 1, or there is no trust file."""
@@ -519,23 +499,12 @@ class Captioner:
 
 def _checked(caption: Caption, minimum_trust: float | None) -> Caption | ImageError:
     """Return the caption, or an error if it has no words or too little trust."""
-    if caption.error is not None:
-        return caption.error
-    if not caption.is_below(minimum_trust):
-        return caption
+    if caption.error is not None or not caption.is_below(minimum_trust):
+        return caption.error or caption
     return UntrustedError(
         f"{caption.image or 'the image'}: caption dropped (trust {caption.trust or 0.0:.4f} < "
         f"minimum_trust {minimum_trust:g})"
     )
-
-
-def _lock_of(image: Any) -> AbstractContextManager[Any]:
-    """Return a lock for a PIL image or open file, which a list may contain twice."""
-    if not isinstance(image, Image.Image) and not hasattr(image, "read"):
-        return nullcontext()
-    file = getattr(image, "fp", None) or image
-    with _LOCKS_LOCK:
-        return _LOCKS.setdefault(id(file), Lock())
 
 
 def _values(part: Tensor | None, words: int, *shape: int) -> Iterable[Any]:

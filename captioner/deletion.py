@@ -122,7 +122,6 @@ def _score(
 
 
 def _log_probabilities_of(output: StepOutput, words: Tensor) -> Tensor:
-    """Return the log-probabilities (R,) of the words (R,)."""
     logs = log_probabilities(output.logits)[:, 0].gather(-1, words.unsqueeze(-1)).squeeze(-1)
     raise_if_nan(logs)
     return logs

@@ -9,8 +9,9 @@ import sys
 import tempfile
 import webbrowser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -101,9 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.sheet = f"{folder}/{{number}}-{{name}}.png"
     patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
-    sources = [
-        _source(photo, is_drawn=bool(patterns or arguments.show)) for photo in arguments.photos
-    ]
+    is_drawn = bool(patterns or arguments.show)
+    sources = [_source(photo, is_drawn=is_drawn) for photo in arguments.photos]
     results = _captions(checkpoint, sources, arguments)
     status = 0
     for photo, source, files, result in zip(arguments.photos, sources, plan, results, strict=True):
@@ -114,20 +114,21 @@ def run(arguments: argparse.Namespace) -> int:
                 raise result
             _print(result, arguments)
             if result.is_unfamiliar:
-                _say(f"{in_a_line(photo)} {_UNFAMILIAR}")
+                _say(f"{photo} {_UNFAMILIAR}")
             if result.doubt:
-                _say(in_a_line(f"{photo}: {result.doubt}"))
-            _draw(result, source, files, arguments)
+                _say(f"{photo}: {result.doubt}")
+            if is_drawn:
+                _draw(result, source, files, arguments)
         except CaptionerError as error:
-            _say(in_a_line(str(error)))
+            _say(str(error))
             status = 1
-        if isinstance(source, _Download):
-            vars(source).pop("_data", None)  # photos of all addresses may not fit into memory
+        if isinstance(source, SimpleNamespace):
+            source.read.cache_clear()  # photos of all addresses may not fit into memory
     return status
 
 
 def _say(text: str) -> None:
-    print(f"captioner: {text}", file=sys.stderr)
+    print(f"captioner: {in_a_line(text)}", file=sys.stderr)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -163,8 +164,20 @@ def plan_pictures(
         key: f"the input {path}" for path in (*inputs, *photos) for key in identity(path)
     }
     for number, photo in enumerate(photos, 1):
-        files = {option: _fill(option, patterns[option], photo, number) for option in patterns}
-        for option, file in files.items():
+        path = urlsplit(photo).path if is_web_address(photo) else photo
+        name = "" if path == "-" else Path(path).stem
+        files = {}
+        for option, pattern in patterns.items():
+            try:
+                check_suffix(pattern, moving=option == "--animation")
+                file = files[option] = pattern.format(name=name or "photo", number=number)
+            except OutputError as error:
+                raise ConfigError(f"{option}: {error}") from error
+            except (ValueError, LookupError, AttributeError) as error:
+                raise ConfigError(
+                    f"{option} {pattern} is invalid ({error}): use the fields {{name}} and "
+                    "{number}"
+                ) from error
             keys = identity(file)
             for key in keys & taken.keys():
                 raise ConfigError(
@@ -176,34 +189,17 @@ def plan_pictures(
     return plan
 
 
-def _fill(option: str, pattern: str, photo: str, number: int) -> str:
-    path = urlsplit(photo).path if is_web_address(photo) else photo
-    name = "" if path == "-" else Path(path).stem
-    try:
-        check_suffix(pattern, moving=option == "--animation")
-        return pattern.format(name=name or "photo", number=number)
-    except OutputError as error:
-        raise ConfigError(f"{option}: {error}") from error
-    except (ValueError, LookupError, AttributeError) as error:
-        raise ConfigError(
-            f"{option} {pattern} is invalid ({error}): use the fields {{name}} and {{number}}"
-        ) from error
+def _source(photo: str, *, is_drawn: bool) -> Any:
+    from captioner.images import NamedBytes, as_source
 
-
-class _Download:
-    """A photo on the web, downloaded once for its caption and its pictures."""
-
-    def __init__(self, address: str) -> None:
-        self.name = address
-
-    @cached_property
-    def _data(self) -> Any:
-        from captioner.images import as_source
-
-        return as_source(self.name)
-
-    def read(self) -> Any:
-        return self._data
+    if photo == "-":
+        data = NamedBytes(sys.stdin.buffer.read())
+        data.name = "-"
+        return data
+    if is_drawn and is_web_address(photo):
+        # A file that is downloaded once, for its caption and its pictures.
+        return SimpleNamespace(name=photo, read=cache(partial(as_source, photo)))
+    return photo
 
 
 def _captions(
@@ -240,16 +236,6 @@ def _captions(
             yield result
 
 
-def _source(photo: str, *, is_drawn: bool) -> Any:
-    from captioner.images import NamedBytes
-
-    if photo == "-":
-        data = NamedBytes(sys.stdin.buffer.read())
-        data.name = "-"
-        return data
-    return _Download(photo) if is_drawn and is_web_address(photo) else photo
-
-
 def _print_record(record: dict[str, Any]) -> None:
     print(json_line(record, encoding=sys.stdout.encoding), flush=True)
 
@@ -270,8 +256,6 @@ def _draw(
     caption: Caption, source: Any, files: Mapping[str, str], arguments: argparse.Namespace
 ) -> None:
     """Draw the pictures of one photo."""
-    if not files and not arguments.show:
-        return
     from captioner.images import as_source
     from captioner.photos.open import open_image
 
@@ -294,11 +278,10 @@ def _draw(
             _show(picture)
         if file:
             save_image(picture, file)
-        word, count = caption.words[index], len(caption.words)
-        label = f", {word.head_label(arguments.head)}" if word.heads is not None else ""
+        word, head = caption.words[index], caption.head_label(arguments.head)
+        shown = f"{word.text!r}, word {index + 1} of {len(caption.words)} {head}".strip()
         doubtful = ", doubtful" if word.doubtful else ""
-        shown = f"{word.text!r}, word {index + 1} of {count}{label}{doubtful}"
-        print(f"{in_a_line(file or 'the picture')} shows {shown}", file=sys.stderr)
+        print(in_a_line(f"{file or 'the picture'} shows {shown}{doubtful}"), file=sys.stderr)
 
 
 def _show(picture: Image.Image) -> None:
@@ -312,16 +295,13 @@ def _show(picture: Image.Image) -> None:
 
 
 def _find_word(caption: Caption, word: str | None) -> int:
-    """Return the index of a word, which is given as text or as a position from 1.
-
-    Raises ConfigError: there is no such word.
-    """
-    words = [candidate.text for candidate in caption.words]
-    if word is None or word in words:
+    """Return the index of a word, which is given as text or as a position from 1."""
+    texts = [candidate.text for candidate in caption.words]
+    if word is None or word in texts:
         return caption.find_word(word)
-    if word.isdecimal() and 1 <= int(word) <= len(words):
+    if word.isdecimal() and 1 <= int(word) <= len(texts):
         return int(word) - 1
     raise ConfigError(
         f"{caption.image}: there is no word {word!r} in {caption.text!r}: use one of its words, or "
-        f"a position from 1 to {len(words)}"
+        f"a position from 1 to {len(texts)}"
     )

@@ -27,21 +27,12 @@ def animation(
 ) -> list[Image.Image]:
     """Draw the photo, the overlay of each word in turn, and the whole caption.
 
-    The caption and the note are below the photo. The current word is marked, with dashes if it is
-    doubtful.
+    The caption and the note are below the photo, which is enlarged by a factor of at most 2. The
+    current word is marked, with dashes if it is doubtful. `side` is the maximum width and height of
+    a frame in pixels. Other arguments and errors as for captioner.drawing.sheet.contact_sheet.
 
-    Args:
-        photo: the photo, enlarged by a factor of at most 2.
-        note: text after the caption.
-        side: the maximum width and height of a frame, in pixels.
-        panels, box, **options: as for captioner.drawing.sheet.contact_sheet.
-
-    Returns:
-        len(panels) + 2 "RGB" images of the same size; without panels, only the photo.
-        `info["duration"]` is a frame's time in milliseconds; the last frame's is three times as
-        long.
-
-    Raises ConfigError: as `overlay`.
+    Returns len(panels) + 2 "RGB" images of the same size; without panels, only the photo.
+    `info["duration"]` is a frame's time in milliseconds.
     """
     words = [*(panel.word for panel in panels), *note.split()]
     picture, text, size = _stage(words, photo, side)

@@ -20,8 +20,6 @@ _FONTS = (
     "wqy-microhei.ttc", "Arial Unicode.ttf", "arial.ttf", "msyh.ttc", "LeelawUI.ttf",
 )  # fmt: skip
 
-_LEAST_LABELLED = 256  # pixels of the shorter side
-
 _Size = tuple[int, int]
 _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -63,15 +61,9 @@ def _is_right_to_left(words: Sequence[str]) -> bool:
 
 
 def shorten(word: str, size: int, width: float, *, beside: str = "") -> tuple[str, _Font]:
-    """Fit a word into a width: reduce the font size down to two thirds, then cut it with "…".
+    """Fit a word into a width: reduce the font size to two thirds at least, then cut it with "…".
 
-    Args:
-        word: the word.
-        size: the font size in pixels.
-        width: the available width in pixels.
-        beside: text next to the word; the font must have its letters too.
-
-    Returns the text and its font. The search is by bisection, so long words are not slow.
+    The font also has the letters of the text `beside` the word. Bisection keeps long words fast.
     """
     text = word + beside
     sizes = range(size, size * 2 // 3, -1)
@@ -88,12 +80,7 @@ def shorten(word: str, size: int, width: float, *, beside: str = "") -> tuple[st
 
 
 class Text(NamedTuple):
-    """Words laid out in lines.
-
-    size: the font size in pixels.
-    words: text, font, x and line number of each word.
-    height: the height of all lines in pixels.
-    """
+    """Words laid out in lines: text, font, x and line number of each. Pixels."""
 
     size: int
     words: list[tuple[str, _Font, float, int]]
@@ -154,17 +141,9 @@ class Text(NamedTuple):
 
 
 def dashed_rectangle(
-    draw: ImageDraw.ImageDraw,
-    box: tuple[int, int, int, int],
-    color: str,
-    *,
-    dash: int,
-    width: int,
+    draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int], color: str, *, dash: int, width: int
 ) -> None:
-    """Draw a dashed outline of a box (left, top, right, bottom), inclusive.
-
-    Dashes mark doubtful words without relying on colour.
-    """
+    """Draw a dashed outline of a box, inclusive: it marks doubtful words without colour."""
     left, top, right, bottom = box
     for x in range(left, right, 2 * dash):
         end = min(x + dash - 1, right)
@@ -184,11 +163,10 @@ def percentage(share: float) -> str:
 def label(picture: Image.Image, word: str, *, doubtful: bool) -> Image.Image:
     """Return a copy of a picture with a word in its lower left corner.
 
-    A doubtful word has a dashed outline. Pictures with a side below 256 pixels have no room and are
-    returned unchanged.
+    A doubtful word has a dashed outline. Pictures below 256 pixels have no room for a word.
     """
     shorter = min(picture.size)
-    if shorter < _LEAST_LABELLED:
+    if shorter < 256:
         return picture
     size = shorter // 20
     pad, margin = size // 2, size // 2

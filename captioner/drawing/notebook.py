@@ -79,9 +79,9 @@ def notebook_sheet(
         _figure(index, panel, overlay(picture, panel.weights, box=box))
         for index, panel in enumerate(panels)
     )
-    alternative_lines = "".join(
-        f'<p class="note">or: {escape(text)} (score {alternative_score:.2f})</p>'
-        for text, alternative_score in alternatives
+    others = "".join(
+        f'<p class="note">or: {escape(text)} (score {number:.2f})</p>'
+        for text, number in alternatives
     )
     legend = "" if note is None else f'<p class="note"><b{_DOUBTFUL}>word</b> {escape(note)}.</p>'
     numbers = f" Percentages: {measure}." if measure else ""
@@ -90,7 +90,7 @@ def notebook_sheet(
         f'<p class="sentence" dir="auto">{sentence} '
         f'<small class="note">score {score:.2f}</small></p>'
         f'<div class="sheet"><img src="{_source(picture)}" alt="The photo">'
-        f'<div class="words">{figures}</div></div>{alternative_lines}'
+        f'<div class="words">{figures}</div></div>{others}'
         f'<p class="note">Point at a word to see where the model looked. Colour begins above an '
         f"even share of attention and is full at {FULL_HEAT:.0f} times that.{numbers}</p>"
         f"{legend}</div>"

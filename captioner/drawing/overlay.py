@@ -9,18 +9,17 @@ Four colour scales are perceptually uniform and get lighter with more heat. They
 with colour blindness and in grey. "spotlight" darkens and greys the photo where there is no heat,
 like the figures of Show, Attend and Tell.
 
-Weights are a tensor or array of shape (rows, columns), or nested sequences. A box is the part of
-the photo that the grid covers; see captioner.photos.transform.Box. Photos are PIL images of any
-mode, as viewed, and never modified.
+Weights are an array or tensor (rows, columns), or nested sequences. A box is the part of the photo
+that the grid covers; see captioner.photos.transform.Box. Photos are PIL images of any mode, as
+viewed, and never modified.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from PIL import Image, ImageChops
 
@@ -29,7 +28,7 @@ from captioner.photos.transform import Box
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
 FULL_HEAT = 8.0
 """The weight of full heat, as a multiple of the even share."""
@@ -57,19 +56,9 @@ OPACITY_GAIN = 2.0
 TEXTURE = 0.3
 """How much of the photo's brightness shows through full heat."""
 
-FIRST_COLOR = 40
-"""The first colour that is used: the black end of a scale would look like a shadow."""
+# The black end of a scale would look like a shadow; the pale end cannot be seen on white.
+_FIRST_COLOR, _LAST_COLOR = 40, 220
 
-LAST_COLOR = 220
-"""The last colour that is used: the pale end of a scale cannot be seen on white."""
-
-
-class _HasToList(Protocol):
-    def tolist(self) -> Any: ...
-
-
-Weights = _HasToList | Sequence[Sequence[float]]
-"""Attention of shape (rows, columns): a tensor, an array, or nested sequences."""
 
 DEFAULT_STRENGTH = 0.75
 """The default opacity of full heat."""
@@ -100,13 +89,13 @@ class Panel(NamedTuple):
 
     word: str
     confidence: float | None
-    weights: Weights
+    weights: ArrayLike
     doubtful: bool = False
 
 
 def overlay(
     photo: Image.Image,
-    weights: Weights,
+    weights: ArrayLike,
     *,
     box: Box = WHOLE,
     smooth: bool = True,
@@ -125,7 +114,7 @@ def overlay(
 
 
 def attention_map(
-    weights: Weights, size: tuple[int, int], *, box: Box = WHOLE, smooth: bool = True
+    weights: ArrayLike, size: tuple[int, int], *, box: Box = WHOLE, smooth: bool = True
 ) -> Image.Image:
     """Return the heat of one word at a photo's size (width, height), as an "L" image.
 
@@ -147,7 +136,7 @@ def attention_map(
 
 
 def attention_density(
-    weights: Weights, size: tuple[int, int], *, box: Box = WHOLE, smooth: bool = True
+    weights: ArrayLike, size: tuple[int, int], *, box: Box = WHOLE, smooth: bool = True
 ) -> NDArray[np.float32]:
     """Return the attention to each pixel of a photo: float32 (height, width), sums to 1.
 
@@ -183,12 +172,12 @@ def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
 
 def used_colors(name: str) -> list[tuple[int, int, int]]:
     """Return the colours of a scale for the heat values 0 to 255."""
-    scale = color_scale(name)
-    return [scale[FIRST_COLOR + (LAST_COLOR - FIRST_COLOR) * level // 255] for level in range(256)]
+    scale, span = color_scale(name), _LAST_COLOR - _FIRST_COLOR
+    return [scale[_FIRST_COLOR + span * level // 255] for level in range(256)]
 
 
 def drawing_constants() -> dict[str, Any]:
-    """Return the colours and constants as plain data, for browsers and exported models.
+    """Return the colours and constants, for browsers and exported models.
 
     Palettes have six hex digits per level.
     """
@@ -248,11 +237,8 @@ def fit(photo: Image.Image, bounds: tuple[float, float], *, enlarge: float) -> I
     return photo.convert("RGB").resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
-def _read_weights(weights: Weights) -> NDArray[np.float64]:
-    """Check attention weights (rows, columns), which need not sum to 1.
-
-    Raises ConfigError: the weights are not a table of finite numbers of at least 0.
-    """
+def _read_weights(weights: ArrayLike) -> NDArray[np.float64]:
+    """Check attention weights (rows, columns), which need not sum to 1."""
     import numpy as np
 
     try:
@@ -282,11 +268,7 @@ def _spread(
 
 
 def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:
-    """Return (first, end, start, stop) of one axis.
-
-    The photo's pixels from `first` to `end` have their centres in the box. They cover the grid's
-    cells from `start` to `stop`.
-    """
+    """Return the range of pixels with their centres in the box, and of the cells they cover."""
     if not low < high or not math.isfinite(high - low):
         raise ConfigError(f"a box from {low} to {high} is empty")
     first, end = (min(max(math.ceil(edge * pixels - 0.5), 0), pixels) for edge in (low, high))

@@ -56,8 +56,7 @@ def contact_sheet(
         note: text below the panels, the legend for doubtful words.
         measure: the label of the numbers beside the words, for the legend.
         box: the part of the photo that the grid covers.
-        panel_side: pixels of a square photo's panel. Other photos get panels of the same area. Text
-            and spacing are proportional.
+        panel_side: pixels of a square photo's panel; others have the same area.
         columns: panels in a row; None: chosen for a shape near 3:2.
         **options: the options of the overlays.
 
@@ -87,9 +86,8 @@ def contact_sheet(
             picture = overlay(small, panel.weights, box=box, **options)
         _draw_cell(sheet, corner, cell[0], picture, unit, panel, beside=letters)
     if note:
-        draw = ImageDraw.Draw(sheet)
-        box_of_swatch = (margin, below, margin + round(28 * unit), below + round(16 * unit))
-        _outline_doubt(draw, box_of_swatch, unit)
+        corner = (margin + round(28 * unit), below + round(16 * unit))
+        _outline(sheet, (margin, below, *corner), unit)
         legend.draw(sheet, (margin + swatch, below), color=MUTED)
     _draw_key(sheet, (margin, height - margin), unit, options, measure)
     return sheet
@@ -106,9 +104,9 @@ def _columns(count: int, cell: _Size) -> int:
     return min(range(1, count + 1), key=cost)
 
 
-def _outline_doubt(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int], unit: float) -> None:
+def _outline(sheet: Image.Image, box: tuple[int, int, int, int], unit: float) -> None:
     dash, width = max(2, round(7 * unit)), max(1, round(3 * unit))
-    dashed_rectangle(draw, box, INK, dash=dash, width=width)
+    dashed_rectangle(ImageDraw.Draw(sheet), box, INK, dash=dash, width=width)
 
 
 def _draw_cell(
@@ -131,7 +129,7 @@ def _draw_cell(
     if panel and panel.doubtful:
         out = max(2, round(5 * unit))
         bounds = (left - out, y - out, left + picture.width + out, y + picture.height + out)
-        _outline_doubt(draw, bounds, unit)
+        _outline(sheet, bounds, unit)
     y += picture.height + round(27 * unit)
     if panel is None:
         draw.text((x, y), "photo", MUTED, font, anchor="ls")
@@ -152,10 +150,7 @@ def _draw_cell(
 def _draw_key(
     sheet: Image.Image, corner: _Size, unit: float, options: OverlayOptions, measure: str
 ) -> None:
-    """Draw the legend of the heat on a grey background.
-
-    If there is room, the legend of the numbers follows.
-    """
+    """Draw the legend of the heat on a grey background and, if there is room, of the numbers."""
     draw, font = ImageDraw.Draw(sheet), font_of(round(14 * unit))
     size, gap = (round(104 * unit), round(10 * unit)), 9 * unit
     ramp = Image.linear_gradient("L").rotate(90).resize(size)

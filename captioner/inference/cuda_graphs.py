@@ -36,12 +36,11 @@ class CudaGraphs:
     A graph belongs to a key and to the shapes and dtypes of the arguments. The first call of a
     thread runs the function, which also loads its kernels. The second call captures the graph, if
     enough memory is free. The least recently used graph of 16 is dropped. If a capture fails, there
-    is a warning, and the function is run as it is from then on. On other devices it always is.
+    is a warning, and from then on the function is run, as it is on other devices.
 
-    The function must not read tensors from the device. Its result must depend only on the key, on
-    its arguments, on random numbers of torch's default generator, and on tensors that keep their
-    addresses, such as weights. The result may hold tensors in tuples and dictionaries; other values
-    in it must not depend on the arguments.
+    The function must not read tensors from the device. Its result, tensors in tuples and
+    dictionaries, must depend only on the key, the arguments, torch's default generator, and tensors
+    that keep their addresses, such as weights.
     """
 
     def __init__(self) -> None:
@@ -76,7 +75,7 @@ class CudaGraphs:
     def _find(
         self, key: Hashable, function: Callable[..., Any], inputs: tuple[Tensor, ...]
     ) -> _Graph | None:
-        """Return the graph of a key. None: there is none, so the function must be run."""
+        """Return the graph of a key, or None."""
         if key in self._graphs:
             self._graphs[key] = self._graphs.pop(key)
             return self._graphs[key]
@@ -106,7 +105,6 @@ class CudaGraphs:
         return self._graphs.get(key)
 
     def _drop(self, key: Hashable) -> None:
-        """Forget a graph. It is captured again after two more calls."""
         self._graphs.pop(key).finish()
         self._seen = {caller for caller in self._seen if caller[0] != key}
 
@@ -140,7 +138,6 @@ class _Graph:
                 torch._C._cuda_clearCublasWorkspaces()
 
     def launch(self, inputs: tuple[Tensor, ...]) -> Any:
-        """Return the results for other arguments."""
         stream = torch.cuda.current_stream(inputs[0].device)
         stream.wait_event(self._done)
         try:
@@ -157,10 +154,7 @@ class _Graph:
 
 
 def _capture(graph: torch.cuda.CUDAGraph, device: torch.device) -> torch.cuda.graph:
-    """Return a context that captures on the device's capture stream.
-
-    Other threads may allocate memory during the capture.
-    """
+    """Return a context that captures; other threads may allocate memory meanwhile."""
     if device not in _streams:
         # torch reuses streams. No other code uses this priority.
         _streams[device] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

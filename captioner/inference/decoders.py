@@ -35,9 +35,7 @@ _ROWS = 5  # rows that the packed layout is optimised for; other numbers work to
 def fast_decoder(decoder: Decoder, *, tables: bool = True) -> Decoder:
     """Return the stand-in of a decoder; the decoder itself if there is none.
 
-    The decoder's weights must not change afterwards.
-
-    tables: precompute the products of all words, which takes three times the memory.
+    The decoder's weights must not change afterwards. `tables` take three times the memory.
     """
     if type(decoder) is LSTMDecoder:
         return FastLSTM(decoder, tables=tables)
@@ -62,13 +60,16 @@ class FastDecoder(Decoder):
         super().__init__()
         self.plain = plain
         # A second name of the matrix would double it in an exported model.
-        self.output = _linear(plain.embedding.weight, plain.output_bias) if tables else None
+        self.output: nn.Linear | None = None
         self.word_gates: nn.Module = nn.Sequential(plain.embedding, layer)
         if tables:
+            weight = plain.embedding.weight
             with torch.no_grad():
-                products = layer(plain.embedding.weight)
+                products = layer(weight)
             rows, columns = products.shape
             self.word_gates = nn.Embedding(rows, columns, _weight=products, _freeze=True)
+            self.output = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+            self.output.weight, self.output.bias = weight, plain.output_bias
         self.register_buffer("matrix", matrix.detach())
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
@@ -142,18 +143,9 @@ class FastTopDown(FastDecoder):
 
 
 def fold(values: Tensor, matrix: Tensor, *, heads: int) -> Tensor:
-    """Multiply the values by a matrix that would otherwise multiply every context.
+    """Multiply values (B, L, V) by a matrix (F, V), for `average_folded`: (B, L, H, F).
 
-    The mean is linear, so a matrix after it can be applied to the values once per image.
-
-    Args:
-        values: (B, L, V).
-        matrix: (F, V).
-        heads: H. Each head has a block of V / H numbers, and the corresponding columns of the
-            matrix.
-
-    Returns:
-        (B, L, H, F), for `average_folded`.
+    Each of H heads has a block of V / H numbers, and the corresponding columns of the matrix.
     """
     if heads == 1:
         return F.linear(values, matrix).unsqueeze(2)
@@ -162,21 +154,9 @@ def fold(values: Tensor, matrix: Tensor, *, heads: int) -> Tensor:
 
 
 def average_folded(weights: Tensor, folded: Tensor) -> Tensor:
-    """Return the context times the matrix of `fold`: (B, K, F).
-
-    Args:
-        weights: (B, K, H, L).
-        folded: (B, L, H, F), from `fold`.
-    """
+    """Return the context of weights (B, K, H, L), times the matrix of `fold`: (B, K, F)."""
     rows = weights.transpose(2, 3).flatten(2).to(folded.dtype)  # (B, K, L * H)
     return torch.bmm(rows, folded.flatten(1, 2))
-
-
-def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """Return a linear layer that shares weight (F, D) and bias (F,)."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    layer.weight, layer.bias = cast(nn.Parameter, weight), cast(nn.Parameter, bias)
-    return layer
 
 
 class PackedLinear(nn.Linear):

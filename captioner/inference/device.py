@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from argparse import ArgumentParser, _ArgumentGroup
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ _DTYPES = ("float32", "bfloat16")
 
 # Flags in /proc/cpuinfo of x86 with AMX, and of ARM. Without them bfloat16 is slower than float32,
 # except with AMD's AVX-512.
-_FLAGS = ("amx_bf16", "bf16")
+_FLAGS = {"amx_bf16", "bf16"}
 _AMD_FLAGS = {"AuthenticAMD", "avx512_bf16"}
 
 
@@ -85,9 +86,8 @@ def best_dtype(device: torch.device) -> tuple[torch.dtype, str]:
     if platform.system() != "Linux":
         return torch.float32, f"bfloat16 is not tested on {platform.system()}"
     flags = _cpu_flags()
-    for flag in _FLAGS:
-        if flag in flags:
-            return torch.bfloat16, f"the CPU has {flag}"
+    if fast := _FLAGS & flags:
+        return torch.bfloat16, f"the CPU has {min(fast)}"
     if flags >= _AMD_FLAGS:
         return torch.bfloat16, "the CPU has AMD's avx512_bf16"
     return torch.float32, "the CPU has no fast bfloat16"
@@ -102,13 +102,9 @@ def cores() -> int:
 
 def _cpu_flags() -> set[str]:
     """Return the flags and vendor of /proc/cpuinfo; an empty set if it does not exist."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return {
-        flag
-        for line in lines
-        if line.lower().startswith(("flags", "features", "vendor_id"))
-        for flag in line.split(":", 1)[1].split()
-    }
+    flags: set[str] = set()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith(("flags", "features", "vendor_id")):
+                flags.update(line.split(":", 1)[1].split())
+    return flags

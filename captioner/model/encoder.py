@@ -64,14 +64,10 @@ class Grid(NamedTuple):
 class Encoder(nn.Module):
     """A network whose output is a grid of features.
 
-    Args:
-        config: the network and its stride.
-        pretrained: start from the ImageNet weights of torchvision or timm, downloaded once.
+    `pretrained` starts from the ImageNet weights of torchvision or timm, downloaded once.
 
-    Raises:
-        ConfigError: no such network or stage, an impossible stride, or no pretrained weights.
-        CheckpointNotFoundError: the pretrained weights cannot be downloaded.
-        MissingExtraError: timm is not installed.
+    Raises ConfigError, CheckpointNotFoundError or MissingExtraError; see
+    captioner.backbones.networks.build_stages.
     """
 
     def __init__(self, config: EncoderConfig, *, pretrained: bool = False) -> None:
@@ -128,13 +124,13 @@ class Encoder(nn.Module):
         Raises ConfigError: the network has no such layers.
         """
         layers = [part for part in self.modules() if type(part).__name__ in _STOCHASTIC_DEPTH]
+        for layer in layers:
+            setattr(layer, _STOCHASTIC_DEPTH[type(layer).__name__], probability)
         if not layers and probability > 0:
             raise ConfigError(
                 f"stochastic_depth is {probability}, but {self.config.name} has no layers that can "
-                "be skipped: set it to null, or choose another encoder, such as efficientnet_v2_b0"
+                "be skipped: set it to null, or choose an encoder such as efficientnet_v2_b0"
             )
-        for layer in layers:
-            setattr(layer, _STOCHASTIC_DEPTH[type(layer).__name__], probability)
 
     def train(self, mode: bool = True) -> Encoder:
         """Set training mode, except for frozen stages and for the statistics of BatchNorm.
@@ -157,8 +153,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 class _EmptyOnMeta(TorchFunctionMode):
     """Allocates no weights: torch.empty, from which layers make theirs, uses the meta device.
 
-    Other tensors are allocated, because a few networks compute with them in their constructor.
-    normal_() is skipped, because on the meta device it imports torch._dynamo (slow).
+    Networks may compute with other tensors. normal_() would import torch._dynamo (slow).
     """
 
     def __torch_function__(

@@ -1,14 +1,15 @@
-"""Text for terminals and logs: escape untrusted text, write JSON, parse numbers."""
+"""Text for terminals, logs and records: escape untrusted text, write JSON, choose keywords."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from captioner.trust.keywords import KEYWORD_TRUST
+KEYWORD_TRUST = 0.55
+"""The default minimum trust of a keyword. Words with less trust are marked as doubtful."""
 
 # Control characters except line breaks, and marks that change the direction of writing.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -60,6 +61,24 @@ def add_keywords(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> N
     """Add `--keywords`, whose value is the minimum trust of a keyword."""
     parser.add_argument("--keywords", nargs="?", const=KEYWORD_TRUST, type=probability, metavar="P",
         help=f"add words with a trust of at least P (default: {KEYWORD_TRUST})")  # fmt: skip
+
+
+def choose_keywords(
+    words: Iterable[tuple[str, float | None]], *, minimum_trust: float = KEYWORD_TRUST
+) -> list[str]:
+    """Return the words with enough trust, in lower case and without repetitions.
+
+    Args:
+        words: text and trust of each word; None for words without a claim, such as "a".
+        minimum_trust: 0 to 1.
+    """
+    # Rounded as in records, so that the same words are keywords there.
+    trusted = (
+        text.lower()
+        for text, trust in words
+        if trust is not None and round(trust, 4) >= minimum_trust
+    )
+    return list(dict.fromkeys(trusted))
 
 
 def json_line(

@@ -46,11 +46,10 @@ def multiply(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
 
 
 def pool(features: Tensor) -> NDArray[np.float32]:
-    """Pool grids (B, L, D) for familiarity and trust.
+    """Pool grids (B, L, D) to (B, D + 1).
 
-    Returns:
-        (B, D + 1): the mean of each feature over the cells, and in the last column the mean of the
-        features' standard deviations over the cells.
+    These are the mean of each feature over the cells and, in the last column, the mean of the
+    features' standard deviations over the cells.
     """
     import torch
 

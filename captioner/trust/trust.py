@@ -130,13 +130,13 @@ class Trust:
     def judge(
         self, pooled: NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
     ) -> list[list[Judgement]]:
-        """Judge the sentences of B photos; arguments as for `assess`."""
+        """Judge the sentences of B photos; see `assess`."""
         return self.assess(pooled, beams)[0]
 
     def assess(
         self, pooled: NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
     ) -> tuple[list[list[Judgement]], list[float]]:
-        """Judge the sentences of B photos and compute the photos' familiarity.
+        """Judge the sentences of B photos; also return the photos' familiarity.
 
         The regressions were fitted on photos like the training photos. If a photo's familiarity is
         below UNFAMILIAR, the trust of its captions is limited to that familiarity.
@@ -168,8 +168,11 @@ class Trust:
             int(nouns[0]) if len(nouns) else None,
         )
 
-    def to_bytes(self) -> bytes:
-        """Return the content of the trust file."""
+    def save(self, path: Path) -> None:
+        """Write the trust file.
+
+        Raises OutputError: the file cannot be written.
+        """
         tensors = {"word": self.word, "caption": self.caption}
         parts: dict[str, Any] = {"familiarity": self.familiarity, "sight": self.word_features}
         if self.consensus is not None:
@@ -180,17 +183,10 @@ class Trust:
                     tensors[f"{prefix}.{_NAMES.get(name, name)}"] = array
         tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         header = {"weights": self.weights, **({"words": self.words} if self.words else {})}
-        return save(tensors, metadata={_KEY: json.dumps(header)})
-
-    def save(self, path: Path) -> None:
-        """Write the trust file.
-
-        Raises OutputError: the file cannot be written.
-        """
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as file:
-            file.write(self.to_bytes())
+            file.write(save(tensors, metadata={_KEY: json.dumps(header)}))
 
     @classmethod
     def for_checkpoint(cls, path: str | os.PathLike[str]) -> Trust | None:
@@ -290,17 +286,11 @@ def _sigmoid(values: Any) -> Any:
 def word_clues(
     features: WordFeatures, shares: NDArray[Any], hypothesis: Hypothesis
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Compute the regression's inputs for the T words of a sentence.
+    """Return the regression's inputs (T, 3), and the kinds (T,), of the T words of a sentence.
 
-    Args:
-        features: the word features of the checkpoint.
-        shares: (C,), the shares of people predicted for the photo.
-        hypothesis: the sentence.
-
-    Returns:
-        The inputs (T, 3), and the kinds (T,) of the words. The columns are three logarithms: of the
-        share of people who would use the word for this photo, of the average share over all photos,
-        and of the word's probability. Rows of words without a claim have no meaning.
+    The columns are three logarithms: of the share of people who would use the word for this photo,
+    predicted in `shares` (C,); of the average share over all photos; and of the word's probability.
+    Rows of words without a claim have no meaning.
     """
     kinds = _look_up(features.kinds, hypothesis.tokens, beyond=len(features.shares) - 1)
     columns = np.stack([shares[kinds], features.shares[kinds]]).clip(min=_MINIMUM_SHARE)

@@ -17,9 +17,10 @@ import pytest
 from PIL import Image
 
 from captioner import Captioner, GenerationConfig
-from captioner.caption import Alternative, Caption, ModelName, Word
+from captioner.caption import Alternative, Caption, Word
 from captioner.errors import ConfigError, ImageNotFoundError
 from captioner.photos.transform import Box
+from captioner.record import ModelRecord
 from captioner.shared.text import json_line
 
 TEXTS = ("a", "Cup", "of", "a", "<b>", "3")
@@ -36,7 +37,7 @@ def make_caption(photo: Path | None, size: tuple[int, int] | None = (90, 60)) ->
     return Caption(
         sentences=(best, Alternative(text="a mug & saucer", score=-0.9, words=())),
         image=photo and str(photo),
-        model=ModelName(name="tiny", version="1"),
+        model=ModelRecord(name="tiny", version="1"),
         box=Box(0, 0, 1, 1),
         size=size,
     )
@@ -374,7 +375,7 @@ def test_a_caption_survives_its_record(caption: Caption, heads: int) -> None:
     caption = Caption(
         sentences=(sentence, replace(sentence, text="c", trust=None)),
         image="a.jpg",
-        model=ModelName(name="m", version="2", dtype="float32"),
+        model=ModelRecord(name="m", version="2", dtype="float32"),
         box=Box(-0.4, 0.0, 1.3, 1.0) if heads else Box(0, 0, 1, 1),
         familiarity=0.25,
         style="long",

@@ -179,7 +179,7 @@ def test_photos_are_decoded_while_the_model_works(
     last, waited = photo.with_name("last.jpg"), []
     is_named, is_open = threading.Event(), threading.Event()
     last.write_bytes(photo.read_bytes())
-    load, generate, iterate = Captioner._load, Captioner.caption_prepared, Captioner.caption_iter
+    load, generate, iterate = Captioner.prepare, Captioner.caption_prepared, Captioner.caption_iter
 
     def naming(self: Captioner, photos: list[str], *settings: Any, **options: Any) -> Any:
         def named() -> Iterator[str]:
@@ -201,7 +201,7 @@ def test_photos_are_decoded_while_the_model_works(
         return generate(self, *images, **options)
 
     monkeypatch.setattr(Captioner, "batch_size", 2)
-    monkeypatch.setattr(Captioner, "_load", noted)
+    monkeypatch.setattr(Captioner, "prepare", noted)
     monkeypatch.setattr(Captioner, "caption_iter", naming)
     monkeypatch.setattr(Captioner, "caption_prepared", waiting)
     photos = [str(photo)] * 3 + [str(last)]

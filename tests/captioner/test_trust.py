@@ -117,7 +117,7 @@ def test_a_trust_file_belongs_to_one_checkpoint(tiny_file: Path) -> None:
     known = make_trust(weights=digest_weights(tiny_file))
     known.save(path)
     known.save(copy := tiny_file.parent / "new" / "folder" / path.name)
-    assert copy.read_bytes() == path.read_bytes() == known.to_bytes()
+    assert copy.read_bytes() == path.read_bytes()
     again = Trust.for_checkpoint(tiny_file)
     means = np.random.default_rng(0).normal(size=(2, 577)).astype(np.float32)
     made = [[Hypothesis([4, 5], 0.0, torch.tensor([-1.0, -2.0, 0.0]))]] * 2

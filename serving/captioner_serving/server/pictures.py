@@ -102,8 +102,7 @@ def _drawing(kind: str, caption: Caption, fields: DrawingFields) -> Drawing:
             raise ConfigError(f"word is {fields.word}; the caption has {len(panels)} words")
         index = caption.find_word() if fields.word is None else fields.word - 1
         return Drawing("overlay", [panels[index]], options)
-    label = caption.words[0].head_label() if caption.words else ""
-    head = f"({label})" if label else ""
+    head = caption.head_label()
     if kind == "animation":
         return Drawing("animation", panels, {**options, "note": head})
     options |= {"title": f"{caption.text} {head}".strip(), "note": caption.note}

@@ -20,9 +20,8 @@ from typing import Any, BinaryIO
 
 from captioner.errors import ConfigError, DataError, MissingExtraError, OutputError
 from captioner.shared.tables import decode_text, read_bytes
-from captioner.shared.text import counted, json_line
+from captioner.shared.text import choose_keywords, counted, json_line
 from captioner.trust.familiarity import UNFAMILIAR
-from captioner.trust.keywords import choose_keywords
 from captioner_serving.batch.wording import CONTROL, INVALID, has_word, sentence
 
 Record = dict[str, Any]
