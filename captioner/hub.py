@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -89,10 +88,8 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
         reached and the model is not in the cache.
     """
     from huggingface_hub import HfApi, errors, snapshot_download
-    from huggingface_hub.utils.tqdm import tqdm
 
     repository, _, revision = name.partition("@")
-    bar = type("Bar", (tqdm,), {"__init__": partialmethod(tqdm.__init__, disable=None)})
     options: dict[str, Any] = {"revision": revision or None}
     refused = (
         errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError,
@@ -104,7 +101,6 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
         if isinstance(error, refused) or _status([error]) == 401:
             raise _explain_download(name, error) from error
         options["local_files_only"] = True
-    options["tqdm_class"] = bar  # on a terminal only
     try:
         return Path(snapshot_download(repository, allow_patterns=[*patterns], **options))
     except Exception as error:
@@ -120,18 +116,20 @@ def _explain_download(name: str, error: Exception) -> CheckpointNotFoundError:
     def has(*kinds: type[BaseException]) -> bool:
         return any(isinstance(link, kinds) for link in chain)
 
-    if has(errors.GatedRepoError):
+    is_unknown = has(errors.RepositoryNotFoundError, errors.HFValidationError)
+    if has(errors.GatedRepoError) or (_status(chain) == 401 and not is_unknown):
         address = f"{constants.ENDPOINT}/{repository}"
-        text = f"is gated: accept its terms at {address}, then run `hf auth login`"
+        text = (
+            f"is gated, or {host} rejects the token: accept its terms at {address}, then run "
+            "`hf auth login`"
+        )
     elif has(errors.RevisionNotFoundError):
         text = f"is not there: {repository} has no revision {revision or 'main'}"
-    elif has(errors.RepositoryNotFoundError, errors.HFValidationError):
+    elif is_unknown:
         text = (
             f"is neither a local file or folder nor a model on {host}: check the name. A private "
             "model needs `hf auth login`"
         )
-    elif _status(chain) == 401:
-        text = f"cannot be downloaded: {host} rejects the token. Run `hf auth login`"
     elif has(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
         text = (
             f"is neither a local file or folder nor in the local cache, and {host} cannot be "
@@ -187,26 +185,11 @@ def push_files(
     except OutputError:
         raise
     except Exception as error:  # from httpx, hf_xet or huggingface_hub: no common base class
-        raise _explain_upload(repository, error) from error
+        raise OutputError(
+            f"{address} cannot be written ({_reason(error)}): check the name and the connection, "
+            "and run `hf auth login` with a token that may write there"
+        ) from error
     return address + (f"/tree/{branch}" if branch else ""), kept
-
-
-def _explain_upload(repository: str, error: Exception) -> OutputError:
-    from huggingface_hub import constants, errors
-
-    host, chain = urlsplit(constants.ENDPOINT).netloc, _causes(error)
-    status = _status(chain)
-    if status == 401:
-        text = f"{host} rejects the token. Run `hf auth login`, or set HF_TOKEN."
-    elif status == 403:
-        text = "the token may not write there. Use one with write access, or a name of your own."
-    elif isinstance(error, errors.OfflineModeIsEnabled):
-        text = "HF_HUB_OFFLINE is set. Unset it to upload."
-    elif status is None and any(isinstance(link, OSError) for link in chain):
-        text = f"{host} cannot be reached ({_reason(chain[-1])})."
-    else:
-        text = _reason(error)
-    return OutputError(f"{repository} cannot be written: {text}")
 
 
 def _causes(error: BaseException) -> list[BaseException]:

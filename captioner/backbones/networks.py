@@ -12,23 +12,22 @@ longer than captioning a photo.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import chain
-from typing import Any, Final, NamedTuple, cast, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from captioner.backbones.convolutions import convolutions, halve_stride
 from captioner.backbones.efficientnet_v2 import efficientnet_v2_b0
 from captioner.errors import CheckpointNotFoundError, ConfigError, MissingExtraError
 from captioner.shared.paths import did_you_mean
 
-_TIMM: Final = "timm/"
+_TIMM = "timm/"
 
 
 class Stages(NamedTuple):
@@ -40,11 +39,6 @@ class Stages(NamedTuple):
 
 NETWORKS: dict[str, Callable[[], nn.Sequential]] = {"efficientnet_v2_b0": efficientnet_v2_b0}
 """Networks defined in this package by name. Each function returns the stages."""
-
-
-# Cache of stride and channels, by name and last stage. The forward pass that measures them takes
-# longer than everything else in `build_stages`.
-_MEASURED: dict[tuple[str, int | None], tuple[int, int]] = {}
 
 
 def check_name(name: str) -> None:
@@ -90,21 +84,19 @@ def build_stages(
                 f"{name} has no pretrained weights to download: start from the encoder of a "
                 "checkpoint, or from a safetensors file of the network"
             )
-        stages, dilates, measure = NETWORKS[name](), True, _measure_chain
+        stages, dilates = NETWORKS[name](), True
     else:
         from torchvision import models
 
         with _downloads(name) if pretrained else nullcontext():
             network = models.get_model(name, weights="DEFAULT" if pretrained else None)
         kind = type(network).__name__
-        stages, dilates, measure = FAMILIES[kind](network), kind not in _NOT_DILATED, _measure
+        stages, dilates = FAMILIES[kind](network), kind not in _NOT_DILATED
     if last_stage is not None:
         if last_stage >= len(stages):
             raise no_stage(name, last_stage, len(stages))
         stages = stages[: last_stage + 1]
-    if (name, last_stage) not in _MEASURED:
-        _MEASURED[name, last_stage] = measure(stages)
-    own_stride, channels = _MEASURED[name, last_stage]
+    own_stride, channels = _chain(stages) if name in NETWORKS else _measured(stages)
     if dilates and 2 * stride == own_stride:
         halve_stride(stages)
     elif stride != own_stride:
@@ -121,24 +113,21 @@ def no_stage(name: str, stage: int, count: int) -> ConfigError:
     return ConfigError(f"{name} has the stages 0 to {count - 1}; there is no {stage}")
 
 
-def _measure_chain(stages: nn.Sequential) -> tuple[int, int]:
+def _chain(stages: nn.Sequential) -> tuple[int, int]:
     """Return pixels per cell, and D, of stages that are a chain of convolutions.
 
-    Unlike `_measure`, it does not import torch._dynamo, which is slow.
+    Unlike `_measured`, it does not import torch._dynamo, which is slow.
     """
     layers = [conv for _, _, conv in convolutions(stages)]
     return math.prod(conv.stride[0] for conv in layers), layers[-1].out_channels
 
 
-def _measure(stages: nn.Sequential) -> tuple[int, int]:
-    """Return the stride, in pixels, and D, from a forward pass on the meta device."""
+def _measured(stages: nn.Sequential) -> tuple[int, int]:
+    """Return pixels per cell, and D, from a forward pass on the meta device."""
     size = 256  # pixels
-    parts = chain(stages.named_parameters(), stages.named_buffers())
-    weights = {name: part.to("meta") for name, part in parts}
     with torch.no_grad():
         square = torch.empty(1, 3, size, size, device="meta")
-        maps = cast(Tensor, functional_call(stages.eval(), weights, square))
-    stages.train()
+        maps = copy.deepcopy(stages).to("meta").eval()(square)
     return size // maps.shape[2], maps.shape[1]
 
 
@@ -153,20 +142,8 @@ def _downloads(name: str) -> Iterator[None]:
         ) from error
 
 
-# --- torchvision ----------------------------------------------------------------------------------
-
-
 def _features(network: Any) -> nn.Sequential:
     return nn.Sequential(*network.features)
-
-
-def _resnet(network: Any) -> nn.Sequential:
-    stem = nn.Sequential(network.conv1, network.bn1, network.relu, network.maxpool)
-    return nn.Sequential(stem, network.layer1, network.layer2, network.layer3, network.layer4)
-
-
-def _swin(network: Any) -> nn.Sequential:
-    return nn.Sequential(nn.Sequential(network.features, network.norm, network.permute))
 
 
 FAMILIES: dict[str, Callable[[Any], nn.Sequential]] = {
@@ -175,16 +152,18 @@ FAMILIES: dict[str, Callable[[Any], nn.Sequential]] = {
     "MobileNetV2": _features,
     "MobileNetV3": _features,
     "RegNet": lambda network: nn.Sequential(network.stem, *network.trunk_output),
-    "ResNet": _resnet,
-    "SwinTransformer": _swin,
+    "ResNet": lambda network: nn.Sequential(
+        nn.Sequential(network.conv1, network.bn1, network.relu, network.maxpool),
+        network.layer1, network.layer2, network.layer3, network.layer4,
+    ),
+    "SwinTransformer": lambda network: nn.Sequential(
+        nn.Sequential(network.features, network.norm, network.permute)
+    ),
     "VGG": _features,
-}
+}  # fmt: skip
 """How torchvision's networks are cut into stages, by the name of their class. The last stage gives
 maps (B, D, rows, columns)."""
 _NOT_DILATED = {"SwinTransformer", "VGG"}  # their last halving is not a strided convolution
-
-
-# --- timm -----------------------------------------------------------------------------------------
 
 
 class _Timm(nn.Module):

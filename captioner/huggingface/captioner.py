@@ -45,14 +45,10 @@ _ROWS = 64  # sentences per batch of the deletion test
 
 
 class _Sentence(NamedTuple):
-    """A sentence of W words.
+    """A sentence of W words."""
 
-    tokens: (1 + T,), the start token, the sentence and padding.
-    spans: the tokens of each word, as indices that do not count the start token.
-    """
-
-    tokens: Tensor
-    spans: list[slice]
+    tokens: Tensor  # (1 + T,), the start token, the sentence and padding
+    spans: list[slice]  # the tokens of each word, without the start token
     hypothesis: Hypothesis
 
 
@@ -236,15 +232,11 @@ class HuggingFaceCaptioner(Captioner):
         generator = torch.Generator().manual_seed(0)
         masks = torch.cat([cells[None], random_cells(generator, cells.sum(-1), count)])
         deleted = pad(masks, (len(image) - count, 0)).flatten(0, 1).unsqueeze(-1)
-        mean = image[-count:].mean(0)
-        scores = torch.cat(
-            [
-                self._score(torch.where(part, mean, image), sentence.tokens.expand(len(part), -1))[
-                    0
-                ]
-                for part in torch.split(deleted, _ROWS)
-            ]
-        ).view(*masks.shape[:2], -1)
+        mean, tokens, parts = image[-count:].mean(0), sentence.tokens, []
+        for part in torch.split(deleted, _ROWS):
+            images = torch.where(part, mean, image)
+            parts.append(self._score(images, tokens.expand(len(part), -1))[0])
+        scores = torch.cat(parts).view(*masks.shape[:2], -1)
         falls = (scores[1:].mean(0) - scores[0]).cpu()
         return [falls[at, span].sum().item() for at, span in enumerate(sentence.spans)]
 

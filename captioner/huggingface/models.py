@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -97,10 +96,9 @@ FAMILIES = {
 
 
 class EncodedImages(nn.Module):
-    """Replaces a model's image encoder, for images (B, 1, L', D) that are encoded already.
+    """Replaces a model's image encoder, so that `generate` does not encode an image per beam.
 
-    They are passed to the model's `generate` as pixels, so that it does not encode an image again
-    for every beam.
+    Images (B, 1, L', D) that are encoded already are passed to it as pixels.
     """
 
     main_input_name = "pixel_values"
@@ -117,11 +115,7 @@ class EncodedImages(nn.Module):
 
 
 class LoadedModel(NamedTuple):
-    """A model of transformers.
-
-    name, version: the model's name and version in records.
-    source: the name that loads the same model again.
-    """
+    """A model of transformers, its name and version in records, and the name that loads it."""
 
     name: str
     version: str
@@ -170,12 +164,10 @@ def load_model(name: str) -> LoadedModel:
 @contextmanager
 def _silence() -> Iterator[None]:
     """Silence the warnings and progress bars of transformers, and restore them."""
-    hub: Any = import_module("huggingface_hub.utils")
     from transformers.utils import logging
 
     with _quiet:
         level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-        hub_had_bars = not hub.are_progress_bars_disabled()
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         try:
@@ -184,7 +176,6 @@ def _silence() -> Iterator[None]:
             logging.set_verbosity(level)
             if had_bars:
                 logging.enable_progress_bar()
-            (hub.enable_progress_bars if hub_had_bars else hub.disable_progress_bars)()
 
 
 def _load_parts(folder: Path, kind: str) -> tuple[Any, Any, TransformConfig]:
@@ -220,18 +211,13 @@ def _load_parts(folder: Path, kind: str) -> tuple[Any, Any, TransformConfig]:
 
 
 def _class_in(folder: Path) -> str:
-    """Return the class of a model from its config.json.
-
-    Raises CheckpointFormatError: there is no valid config.json, or the class is not supported.
-    """
+    """Return the class of a model from its config.json; raise CheckpointFormatError."""
     if not (folder / _CONFIG).is_file():
         raise CheckpointFormatError(_without_config(folder))
     try:
-        config = json.loads((folder / _CONFIG).read_bytes())
-    except (ValueError, RecursionError) as error:
+        config = dict(json.loads((folder / _CONFIG).read_bytes()))
+    except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointFormatError(f"its {_CONFIG} is not JSON: download it again") from error
-    if not isinstance(config, dict):
-        raise CheckpointFormatError(f"its {_CONFIG} is not a JSON object: download it again")
     types = {family.model_type: name for name, family in FAMILIES.items()}
     names = config.get("architectures") or config.get("model_type")
     kind = str(names[0] if isinstance(names, list) else names)
@@ -259,10 +245,7 @@ def _without_config(folder: Path) -> str:
 
 
 def _transform_of(processor: Any) -> TransformConfig:
-    """Describe an image processor of transformers as a transform.
-
-    Raises CheckpointFormatError: the processor does something that a transform cannot do.
-    """
+    """Describe an image processor of transformers as a transform."""
     size, crop = dict(processor.size or {}), dict(processor.crop_size or {})
     shape: dict[str, Any] = {"mode": "squash", "size": size.get("height")}
     if processor.do_center_crop:

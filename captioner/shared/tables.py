@@ -238,29 +238,22 @@ def read_json_rows(
     `report` receives the number of each line that is not JSON; if it is None, they are errors.
     """
     text = read_text(source, name=name)
-    whole, fault = None, None
     try:
         whole = json.loads(text)
+        return list(enumerate(whole if isinstance(whole, list) else [whole], 1))
     except (ValueError, RecursionError) as error:
-        fault = error
-    if isinstance(whole, list):
-        return list(enumerate(whole, 1))
+        if text.lstrip()[:1] == "[":
+            number = getattr(error, "lineno", 1)
+            raise DataError(f"{name}: line {number} is not JSON ({error})") from error
     rows: list[tuple[int, Any]] = []
-    damaged: dict[int, Exception] = {}
     for number, line in enumerate(text.split("\n"), 1):  # strings may contain other line ends
-        if line.strip():
-            try:
+        try:
+            if line.strip():
                 rows.append((number, json.loads(line)))
-            except (ValueError, RecursionError) as error:
-                damaged[number] = error
-    if damaged and len(rows) <= len(damaged) and not any(row < min(damaged) for row, _ in rows):
-        if fault is None:
-            return [(1, whole)]  # one value on several lines
-        report, damaged = None, {getattr(fault, "lineno", 1): fault}
-    for number, problem in damaged.items():
-        if report is None:
-            raise DataError(f"{name}: line {number} is not JSON ({problem})") from problem
-        report(number)
+        except (ValueError, RecursionError) as error:
+            if report is None:
+                raise DataError(f"{name}: line {number} is not JSON ({error})") from error
+            report(number)
     return rows
 
 

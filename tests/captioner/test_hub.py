@@ -131,7 +131,7 @@ def test_a_revision_needs_a_name_on_the_hub(path: str | None) -> None:
     [
         ("user/nothing", "neither a local file or folder nor a model on 127.0.0.1:"),
         ("user/model@v9", "user/model has no revision v9"),
-        ("user/gated", "is gated: accept its terms at http://127.0.0.1:"),
+        ("user/gated", "accept its terms at http://127.0.0.1:"),
         ("user/private", "A private model needs `hf auth login`"),
         ("user/empty", "has no captioner.safetensors: it is not a Captioner checkpoint"),
         ("user/a--b", "check the name"),

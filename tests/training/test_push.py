@@ -210,8 +210,8 @@ def test_private_means_private(hub: Hub, token: None, saved_tiny: Path, run_main
     ("name", "token", "status", "text"),
     [
         ("user/model", None, 1, "without a token: run `hf auth login`, or set HF_TOKEN."),
-        ("user/model", "hf_wrong", 1, "rejects the token. Run `hf auth login`"),
-        ("other/model", TOKEN, 1, "the token may not write there"),
+        ("user/model", "hf_wrong", 1, "Invalid credentials in Authorization header"),
+        ("other/model", TOKEN, 1, "`hf auth login` with a token that may write there"),
         ("model", TOKEN, 2, "model is no name for a model on the Hub: use OWNER/MODEL"),
         ("user/a--b", TOKEN, 1, "user/a--b cannot be written"),
         ("user/model@v1", TOKEN, 2, "user/model@v1 is no name"),
@@ -241,7 +241,7 @@ def test_without_a_network_nothing_is_uploaded(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     done = run_main("push", saved_tiny, "user/model")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    text = "HF_HUB_OFFLINE is set" if offline else "127.0.0.1:9 cannot be reached"
+    text = "HF_HUB_OFFLINE" if offline else "127.0.0.1:9/user/model cannot be written"
     assert text in done.stderr.splitlines()[-1]
 
 
