@@ -239,7 +239,7 @@ def test_the_command_draws_the_head_that_is_chosen(table: Path, photo: Path, run
     drawn = [part for kind, file in files.items() for part in (f"--{kind}", file)]
     result = run_main("caption", photo, *options, 2, *drawn, "--colors", "viridis")
     assert result.returncode == 0, result.stderr
-    shown = f"{files['overlay']} shows {word['word']!r}, word 1 of 3, head 2 of 2, doubtful\n"
+    shown = f"{files['overlay']} shows {word['word']!r}, word 1 of 3 (head 2 of 2), doubtful\n"
     assert result.stderr == shown
     for kind, file in files.items():
         with Image.open(file) as image:
